@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1] / "packages" / "dovetail" / "tests"
+TESTS = Path(__file__).parents[1] / "packages" / "dovetail" / "tests" / "support"
 sys.path.insert(0, str(TESTS))
 
 from agent_clients import AGENTS  # noqa: E402

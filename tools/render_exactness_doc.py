@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests"))
+sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests" / "support"))
 
 from exactness_page import page  # noqa: E402
 from long_session import LONG_PAIR, figures  # noqa: E402

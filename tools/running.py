@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests"))
+sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests" / "support"))
 
 from dynamo_at_hand import PLANES  # noqa: E402
 from served import NAME, TOKENIZERS, clean_environment, free_port  # noqa: E402

@@ -20,7 +20,7 @@ from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SCHEMA_VERSION, SqliteLedgerStore
 
-RECORDED = Path(__file__).parent / "recordings" / "ledger_version_1.sqlite.gz"
+RECORDED = Path(__file__).parents[1] / "support" / "recordings" / "ledger_version_1.sqlite.gz"
 THEN = 1e9  # when the turns were last used
 PROCESSES = 6
 
@@ -112,7 +112,7 @@ def test_many_processes_may_open_an_old_file_at_once(old: Path) -> None:
         started = [
             subprocess.Popen(
                 [sys.executable, "-c", _OPEN, str(old), f"p{number}"],
-                cwd=Path(__file__).parent,
+                cwd=Path(__file__).parents[1] / "support",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -9,7 +9,7 @@ from scripted_stage import engine, play_text, request
 from dovetail.engines.scripted import ScriptedOptions
 from dovetail.engines.scripted.script import ReplyFailure, RuleCondition, ScriptEntry
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scripts.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[5] / "docs" / "scripts.md").read_text(encoding="utf-8")
 
 
 def test_the_example_plays() -> None:

@@ -22,7 +22,7 @@ from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import EngineError
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[4] / "docs"
 BLOCK = r"^```{}\n(.*?)^```"
 LONG = "a" * 1000
 

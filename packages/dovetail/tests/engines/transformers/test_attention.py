@@ -114,7 +114,7 @@ def _run(script: str, given: str = "") -> Any:
     """What a script says in the interpreter that has torch."""
     need_torch()
     done = subprocess.run(
-        [PYTHON, str(Path(__file__).with_name(script))],
+        [PYTHON, str(Path(__file__).parents[2] / "support" / script)],
         input=given + "\n",
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(package_roots())},
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import Sampling
 from dovetail_tokenizers import HfTokenizer, from_gguf
 
-WEIGHTS = Path(__file__).parents[3] / ".cache" / "tokenizers" / "smollm2" / "smollm2.gguf"
+WEIGHTS = Path(__file__).parents[4] / ".cache" / "tokenizers" / "smollm2" / "smollm2.gguf"
 CONTEXT = 512
 END = 2  # <|im_end|>
 

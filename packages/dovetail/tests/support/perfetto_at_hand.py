@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[3] / ".cache" / "perfetto"
+FOLDER = Path(__file__).parents[4] / ".cache" / "perfetto"
 ENGINE = Path(__file__).parent / "perfetto_engine.mjs"
 PATIENCE = 100.0
 #: What was wrong with a trace, by its own count.

@@ -27,7 +27,7 @@ SAID = (
     '{"name": "run", "arguments": {"command": "ls"}}\n</tool_call>'
 )
 TOOL = {"name": "run", "input_schema": {"type": "object", "properties": {"command": {}}}}
-PROGRAM = (str(Path(__file__).with_name("soak_server.py")),)
+PROGRAM = (str(Path(__file__).parents[1] / "support" / "soak_server.py"),)
 
 
 @pytest.fixture

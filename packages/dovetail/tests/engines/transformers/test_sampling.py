@@ -50,7 +50,7 @@ class Worker:
     def __init__(self) -> None:
         folders = [str(Path(package.__path__[0]).parent) for package in NEEDED]
         self._process = subprocess.Popen(
-            [PYTHON, str(Path(__file__).with_name("drawing_worker.py"))],
+            [PYTHON, str(Path(__file__).parents[2] / "support" / "drawing_worker.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

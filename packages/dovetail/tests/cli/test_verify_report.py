@@ -27,7 +27,7 @@ from dovetail_verify.suite import APIS, BLACK_BOX_CHECKS, SCRIPTED_CHECKS, selec
 from dovetail_verify.terminal_report import print_report, show_progress
 
 CHECKS = {check.id: check for check in (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS)}
-DOCS = Path(__file__).parents[3] / "docs" / "verify.md"
+DOCS = Path(__file__).parents[4] / "docs" / "verify.md"
 VOID = {"meta", "br", "link", "img"}
 
 

@@ -17,7 +17,7 @@ from http_stage import NAME, run, serving
 from dovetail.access.key_file import read_keys
 from dovetail.settings.sources import load_config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DEPLOY = ROOT / "deploy"
 #: Labels that Prometheus or the gathering of workers adds.
 ADDED = {"instance", "job", "worker", "le"}

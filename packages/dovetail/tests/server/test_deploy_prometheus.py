@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+DEPLOY = Path(__file__).parents[4] / "deploy"
 ALERTS = DEPLOY / "alerts.yml"
 #: What Grafana puts in before it asks.
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}

@@ -19,7 +19,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-TOKENIZERS = Path(__file__).parents[3] / ".cache" / "tokenizers"
+TOKENIZERS = Path(__file__).parents[4] / ".cache" / "tokenizers"
 WEIGHTS = TOKENIZERS / "smollm2" / "smollm2.gguf"
 NAME = "some-org/some-model"
 PATIENCE = 60.0  # seconds: a broken server is a failed test, not a hanging one

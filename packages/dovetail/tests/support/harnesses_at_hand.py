@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).parents[3] / ".cache" / "harnesses" / "bin"
+PROGRAMS = Path(__file__).parents[4] / ".cache" / "harnesses" / "bin"
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_TELEMETRY": "1",

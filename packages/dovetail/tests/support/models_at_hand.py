@@ -16,7 +16,7 @@ import pytest
 
 from dovetail.models.loader import Model, load_model
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TOKENIZERS = ROOT / ".cache" / "tokenizers"
 TEMPLATES = Path(os.environ.get("DOVETAIL_TEMPLATES") or ROOT.parent / "shared/data/templates")
 

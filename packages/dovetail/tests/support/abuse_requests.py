@@ -17,7 +17,7 @@ from typing import Any
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
-FOLDER = Path(__file__).parents[2] / "protocols" / "tests" / "transcripts"
+FOLDER = Path(__file__).parents[3] / "protocols" / "tests" / "transcripts"
 Dice = random.Random
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1.5, 2**31, 2**63, 10**30, -(10**30), 1e308, "", "x", "\ud800", "\0",

@@ -10,7 +10,7 @@ from long_session import LONG_PAIR, figures
 from matrix import Policy, Row, measure, policy_of
 from models_at_hand import PAIRS, Pair, available, model, require
 
-PAGE = Path(__file__).parents[3] / "docs" / "exactness.md"
+PAGE = Path(__file__).parents[4] / "docs" / "exactness.md"
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 
 # From the templates themselves, read by people. All others keep everything.

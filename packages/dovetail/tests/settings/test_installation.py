@@ -11,7 +11,7 @@ from dovetail.server.build import open_ledger
 from dovetail.settings.config import Config
 from dovetail.settings.installation import install_command
 
-PACKAGES = Path(__file__).parents[2]
+PACKAGES = Path(__file__).parents[3]
 
 
 def _extras(package: str) -> dict[str, list[str]]:
