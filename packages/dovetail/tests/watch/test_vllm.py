@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from http_stage import run
-from test_watch_command import watching
 from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+from watch_process import watching
 from watch_stage import Seen, listening, observing, pieces
 
 pytestmark = REAL

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, read
-from served import NAME, PATIENCE, Running, clean_environment, dovetail, qwen_folder, served
+from served import NAME, Running, clean_environment, dovetail, qwen_folder, served
+from watch_process import watching
 
 STEPS = 4
 BLOCK = 16  # tokens of a block in the scripted engine's cache
@@ -50,32 +51,6 @@ def arguments(folder: Path) -> list[str | Path]:
         *("--served-model-name", NAME, "--model-alias", f"m={NAME}"),
         *("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3"),
     ]
-
-
-@contextmanager
-def watching(url: str, folder: Path, *more: str | Path) -> Iterator[Running]:
-    """`dovetail watch`, up before the block begins; what it prints is in its `log`."""
-    log = folder / "watch.txt"
-    command = [sys.executable, "-m", "dovetail", "watch", url, "--port", "0", *map(str, more)]
-    with (
-        log.open("w") as out,
-        subprocess.Popen(
-            command, cwd=folder, env=clean_environment(folder), stdout=out, stderr=out, text=True
-        ) as process,
-    ):
-        try:
-            while not (found := re.search(r"^\w+ at (http\S+)$", log.read_text(), re.M)):
-                assert process.poll() is None, log.read_text()
-                with pytest.raises(subprocess.TimeoutExpired):
-                    process.wait(0.05)
-            running = Running(process, found[0], log)
-            yield running
-        finally:
-            for client in running.clients:
-                client.close()
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.wait(PATIENCE)
 
 
 class Used(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import uvicorn
+from batching_manager import Manager, engine, output
 from scripted_stage import END, TOKENIZER
-from test_transformers_batching import Manager, engine, output
 from token_stage import counting
 
 from dovetail.engines.completion_server.app import CompletionsServer
