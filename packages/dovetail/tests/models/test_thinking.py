@@ -23,7 +23,7 @@ OFF = {"enable_thinking": False, "thinking_mode": "off"}
 
 def _switches(
     thinking: Thinking = Thinking(), facts: TemplateProfile = MODE, **more: Any
-) -> dict[str, Any]:  # noqa: B008
+) -> dict[str, Any]:
     return resolve_switches(thinking, facts, **more)
 
 

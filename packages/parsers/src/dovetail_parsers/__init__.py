@@ -8,8 +8,8 @@ from dovetail_parsers.writer import write_message
 __all__ = [
     "GuidedGrammar",
     "Parser",
-    "families",
     "build_guided_grammar",
+    "families",
     "markers",
     "opens_reasoning",
     "parse",

@@ -76,7 +76,7 @@ class BodyRemainder(NamedTuple):
 class BodyPrefixCache:
     """The last bodies of sessions, in two generations as `Memory` has them."""
 
-    __slots__ = ("_young_bytes", "_generation_bytes", "_old", "_young")
+    __slots__ = ("_generation_bytes", "_old", "_young", "_young_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self._generation_bytes = max_bytes // 2

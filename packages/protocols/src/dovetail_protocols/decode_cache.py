@@ -38,7 +38,7 @@ class DecodeCache:
     worst a piece is decoded twice, and both get the first one's result.
     """
 
-    __slots__ = ("_young_bytes", "_generation_bytes", "_old", "_young", "body_prefixes")
+    __slots__ = ("_generation_bytes", "_old", "_young", "_young_bytes", "body_prefixes")
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         bodies = max_bytes // _BODY_PREFIX_FRACTION

@@ -16,7 +16,7 @@ _encode = msgspec.json.encode
 class Dispatcher:
     """Follows the events of one choice and tells what is complete, once."""
 
-    __slots__ = ("_calls", "_choice", "_reasoning", "_spans", "_reasoning_text", "_tools")
+    __slots__ = ("_calls", "_choice", "_reasoning", "_reasoning_text", "_spans", "_tools")
 
     def __init__(self, hints: Hints, choice: int = 0) -> None:
         self._tools = "tools" in hints.dispatch

@@ -32,7 +32,7 @@ class RequestBody:
     line has sent before is left out of `fields`.
     """
 
-    __slots__ = ("_bytes", "_history", "_cache", "_remainder", "fields")
+    __slots__ = ("_bytes", "_cache", "_history", "_remainder", "fields")
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True):
 class ToolNames:
     """The tools by both of their names: the client's and the one that the server is shown."""
 
-    __slots__ = ("_upstream_names", "_specs")
+    __slots__ = ("_specs", "_upstream_names")
 
     def __init__(self, tools: Iterable[ToolSpec]) -> None:
         self._specs = {tool.model_name: tool for tool in tools}

@@ -13,13 +13,13 @@ from dovetail_tokenizers.tokenizer import Piece, Segment, Tokenizer
 
 __all__ = [
     "ByteTokenizer",
-    "Detokenizer",
     "ControlTokenGuard",
+    "Detokenizer",
     "HfTokenizer",
     "Piece",
-    "TokenTextCache",
     "Segment",
     "TiktokenTokenizer",
+    "TokenTextCache",
     "Tokenizer",
     "encode_suffix",
     "from_gguf",

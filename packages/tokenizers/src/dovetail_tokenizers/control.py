@@ -44,8 +44,8 @@ class ControlTable(Mapping[str, int]):
         "_flags",
         "_ids",
         "_spellings",
-        "partial_spellings",
         "max_chars",
+        "partial_spellings",
         "pattern",
     )
 

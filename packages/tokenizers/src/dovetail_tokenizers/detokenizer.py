@@ -37,7 +37,7 @@ class Detokenizer:
     its streams share, plain ids cost a look-up each.
     """
 
-    __slots__ = ("_pending", "_keep_controls", "_texts", "_tokenizer")
+    __slots__ = ("_keep_controls", "_pending", "_texts", "_tokenizer")
 
     def __init__(
         self,

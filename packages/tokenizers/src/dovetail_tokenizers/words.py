@@ -63,7 +63,7 @@ _LATE_SYMBOLS = frozenset((*range(0x23E9, 0x23F4), *range(0x2600, 0x27C0), 0x2B5
 class WordEncoder:
     """Encodes the texts that it can cut."""
 
-    __slots__ = ("_added", "_split_patterns", "_normal_form", "_cache", "_split_text", "_unstable")
+    __slots__ = ("_added", "_cache", "_normal_form", "_split_patterns", "_split_text", "_unstable")
 
     def __init__(
         self,

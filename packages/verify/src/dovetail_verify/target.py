@@ -169,7 +169,7 @@ POLL_SECONDS = 0.02
 class FileRecording:
     """The file that `--record` of the scripted engine names. Each line is read once."""
 
-    __slots__ = ("_offset", "_requests", "_path")
+    __slots__ = ("_offset", "_path", "_requests")
 
     def __init__(self, path: Path) -> None:
         self._path = path

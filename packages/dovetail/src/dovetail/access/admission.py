@@ -21,14 +21,14 @@ class AdmissionController:
     """
 
     __slots__ = (
-        "_queue",
         "_max_queued",
         "_max_running",
-        "_sequence",
-        "_queue_timeout",
         "_on_rejected",
-        "running",
+        "_queue",
+        "_queue_timeout",
+        "_sequence",
         "queued",
+        "running",
     )
 
     def __init__(

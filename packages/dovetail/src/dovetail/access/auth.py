@@ -53,10 +53,10 @@ class ApiKeys:
         "_file",
         "_is_regular_file",
         "_limits",
-        "_next_check",
-        "_static_keys",
         "_loaded_version",
+        "_next_check",
         "_secret",
+        "_static_keys",
         "_table",
     )
 

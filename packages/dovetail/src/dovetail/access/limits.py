@@ -77,7 +77,7 @@ class RateLimitExceeded(RateLimited):
 class RateLimiter:
     """Keeps every key within its limits."""
 
-    __slots__ = ("_store", "_clock")
+    __slots__ = ("_clock", "_store")
 
     def __init__(self, store: LimitStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class RateLimiter:
 class RateLimitLease:
     """A request that was let in, under the limits of that moment."""
 
-    __slots__ = ("_store", "_clock", "_key", "_limits")
+    __slots__ = ("_clock", "_key", "_limits", "_store")
 
     def __init__(
         self, store: LimitStore, clock: Callable[[], float], key: bytes, limits: RateLimits
@@ -151,7 +151,7 @@ class MemoryLimitState:
 class MemoryLimitStore:
     """The rows of one process. Those that have nothing to tell any more are forgotten."""
 
-    __slots__ = ("_clock", "_states", "_evict_at")
+    __slots__ = ("_clock", "_evict_at", "_states")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._states: dict[bytes, MemoryLimitState] = {}

@@ -48,7 +48,7 @@ def create_shared_limit_store(path: Path, workers: int, slots: int = DEFAULT_SLO
 class SharedLimitStore:
     """The rows of all processes, as the process of one number sees them."""
 
-    __slots__ = ("_file", "_map", "_slots", "_slot_size", "_worker", "_workers")
+    __slots__ = ("_file", "_map", "_slot_size", "_slots", "_worker", "_workers")
 
     def __init__(self, path: Path, worker: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

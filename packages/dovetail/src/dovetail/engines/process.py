@@ -49,7 +49,7 @@ class ProcessSpec:
 class ChildProcess:
     """One running child. A process is not started twice."""
 
-    __slots__ = ("_child", "_spec", "_log_task", "_ready", "log")
+    __slots__ = ("_child", "_log_task", "_ready", "_spec", "log")
 
     def __init__(self, spec: ProcessSpec) -> None:
         self._spec = spec

@@ -17,7 +17,7 @@ class TokenGenerator(Protocol):
 class _SingleDeltaSink:
     """A listener with room for one delta."""
 
-    __slots__ = ("_requested", "_delta", "_available")
+    __slots__ = ("_available", "_delta", "_requested")
 
     def __init__(self) -> None:
         self._delta: TokenDelta | None = None
@@ -90,7 +90,7 @@ DecodeDelta = Callable[[list[bytes]], TokenDelta | None]
 class TokenStreamReader:
     """One stream. `over` once its last delta was told, or nobody wants any more."""
 
-    __slots__ = ("_feed", "_push", "_sink", "_decode", "finished")
+    __slots__ = ("_decode", "_feed", "_push", "_sink", "finished")
 
     def __init__(self, decode: DecodeDelta, sink: TokenSink) -> None:
         self._feed = SseDataReader().feed

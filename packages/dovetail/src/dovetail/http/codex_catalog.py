@@ -300,7 +300,7 @@ class PublishedCatalog:
 class CodexCatalog:
     """The catalog of a service. It changes with the windows, which engines tell when they start."""
 
-    __slots__ = ("_named", "_profile", "_published", "_context_lengths")
+    __slots__ = ("_context_lengths", "_named", "_profile", "_published")
 
     def __init__(self, service: ModelRegistry, profile: Profile | None = None) -> None:
         self._named = tuple(service.iter_entries())

@@ -106,7 +106,7 @@ class DrainController:
 class _ActiveRequest:
     """An answer that a task works on. `said`: all of it is, if not read yet."""
 
-    __slots__ = ("_codec", "_aborted", "_task", "completed")
+    __slots__ = ("_aborted", "_codec", "_task", "completed")
 
     def __init__(self, task: "asyncio.Task[object] | None", codec: Codec) -> None:
         self._task = task

@@ -37,9 +37,9 @@ class OutputTimeline:
     """The parts of one answer. It is shown the batches in which something may begin or end."""
 
     __slots__ = (
-        "_tool_calls",
-        "_reasoning_started_at",
         "_reasoning_spans",
+        "_reasoning_started_at",
+        "_tool_calls",
         "diagnostics",
         "ended_at",
     )

@@ -40,7 +40,7 @@ def _format_duration(seconds: float) -> str:
 class RateLimitGate:
     """Lets callers in as often as their keys allow, and tells them how they stand."""
 
-    __slots__ = ("_keys", "_metrics", "_limiter")
+    __slots__ = ("_keys", "_limiter", "_metrics")
 
     def __init__(self, keys: ApiKeys, store: LimitStore, metrics: Metrics) -> None:
         self._keys = keys

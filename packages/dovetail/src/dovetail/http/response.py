@@ -22,11 +22,11 @@ class ResponseBodyWriter:
     """The body of one answer. What comes first begins it, by `begin`."""
 
     __slots__ = (
-        "_start_response",
+        "_buffer",
         "_direct",
         "_exchange",
-        "_buffer",
         "_send_task",
+        "_start_response",
         "has_output",
         "write",
     )
@@ -101,16 +101,16 @@ class StreamingResponse:
     """
 
     __slots__ = (
-        "_tracker",
         "_codec",
         "_encode",
         "_encoder",
-        "_final_frames",
         "_exchange",
-        "_track_events",
-        "_writer",
+        "_final_frames",
         "_keep_alive_seconds",
         "_timer",
+        "_track_events",
+        "_tracker",
+        "_writer",
     )
 
     def __init__(
@@ -217,7 +217,7 @@ class StreamingResponse:
 class BufferedResponse:
     """Folds an answer while it comes."""
 
-    __slots__ = ("_tracker", "_codec", "_folds", "_request")
+    __slots__ = ("_codec", "_folds", "_request", "_tracker")
 
     def __init__(self, request: Request, codec: Codec, account: RequestTracker) -> None:
         self._request = request

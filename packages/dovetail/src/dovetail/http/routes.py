@@ -41,7 +41,7 @@ class Route:
 class RouteTable:
     """All addresses."""
 
-    __slots__ = ("_exact", "_prefix_routes", "_patterns", "_upgrades", "all")
+    __slots__ = ("_exact", "_patterns", "_prefix_routes", "_upgrades", "all")
 
     def __init__(self, routes: Iterable[Route], upgrades: Iterable[Route] = ()) -> None:
         self.all = tuple(routes)

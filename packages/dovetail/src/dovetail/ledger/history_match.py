@@ -79,12 +79,12 @@ class HistoryMatch:
     """
 
     __slots__ = (
-        "partial_entry",
-        "chains",
-        "chain_matched_indexes",
-        "notes",
         "assistant_indexes",
+        "chain_matched_indexes",
+        "chains",
         "ledger_state",
+        "notes",
+        "partial_entry",
         "steps",
         "turns",
     )

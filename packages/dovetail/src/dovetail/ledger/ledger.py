@@ -50,14 +50,14 @@ class Ledger:
         "_backlog_bytes",
         "_clock",
         "_entries_by_chain",
+        "_entry_cache",
         "_last_sequence",
         "_renewed_at",
         "_shared",
-        "_entry_cache",
         "_store",
         "_token_cache",
-        "sequence",
         "has_worker_peers",
+        "sequence",
     )
 
     def __init__(

@@ -21,7 +21,7 @@ DEFAULT_MEMORY_BYTES = 256 << 20
 class MemoryLedgerStore:
     """A store for tests, for trials, and for those who want nothing on disk."""
 
-    __slots__ = ("_clock", "_max_age", "_cache", "faults")
+    __slots__ = ("_cache", "_clock", "_max_age", "faults")
     is_degraded = False  # it is always there
 
     def __init__(

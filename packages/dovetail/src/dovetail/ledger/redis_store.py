@@ -51,13 +51,13 @@ class RedisLedgerStore:
     """
 
     __slots__ = (
-        "_retry_task",
         "_pending",
         "_pending_bytes",
-        "_ttl_ms",
         "_prefix",
         "_redis",
+        "_retry_task",
         "_server",
+        "_ttl_ms",
     )
 
     def __init__(

@@ -45,7 +45,7 @@ class TurnDigestCache:
     What is remembered is held: at most so many turns, of so many characters in all.
     """
 
-    __slots__ = ("_chars", "_digests", "_max_turns", "_max_chars")
+    __slots__ = ("_chars", "_digests", "_max_chars", "_max_turns")
 
     def __init__(self, max_turns: int = 65536, max_chars: int = 64 << 20) -> None:
         self._digests: OrderedDict[int, tuple[Turn, TurnDigest]] = OrderedDict()

@@ -25,7 +25,7 @@ _HOP = re.compile(
 class ClientAddressResolver:
     """Tells addresses. They are personal data: where they are not `told`, nobody behind has any."""
 
-    __slots__ = ("_proxies", "_enabled")
+    __slots__ = ("_enabled", "_proxies")
 
     def __init__(self, proxies: Iterable[str] = (), *, enabled: bool = True) -> None:
         """`proxies` are addresses and networks. `ValueError` for what is neither."""

@@ -21,11 +21,11 @@ class ResponseParser:
     """One answer. `begun` once its head has come, `complete` once its body has ended."""
 
     __slots__ = (
+        "_head_bytes",
         "_parser",
         "_parts",
-        "_head_bytes",
-        "head_complete",
         "complete",
+        "head_complete",
         "headers",
         "status",
     )
@@ -142,19 +142,19 @@ class ClientConnection(asyncio.Protocol):
     """Connected, asked once, and read once: poured out, or by and by."""
 
     __slots__ = (
-        "_response",
         "_error",
         "_full",
+        "_last_activity",
         "_loop",
         "_name",
         "_paused",
-        "_read_timeout",
-        "_last_activity",
         "_push",
+        "_read_timeout",
+        "_response",
+        "_timer",
         "_transport",
         "_unread",
         "_waiter",
-        "_timer",
     )
 
     _transport: asyncio.Transport

@@ -13,7 +13,7 @@ class DisconnectGuard:
     One task waits for the client's end; the work itself is not wrapped, so it costs nothing.
     """
 
-    __slots__ = ("_disconnected", "_armed", "_receive", "_watcher", "_task")
+    __slots__ = ("_armed", "_disconnected", "_receive", "_task", "_watcher")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -27,17 +27,17 @@ class BlockOffsets:
     """The account of one answer. Who has its ids may add to them, where nothing is held back."""
 
     __slots__ = (
-        "_call_blocks",
-        "_ids",
         "_block_types",
-        "_marks",
+        "_call_blocks",
         "_decoded_chars",
-        "_tokenizer",
         "_emitted_chars",
-        "chars_before_stop",
-        "open_type",
-        "end_offsets",
+        "_ids",
+        "_marks",
+        "_tokenizer",
         "all_emitted",
+        "chars_before_stop",
+        "end_offsets",
+        "open_type",
     )
 
     def __init__(self, tokenizer: Tokenizer, ids: "array[int]") -> None:

@@ -14,7 +14,7 @@ from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.upstream_runner import UpstreamRunner
 from dovetail_model import ContextOverflow, InvalidRequest, Request, Unsupported
 
-__all__ = ["RequestObserver", "run_request", "count_tokens", "require_token_model"]
+__all__ = ["RequestObserver", "count_tokens", "require_token_model", "run_request"]
 
 MAX_CHOICES = 16
 

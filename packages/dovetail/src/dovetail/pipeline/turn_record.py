@@ -49,12 +49,12 @@ class TurnRecord:
     """The record of one turn, whose ids and extents others write."""
 
     __slots__ = (
-        "_offsets",
         "_ids",
         "_logprobs",
+        "_offsets",
         "_origin",
-        "_sealed_until",
         "_reasoning_count",
+        "_sealed_until",
         "forced_ranges",
         "model_call_ids",
     )

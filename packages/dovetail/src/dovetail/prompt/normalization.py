@@ -53,7 +53,7 @@ class PromptNormalizer:
     Not for use by several threads at once.
     """
 
-    __slots__ = ("_cleaner", "_histories", "_max_chars", "_cached_chars")
+    __slots__ = ("_cached_chars", "_cleaner", "_histories", "_max_chars")
 
     def __init__(
         self, options: NormalizationOptions | None = None, *, max_chars: int = 64 << 20

@@ -171,14 +171,14 @@ class _Branch:
     """
 
     __slots__ = (
-        "_prompt_turns",
         "_prompt_bytes",
+        "_prompt_turns",
         "harness",
         "switches",
         "system",
+        "token_bytes",
         "tools",
         "turns",
-        "token_bytes",
     )
 
     def __init__(self, seen: PromptObservation) -> None:
@@ -230,7 +230,7 @@ class _Branch:
 class PrefixDiagnostics:
     """Remembers prompts and says what became of their prefix. `decode` makes text of ids."""
 
-    __slots__ = ("_decode", "_max_bytes", "_anonymous_count", "_sessions", "_held_bytes")
+    __slots__ = ("_anonymous_count", "_decode", "_held_bytes", "_max_bytes", "_sessions")
 
     def __init__(self, *, max_bytes: int = 64 << 20, decode: Decode) -> None:
         self._max_bytes = max_bytes

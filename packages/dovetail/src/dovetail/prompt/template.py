@@ -33,7 +33,7 @@ class _GenerationExtension(Extension):
 class CachedJsonObject(dict[str, Any]):
     """An object whose JSON is written once for all prompts, for as long as it does not change."""
 
-    __slots__ = ("_snapshot", "_json_by_options")
+    __slots__ = ("_json_by_options", "_snapshot")
 
     def __init__(self, **items: Any) -> None:
         super().__init__(items)
@@ -175,7 +175,7 @@ class ChatTemplate:
     `reads` are the variables that it looks at; any other switch changes nothing.
     """
 
-    __slots__ = ("_compiled", "variables", "special_tokens", "text")
+    __slots__ = ("_compiled", "special_tokens", "text", "variables")
 
     def __init__(
         self,

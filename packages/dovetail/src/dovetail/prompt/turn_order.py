@@ -26,7 +26,7 @@ from dovetail_model import (
 class ToolExchange:
     """Collects the parts of an exchange. `at` is the place of its first turn in the history."""
 
-    __slots__ = ("_calls", "_parts", "_assistant_turns", "_sources", "index")
+    __slots__ = ("_assistant_turns", "_calls", "_parts", "_sources", "index")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -164,7 +164,7 @@ class TurnSequencer:
     `late` says that a result was moved to an exchange before the last one.
     """
 
-    __slots__ = ("_closed_call_ids", "_exchanges", "_exchange_by_call", "has_late_result")
+    __slots__ = ("_closed_call_ids", "_exchange_by_call", "_exchanges", "has_late_result")
 
     def __init__(self, index: int = 0, closed_call_ids: Container[str] = ()) -> None:
         self._closed_call_ids = closed_call_ids

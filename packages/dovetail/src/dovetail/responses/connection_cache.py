@@ -47,7 +47,7 @@ class ConnectionCache:
     A conversation shares what its responses have in common, so it is held once.
     """
 
-    __slots__ = ("_chains", "_held", "_max_responses", "_reservations", "_budget", "_size")
+    __slots__ = ("_budget", "_chains", "_held", "_max_responses", "_reservations", "_size")
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class CacheReservation:
     What was deleted since it was asked for may be what it goes on from: then it is not held.
     """
 
-    __slots__ = ("__weakref__", "_deleted", "_cache")
+    __slots__ = ("__weakref__", "_cache", "_deleted")
 
     def __init__(self, cache: ConnectionCache) -> None:
         self._cache: ConnectionCache | None = cache

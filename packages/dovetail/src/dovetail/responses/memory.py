@@ -72,7 +72,7 @@ class ResponseCache:
 class MemoryResponseBackend:
     """For tests, for trials, and for those who want nothing on disk."""
 
-    __slots__ = ("_clock", "_max_age", "_cache", "faults")
+    __slots__ = ("_cache", "_clock", "_max_age", "faults")
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _SCAN_COUNT = 1000  # keys looked at in one step when counting
 class RedisResponseBackend:
     """A store shared over the network. All keys of a tenant fall in one cluster slot."""
 
-    __slots__ = ("_ttl_ms", "_prefix", "_redis", "_client")
+    __slots__ = ("_client", "_prefix", "_redis", "_ttl_ms")
 
     def __init__(
         self,

@@ -52,15 +52,15 @@ class ResponseStore:
     """
 
     __slots__ = (
-        "_writes",
+        "_backend",
+        "_cache",
         "_cache_bytes",
         "_clock",
         "_read_slots",
         "_touched",
-        "_cache",
-        "_backend",
-        "shared",
+        "_writes",
         "has_peers",
+        "shared",
     )
 
     def __init__(

@@ -30,12 +30,12 @@ class Replica:
         "_running",
         "active_requests",
         "engine",
-        "last_activity",
         "index",
-        "recovery_task",
-        "last_rejection",
-        "restarts",
         "is_available",
+        "last_activity",
+        "last_rejection",
+        "recovery_task",
+        "restarts",
     )
 
     def __init__(self, engine: TokenEngine, index: int) -> None:

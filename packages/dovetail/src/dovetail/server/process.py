@@ -47,7 +47,7 @@ RESTART_DELAYS_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 class ManagedProcess:
     """A process: started once, asked for its end. `ready` from its first word on."""
 
-    __slots__ = ("_pending_signal", "_module", "_process", "ready")
+    __slots__ = ("_module", "_pending_signal", "_process", "ready")
 
     def __init__(self, module: str) -> None:
         self._module = module

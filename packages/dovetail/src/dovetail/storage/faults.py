@@ -22,11 +22,11 @@ class StoreFaults:
         "_clock",
         "_reported",
         "_reported_at",
-        "unavailable",
         "failures",
         "lost",
-        "pending",
         "name",
+        "pending",
+        "unavailable",
     )
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -28,11 +28,11 @@ class RedisClient:
     """The connection of one store, which `what` names among its `faults`."""
 
     __slots__ = (
-        "_retry_at",
         "_clock",
         "_failed_at",
-        "_timeout",
         "_prefix",
+        "_retry_at",
+        "_timeout",
         "faults",
         "redis",
     )

@@ -30,7 +30,7 @@ class SqliteThread:
     `tidy` runs at the end of each transaction that wrote. `faults` hears of what fails.
     """
 
-    __slots__ = ("_connection", "_faults", "_jobs", "_thread", "_cleanup", "_name")
+    __slots__ = ("_cleanup", "_connection", "_faults", "_jobs", "_name", "_thread")
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class SqliteThread:
 class _Job(Generic[_T]):
     """A piece of work for the thread, and its answer, which is told after the commit."""
 
-    __slots__ = ("_operation", "_error", "_result", "future", "writes")
+    __slots__ = ("_error", "_operation", "_result", "future", "writes")
 
     def __init__(self, act: Callable[[], _T], *, writes: bool) -> None:
         self._operation = act

@@ -33,12 +33,12 @@ class WriteQueue(Generic[_T]):
     """
 
     __slots__ = (
-        "_faults",
         "_batch_done",
-        "_task",
+        "_faults",
         "_pending",
-        "_size_of",
         "_pending_bytes",
+        "_size_of",
+        "_task",
         "_write",
     )
 

@@ -18,13 +18,13 @@ class LogThrottle:
     """
 
     __slots__ = (
-        "_event",
-        "_remaining",
-        "_max_lines",
-        "_suppressed",
-        "_interval_seconds",
-        "_timer",
         "_count_field",
+        "_event",
+        "_interval_seconds",
+        "_max_lines",
+        "_remaining",
+        "_suppressed",
+        "_timer",
     )
 
     def __init__(

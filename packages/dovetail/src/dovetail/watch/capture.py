@@ -35,17 +35,17 @@ class _PendingExchange:
     """An exchange in the making."""
 
     __slots__ = (
-        "response_body",
-        "response_complete",
-        "request_head",
         "began",
         "body_bytes",
+        "is_generation",
         "marks",
         "request_body",
         "request_completed_at",
+        "request_head",
+        "response_body",
         "response_bytes",
+        "response_complete",
         "response_head",
-        "is_generation",
     )
 
     def __init__(self, asked: h11.Request, at: float) -> None:

@@ -107,7 +107,7 @@ def _is_constrained(specs: tuple[ToolSpec, ...], choice: ToolChoice, output: Out
 class _OutputGrammar:
     """Puts an output together out of the parts of a layout."""
 
-    __slots__ = ("_in_reasoning", "_layout", "_rules", "_allow_reasoning")
+    __slots__ = ("_allow_reasoning", "_in_reasoning", "_layout", "_rules")
 
     def __init__(
         self, layout: OutputLayout, rules: Rules, in_reasoning: bool, allow_reasoning: bool

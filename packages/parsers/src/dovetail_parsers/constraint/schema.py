@@ -59,7 +59,7 @@ _OPEN = TypedOption("object", {})
 class ValueGrammar:
     """Forms of the values under one root schema, in one notation."""
 
-    __slots__ = ("_count", "_cache", "_notation", "_reader", "rules")
+    __slots__ = ("_cache", "_count", "_notation", "_reader", "rules")
 
     def __init__(self, root: Schema, notation: Notation, rules: Rules) -> None:
         self._reader = SchemaReader(root)

@@ -48,7 +48,7 @@ class ChatHistory:
     What several of them make together is the same object whenever they are the same ones.
     """
 
-    __slots__ = ("_results", "_body", "_system", "_turns", "_pending_calls")
+    __slots__ = ("_body", "_pending_calls", "_results", "_system", "_turns")
 
     def __init__(self, body: RequestBody) -> None:
         self._body = body

@@ -41,7 +41,7 @@ _ERROR_KINDS = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate
 class ResponsesReader:
     """Reads one response, in any pieces."""
 
-    __slots__ = ("_calls", "_sequencer", "_items", "_out", "_over", "_span", "_sse")
+    __slots__ = ("_calls", "_items", "_out", "_over", "_sequencer", "_span", "_sse")
 
     def __init__(self) -> None:
         self._sse = SseReader()
@@ -263,7 +263,7 @@ class ResponsesReader:
 class _ItemState:
     """An output item in the making. `number` counts the calls."""
 
-    __slots__ = ("closed", "id", "kind", "number", "part", "place", "summary", "has_output")
+    __slots__ = ("closed", "has_output", "id", "kind", "number", "part", "place", "summary")
 
     def __init__(self, kind: str, id: str | None, place: int | None) -> None:
         self.kind = kind

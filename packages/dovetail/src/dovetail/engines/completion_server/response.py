@@ -146,7 +146,7 @@ class ResponseEnvelope:
 class StreamEncoder:
     """Deltas to the frames of a stream."""
 
-    __slots__ = ("_ids_only", "_envelope", "_counter", "_usage", "_builder")
+    __slots__ = ("_builder", "_counter", "_envelope", "_ids_only", "_usage")
 
     def __init__(self, builder: ChoiceBuilder, envelope: ResponseEnvelope) -> None:
         options = builder.body.stream_options

@@ -119,16 +119,16 @@ class CompletionsClient:
     """
 
     __slots__ = (
+        "_binary_prompt",
+        "_connections",
         "_endpoint",
         "_extra_fields",
-        "_connections",
         "_model",
-        "_binary_prompt",
-        "_timeouts",
-        "_supports_priority",
         "_prompt_encoder",
-        "_tokenizer",
         "_server_name",
+        "_supports_priority",
+        "_timeouts",
+        "_tokenizer",
         "reports_cached_tokens",
     )
 

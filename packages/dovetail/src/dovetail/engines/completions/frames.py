@@ -65,14 +65,14 @@ class CompletionFrameReader:
 
     __slots__ = (
         "_cached",
+        "_cached_reported",
         "_count",
         "_finish",
         "_pending_ids",
         "_pending_logprobs",
         "_request",
-        "_tokenizer",
-        "_cached_reported",
         "_server_name",
+        "_tokenizer",
     )
 
     def __init__(

@@ -109,14 +109,14 @@ class RawTextReader:
     """Parses the text of an answer. What the server has parsed nevertheless is taken as it is."""
 
     __slots__ = (
+        "_call_indexes",
         "_calls",
         "_closed",
-        "_syntax",
-        "_call_indexes",
         "_parser",
         "_parser_is_new",
         "_request",
         "_restorer",
+        "_syntax",
     )
 
     def __init__(self, syntax: ModelSyntax, request: Request) -> None:

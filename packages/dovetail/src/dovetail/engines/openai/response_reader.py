@@ -20,8 +20,8 @@ class UpstreamResponseReader:
         "_not_carried",
         "_reader",
         "_restorer",
-        "_unlimited",
         "_server_name",
+        "_unlimited",
         "is_finished",
     )
 

@@ -84,7 +84,7 @@ def _replace_call_id(block: Block, new_ids: dict[str, str]) -> Block:
 class ToolNameRestorer:
     """Gives calls their own names. A custom tool's text is told when its string is whole."""
 
-    __slots__ = ("_pending_arguments", "_names")
+    __slots__ = ("_names", "_pending_arguments")
 
     def __init__(self, names: ToolNames) -> None:
         self._names = names

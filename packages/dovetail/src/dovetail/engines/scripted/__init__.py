@@ -32,14 +32,14 @@ from dovetail.engines.scripted.loader import load_script, parse_script
 from dovetail.engines.scripted.script import Script, ScriptedReply, ScriptError
 
 __all__ = [
-    "ScriptedReply",
     "Script",
     "ScriptError",
     "ScriptedEngine",
     "ScriptedOptions",
+    "ScriptedReply",
     "create",
-    "parse_script",
     "load_script",
+    "parse_script",
 ]
 
 

@@ -228,8 +228,8 @@ class ReplyPlayback:
     """
 
     __slots__ = (
-        "_delta_interval",
         "_cached",
+        "_delta_interval",
         "_index",
         "_rate",
         "_reply",

@@ -32,12 +32,12 @@ class ConversationResolver:
 
     __slots__ = (
         "_exchange",
-        "_store",
-        "_own_body",
         "_local_slot",
+        "_own_body",
         "_previous_id",
-        "previous_responses",
+        "_store",
         "body",
+        "previous_responses",
     )
 
     def __init__(self, kept: ResponseStore, exchange: ApiExchange, own: bytes) -> None:
@@ -121,11 +121,11 @@ class ResponseSaver:
     """Keeps one response: for everybody, for its connection, or for both."""
 
     __slots__ = (
-        "_previous_responses",
-        "_template",
         "_held_frame",
-        "_store",
         "_local_slot",
+        "_previous_responses",
+        "_store",
+        "_template",
         "response",
     )
 

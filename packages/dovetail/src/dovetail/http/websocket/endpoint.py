@@ -29,11 +29,11 @@ class WebSocketEndpoint:
 
     __slots__ = (
         "_draining",
-        "_metrics",
-        "_max_message_bytes",
-        "_sessions",
-        "_respond",
         "_local_budget",
+        "_max_message_bytes",
+        "_metrics",
+        "_respond",
+        "_sessions",
     )
 
     def __init__(

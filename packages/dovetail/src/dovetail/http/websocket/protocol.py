@@ -159,7 +159,7 @@ class DirectWebSocketWriter:
     What is written when the client has hung up is nobody's.
     """
 
-    __slots__ = ("_is_writable", "_suffix", "_protocol", "_write")
+    __slots__ = ("_is_writable", "_protocol", "_suffix", "_write")
 
     def __init__(self, protocol: BoundedWebSocketProtocol, suffix: bytes) -> None:
         self._protocol = protocol

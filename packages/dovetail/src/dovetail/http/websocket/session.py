@@ -42,14 +42,14 @@ class WebSocketResponseAdapter:
     """
 
     __slots__ = (
+        "_body_chunks",
         "_disconnected",
         "_headers",
-        "_stream_suffix",
-        "_send",
-        "_status",
         "_is_stream",
         "_pending_request",
-        "_body_chunks",
+        "_send",
+        "_status",
+        "_stream_suffix",
     )
 
     def __init__(self, asked: WebSocketRequest, send: Send, gone: asyncio.Event) -> None:
@@ -157,8 +157,15 @@ class WebSocketSession:
     """A socket that was accepted. Each lane answers one message at a time, in their order."""
 
     __slots__ = (
-        "_closing", "_queues", "_max_message_bytes", "_receive", "_respond", "_draining", "_context",
-        "_tasks", "_queued_bytes",
+        "_closing",
+        "_context",
+        "_draining",
+        "_max_message_bytes",
+        "_queued_bytes",
+        "_queues",
+        "_receive",
+        "_respond",
+        "_tasks",
     )  # fmt: skip
 
     def __init__(

@@ -23,14 +23,14 @@ class OutputDelivery:
     """
 
     __slots__ = (
-        "_paused",
+        "_cached_tokens",
         "_eos_ids",
         "_fault",
-        "_cached_tokens",
         "_latest",
-        "_sink",
         "_logprobs",
+        "_paused",
         "_pushed_tokens",
+        "_sink",
         "_waiter",
         "finished",
     )
@@ -133,7 +133,7 @@ class DeferredDelivery:
     once: somebody waits for it.
     """
 
-    __slots__ = ("_deliver", "_deliver_batch", "_deferred")
+    __slots__ = ("_deferred", "_deliver", "_deliver_batch")
 
     def __init__(self, processor: Any, router: Any) -> None:
         self._deferred: list[Any] = []

@@ -28,11 +28,11 @@ class GrammarGuide:
     """One request's grammar, and where its output stands in it. `ends` are the ids that end it."""
 
     __slots__ = (
-        "_eos_bits",
-        "_matcher",
-        "_is_finished",
         "_consumed",
         "_disallowed_eos_bits",
+        "_eos_bits",
+        "_is_finished",
+        "_matcher",
         "eos_ids",
     )
 

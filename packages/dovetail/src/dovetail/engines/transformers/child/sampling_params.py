@@ -38,10 +38,10 @@ class SamplingParams:
         "logprobs",
         "min_p",
         "presence",
+        "recorded_logprobs",
         "repetition",
         "seed",
         "temperature",
-        "recorded_logprobs",
         "top_k",
         "top_p",
     )
@@ -190,7 +190,7 @@ def generated_length(state: Any) -> int:
 class _RequestCounts:
     """The counts of one request, as far as the device was told."""
 
-    __slots__ = ("_counts", "_counted")
+    __slots__ = ("_counted", "_counts")
 
     def __init__(self, draw: SamplingParams, state: Any) -> None:
         first = state._true_initial_tokens or len(state.initial_tokens)
