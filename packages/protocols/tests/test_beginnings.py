@@ -76,8 +76,9 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(200):  # four sessions, whose lines fork all the time
         line = HistoryKey("messages", "k", str(number // 5 % 4))
         read(known, written([{"n": number, "text": "x" * 300}]), line)
-        assert sum(len(one.body) + beginnings._ITEM_OVERHEAD_BYTES for kept in (known._young, known._old)
-                   for lines in kept.values() for one in lines) <= 12_000  # fmt: skip
+        overhead = beginnings._ITEM_OVERHEAD_BYTES
+        lines = [one for kept in (known._young, known._old) for one in kept.values()]
+        assert sum(len(one.body) + overhead for group in lines for one in group) <= 12_000
     assert read(known, written([{"n": 199, "text": "x" * 300}, {}]), line)[1] == 1
     read(known, written([{"text": "x" * 9_000}]), other := HistoryKey("messages", "k", "large"))
     assert not known._prefixes(other)

@@ -22,7 +22,9 @@ OFF = {"enable_thinking": False, "thinking_mode": "off"}
 
 
 def _switches(
-    thinking: Thinking = Thinking(), facts: TemplateProfile = MODE, **more: Any
+    thinking: Thinking = Thinking(),  # noqa: B008 - it is frozen
+    facts: TemplateProfile = MODE,
+    **more: Any,
 ) -> dict[str, Any]:
     return resolve_switches(thinking, facts, **more)
 

@@ -91,7 +91,8 @@ def test_what_a_crash_left_is_mended(tmp_path: Path) -> None:
 def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     code = (
-        "import sys; from pathlib import Path; from dovetail.telemetry.trace.writer import TraceFile\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from dovetail.telemetry.trace.writer import TraceFile\n"
         "file = TraceFile(Path(sys.argv[1]), 1000, 2); file.write(b'theirs\\n')\n"
         "print(file.path.name, flush=True); sys.stdin.read()"
     )

@@ -104,7 +104,8 @@ class HttpExchange:
         """The answer as it is shown."""
         if not self.frames:
             return f"{self.status} {abbreviate(self.body.decode('utf-8', 'replace'))}".strip()
-        return f"{self.status}, {len(self.frames)} events: {abbreviate(_summarize_frames(self.frames))}"
+        frames = abbreviate(_summarize_frames(self.frames))
+        return f"{self.status}, {len(self.frames)} events: {frames}"
 
 
 def abbreviate(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:

@@ -41,7 +41,8 @@ class KeyFigure:
 def render_page(title: str, sections: Iterable[PageSection], subtitle: Content = "") -> str:
     """The whole file."""
     body = "\n".join(
-        f"<section><h2>{escape(section.title)}</h2>{''.join(map(_render_block, section.parts))}</section>"
+        f"<section><h2>{escape(section.title)}</h2>"
+        f"{''.join(map(_render_block, section.parts))}</section>"
         for section in sections
     )
     under = f"<p class=sub>{_escape_content(subtitle)}</p>" if subtitle else ""

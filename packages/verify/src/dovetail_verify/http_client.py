@@ -80,10 +80,12 @@ class HttpConnection:
 
 
 @asynccontextmanager
-async def open_connection(endpoint: Endpoint, timeout: float) -> AsyncIterator[HttpConnection]:
+async def open_connection(
+    endpoint: Endpoint, timeout_seconds: float
+) -> AsyncIterator[HttpConnection]:
     """A connection to the server, closed when the block is left."""
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(timeout_seconds):
             if endpoint.socket is not None:
                 streams = await asyncio.open_unix_connection(endpoint.socket)
             else:
@@ -92,7 +94,7 @@ async def open_connection(endpoint: Endpoint, timeout: float) -> AsyncIterator[H
     except (OSError, TimeoutError) as fault:
         raise EngineUnavailable(f"no connection to {endpoint}") from fault
     try:
-        yield HttpConnection(endpoint, streams, timeout)
+        yield HttpConnection(endpoint, streams, timeout_seconds)
     finally:
         streams[1].transport.abort()
 

@@ -171,8 +171,8 @@ def _print_summary(told: _ExportSummary) -> None:
     )
     for one in told.missing_turns:
         typer.echo(
-            f"left out: {_pluralize(one.turns, 'turn')} from {one.entry} on; what they grew from is "
-            "not kept any more",
+            f"left out: {_pluralize(one.turns, 'turn')} from {one.entry} on; what they grew from "
+            "is not kept any more",
             err=True,
         )
 

@@ -116,7 +116,8 @@ def _print_prompt(model: Model, prepared: PreparedRequest, ids: bool) -> None:
     console.print(shown)
     if ids:
         console.print(" ".join(map(str, prompt.ids)))
-    told = f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them ({prompt.origin})"
+    told = f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them "
+    told += f"({prompt.origin})"
     if prompt.in_reasoning:
         told += "; ends inside an open thought"
     typer.echo(f"\n{told}", err=True)

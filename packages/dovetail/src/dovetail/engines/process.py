@@ -94,12 +94,12 @@ class ChildProcess:
                 await self.wait_for_exit(STOP_TIMEOUT_SECONDS)
         await self._drain_output()
 
-    async def wait_for_exit(self, timeout: float) -> bool:
+    async def wait_for_exit(self, timeout_seconds: float) -> bool:
         """Whether the process ends within so many seconds.
 
         Looked at, because asyncio's own `wait` also waits for all who have its pipes open.
         """
-        for _ in range(round(timeout / EXIT_POLL_SECONDS)):
+        for _ in range(round(timeout_seconds / EXIT_POLL_SECONDS)):
             if not self.alive:
                 return True
             await asyncio.sleep(EXIT_POLL_SECONDS)

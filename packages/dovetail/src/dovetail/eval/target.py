@@ -99,8 +99,8 @@ def _validate(wish: EvalOptions, found: RemoteModel, model: str, size: int | Non
         raise EvalError(f"the server has no model {wish.model!r}, only {shown}")
     if size is not None and size < MIN_CONTEXT_TOKENS:
         raise EvalError(
-            f"the window of {model} has {size:,} tokens, and the tasks need {MIN_CONTEXT_TOKENS:,}: "
-            "start the server with a larger one"
+            f"the window of {model} has {size:,} tokens, and the tasks need "
+            f"{MIN_CONTEXT_TOKENS:,}: start the server with a larger one"
         )
 
 

@@ -106,7 +106,7 @@ class RedisLedgerStore:
         """Ids of the entries of this session, oldest first. Some of them may be gone."""
         key = self._session_key(tenant, session)
         ids = await self._server.call(
-            lambda: self._redis.zrange(key, 0, -1), timeout=_LIST_TIMEOUT_SECONDS
+            lambda: self._redis.zrange(key, 0, -1), timeout_seconds=_LIST_TIMEOUT_SECONDS
         )
         return tuple(id.decode() for id in cast("list[bytes]", _require_answer(ids)))
 
@@ -114,7 +114,7 @@ class RedisLedgerStore:
         """The sessions of a tenant, newest first. Turns that are gone may still be counted."""
         return _require_answer(
             await self._server.call(
-                lambda: self._list_sessions(tenant), timeout=_LIST_TIMEOUT_SECONDS
+                lambda: self._list_sessions(tenant), timeout_seconds=_LIST_TIMEOUT_SECONDS
             )
         )
 
@@ -137,9 +137,9 @@ class RedisLedgerStore:
 
     async def stats(self) -> LedgerStats:
         """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
-        return await self._server.call(self._count, timeout=_LIST_TIMEOUT_SECONDS) or LedgerStats(
-            0, 0
-        )
+        return await self._server.call(
+            self._count, timeout_seconds=_LIST_TIMEOUT_SECONDS
+        ) or LedgerStats(0, 0)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -58,7 +58,9 @@ BUILT_IN_MODELS: Mapping[str, BuiltInModel] = {
         download_bytes=92871040,
         context_length=8192,
         license="Apache-2.0",
-        description="SmolLM2 135M Instruct, 4 bits: small enough for any machine, too small for an agent",
+        description=(
+            "SmolLM2 135M Instruct, 4 bits: small enough for any machine, too small for an agent"
+        ),
     ),
 }
 

@@ -49,7 +49,8 @@ class StopSequenceMatcher:
             len(kept[0]) > MAX_STOP_SEQUENCE_CHARS or sum(map(len, kept)) > MAX_STOP_TOTAL_CHARS
         ):
             raise InvalidRequest(
-                f"stop sequences: at most {MAX_STOP_SEQUENCE_CHARS} characters each, {MAX_STOP_TOTAL_CHARS} together",
+                f"stop sequences: at most {MAX_STOP_SEQUENCE_CHARS} characters each, "
+                f"{MAX_STOP_TOTAL_CHARS} together",
                 param="stop",
             )
         self._pattern = re.compile("|".join(map(re.escape, kept)))

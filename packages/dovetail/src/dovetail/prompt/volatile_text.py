@@ -13,12 +13,12 @@ from operator import is_
 
 from dovetail_model import Block, TextBlock, Turn
 
-_NUMBER_PATTERN = r"-?\$?\d[\d,.]*[kKmM]?"
+_NUMBER = r"-?\$?\d[\d,.]*[kKmM]?"
 _COUNTER_PATTERNS = (
-    rf"(?:Token usage|USD budget): {_NUMBER_PATTERN}/{_NUMBER_PATTERN}; {_NUMBER_PATTERN} remaining",
+    rf"(?:Token usage|USD budget): {_NUMBER}/{_NUMBER}; {_NUMBER} remaining",
     r"Output tokens \S turn: [^\n]{1,80}",
-    rf"(?:Tokens|Context) (?:used|usage|left|remaining): {_NUMBER_PATTERN}%?(?: ?/ ?{_NUMBER_PATTERN})?",
-    rf"(?:Used|Remaining) tokens: {_NUMBER_PATTERN}(?: ?/ ?{_NUMBER_PATTERN})?",
+    rf"(?:Tokens|Context) (?:used|usage|left|remaining): {_NUMBER}%?(?: ?/ ?{_NUMBER})?",
+    rf"(?:Used|Remaining) tokens: {_NUMBER}(?: ?/ ?{_NUMBER})?",
 )
 
 DEFAULT_PATTERNS: tuple[str, ...] = tuple(

@@ -98,7 +98,7 @@ class RedisResponseBackend:
 
     async def stats(self) -> ResponseStats:
         """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
-        return await self._client.call(self._count, timeout=60.0) or ResponseStats(0, 0)
+        return await self._client.call(self._count, timeout_seconds=60.0) or ResponseStats(0, 0)
 
     async def close(self) -> None:
         """Close the connections."""

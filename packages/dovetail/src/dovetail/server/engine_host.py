@@ -1,4 +1,4 @@
-"""`python -m dovetail.server.engine_host`: an engine of this machine, served to the server's workers."""
+"""`python -m dovetail.server.engine_host`: serve an engine of this machine to all workers."""
 
 import asyncio
 import signal

@@ -83,7 +83,7 @@ class WorkerPeers:
                 task.cancel()
 
     async def request_all(
-        self, request: PeerRequest, timeout: float = PEER_TIMEOUT_SECONDS
+        self, request: PeerRequest, timeout_seconds: float = PEER_TIMEOUT_SECONDS
     ) -> dict[int, bytes]:
         """What each of the others tells in one frame. Who is silent is left out."""
         asking = {
@@ -92,7 +92,7 @@ class WorkerPeers:
         }
         try:
             if asking:
-                await asyncio.wait(asking.values(), timeout=timeout)
+                await asyncio.wait(asking.values(), timeout=timeout_seconds)
             told = {at: task.result() for at, task in asking.items() if task.done()}
             return {at: one for at, one in told.items() if one is not None}
         finally:

@@ -74,14 +74,14 @@ class RedisClient:
         return f"{self._prefix}:{{{owner}}}:{kind}:{name}"
 
     async def call(
-        self, operation: Callable[[], Awaitable[_T]], timeout: float | None = None
+        self, operation: Callable[[], Awaitable[_T]], timeout_seconds: float | None = None
     ) -> _T | None:
         """The server's answer, or None if there is none to be had soon."""
         if self._clock() < self._retry_at:
             self._fail(None)
             return None
         try:
-            async with asyncio.timeout(timeout or self._timeout):
+            async with asyncio.timeout(timeout_seconds or self._timeout):
                 answer = await operation()
         except (ServerGone, ServerSlow, TimeoutError, OSError) as error:
             self._retry_at = self._clock() + _BACKOFF_SECONDS

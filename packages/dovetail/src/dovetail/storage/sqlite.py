@@ -190,8 +190,8 @@ def open_database(path: Path, schema: DatabaseSchema) -> sqlite3.Connection:
         if isinstance(error, StoreError):
             raise
         raise StoreError(
-            f"cannot open the {schema.name} {path}: {error}; if it is damaged or another program's, "
-            "move it away or choose another data folder"
+            f"cannot open the {schema.name} {path}: {error}; if it is damaged or another "
+            "program's, move it away or choose another data folder"
         ) from error
     return connection
 

@@ -169,10 +169,8 @@ def _format_findings(sums: TrafficTotals) -> list[str]:
 def _format_times(sums: TrafficTotals) -> list[str]:
     lines = []
     if sums.thoughts or sums.calls:
-        lines += [
-            "",
-            f"{_pluralize(sums.thoughts, 'answer')} with thoughts, {_pluralize(sums.calls, 'call')} in all.",
-        ]
+        answers = _pluralize(sums.thoughts, "answer")
+        lines += ["", f"{answers} with thoughts, {_pluralize(sums.calls, 'call')} in all."]
     if sums.dispatch:
         most = max(sums.dispatch)
         lines.append(

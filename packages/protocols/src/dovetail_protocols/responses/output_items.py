@@ -206,7 +206,9 @@ class ReasoningItem(OutputItem):
         ]
         if self._summary:
             out += [
-                self._encode_frame("response.reasoning_summary_text.done", summary_index=0, text=text),
+                self._encode_frame(
+                    "response.reasoning_summary_text.done", summary_index=0, text=text
+                ),
                 self._encode_frame(
                     "response.reasoning_summary_part.done",
                     summary_index=0, part=wire.SummaryText(text),

@@ -329,7 +329,8 @@ async def moved_calls_exact_prefix(target: TargetServer, api: str) -> str:
 
 def _require_exact_prefix(turns: ReplayedTurns) -> str:
     kept, spoken = turns.matching_tokens, turns.expected_tokens
-    came = f"the prompt: … {abbreviate(turns.second_record.text[len(turns.first_record.text) - 60 :], 700)}"
+    added = turns.second_record.text[len(turns.first_record.text) - 60 :]
+    came = f"the prompt: … {abbreviate(added, 700)}"
     sent = f"the model wrote: {abbreviate(turns.first_record.said, 500)}"
     require(kept >= spoken, f"{kept} of {spoken} tokens are the same", sent=sent, received=came)
     return f"all {spoken} tokens"

@@ -65,7 +65,8 @@ async def _judge_early_end(target: TargetServer, api: str) -> str:
     waited = behind - first.ended_at
     require(
         waited >= MIN_PAUSE_SECONDS,
-        f"the model paused {PAUSE_SECONDS} s behind the call, and it ended {waited:.2f} s before the rest",
+        f"the model paused {PAUSE_SECONDS} s behind the call, and it ended {waited:.2f} s "
+        "before the rest",
     )
     return f"{waited:.1f} s before the rest"
 

@@ -1,0 +1,113 @@
+"""Check identifiers against the project's vocabulary: retired words, and class names used twice.
+
+`docs/architecture.md` has the glossary. A word is retired where the field has an established term
+for what it named. Identifiers are compared word by word: `told_ids` contains `told`, `toldness`
+does not. Formats that are stored or sent keep their field names; those are listed as exceptions.
+"""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Retired word -> what to use instead.
+RETIRED = {
+    **dict.fromkeys(("thought", "thoughts"), "reasoning"),
+    **dict.fromkeys(("told", "tell", "tells", "telling"), "report, message, emitted, text"),
+    **dict.fromkeys(("said", "say", "says", "saying"), "output, generated, message"),
+    **dict.fromkeys(("spoken", "speak", "speaks", "speaking", "speaker", "speech"), "output, run"),
+    **dict.fromkeys(("voice", "voices"), "OutputSpec"),
+    **dict.fromkeys(("hear", "hears", "heard", "hearing"), "push, write, received"),
+    **dict.fromkeys(("talk", "talks", "talked", "talking"), "chat, conversation, send"),
+    "audience": "EventSink",
+    **dict.fromkeys(("ask", "asks", "asked", "asking"), "request, requested"),
+    **dict.fromkeys(("answer", "answers", "answered", "answering"), "response, result"),
+    **dict.fromkeys(("kept", "keeping"), "stored, retained, saved"),
+    **dict.fromkeys(("shelf", "shelves"), "cache"),
+    **dict.fromkeys(("crew", "siblings", "sibling"), "supervisor, workers, peers"),
+    **dict.fromkeys(("settle", "settles", "settled", "settling"), "finish, resolve, stable"),
+    **dict.fromkeys(("hush", "epitaph", "nobody", "doctor"), "a standard term"),
+    **dict.fromkeys(("patience", "shunned"), "timeout, in_backoff"),
+    **dict.fromkeys(("lifeline", "outlet", "outward"), "guard, writer, public"),
+    **dict.fromkeys(("beside",), "with, in_thread, alongside"),
+    **dict.fromkeys(("acted", "played"), "scripted, simulated"),
+    "cut": "truncated, split",
+    "most": "max",
+    "least": "min",
+}
+
+#: Identifiers that keep a retired word: wire fields, stored fields, options and settings.
+EXCEPTIONS = frozenset[str]()
+
+#: Where one name may be defined in several modules: each API's or engine's own wire types.
+WIRE_MODULES = re.compile(r"(^|\.)(wire|frames|messages)$")
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def main() -> int:
+    findings = [*_retired_identifiers(), *_duplicate_classes()]
+    for finding in findings:
+        print(finding)
+    print(f"vocabulary: {len(findings)} findings")
+    return 1 if findings else 0
+
+
+def _retired_identifiers() -> Iterator[str]:
+    for path in _sources():
+        for name, line in sorted(set(_defined_names(ast.parse(path.read_text("utf-8")))), key=str):
+            retired = [word for word in _words(name) if word in RETIRED]
+            if retired and name not in EXCEPTIONS:
+                where = f"{path.relative_to(ROOT)}:{line}"
+                yield f"{where}: {name}: use {RETIRED[retired[0]]} instead of {retired[0]!r}"
+        for word in _words(path.stem):
+            if word in RETIRED:
+                yield f"{path.relative_to(ROOT)}: the module's name contains {word!r}"
+
+
+def _duplicate_classes() -> Iterator[str]:
+    for source in sorted(ROOT.glob("packages/*/src")):
+        found: dict[str, list[str]] = defaultdict(list)
+        for path in sorted(source.rglob("*.py")):
+            module = ".".join(path.relative_to(source).with_suffix("").parts)
+            if WIRE_MODULES.search(module):
+                continue
+            for node in ast.parse(path.read_text("utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(module)
+        for name, modules in sorted(found.items()):
+            if len(modules) > 1:
+                yield f"class {name} is defined in {' and '.join(modules)}"
+
+
+def _sources() -> list[Path]:
+    folders = ("packages/*/src", "packages/*/tests", "tests", "benchmarks", "tools", "examples")
+    return sorted(path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py"))
+
+
+def _defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Names that a module defines: classes, functions, parameters, variables, aliases."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                yield name, node.lineno
+            case ast.AsyncFunctionDef(name=name):
+                yield name, node.lineno
+            case ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.alias(asname=str(name)):
+                yield name, node.lineno
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORDS.findall(name)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
