@@ -20,8 +20,8 @@ sys.path.insert(0, str(TESTS))
 
 from agent_clients import AGENTS  # noqa: E402
 from histories import Histories, play_histories  # noqa: E402
-from models_at_hand import PAIRS, available  # noqa: E402
-from wild_output import Tally, play  # noqa: E402
+from random_output import Tally, play  # noqa: E402
+from real_models import PAIRS, available  # noqa: E402
 
 TURNS_EACH = 8  # of a session
 HISTORIES_EACH = 250  # out of one ledger

@@ -6,10 +6,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests" / "support"))
 
+from exactness_matrix import measure  # noqa: E402
 from exactness_page import page  # noqa: E402
 from long_session import LONG_PAIR, figures  # noqa: E402
-from matrix import measure  # noqa: E402
-from models_at_hand import PAIRS, available  # noqa: E402
+from real_models import PAIRS, available  # noqa: E402
 
 
 def main() -> int:

@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests" / "support"))
 
-from dynamo_at_hand import PLANES  # noqa: E402
-from served import NAME, TOKENIZERS, clean_environment, free_port  # noqa: E402
-from vllm_at_hand import PYTHON as VLLM_PYTHON  # noqa: E402
-from vllm_at_hand import Vllm, running_vllm  # noqa: E402
+from dynamo_environment import PLANES  # noqa: E402
+from server_process import NAME, TOKENIZERS, clean_environment, free_port  # noqa: E402
+from vllm_environment import PYTHON as VLLM_PYTHON  # noqa: E402
+from vllm_environment import Vllm, running_vllm  # noqa: E402
 
 __all__ = [
     "DYNAMO",

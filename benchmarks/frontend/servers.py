@@ -13,7 +13,7 @@ from urllib.request import urlopen
 from tools.running import NAME, PARSERS, dynamo, scripted_engine, vllm
 
 # isort: split
-from served import qwen_folder, served
+from server_process import qwen_folder, served
 from tiny_qwen3 import tiny_qwen3
 
 from benchmarks.frontend.cpu import resident, spent

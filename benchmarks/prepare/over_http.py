@@ -26,7 +26,7 @@ from benchmarks.report import Result, table
 
 # Behind what says where the modules of the tests are.
 # isort: split
-from served import qwen_folder
+from server_process import qwen_folder
 
 from dovetail_tokenizers import load_tokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from models_at_hand import TEMPLATES
+from real_models import TEMPLATES
 from sandbox import Ran, Sandbox
 from stage import Family
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_at_hand import TEMPLATES, TOKENIZERS
-from served import Running, served
+from real_models import TEMPLATES, TOKENIZERS
+from server_process import Running, served
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration, read_generation_log
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock

@@ -16,7 +16,7 @@ import pytest
 from claude_code import HEADLESS, claude, hide, told
 from exactness import Tell, was_exact
 from sandbox import Sandbox
-from served import PATIENCE, free_port, served
+from server_process import PATIENCE, free_port, served
 from stage import MODEL, QWEN3_CODER, Stage, call, lay_out, say, stage, think, turns
 
 from dovetail_model import OutputBlock

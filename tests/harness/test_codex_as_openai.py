@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from codex_runs import codex
 from exactness import Row, was_exact
-from recording_front import Asked, front_of
+from recording_frontend import Asked, front_of
 from sandbox import Sandbox
 from stage import QWEN3_CODER, call, say, stage, think, turns
 

@@ -12,7 +12,7 @@ import pytest
 from codex_runs import codex, codex_again
 from exactness import Row, was_exact
 from sandbox import Sandbox
-from served import Running
+from server_process import Running
 from stage import QWEN3_CODER, call, say, stage, think, turns
 
 from dovetail_model import OutputBlock

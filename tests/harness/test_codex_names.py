@@ -7,7 +7,7 @@ import pytest
 from codex_greeting import DONE, FILE, TASK, TEXT, greeting
 from codex_runs import codex
 from exactness import Row, was_exact
-from recording_front import front_of
+from recording_frontend import front_of
 from sandbox import Sandbox
 from stage import QWEN3_CODER, stage
 

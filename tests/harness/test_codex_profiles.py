@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recording_front import Front, front_of
+from recording_frontend import Front, front_of
 from sandbox import PROGRAMS
-from served import Running, dovetail, qwen_folder, served
+from server_process import Running, dovetail, qwen_folder, served
 
 pytestmark = pytest.mark.harness
 MODEL = "openai/openai/gpt-5.5"  # slashed: Codex alone would not know it

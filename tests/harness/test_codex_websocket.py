@@ -16,7 +16,7 @@ from codex_scripts import DONE as BUILT
 from codex_scripts import TASK as PROJECT
 from exactness import Row, was_exact
 from sandbox import Sandbox
-from served import Running, free_port
+from server_process import Running, free_port
 from stage import KIMI, QWEN3_CODER, Family, Stage, call, say, stage, think, turns
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration

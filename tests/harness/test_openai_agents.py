@@ -16,7 +16,7 @@ from agents import (
 )
 from exactness import Row, was_exact
 from openai import AsyncOpenAI
-from served import PATIENCE, Running
+from server_process import PATIENCE, Running
 from stage import MODEL, QWEN3_CODER, Stage, call, say, stage, think, turns
 
 from dovetail_model import OutputBlock

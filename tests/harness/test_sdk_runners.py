@@ -15,7 +15,7 @@ from openai import pydantic_function_tool
 from openai.lib.responses_tool_runner import EarlyExecution, RegisteredFunction, ResponsesToolRunner
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
-from served import Running
+from server_process import Running
 from stage import KIMI, MODEL, Stage, call, say, stage, think, turns
 
 from dovetail_model import OutputBlock

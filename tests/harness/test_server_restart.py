@@ -16,7 +16,7 @@ from claude_code import HEADLESS as CLAUDE
 from codex_runs import HEADLESS as CODEX
 from exactness import Tell, was_exact
 from sandbox import Sandbox
-from served import PATIENCE, Running, free_port
+from server_process import PATIENCE, Running, free_port
 from stage import MODEL, QWEN3_CODER, call, say, stage, think, turns
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]

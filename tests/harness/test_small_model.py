@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from anthropic import beta_tool
 from sandbox import Sandbox
-from served import WEIGHTS, Running, served
+from server_process import WEIGHTS, Running, served
 
 NAME = "smollm2"
 WINDOW = 8192

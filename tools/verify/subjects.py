@@ -16,8 +16,8 @@ from tools.running import DYNAMO, NAME, PARSERS, VLLM, dynamo, scripted_engine, 
 
 # isort: split
 from llama_server import llama_server
-from llamacpp_at_hand import WEIGHTS
-from served import qwen_folder, served
+from llamacpp_environment import WEIGHTS
+from server_process import qwen_folder, served
 from tools.verify.talking_qwen3 import talking_qwen3
 
 from dovetail_verify.scripted import render_script

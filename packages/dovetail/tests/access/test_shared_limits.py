@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import NAME, qwen_folder, served
+from server_process import NAME, qwen_folder, served
 
 from dovetail.access.limits import RateLimiter, RateLimitExceeded, RateLimits
 from dovetail.access.shared_limits import (

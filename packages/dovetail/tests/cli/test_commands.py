@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import WEIGHTS, qwen_folder
+from server_process import WEIGHTS, qwen_folder
 from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app

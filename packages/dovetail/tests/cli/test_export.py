@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from agent_clients import Agent, ClaudeCode, Codex, OpenClaw
 from redis_server import RedisServer
-from served import NAME, Ended, Running, clean_environment, dovetail, qwen_folder, served
+from server_process import NAME, Ended, Running, clean_environment, dovetail, qwen_folder, served
 from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from models_at_hand import TOKENIZERS
+from real_models import TOKENIZERS
 from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from served import dovetail
+from server_process import dovetail
 from typer.testing import CliRunner, Result
 
 from dovetail.access.auth import ApiKeys

@@ -11,7 +11,15 @@ from signal import SIGINT, SIGTERM
 from typing import Any
 
 import pytest
-from served import NAME, PATIENCE, clean_environment, dovetail, free_port, qwen_folder, served
+from server_process import (
+    NAME,
+    PATIENCE,
+    clean_environment,
+    dovetail,
+    free_port,
+    qwen_folder,
+    served,
+)
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TOOL = {"name": "f", "input_schema": {"type": "object"}}

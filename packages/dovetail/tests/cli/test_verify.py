@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Running, dovetail, served
-from verify_faults import faulty_server, turned_away
+from server_process import Running, dovetail, served
+from verify_failures import faulty_server, turned_away
 
 from dovetail_verify.scripted import prepare_scripted_server
 from dovetail_verify.suite import BLACK_BOX_CHECKS, SCRIPTED_CHECKS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from verify_faults import Asked, Fault, Play, Told, answer, faulty_server, turned_away
+from verify_failures import Asked, Fault, Play, Told, answer, faulty_server, turned_away
 
 from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import CheckOutcome, CheckResult

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from verify_fault_table import FAULTS
-from verify_faults import Fault, Play, faulty_server
+from verify_failure_table import FAULTS
+from verify_failures import Fault, Play, faulty_server
 
 from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import Check, CheckOutcome, CheckResult

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from models_at_hand import PAIRS, lay_out, require
-from served import NAME, served
-from verify_spoilers import (
+from real_models import PAIRS, lay_out, require
+from server_process import NAME, served
+from verify_faulty_servers import (
     Json,
     SpoiledTarget,
     Spoiler,

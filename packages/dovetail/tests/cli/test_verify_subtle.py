@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from verify_faults import Asked, Fault, Play, Told, faulty_server
+from verify_failures import Asked, Fault, Play, Told, faulty_server
 
 from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import CheckOutcome, CheckResult

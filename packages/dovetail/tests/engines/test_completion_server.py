@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_stage import END, RETURN, TOKENIZER, ids, request
+from scripted_fixture import END, RETURN, TOKENIZER, ids, request
 
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_stage import Remotely
-from scripted_stage import END, TOKENIZER, engine, ids
-from sglang_stage import StandInEngine
+from completions_fixture import Remotely
+from scripted_fixture import END, TOKENIZER, engine, ids
+from sglang_fixture import StandInEngine
 
 from dovetail.engines import registry
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine

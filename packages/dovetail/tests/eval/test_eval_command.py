@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accept_stage import MODEL, perfect
-from served import PATIENCE, clean_environment, dovetail, qwen_folder, served
+from eval_fixture import MODEL, perfect
+from server_process import PATIENCE, clean_environment, dovetail, qwen_folder, served
 
 from dovetail.eval.tasks import TASKS
 

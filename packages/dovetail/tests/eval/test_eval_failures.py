@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_stage import run
-from upstream_at_hand import Answer, Asked, chunks, faked, refusal, stream, user
-from watch_stage import listening
+from http_fixture import run
+from upstream_environment import Answer, Asked, chunks, faked, refusal, stream, user
+from watch_fixture import listening
 
 from dovetail.eval import client as speaking
 from dovetail.eval.client import APIS, ApiClient

@@ -1,9 +1,9 @@
 """Acceptance of llama.cpp's own server, the real one: whatever SmolLM2 says, the protocol holds."""
 
 import pytest
-from http_stage import run
+from http_fixture import run
 from llama_server import llama_server
-from llamacpp_at_hand import need_weights
+from llamacpp_environment import need_weights
 
 from dovetail.eval.metrics import PassMetrics
 from dovetail.eval.report import build_notes

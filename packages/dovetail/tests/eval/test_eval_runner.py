@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accept_stage import CLUMSY, DONE, MODEL, PERFECT, call, like_vllm, perfect, scripted, thinks
-from http_stage import run
+from eval_fixture import CLUMSY, DONE, MODEL, PERFECT, call, like_vllm, perfect, scripted, thinks
+from http_fixture import run
 from rich.console import Console
-from served import qwen_folder
+from server_process import qwen_folder
 
 from dovetail.eval.agent import TaskRun
 from dovetail.eval.metrics import PassMetrics

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accept_stage import PERFECT
+from eval_fixture import PERFECT
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from abuse_wire import (
+from abuse_connections import (
     BODY,
     CHUNKED,
     GARBAGE,
@@ -18,7 +18,7 @@ from abuse_wire import (
     until,
     wire_to,
 )
-from http_stage import NAME, Stage, run, serving
+from http_fixture import NAME, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions

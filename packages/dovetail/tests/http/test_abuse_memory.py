@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from http_stage import NAME, run, serving
+from http_fixture import NAME, run, serving
 
 from dovetail.ledger.history_match import HistoryMatch, HistoryMatchCache, MatchStep, TurnMatch
 from dovetail.ledger.turn_digest import TurnDigestCache

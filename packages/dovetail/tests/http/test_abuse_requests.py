@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from abuse_crowd import ask, open_files, resident, throw
+from abuse_clients import ask, open_files, resident, throw
 from abuse_requests import attacks
-from served import NAME, Running, qwen_folder, served
+from server_process import NAME, Running, qwen_folder, served
 
 MANY = 10_000
 SERIES = 2_000  # lines of numbers: each of endpoints, statuses and reasons has a few

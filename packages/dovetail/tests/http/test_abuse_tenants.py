@@ -12,9 +12,9 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from http_stage import CALL, NAME, Reply, Stage, run, serving
-from socket_stage import asked as asked_over_socket
-from socket_stage import socket_to
+from http_fixture import CALL, NAME, Reply, Stage, run, serving
+from websocket_fixture import asked as asked_over_socket
+from websocket_fixture import socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

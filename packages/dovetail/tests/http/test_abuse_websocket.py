@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from abuse_requests import ODD, RAW, corpus, mutate
-from http_stage import NAME, run, serving
-from socket_stage import Event, answer, asked, socket_to, text_of
+from http_fixture import NAME, run, serving
+from websocket_fixture import Event, answer, asked, socket_to, text_of
 from websockets.exceptions import ConnectionClosed
 
 from dovetail.http.options import HttpOptions

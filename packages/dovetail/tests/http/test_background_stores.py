@@ -5,8 +5,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from background_stage import Gate, shared_service, until
-from http_stage import NAME, run, service, serving
+from background_fixture import Gate, shared_service, until
+from http_fixture import NAME, run, service, serving
 
 from dovetail.http.responses import background as background_module
 from dovetail.pipeline.registry import ModelRegistry

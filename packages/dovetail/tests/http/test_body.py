@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import brotli  # type: ignore[import-untyped]
 import pytest
 import zstandard
-from http_stage import NAME, Reply, Stage, head, read_reply, run, serving
+from http_fixture import NAME, Reply, Stage, head, read_reply, run, serving
 from hypothesis import given
 from hypothesis import strategies as st
 

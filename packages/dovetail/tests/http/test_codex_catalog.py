@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_stage import ALIAS, NAME, THINKING_TEMPLATE, StageEngine, run, service, serving
+from http_fixture import ALIAS, NAME, THINKING_TEMPLATE, StageEngine, run, service, serving
 from hypothesis import given
 from hypothesis import strategies as st
-from models_at_hand import PAIRS, model, require
-from served import dovetail, qwen_folder, served
+from real_models import PAIRS, model, require
+from server_process import dovetail, qwen_folder, served
 
 from dovetail.engines.engine import EngineCapabilities, RemoteModel
 from dovetail.engines.registry import UpstreamSetup, create_upstream

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from http_stage import NAME, Plan, Reply, Stage, StageEngine, head, read_reply, run, serving
+from http_fixture import NAME, Plan, Reply, Stage, StageEngine, head, read_reply, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions

@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from http_stage import NAME, Stage, run, service, serving
+from http_fixture import NAME, Stage, run, service, serving
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

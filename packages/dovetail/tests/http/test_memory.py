@@ -9,9 +9,9 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from background_stage import Gate
-from http_stage import ALIAS, Stage, head, read_reply, run, serving
-from socket_stage import ask, event, socket_to, until
+from background_fixture import Gate
+from http_fixture import ALIAS, Stage, head, read_reply, run, serving
+from websocket_fixture import ask, event, socket_to, until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

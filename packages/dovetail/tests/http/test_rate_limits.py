@@ -15,8 +15,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from http_stage import NAME, Stage, head, run, serving
-from socket_stage import asked, socket_to
+from http_fixture import NAME, Stage, head, run, serving
+from websocket_fixture import asked, socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from http_stage import ALIAS, CALL, NAME, Stage, run, serving
+from http_fixture import ALIAS, CALL, NAME, Stage, run, serving
 
 ANTHROPIC_TOOL: Any = {
     "name": "look_up",

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from http_stage import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, serving
+from http_fixture import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import response as outlet

@@ -8,8 +8,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from http_stage import run, tiny_model
-from token_stage import ASKED, Tap, counting, tapped
+from http_fixture import run, tiny_model
+from token_fixture import ASKED, Tap, counting, tapped
 
 PYTHON_CALLS = 32  # for a token; 20 when this was written
 ALL_CALLS = 70  # with those of C; 45 then

@@ -12,8 +12,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from launch_stage import DIES, FakeHarness
-from served import NAME, Ended, Running, clean_environment, dovetail, free_port, qwen_folder, served
+from launch_fixture import DIES, FakeHarness
+from server_process import (
+    NAME,
+    Ended,
+    Running,
+    clean_environment,
+    dovetail,
+    free_port,
+    qwen_folder,
+    served,
+)
 
 LONG = 200_000
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from launch_stage import CATALOG, KEY, MODEL, FakeHarness, order, target
+from launch_fixture import CATALOG, KEY, MODEL, FakeHarness, order, target
 
 from dovetail.launch.claude import compaction_threshold
 from dovetail.launch.harnesses import HARNESSES, get_harness

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from launch_stage import DIES, WAITS, FakeHarness
-from served import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
+from launch_fixture import DIES, WAITS, FakeHarness
+from server_process import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
 
 from dovetail.launch.server_process import (
     build_port_arguments,

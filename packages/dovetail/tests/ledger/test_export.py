@@ -11,11 +11,11 @@ from math import nan
 import msgspec
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw
-from exporting import NotingPlayer, breaks, check, check_sample, exported
+from exactness_matrix import KEY, Session, ask
+from exactness_matrix import turn as take_turn
+from exported_sessions import NotingPlayer, breaks, check, check_sample, exported
 from ledger_entries import pack_logprobs, turn
-from matrix import KEY, Session, ask
-from matrix import turn as take_turn
-from models_at_hand import PAIRS, Pair, model, require
+from real_models import PAIRS, Pair, model, require
 from session_script import SCRIPT, scribe
 
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, pack_ids, unpack_ids

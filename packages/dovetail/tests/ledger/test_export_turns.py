@@ -5,7 +5,7 @@ import secrets
 from array import array
 
 import pytest
-from heard import RecordingSink
+from collecting_sink import RecordingSink
 
 from dovetail.demo.session import build_demo_model
 from dovetail.engines.scripted import ScriptedEngine, ScriptedOptions, parse_script

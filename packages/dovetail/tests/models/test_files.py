@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_at_hand import TEMPLATES
+from real_models import TEMPLATES
 
 from dovetail.models.files import (
     CHATML_TEMPLATE,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_at_hand import TEMPLATES, TOKENIZERS
+from real_models import TEMPLATES, TOKENIZERS
 
 from dovetail.models.loader import Model, ModelLoadError, load_model
 from dovetail_model import Sampling

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_at_hand import TEMPLATES
+from real_models import TEMPLATES
 
 from dovetail.models.files import CHATML_TEMPLATE
 from dovetail.models.template_probe import probe_template

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_stage import ALIAS, head, read_reply, run, service, serving
-from socket_stage import asked, socket_to
+from http_fixture import ALIAS, head, read_reply, run, service, serving
+from websocket_fixture import asked, socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits

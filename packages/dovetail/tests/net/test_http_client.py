@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wire_stage import CHUNKED, FAULTS, POST, SHORT, chunk, read_request, saying, server
+from raw_http_server import CHUNKED, FAULTS, POST, SHORT, chunk, read_request, saying, server
 
 from dovetail.net import http_client as wire
 from dovetail.net.http_client import ClientRequest, ConnectionGroup, Endpoint, fetch, send_request

@@ -1,7 +1,7 @@
 """What comes before a request: headers without end, connections that say nothing, the lifespan."""
 
 import pytest
-from http_stage import head, read_reply, run, service, serving
+from http_fixture import head, read_reply, run, service, serving
 
 from dovetail.http.app import App
 from dovetail.net import http_protocol as connection

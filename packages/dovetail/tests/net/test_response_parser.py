@@ -4,7 +4,17 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from wire_stage import CHUNKED, FAULTS, POST, SHORT, Answer, chunk, read_request, saying, server
+from raw_http_server import (
+    CHUNKED,
+    FAULTS,
+    POST,
+    SHORT,
+    Answer,
+    chunk,
+    read_request,
+    saying,
+    server,
+)
 
 from dovetail.net import client_connection as line
 from dovetail.net.client_connection import SseDataReader

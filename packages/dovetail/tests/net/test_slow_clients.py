@@ -9,8 +9,8 @@ import sys
 from collections.abc import AsyncGenerator
 
 import pytest
-from abuse_wire import BODY, CHUNKED, LENGTH, connections, get, post, until, wire_to
-from http_stage import NAME, Plan, Stage, run, serving
+from abuse_connections import BODY, CHUNKED, LENGTH, connections, get, post, until, wire_to
+from http_fixture import NAME, Plan, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import memory as held

@@ -19,7 +19,7 @@ import anthropic
 import openai
 import pytest
 from certificates import Authority, serial_of
-from served import NAME, PATIENCE, Running, dovetail, qwen_folder, served
+from server_process import NAME, PATIENCE, Running, dovetail, qwen_folder, served
 
 from dovetail.access.auth import ApiKeys
 from dovetail.net.tls import CertificateError, TlsCertificate

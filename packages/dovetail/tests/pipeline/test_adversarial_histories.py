@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from forks import (
+from forked_histories import (
     Grove,
     Said,
     call_text,

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 
 import pytest
-from heard import RecordingSink
+from collecting_sink import RecordingSink
 
 from dovetail.demo.session import build_demo_model
 from dovetail.engines.engine import (

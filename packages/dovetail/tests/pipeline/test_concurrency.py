@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from http_stage import NAME, run, serving, tiny_model
+from http_fixture import NAME, run, serving, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

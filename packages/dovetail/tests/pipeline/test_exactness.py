@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from agent_clients import AGENTS
+from exactness_matrix import Policy, Row, measure, policy_of
 from exactness_page import page
 from long_session import LONG_PAIR, figures
-from matrix import Policy, Row, measure, policy_of
-from models_at_hand import PAIRS, Pair, available, model, require
+from real_models import PAIRS, Pair, available, model, require
 
 PAGE = Path(__file__).parents[4] / "docs" / "exactness.md"
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)

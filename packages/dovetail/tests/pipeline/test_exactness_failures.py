@@ -14,9 +14,9 @@ from typing import ParamSpec
 
 import pytest
 from agent_clients import SYSTEM, Agent, ChatAgent, ClaudeCode, Codex, MessagesAgent, OpenCode
-from matrix import KEY, OFF, Session, ask, player, policy_for, preparer, turn
-from models_at_hand import PAIRS, Pair, model, require
-from playing import Played, Player
+from exactness_matrix import KEY, OFF, Session, ask, player, policy_for, preparer, turn
+from real_models import PAIRS, Pair, model, require
+from scripted_run import Played, Player
 from session_script import SCRIPT
 
 from dovetail.ledger.keyring import Keyring

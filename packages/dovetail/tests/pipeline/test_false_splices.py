@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from forks import (
+from forked_histories import (
     Grove,
     Said,
     anonymous,
@@ -21,7 +21,7 @@ from forks import (
     without_words,
 )
 from histories import play_histories
-from models_at_hand import PAIRS, Pair, model, require
+from real_models import PAIRS, Pair, model, require
 
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import PreparedRequest

@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models_at_hand import PAIRS, Pair, model, require
-from playing import OddSpelling
+from real_models import PAIRS, Pair, model, require
+from scripted_run import OddSpelling
 
 from dovetail.ledger.entry import FINISH_INTERRUPTED, LedgerEntry, unpack_ids
 from dovetail.ledger.keyring import Keyring

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from exactness_matrix import OFF
 from long_session import LOOP, Cost, play_long
-from matrix import OFF
-from models_at_hand import PAIRS, Pair, require
+from real_models import PAIRS, Pair, require
 
 TURNS = 200
 KEEPS = [pair for pair in PAIRS if pair.name in ("Ministral-3", "GLM-4.7")]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from agent_clients import ChatAgent, ClaudeCode, MessagesAgent, PlainChat
-from models_at_hand import PAIRS, TOKENIZERS, model, require
-from playing import Player
+from real_models import PAIRS, TOKENIZERS, model, require
+from scripted_run import Player
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

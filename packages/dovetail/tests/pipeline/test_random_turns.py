@@ -7,9 +7,9 @@ import asyncio
 
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, PlainChat
-from models_at_hand import PAIRS, Pair, available, model, require
-from playing import Player
-from wild_output import Tally, check_claims, check_raw, play
+from random_output import Tally, check_claims, check_raw, play
+from real_models import PAIRS, Pair, available, model, require
+from scripted_run import Player
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

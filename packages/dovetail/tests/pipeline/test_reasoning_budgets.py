@@ -9,7 +9,7 @@ from functools import cache
 
 import msgspec
 import pytest
-from heard import run_and_collect
+from collecting_sink import run_and_collect
 
 from dovetail.demo.session import CHAT_TEMPLATE, build_demo_model
 from dovetail.engines.engine import (

@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from forks import KEYS, Grove, Said, grove, results, run, user
+from forked_histories import KEYS, Grove, Said, grove, results, run, user
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from models_at_hand import PAIRS, Pair, model, require
+from real_models import PAIRS, Pair, model, require
 
 from dovetail.models.loader import Model
 from dovetail_model import (

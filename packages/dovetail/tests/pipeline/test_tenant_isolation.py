@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from heard import run_and_collect
-from http_stage import tiny_model
+from collecting_sink import run_and_collect
+from http_fixture import tiny_model
 
 from dovetail.engines.engine import (
     EngineCapabilities,

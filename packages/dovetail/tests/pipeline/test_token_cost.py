@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count, cycle, islice
 
 import pytest
-from models_at_hand import PAIRS, model, require
+from real_models import PAIRS, model, require
 
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner

@@ -3,14 +3,14 @@
 from contextlib import nullcontext, suppress
 
 import pytest
-from forks import (
+from forked_histories import (
     RUN,
     grove,
     results,
     run,
     user,
 )
-from models_at_hand import PAIRS, Pair, model, require
+from real_models import PAIRS, Pair, model, require
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ledger_entries import turn as entry
-from splicing import THINKING, at_hand, chat_template, controls_of, facts_of, parsers_of
+from splice_cases import THINKING, at_hand, chat_template, controls_of, facts_of, parsers_of
 
 from dovetail.ledger.entry import pack_ids
 from dovetail.ledger.recognition import RecognizedHistory

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from agent_clients import AGENTS, Agent
-from forks import (
+from forked_histories import (
     RUN,
     grove,
     results,
@@ -14,8 +14,8 @@ from forks import (
     small_model,
     user,
 )
-from models_at_hand import PAIRS, Pair, model, require
-from playing import Player
+from real_models import PAIRS, Pair, model, require
+from scripted_run import Player
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, resumption_of
+from splice_cases import NAMES, THINKING, at_hand, chat_template, facts_of, resumption_of
 
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
 from dovetail.prompt.partial_render import PartialRenderer

@@ -4,7 +4,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from splicing import NAMES, THINKING, at_hand, chat_template, facts_of, splicer_of
+from splice_cases import NAMES, THINKING, at_hand, chat_template, facts_of, splicer_of
 
 from dovetail.prompt.messages import ChatMessage, MessageBuilder, ToolNames, format_tools
 from dovetail.prompt.splice import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from http_stage import NAME, run, serving
+from http_fixture import NAME, run, serving
 
 from dovetail.access.key_file import read_keys
 from dovetail.settings.sources import load_config

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from served import NAME, Running, qwen_folder, served
+from server_process import NAME, Running, qwen_folder, served
 
 STREAMS = 50
 WORDS = [f"word{number}" for number in range(120)]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from background_stage import Gate, until
-from http_stage import NAME, StageEngine, head, read_reply, run, serving, tiny_model
+from background_fixture import Gate, until
+from http_fixture import NAME, StageEngine, head, read_reply, run, serving, tiny_model
 from openai import AsyncStream
 from openai.types.responses import Response
 

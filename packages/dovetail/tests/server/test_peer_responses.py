@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from background_stage import Gate, siblings, until
-from http_stage import NAME, Stage, head, run
-from socket_stage import until as it_is_so
+from background_fixture import Gate, siblings, until
+from http_fixture import NAME, Stage, head, run
+from websocket_fixture import until as it_is_so
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

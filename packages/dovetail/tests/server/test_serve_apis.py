@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from served import NAME, Running, qwen_folder, served
+from server_process import NAME, Running, qwen_folder, served
 
 TOOL_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ANTHROPIC_TOOL: Any = {"name": "look_up", "description": "Weather", "input_schema": TOOL_SCHEMA}

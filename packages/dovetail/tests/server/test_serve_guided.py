@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heard import run_and_collect
-from served import qwen_folder
+from collecting_sink import run_and_collect
+from server_process import qwen_folder
 
 from dovetail.engines.engine import Constraint
 from dovetail.engines.scripted import ScriptedEngine

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from served import WEIGHTS, Running, served
+from server_process import WEIGHTS, Running, served
 
 NAME = "smollm2"
 PARIS = "The capital of France is Paris."

@@ -9,8 +9,8 @@ import anthropic
 import openai
 import pytest
 from llama_server import llama_server
-from llamacpp_at_hand import need_weights
-from served import NAME, Running, qwen_folder, served
+from llamacpp_environment import need_weights
+from server_process import NAME, Running, qwen_folder, served
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ANTHROPIC_TOOL: Any = {"name": "look_up", "description": "Weather", "input_schema": SCHEMA}

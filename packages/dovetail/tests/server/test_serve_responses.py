@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 from redis_server import RedisServer
-from served import NAME, Running, qwen_folder, served
+from server_process import NAME, Running, qwen_folder, served
 
 TURNS = 20
 CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "ls", "timeout": 10.0}}\n</tool_call>'

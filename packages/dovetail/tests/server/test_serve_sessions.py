@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw, read
-from served import NAME, Reply, Running, qwen_folder, served
+from server_process import NAME, Reply, Running, qwen_folder, served
 
 STEPS = 6
 BLOCK = 16  # tokens of a block in the scripted engine's cache

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_at_hand import mocking
-from served import TOKENIZERS, Running, qwen_folder, served
-from sglang_stage import MODEL_INFO, PATHS, SERVER_INFO, StandIn, listening
+from dynamo_environment import mocking
+from server_process import TOKENIZERS, Running, qwen_folder, served
+from sglang_fixture import MODEL_INFO, PATHS, SERVER_INFO, StandIn, listening
 
 from dovetail.net.http_client import Endpoint
 from dovetail_tokenizers import Tokenizer, load_tokenizer

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heard import run_and_collect
-from served import dovetail, qwen_folder, served
+from collecting_sink import run_and_collect
+from server_process import dovetail, qwen_folder, served
 
 from dovetail.engines.engine import RemoteModel
 from dovetail.engines.registry import EngineSetupError

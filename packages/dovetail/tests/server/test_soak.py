@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from abuse_crowd import open_files, resident
-from served import NAME, Running, qwen_folder, served
+from abuse_clients import open_files, resident
+from server_process import NAME, Running, qwen_folder, served
 from soak_streams import APIS, stream_many
-from socket_stage import ask, asked
+from websocket_fixture import ask, asked
 from websockets.asyncio.client import connect
 
 STREAMS, TURNS = 20_000, 500

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import uvicorn
-from http_stage import StageEngine, tiny_model
+from http_fixture import StageEngine, tiny_model
 from ledger_entries import turn
 from prometheus_client import Gauge
 

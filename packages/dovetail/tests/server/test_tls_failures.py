@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 from certificates import Authority
-from http_stage import Stage, StageEngine, head, read_reply, service, tiny_model
+from http_fixture import Stage, StageEngine, head, read_reply, service, tiny_model
 
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from http_stage import run
+from http_fixture import run
 
 from dovetail.server import worker_peers as siblings_module
 from dovetail.server.worker_peers import PeerDisconnected, PeerHandler, PeerRequest, WorkerPeers

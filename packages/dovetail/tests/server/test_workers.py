@@ -18,7 +18,7 @@ from threading import Barrier
 
 import pytest
 from openai import OpenAI
-from served import (
+from server_process import (
     NAME,
     PATIENCE,
     Running,
@@ -30,7 +30,7 @@ from served import (
 )
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
-from workers_stage import (
+from workers_fixture import (
     PATHS,
     PIECES,
     arguments,

@@ -13,10 +13,10 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from served import NAME, PATIENCE
+from server_process import NAME, PATIENCE
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
-from workers_stage import PIECES, children, count, crew, numbers, until
+from workers_fixture import PIECES, children, count, crew, numbers, until
 
 pytestmark = pytest.mark.long
 

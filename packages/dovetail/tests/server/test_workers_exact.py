@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from redis_server import RedisServer
-from served import Running
-from workers_stage import Chat, crew, numbers, until
+from server_process import Running
+from workers_fixture import Chat, crew, numbers, until
 
 TURNS = 10
 AT_ONCE = 4

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from agent_clients import AGENTS
+from exactness_matrix import Cell, Row, Step
 from long_session import Long
-from matrix import Cell, Row, Step
-from models_at_hand import Pair, model
+from real_models import Pair, model
 from session_script import SCRIPT
 
 from dovetail_parsers import markers

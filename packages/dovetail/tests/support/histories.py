@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from forks import (
+from forked_histories import (
     RUN,
     Grove,
     Said,

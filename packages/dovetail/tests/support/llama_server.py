@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from llamacpp_at_hand import WEIGHTS
+from llamacpp_environment import WEIGHTS
 
 from dovetail.engines.llamacpp.process import CHILD_SCRIPT
 

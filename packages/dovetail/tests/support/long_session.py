@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 from agent_clients import Agent, ClaudeCode
-from matrix import KEY, OFF, common_prefix
-from models_at_hand import PAIRS, Pair, model
-from playing import Played, Player
+from exactness_matrix import KEY, OFF, common_prefix
+from real_models import PAIRS, Pair, model
+from scripted_run import Played, Player
 
 from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger

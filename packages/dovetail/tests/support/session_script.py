@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from agent_clients import TOOLS
-from models_at_hand import Pair, model
-from playing import OddSpelling
+from real_models import Pair, model
+from scripted_run import OddSpelling
 
 from dovetail.ledger.turn_digest import canonicalize_arguments
 from dovetail.pipeline.preparation import PreparedRequest

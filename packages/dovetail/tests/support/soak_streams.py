@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from http_stage import read_reply
-from served import NAME
+from http_fixture import read_reply
+from server_process import NAME
 
 PATIENCE = 60.0  # seconds for one stream
 _TOOL = {"type": "object", "properties": {"command": {"type": "string"}}}

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from forks import Grove, Said, grove, parts, small_model
+from forked_histories import Grove, Said, grove, parts, small_model
 
 from dovetail.ledger.seal import read_entry_id
 from dovetail.pipeline.preparation import PreparedRequest

@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import copy
 
 import pytest
-from served import TOKENIZERS
+from server_process import TOKENIZERS
 
 VOCABULARY, WIDTH, INNER, LAYERS = 151936, 64, 128, 2
 HEADS, KEY_HEADS, HEAD = 4, 2, 32

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import PATIENCE, Running, clean_environment
+from server_process import PATIENCE, Running, clean_environment
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_stage import CALL, NAME, run, serving
+from http_fixture import CALL, NAME, run, serving
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.http.options import HttpOptions

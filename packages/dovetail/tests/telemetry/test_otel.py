@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collector import Collector, Span, collecting
-from http_stage import CALL, NAME, Stage, run, serving
+from http_fixture import CALL, NAME, Stage, run, serving
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
-from served import dovetail, qwen_folder, served
-from wire_stage import read_request, server
+from otel_collector import Collector, Span, collecting
+from raw_http_server import read_request, server
+from server_process import dovetail, qwen_folder, served
 
 from dovetail.net.http_client import ClientRequest, fetch
 from dovetail.net.trace_context import (

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfetto_at_hand import FAULTS, SLICES, asked
+from perfetto_environment import FAULTS, SLICES, asked
 from perfetto_format import faults
 from typer.testing import CliRunner
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from http_stage import CALL, NAME, Stage, StageEngine, run, serving, tiny_model
+from http_fixture import CALL, NAME, Stage, StageEngine, run, serving, tiny_model
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

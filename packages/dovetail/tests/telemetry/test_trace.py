@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from http_stage import NAME, run, serving
+from http_fixture import NAME, run, serving
 
 from dovetail.http import exchange as capturing
 from dovetail.http.options import HttpOptions

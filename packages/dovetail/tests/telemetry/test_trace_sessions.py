@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from agent_clients import Agent, ClaudeCode, Codex
-from perfetto_at_hand import COUNTERS, FAULTS, FLOWS, SLICES, asked
+from perfetto_environment import COUNTERS, FAULTS, FLOWS, SLICES, asked
 from perfetto_format import faults
-from served import NAME, Running, dovetail, qwen_folder, served
+from server_process import NAME, Running, dovetail, qwen_folder, served
 from websockets.sync.client import connect
 
 from dovetail.telemetry.trace.reader import Trace, read_traces

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from http_stage import run
+from http_fixture import run
 from rich.console import Console
-from served import qwen_folder
-from watch_stage import endpoint, listening, plain_server
+from server_process import qwen_folder
+from watch_fixture import endpoint, listening, plain_server
 
 from dovetail.net.exchange import Message
 from dovetail.net.http_client import Endpoint

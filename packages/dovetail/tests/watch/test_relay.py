@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from http_stage import run
-from watch_stage import Seen, Serve, listening, observing, relaying, say
+from http_fixture import run
+from watch_fixture import Seen, Serve, listening, observing, relaying, say
 
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import zstandard
 from agent_clients import MessagesAgent
-from http_stage import CALL, NAME, Stage, head, run, tiny_model
-from watch_stage import endpoint, plain_server
+from http_fixture import CALL, NAME, Stage, head, run, tiny_model
+from watch_fixture import endpoint, plain_server
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.models.loader import Model

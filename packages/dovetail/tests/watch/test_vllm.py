@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_stage import run
-from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+from http_fixture import run
+from vllm_environment import NAME, REAL, Vllm, shared_vllm
+from watch_fixture import Seen, listening, observing, pieces
 from watch_process import watching
-from watch_stage import Seen, listening, observing, pieces
 
 pytestmark = REAL
 

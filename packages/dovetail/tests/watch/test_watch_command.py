@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, read
-from served import NAME, Running, clean_environment, dovetail, qwen_folder, served
+from server_process import NAME, Running, clean_environment, dovetail, qwen_folder, served
 from watch_process import watching
 
 STEPS = 4

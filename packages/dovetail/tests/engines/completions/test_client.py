@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from completions_stage import MODEL, made_up_server, open_stream, scripted_server, status, stream
-from scripted_stage import END, RETURN, ids, request
+from completions_fixture import MODEL, made_up_server, open_stream, scripted_server, status, stream
+from scripted_fixture import END, RETURN, ids, request
 
 from dovetail.engines.completions.client import CompletionsClient, encode_request
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, TokenDelta

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 import pytest
-from llamacpp_at_hand import (
+from llamacpp_environment import (
     CONTEXT,
     END,
     WEIGHTS,

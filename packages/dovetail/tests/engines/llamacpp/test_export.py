@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from exporting import exported
-from http_stage import serving
-from llamacpp_at_hand import CONTEXT, WEIGHTS, collect, need_weights, request
-from probable_sessions import ASKED_OR_KEPT, Overhearing, Session, Truth, check_kept, check_shown
+from exported_sessions import exported
+from http_fixture import serving
+from llamacpp_environment import CONTEXT, WEIGHTS, collect, need_weights, request
+from logprob_sessions import ASKED_OR_KEPT, Overhearing, Session, Truth, check_kept, check_shown
 
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from dovetail.ledger.keyring import Keyring

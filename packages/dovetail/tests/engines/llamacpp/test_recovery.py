@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models_at_hand import TOKENIZERS
+from real_models import TOKENIZERS
 
 from dovetail.engines.llamacpp.frames import TokenIdRecovery
 from dovetail_tokenizers import ByteTokenizer, Tokenizer, load_tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from llamacpp_at_hand import WEIGHTS, collect, load_tokenizer, need_weights, request
+from llamacpp_environment import WEIGHTS, collect, load_tokenizer, need_weights, request
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions, create

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from http_stage import run
-from upstream_at_hand import Answer, Asked, Reply, faked
+from http_fixture import run
+from upstream_environment import Answer, Asked, Reply, faked
 
 from dovetail.engines.openai import create, discover
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from http_stage import NAME, THINKING_TEMPLATE, Stage, run, serving
-from upstream_at_hand import LOOK, answer, upstream, user
+from http_fixture import NAME, THINKING_TEMPLATE, Stage, run, serving
+from upstream_environment import LOOK, answer, upstream, user
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.openai import OpenAIUpstream, discover

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from http_stage import run
+from http_fixture import run
 from llama_server import THINKING_CHATML, llama_server
-from llamacpp_at_hand import need_weights
-from upstream_at_hand import LOOK, answer, upstream, user
+from llamacpp_environment import need_weights
+from upstream_environment import LOOK, answer, upstream, user
 
 from dovetail.engines.openai import discover
 from dovetail.net.http_client import Endpoint

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from http_stage import run
-from upstream_at_hand import (
+from http_fixture import run
+from upstream_environment import (
     LOOK,
     Answer,
     Asked,

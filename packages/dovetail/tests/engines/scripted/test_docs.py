@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import msgspec
-from scripted_stage import engine, play_text, request
+from scripted_fixture import engine, play_text, request
 
 from dovetail.engines.scripted import ScriptedOptions
 from dovetail.engines.scripted.script import ReplyFailure, RuleCondition, ScriptEntry

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jumping_loop import run_jumping
-from scripted_stage import END, TOKENIZER, deltas, engine, ids, play, play_text, request, said
+from fake_clock_loop import run_jumping
+from scripted_fixture import END, TOKENIZER, deltas, engine, ids, play, play_text, request, said
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.scripted import ScriptedEngine

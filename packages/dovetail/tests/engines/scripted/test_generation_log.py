@@ -5,7 +5,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from scripted_stage import END, engine, ids, play, request
+from scripted_fixture import END, engine, ids, play, request
 
 from dovetail.engines.scripted.generation_log import read_generation_log
 from dovetail.engines.token_stream import iter_deltas

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_stage import END, RETURN, TOKENIZER, engine, ids, play, play_text, request
+from scripted_fixture import END, RETURN, TOKENIZER, engine, ids, play, play_text, request
 
 from dovetail.engines.scripted import ScriptedEngine, ScriptError, load_script, parse_script
 from dovetail_model import Sampling

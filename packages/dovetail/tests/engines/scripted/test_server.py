@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from openai import AsyncOpenAI
 from real_tokenizers import folder
-from scripted_stage import END, RETURN, TOKENIZER, engine, ids
+from scripted_fixture import END, RETURN, TOKENIZER, engine, ids
 
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from dynamo_at_hand import PYTHON
+from dynamo_environment import PYTHON
+from sglang_fixture import Json, ask, frames
 from sglang_recording import ASKED
-from sglang_stage import Json, ask, frames
 
 from dovetail.engines.engine import Constraint, EngineRequest
 from dovetail.engines.sglang.request import CONSTRAINT_FIELDS, encode_request

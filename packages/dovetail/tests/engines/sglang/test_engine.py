@@ -7,8 +7,18 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from scripted_stage import END, TOKENIZER, ids
-from sglang_stage import PATHS, SERVER_INFO, StandIn, ask, event, frames, heard, listening, running
+from scripted_fixture import END, TOKENIZER, ids
+from sglang_fixture import (
+    PATHS,
+    SERVER_INFO,
+    StandIn,
+    ask,
+    event,
+    frames,
+    heard,
+    listening,
+    running,
+)
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.sglang import SglangEngine

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_stage import END, TOKENIZER
-from sglang_stage import Json, ask, event, frames, meta
+from scripted_fixture import END, TOKENIZER
+from sglang_fixture import Json, ask, event, frames, meta
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB

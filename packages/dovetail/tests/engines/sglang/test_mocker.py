@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 import pytest
-from dynamo_at_hand import LOOKS, PAUSE, mocking
+from dynamo_environment import LOOKS, PAUSE, mocking
+from sglang_fixture import heard
 from sglang_recording import ASKED, MODEL, WINDOW, ask, load, replaying
-from sglang_stage import heard
 
 from dovetail.engines.engine import RemoteModel, TokenDelta
 from dovetail.engines.sglang import SglangEngine, discover

@@ -6,8 +6,8 @@ from array import array
 from typing import Any
 
 import pytest
-from scripted_stage import TOKENIZER
-from sglang_stage import MODEL_INFO, MODELS, PATHS, SERVER_INFO, Json, StandIn, ask, listening
+from scripted_fixture import TOKENIZER
+from sglang_fixture import MODEL_INFO, MODELS, PATHS, SERVER_INFO, Json, StandIn, ask, listening
 
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, RemoteModel
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover_model

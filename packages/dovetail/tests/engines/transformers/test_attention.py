@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch_at_hand import PYTHON, build, need_torch
+from torch_environment import PYTHON, build, need_torch
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.token_stream import iter_deltas
@@ -48,7 +48,7 @@ ANSWER = 4  # tokens
 
 
 def test_kernels_find_what_plain_sums_find() -> None:
-    found = _run("attention_trials.py", json.dumps(list(TRIALS.values())))
+    found = _run("attention_checks.py", json.dumps(list(TRIALS.values())))
     errors = dict(zip(TRIALS, found, strict=True))
     assert {name: error for name, error in errors.items() if not error < 1e-5} == {}
 
@@ -56,7 +56,7 @@ def test_kernels_find_what_plain_sums_find() -> None:
 @pytest.mark.long
 def test_small_steps_are_fused_where_that_changes_nothing() -> None:
     """Gemma's norm adds one to its weights, GLM turns neighbours instead of halves: not ours."""
-    found = _run("fusing_trials.py")
+    found = _run("fusion_checks.py")
     assert {name: error for name in found if not (error := found[name].pop("error")) < 1e-5} == {}
     assert found == {
         "Qwen3": {"norms": 9, "rotations": 1},

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from models_at_hand import TOKENIZERS
-from torch_at_hand import PYTHON, WINDOW, build, need_torch
+from real_models import TOKENIZERS
+from torch_environment import PYTHON, WINDOW, build, need_torch
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from exporting import exported
-from http_stage import serving
-from probable_sessions import ASKED_OR_KEPT, SHAPE, Overhearing, Session, check_kept, check_shown
+from exported_sessions import exported
+from http_fixture import serving
+from logprob_sessions import ASKED_OR_KEPT, SHAPE, Overhearing, Session, check_kept, check_shown
 from tiny_qwen3 import tiny_qwen3
-from torch_at_hand import PYTHON, Forward, forward, need_torch
+from torch_environment import PYTHON, Forward, forward, need_torch
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from http_stage import serving
-from probable_sessions import Overhearing
-from torch_at_hand import PYTHON, WINDOW, build, need_torch
+from http_fixture import serving
+from logprob_sessions import Overhearing
+from torch_environment import PYTHON, WINDOW, build, need_torch
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from jinja2 import TemplateError
-from models_at_hand import TEMPLATES
+from real_models import TEMPLATES
 
 from dovetail.prompt.template import ChatTemplate, RenderError
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch_at_hand import PYTHON, need_torch
+from torch_environment import PYTHON, need_torch
 
 import dovetail
 import dovetail_model
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self) -> None:
         folders = [str(Path(package.__path__[0]).parent) for package in NEEDED]
         self._process = subprocess.Popen(
-            [PYTHON, str(Path(__file__).parents[2] / "support" / "drawing_worker.py")],
+            [PYTHON, str(Path(__file__).parents[2] / "support" / "sampling_worker.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

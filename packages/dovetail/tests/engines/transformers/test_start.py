@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_stage import CONTROLS, END, TOKENIZER, ids
+from scripted_fixture import CONTROLS, END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine

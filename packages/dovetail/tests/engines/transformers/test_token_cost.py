@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvicorn
 from batching_manager import Manager, engine, output
-from scripted_stage import END, TOKENIZER
-from token_stage import counting
+from scripted_fixture import END, TOKENIZER
+from token_fixture import counting
 
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_stage import MODEL, Answer, made_up_server, scripted_server, status, stream
-from scripted_stage import END, TOKENIZER, ids, request
+from completions_fixture import MODEL, Answer, made_up_server, scripted_server, status, stream
+from scripted_fixture import END, TOKENIZER, ids, request
 
 from dovetail.engines.engine import RemoteModel, TokenEngine
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine

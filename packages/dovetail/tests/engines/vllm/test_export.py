@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probable_sessions import APIS, Session, Truth, check_kept, check_shown
-from recording import Recorded, Recorder, recording
-from served import Running, clean_environment, served
+from logprob_sessions import APIS, Session, Truth, check_kept, check_shown
+from recording_proxy import Recorded, Recorder, recording
+from server_process import Running, clean_environment, served
 from typer.testing import CliRunner
-from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+from vllm_environment import NAME, REAL, Vllm, shared_vllm
 
 from dovetail.cli.main import build_app
 

@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from harnesses_at_hand import claude_code
-from served import Running, served
-from vllm_at_hand import NAME, REAL, shared_vllm
+from harness_programs import claude_code
+from server_process import Running, served
+from vllm_environment import NAME, REAL, shared_vllm
 
 pytestmark = REAL
 LIMIT = 24  # tokens of an answer

@@ -17,9 +17,9 @@ from uuid import uuid4
 import anthropic
 import openai
 import pytest
-from recording import Recorder, recording
-from served import Running, served
-from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+from recording_proxy import Recorder, recording
+from server_process import Running, served
+from vllm_environment import NAME, REAL, Vllm, shared_vllm
 
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from recording import Recorder, recording
-from served import WEIGHTS, Running, served
-from vllm_at_hand import PYTHON, REAL, running_vllm
+from recording_proxy import Recorder, recording
+from server_process import WEIGHTS, Running, served
+from vllm_environment import PYTHON, REAL, running_vllm
 
 pytestmark = REAL
 

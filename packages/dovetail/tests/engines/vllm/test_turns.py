@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from recording import Recorded, Recorder, recording
-from served import Running, served
-from talking import APIS, Shown, talker
-from vllm_at_hand import NAME, REAL, Vllm, shared_vllm
+from recording_proxy import Recorded, Recorder, recording
+from sdk_conversations import APIS, Shown, talker
+from server_process import Running, served
+from vllm_environment import NAME, REAL, Vllm, shared_vllm
 
 from dovetail_tokenizers import load_tokenizer
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import openai
 import pytest
-from background_stage import Gate, shared_service, until
-from http_stage import NAME, run, serving
+from background_fixture import Gate, shared_service, until
+from http_fixture import NAME, run, serving
 
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions

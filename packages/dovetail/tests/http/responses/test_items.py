@@ -6,8 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from http_stage import CALL, NAME, run, service, serving
-from responses_stage import THOUGHT, TOOL, ask, said
+from http_fixture import CALL, NAME, run, service, serving
+from responses_fixture import THOUGHT, TOOL, ask, said
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

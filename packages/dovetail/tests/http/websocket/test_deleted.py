@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from background_stage import siblings
-from http_stage import Stage, run, serving
-from socket_stage import Event, answer, ask, asked, event, socket_to
+from background_fixture import siblings
+from http_fixture import Stage, run, serving
+from websocket_fixture import Event, answer, ask, asked, event, socket_to
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.responses import connection_cache as local_module

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_stage import NAME, read_reply, run, serving
-from socket_stage import HANDSHAKE, asked, event, refusal, socket_to, text_of, until
+from http_fixture import NAME, read_reply, run, serving
+from websocket_fixture import HANDSHAKE, asked, event, refusal, socket_to, text_of, until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from http_stage import NAME, Stage, run, serving
-from socket_stage import answer, ask, asked, closed, event, refusal, socket_to, text_of, until
+from http_fixture import NAME, Stage, run, serving
+from websocket_fixture import answer, ask, asked, closed, event, refusal, socket_to, text_of, until
 from websockets.exceptions import ConnectionClosed
 
 from dovetail.engines.engine import EngineRequest, TokenDelta

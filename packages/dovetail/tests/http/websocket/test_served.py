@@ -9,7 +9,7 @@ import pytest
 from certificates import Authority
 from openai import OpenAI
 from openai.types.responses.responses_server_event import ResponsesServerEvent
-from served import NAME, PATIENCE, qwen_folder, served
+from server_process import NAME, PATIENCE, qwen_folder, served
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 

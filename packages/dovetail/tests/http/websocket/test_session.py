@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from http_stage import CALL, NAME, Stage, run, serving
-from socket_stage import answer, ask, asked, event, socket_to, text_of
+from http_fixture import CALL, NAME, Stage, run, serving
+from websocket_fixture import answer, ask, asked, event, socket_to, text_of
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from http_stage import CALL, NAME, Stage, run, serving
-from socket_stage import Event, ask, asked, event, socket_to, text_of, until
+from http_fixture import CALL, NAME, Stage, run, serving
+from websocket_fixture import Event, ask, asked, event, socket_to, text_of, until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.http.options import HttpOptions

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from completions_stage import MODEL
-from http_stage import NAME, serving, tiny_model
+from completions_fixture import MODEL
+from http_fixture import NAME, serving, tiny_model
 
 import dovetail
 import dovetail_model

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from agent_clients import Agent
-from playing import Played, Player
+from scripted_run import Played, Player
 
 from dovetail.ledger.export import LedgerExporter
 from dovetail.ledger.export_sample import TrainingSample

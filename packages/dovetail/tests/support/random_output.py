@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from agent_clients import Agent
-from models_at_hand import Pair
-from models_at_hand import model as model_of
-from playing import Played, Player
+from real_models import Pair
+from real_models import model as model_of
+from scripted_run import Played, Player
 
 from dovetail.ledger.entry import unpack_ids
 from dovetail.ledger.keyring import Keyring

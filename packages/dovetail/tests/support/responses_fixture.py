@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from http_stage import NAME, Stage
+from http_fixture import NAME, Stage
 
 TOOL: Any = {
     "type": "function",

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import uvicorn
-from scripted_stage import END, RETURN, TOKENIZER, engine
+from scripted_fixture import END, RETURN, TOKENIZER, engine
 
 from dovetail.engines.completion_server.app import CompletionsServer
 from dovetail.engines.completion_server.model import CompletionModel

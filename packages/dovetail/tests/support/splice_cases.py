@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_at_hand import TEMPLATES
+from real_models import TEMPLATES
 
 from dovetail.models.stop_tokens import KNOWN_STOP_TOKENS
 from dovetail.models.template_probe import probe_template

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from http_stage import NAME, Reply, Stage, read_reply
+from http_fixture import NAME, Reply, Stage, read_reply
 
 from dovetail.net.http_protocol import BoundedHttpProtocol
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from abuse_requests import Attack
-from http_stage import Reply, read_reply
+from http_fixture import Reply, read_reply
 
 PATIENCE = 60.0  # seconds for one answer: more than any of these can honestly take
 

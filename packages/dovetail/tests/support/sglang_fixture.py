@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from scripted_stage import END, TOKENIZER, ids
+from scripted_fixture import END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineHealth, EngineRequest, TokenDelta, TokenSink
 from dovetail.engines.sglang import SglangEngine, SglangOptions

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from anthropic import Anthropic
 from openai import OpenAI
-from served import Running
+from server_process import Running
 
 LOOK_UP = {
     "type": "object",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from served import NAME, Running, qwen_folder, served
+from server_process import NAME, Running, qwen_folder, served
 
 BLOCK = 16  # tokens of a block in the scripted engine's cache
 #: Pieces that the tokenizer would not cut so: whoever does not know the turn writes it otherwise.

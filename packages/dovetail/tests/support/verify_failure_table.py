@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from verify_faults import (
+from verify_failures import (
     Asked,
     Fault,
     Json,

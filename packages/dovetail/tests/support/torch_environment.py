@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from models_at_hand import TOKENIZERS
+from real_models import TOKENIZERS
 
 PYTHON = os.environ.get("DOVETAIL_TORCH_PYTHON", "")
 WINDOW = 4096

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import free_port, qwen_folder
+from server_process import free_port, qwen_folder
 
 from dovetail.engines.sglang import discover
 from dovetail.net.http_client import Endpoint

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from served import free_port
+from server_process import free_port
 from tiny_qwen3 import tiny_qwen3
 
 PYTHON = "DOVETAIL_VLLM_PYTHON"

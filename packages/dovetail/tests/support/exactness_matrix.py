@@ -14,8 +14,8 @@ from unicodedata import normalize
 from unittest.mock import patch
 
 from agent_clients import AGENTS, Agent, MessagesAgent
-from models_at_hand import Pair, model
-from playing import Played, Player
+from real_models import Pair, model
+from scripted_run import Played, Player
 from session_script import SCRIPT, question, result, scribe
 
 from dovetail.ledger.keyring import Keyring

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ssl import SSLContext
 
-from http_stage import NAME, Stage, StageEngine, tiny_model
+from http_fixture import NAME, Stage, StageEngine, tiny_model
 
 from dovetail.http.app import App
 from dovetail.ledger.keyring import Keyring
