@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 from array import array
-from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 from benchmarks.frontend.client import Seen
-from benchmarks.gpu import bundle, claude, rates
+from benchmarks.gpu import claude, rates
 from benchmarks.gpu.actor import PRIMING, Actor, Note, Notebook, read_notes, read_prompt
 from benchmarks.gpu.figures import Alone, Measure, rate_row, ratios, row, saved, turns_row
 from benchmarks.gpu.machine import page_of
@@ -316,41 +314,6 @@ def test_results_stay_until_they_are_measured_again(tmp_path: Path) -> None:
     later.put("A", {"rows": [3]})
     told = json.loads(path.read_text())["experiments"]
     assert told == {"A": {"rows": [3]}, "B": {"rows": [2]}}
-
-
-def _wheel(path: Path, *names: str) -> Path:
-    with ZipFile(path, "w") as packed:
-        for name in names:
-            packed.writestr(name, "")
-    return path
-
-
-def test_a_wheel_for_another_python_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundle, "_strip", lambda site: None)
-    good = _wheel(tmp_path / "good.whl", "a/__init__.py", "a/b.abi3.so", "a/tests/t.py", "a/c.pyx")
-    bundle.unpack([good], tmp_path / "site")
-    kept = {file.name for file in (tmp_path / "site").rglob("*") if file.is_file()}
-    assert kept == {"__init__.py", "b.abi3.so"}
-    bad = _wheel(tmp_path / "bad.whl", "a/b.cpython-311-x86_64-linux-gnu.so")
-    with pytest.raises(bundle.BundleError, match=r"not for Python 3\.12"):
-        bundle.unpack([bad], tmp_path / "site")
-
-
-def test_our_packages_can_be_asked_for_their_versions(tmp_path: Path) -> None:
-    bundle.name_ours(tmp_path)
-    found = {one.name: one.version for one in distributions(path=[str(tmp_path)])}
-    assert found["dovetail"] == version("dovetail")
-    assert set(found) > {"dovetail-model", "dovetail-parsers", "dovetail-protocols"}
-
-
-def test_the_model_is_laid_out_without_weights(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = bundle.lay_out_model(tmp_path / "model", num_hidden_layers=2)
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["hidden_size"], config["num_hidden_layers"]) == (4096, 2)
-    assert "chat_template" in json.loads((folder / "tokenizer_config.json").read_text())
-    assert not list(folder.glob("*.safetensors"))
 
 
 @pytest.mark.long
