@@ -18,7 +18,11 @@ from dovetail.http.websocket.messages import (
     is_event_stream,
     split_messages,
 )
-from dovetail.http.websocket.protocol import WEBSOCKET_TRANSPORT_EXTENSION
+from dovetail.http.websocket.protocol import (
+    WEBSOCKET_TRANSPORT_EXTENSION,
+    DirectWebSocketWriter,
+    WebSocketTransport,
+)
 from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail_model import RateLimited
@@ -113,16 +117,17 @@ def create_exchange(request: WebSocketRequest, context: WebSocketContext) -> Api
     """The request that a message is, as if it had been posted to the socket's own address."""
     scope = context.scope
     answer = WebSocketResponseAdapter(request, context.send, context.disconnected)
-    carrier = (scope.get("extensions") or {}).get(WEBSOCKET_TRANSPORT_EXTENSION)
+    transport: WebSocketTransport | None
+    transport = (scope.get("extensions") or {}).get(WEBSOCKET_TRANSPORT_EXTENSION)
+    extensions: dict[str, DirectWebSocketWriter] = {}
+    if transport is not None:
+        suffix = encode_stream_suffix(request.stream_id)
+        extensions[DIRECT_WRITER_EXTENSION] = transport.open_writer(suffix)
     posted = {
         **scope,
         "method": "POST",
         "headers": _request_headers(scope["headers"], request),
-        "extensions": {
-            DIRECT_WRITER_EXTENSION: carrier.outlet(encode_stream_suffix(request.stream_id))
-        }
-        if carrier
-        else {},
+        "extensions": extensions,
     }
     exchange = ApiExchange(posted, answer.receive, answer.send)
     exchange.transport = "websocket"
