@@ -90,16 +90,16 @@ _OPEN = """
 import asyncio, sys
 from pathlib import Path
 from ledger_entries import turn
-from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 
 async def main(path, name):
     print("ready", flush=True)
     sys.stdin.readline()
-    store = SqliteStore(Path(path), clock=lambda: 1e9 + 1)
+    store = SqliteLedgerStore(Path(path), clock=lambda: 1e9 + 1)
     assert await store.get("t", "old1") is not None
     for number in range(20):
         await store.put(turn(f"{name}-{number}", session=name))
-    assert len(await store.by_session("t", name)) == 20
+    assert len(await store.find_by_session("t", name)) == 20
     await store.close()
 
 asyncio.run(main(*sys.argv[1:]))
