@@ -46,6 +46,6 @@ def test_claude_code_starts_a_tool_early(place: Sandbox, tmp_path: Path, tell: T
     assert told.failed == []
     assert awaited.read_text() == "eins\n"
     first, second = where.heard
-    assert first.said == whole + FAMILY.eos[0]
+    assert first.output_text == whole + FAMILY.eos[0]
     assert "<tool_response>\neins\n" in second.text
     tell(was_exact(where.heard, new=1))

@@ -76,7 +76,7 @@ def test_claude_code_survives_a_failure(
     where = stage(tmp_path / "stage", FAMILY)
     with where.server(script(fail={"after": after})) as server:
         assert claude(place, server.url, PROMPT).result == "Three lines."
-    assert where.heard[1].said.endswith(said)
+    assert where.heard[1].output_text.endswith(said)
     _has_three(place)
     # What the client did not take of the turn that failed need not stand in later prompts.
     tell(was_exact(where.heard, new=1))
@@ -122,7 +122,7 @@ def test_claude_code_outlives_an_engine(place: Sandbox, tmp_path: Path, tell: Te
     asked = [one for one in where.heard if len(one.prompt) > 1_000]
     _, broken, rest, _ = asked
     assert rest.prompt == broken.prompt + broken.output
-    assert broken.said + rest.said == FAMILY.spell(*PAIR) + FAMILY.eos[0]
+    assert broken.output_text + rest.output_text == FAMILY.spell(*PAIR) + FAMILY.eos[0]
     tell(was_exact(asked, new=1, cold=[2]))
 
 

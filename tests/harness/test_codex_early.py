@@ -29,5 +29,5 @@ def test_codex_starts_a_tool_before_the_stream_ends(
     assert told.result == DONE
     commands = [item for item in told.items if item["type"] == "command_execution"]
     assert [item["aggregated_output"] for item in commands] == ["", "früh\n"]
-    assert scene.heard[0].said == first + rest + stop
+    assert scene.heard[0].output_text == first + rest + stop
     tell(was_exact(scene.heard, new=1))

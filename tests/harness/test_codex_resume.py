@@ -49,7 +49,7 @@ def test_codex_resumes_in_order_with_only_the_seal_key_kept(
     assert [path.name for path in scene.data.iterdir()] == ["seal.key"]
     _go_on(place, scene)
     resumed = scene.heard[5]
-    places = [resumed.text.index(one.said) for one in scene.heard[:5]]
+    places = [resumed.text.index(one.output_text) for one in scene.heard[:5]]
     assert places == sorted(places)
     thoughts = [resumed.text.index(thought) for thought in THOUGHTS]
     assert thoughts == sorted(thoughts)

@@ -124,7 +124,7 @@ def test_one_agent_hands_on_to_another(
     assert cities == ["Oslo", "Köln", "Zürich"]
     heard = [one for one in where.heard if asked in one.text]
     assert [one.text.count(CLERK) for one in heard] == [1, 0, 0, 0]
-    assert heard[0].said.removesuffix("<|im_end|>") in heard[1].text
+    assert heard[0].output_text.removesuffix("<|im_end|>") in heard[1].text
     tell(was_exact(heard, new=2))
 
 

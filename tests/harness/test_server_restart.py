@@ -57,7 +57,7 @@ def test_an_agent_comes_back_to_the_new_server(
                 out, err = client.communicate(timeout=PATIENCE)
         assert client.returncode == 0, f"{out[-3000:]} {err[-3000:]}"
     assert DONE in out
-    asked = [one for one in where.heard if "the other client" not in one.said]
+    asked = [one for one in where.heard if "the other client" not in one.output_text]
     tell(was_exact([one for one in asked if len(one.prompt) > 1_000], new=1, cold=[1]))
 
 

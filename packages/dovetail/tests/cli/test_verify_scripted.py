@@ -231,7 +231,7 @@ FAULTS: dict[str, tuple[Spoiler, tuple[str, ...], str]] = {
         "two prompts differ",
     ),
     "generations are not cancelled": (
-        Spoiler(heard=lambda heard: msgspec.structs.replace(heard, said=LAST_LINE)),
+        Spoiler(heard=lambda heard: msgspec.structs.replace(heard, output_text=LAST_LINE)),
         ("*.hang-up",),
         "went on to the end",
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_fixture import Remotely
+from completions_fixture import EngineWithServer
 from scripted_fixture import END, TOKENIZER, engine, ids
 from sglang_fixture import StandInEngine
 
@@ -36,8 +36,8 @@ def mirror() -> TokenEngine:
     """The engine that the page builds."""
     names: dict[str, Any] = {"__name__": "mirror"}
     exec(compile(blocks("adding-an-engine.md", "python")[0], "adding-an-engine.md", "exec"), names)
-    made: TokenEngine = names["create"](EngineSetup(TOKENIZER))
-    return made
+    created: TokenEngine = names["create"](EngineSetup(TOKENIZER))
+    return created
 
 
 def scripted() -> TokenEngine:
@@ -45,27 +45,27 @@ def scripted() -> TokenEngine:
 
 
 def sglang() -> TokenEngine:
-    """The adapter before a stand-in for its server."""
+    """The adapter with a fake server."""
     return StandInEngine()
 
 
 def vllm() -> TokenEngine:
-    """With a server of its protocol, which is the scripted engine's."""
-    return Remotely("vllm", f"[{{text: '{LONG}'}}]")
+    """The adapter with the scripted engine's server, which serves its protocol."""
+    return EngineWithServer("vllm", f"[{{text: '{LONG}'}}]")
 
 
-MAKERS = pytest.mark.parametrize("make", [mirror, scripted, sglang, vllm])
-Maker = Callable[[], TokenEngine]
+ENGINE_FACTORIES = pytest.mark.parametrize("create", [mirror, scripted, sglang, vllm])
+EngineFactory = Callable[[], TokenEngine]
 
 
-def asked(max_tokens: int = 5000, prompt: str = "<|end|>" + LONG) -> EngineRequest:
+def make_request(max_tokens: int = 5000, prompt: str = "<|end|>" + LONG) -> EngineRequest:
     stop_ids = frozenset({END})
     return EngineRequest("r", array("I", ids(prompt)), max_tokens=max_tokens, stop_ids=stop_ids)
 
 
-def run(make: Maker, request: EngineRequest) -> list[TokenDelta]:
+def run(create: EngineFactory, request: EngineRequest) -> list[TokenDelta]:
     async def main() -> list[TokenDelta]:
-        running = make()
+        running = create()
         await running.start()
         assert (await running.health()).ready
         try:
@@ -76,56 +76,56 @@ def run(make: Maker, request: EngineRequest) -> list[TokenDelta]:
     return asyncio.run(main())
 
 
-@MAKERS
-def test_the_last_delta_and_no_other_has_a_finish(make: Maker) -> None:
-    heard = run(make, asked())
-    assert [delta.finish for delta in heard[:-1]] == [None] * (len(heard) - 1)
-    assert heard[-1].finish == "stop"
-    assert heard[-1].ids[-1] == END
+@ENGINE_FACTORIES
+def test_the_last_delta_and_no_other_has_a_finish(create: EngineFactory) -> None:
+    deltas = run(create, make_request())
+    assert [delta.finish for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish == "stop"
+    assert deltas[-1].ids[-1] == END
 
 
-@MAKERS
+@ENGINE_FACTORIES
 @pytest.mark.parametrize("limit", [1, 7, 1000])
-def test_no_more_tokens_than_allowed(make: Maker, limit: int) -> None:
-    heard = run(make, asked(limit))
-    assert sum(len(delta.ids) for delta in heard) == limit
-    assert heard[-1].finish == "length"
+def test_no_more_tokens_than_allowed(create: EngineFactory, limit: int) -> None:
+    deltas = run(create, make_request(limit))
+    assert sum(len(delta.ids) for delta in deltas) == limit
+    assert deltas[-1].finish == "length"
 
 
-@MAKERS
-def test_cached_tokens_are_told_at_most_once(make: Maker) -> None:
-    told = [delta.cached for delta in run(make, asked())]
-    assert sum(cached is not None for cached in told) <= 1
+@ENGINE_FACTORIES
+def test_cached_tokens_are_reported_once(create: EngineFactory) -> None:
+    reported = [delta.cached for delta in run(create, make_request())]
+    assert sum(cached is not None for cached in reported) <= 1
 
 
-@MAKERS
-def test_the_prompt_is_left_alone(make: Maker) -> None:
-    request = asked()
+@ENGINE_FACTORIES
+def test_prompt_is_not_modified(create: EngineFactory) -> None:
+    request = make_request()
     before = array("I", request.prompt)
-    run(make, request)
+    run(create, request)
     assert request.prompt == before
 
 
-@MAKERS
-def test_an_engine_that_is_closed_early_can_go_on_with_others(make: Maker) -> None:
+@ENGINE_FACTORIES
+def test_engine_serves_requests_after_a_cancelled_one(create: EngineFactory) -> None:
     async def main() -> None:
-        running = make()
+        running = create()
         await running.start()
-        async with aclosing(iter_deltas(running, asked())) as first:
+        async with aclosing(iter_deltas(running, make_request())) as first:
             await anext(first)
-        again = [delta async for delta in iter_deltas(running, asked())]
+        again = [delta async for delta in iter_deltas(running, make_request())]
         assert again[-1].finish == "stop"
         await running.stop()
 
     asyncio.run(main())
 
 
-@MAKERS
-def test_stopping_ends_what_runs_with_an_error(make: Maker) -> None:
+@ENGINE_FACTORIES
+def test_stop_fails_running_generations(create: EngineFactory) -> None:
     async def main() -> None:
-        running = make()
+        running = create()
         await running.start()
-        async with aclosing(iter_deltas(running, asked())) as deltas:
+        async with aclosing(iter_deltas(running, make_request())) as deltas:
             await anext(deltas)
             await running.stop()
             with pytest.raises(EngineError):
@@ -136,9 +136,9 @@ def test_stopping_ends_what_runs_with_an_error(make: Maker) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("place", ENGINES.values())
-def test_every_engine_has_its_module(place: str) -> None:
-    assert find_spec(place.partition(":")[0]) is not None
+@pytest.mark.parametrize("path", ENGINES.values())
+def test_every_engine_has_its_module(path: str) -> None:
+    assert find_spec(path.partition(":")[0]) is not None
 
 
 def setup(**options: Any) -> EngineSetup:
@@ -148,10 +148,10 @@ def setup(**options: Any) -> EngineSetup:
 def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
     script = tmp_path / "answer.txt"
     script.write_text("hello")
-    made = create_engine("scripted", setup(script=script, decode_rate="50", chunk="4"))
-    assert isinstance(made, ScriptedEngine)
-    assert (made.options.decode_rate, made.options.chunk) == (50.0, 4)
-    assert made.capabilities.context_length == 100
+    created = create_engine("scripted", setup(script=script, decode_rate="50", chunk="4"))
+    assert isinstance(created, ScriptedEngine)
+    assert (created.options.decode_rate, created.options.chunk) == (50.0, 4)
+    assert created.capabilities.context_length == 100
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
         ("dovetail.engines.engine:create", {}, "has no 'create'"),
     ],
 )
-def test_what_cannot_be_made_is_explained(name: str, options: dict[str, Any], message: str) -> None:
+def test_setup_errors_are_explained(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineSetupError, match=message):
         create_engine(name, setup(**options))
 
@@ -185,7 +185,7 @@ def test_a_missing_package_is_named_with_its_extra(
     assert "needy_engine" not in sys.modules
 
 
-def test_an_engine_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_third_party_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = blocks("adding-an-engine.md", "python")[0]
     (tmp_path / "somebodys_mirror.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""Supervision of a child: one that serves, dies, dawdles, prints rubbish, is killed, orphaned."""
+"""Supervision of a child: it serves, dies, is slow, prints garbage, is killed, is orphaned."""
 
 import asyncio
 import os
@@ -14,58 +14,58 @@ import pytest
 from dovetail.engines.process import MAX_LOG_LINES, ChildProcess, PrivateSocket, ProcessSpec
 from dovetail_model import EngineUnavailable
 
-READY = 'print(json.dumps({"address": "unix:///s", "heard": order}), flush=True)\n'
+READY = 'print(json.dumps({"address": "unix:///s", "config": config}), flush=True)\n'
 UNTIL_END = "sys.stdin.buffer.read()\n"
-HEAD = "import json, os, signal, sys\norder = json.loads(sys.stdin.buffer.readline())\n"
+HEAD = "import json, os, signal, sys\nconfig = json.loads(sys.stdin.buffer.readline())\n"
 
 
-def child(script: str, patience: float = 60.0) -> ChildProcess:
-    """A child that runs this once it has its order."""
+def child(script: str, start_timeout: float = 60.0) -> ChildProcess:
+    """A child that runs this once it has read its config."""
     command = (sys.executable, "-S", "-c", HEAD + script)
-    return ChildProcess(ProcessSpec("it", command, start_timeout=patience))
+    return ChildProcess(ProcessSpec("it", command, start_timeout=start_timeout))
 
 
-def play(script: str, patience: float = 60.0) -> tuple[dict[str, object], ChildProcess]:
-    """What a child answers, after which it is stopped."""
-    made = child(script, patience)
+def run_child(script: str, start_timeout: float = 60.0) -> tuple[dict[str, object], ChildProcess]:
+    """The response of a child, which is then stopped."""
+    process = child(script, start_timeout)
 
     async def main() -> dict[str, object]:
         try:
-            return await made.start({"what": "é"})
+            return await process.start({"what": "é"})
         finally:
-            await made.stop()
-            await made.stop()
+            await process.stop()
+            await process.stop()
 
-    return asyncio.run(main()), made
+    return asyncio.run(main()), process
 
 
 def test_one_line_in_and_one_line_out() -> None:
-    answer, made = play(READY + UNTIL_END)
-    assert answer == {"address": "unix:///s", "heard": {"what": "é"}}
-    assert not made.alive
-    assert made.describe_exit() == "it ended (0)"
+    response, process = run_child(READY + UNTIL_END)
+    assert response == {"address": "unix:///s", "config": {"what": "é"}}
+    assert not process.alive
+    assert process.describe_exit() == "it ended (0)"
 
 
-def test_life_and_death() -> None:
-    made = child(READY + UNTIL_END)
+def test_killed_child_is_detected() -> None:
+    process = child(READY + UNTIL_END)
 
     async def main() -> None:
-        assert (made.alive, made.pid) == (False, None)
-        assert await made.wait_for_exit(0.0)  # it never began
-        await made.start({})
-        assert made.alive
-        assert made.describe_exit() == "it does not answer"
-        assert not await made.wait_for_exit(0.0)
-        os.kill(made.pid or 0, signal.SIGKILL)
-        assert await made.wait_for_exit(60.0)
-        assert made.describe_exit() == "it was killed, perhaps because memory ran out"
-        await made.stop()
+        assert (process.alive, process.pid) == (False, None)
+        assert await process.wait_for_exit(0.0)  # it never began
+        await process.start({})
+        assert process.alive
+        assert process.describe_exit() == "it does not answer"
+        assert not await process.wait_for_exit(0.0)
+        os.kill(process.pid or 0, signal.SIGKILL)
+        assert await process.wait_for_exit(60.0)
+        assert process.describe_exit() == "it was killed, perhaps because memory ran out"
+        await process.stop()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("script", "answer", "epitaph", "log"),
+    ("script", "response", "exit_text", "log"),
     [
         ("sys.exit('out of luck')", {}, "it ended (1)", ["out of luck"]),
         ("os._exit(3)", {}, "it ended (3)", []),
@@ -79,11 +79,13 @@ def test_life_and_death() -> None:
         ),
     ],
 )
-def test_last_words(script: str, answer: dict[str, str], epitaph: str, log: list[str]) -> None:
-    heard, made = play(script)
-    assert heard == answer
-    assert made.describe_exit() == epitaph
-    assert list(made.log) == log
+def test_exit_before_ready_is_described(
+    script: str, response: dict[str, str], exit_text: str, log: list[str]
+) -> None:
+    received, process = run_child(script)
+    assert received == response
+    assert process.describe_exit() == exit_text
+    assert list(process.log) == log
 
 
 @pytest.mark.parametrize(
@@ -95,71 +97,73 @@ def test_last_words(script: str, answer: dict[str, str], epitaph: str, log: list
         ("sys.stdout.buffer.write(b'\\xff\\n'); " + UNTIL_END, "not understood"),
     ],
 )
-def test_rubbish(script: str, message: str) -> None:
+def test_invalid_response_is_an_error(script: str, message: str) -> None:
     with pytest.raises(EngineUnavailable, match=message):
-        play(script)
+        run_child(script)
 
 
-def test_too_slow() -> None:
+def test_start_timeout() -> None:
     with pytest.raises(EngineUnavailable, match=r"not ready in 0\.01 s"):
-        play(UNTIL_END, patience=0.01)
+        run_child(UNTIL_END, start_timeout=0.01)
 
 
-def test_a_child_that_will_not_listen_is_killed() -> None:
-    made = child("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()", 0.5)
+def test_child_that_ignores_stdin_is_killed() -> None:
+    process = child(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()", 0.5
+    )
 
     async def main() -> None:
         with pytest.raises(EngineUnavailable, match="not ready"):
-            await made.start({})
-        assert not made.alive
+            await process.start({})
+        assert not process.alive
 
     asyncio.run(main())
 
 
 def test_no_such_program() -> None:
-    made = ChildProcess(ProcessSpec("it", ("/no/such/program",)))
+    process = ChildProcess(ProcessSpec("it", ("/no/such/program",)))
     with pytest.raises(EngineUnavailable, match=r"cannot run /no/such/program \(No such file"):
-        asyncio.run(made.start({}))
+        asyncio.run(process.start({}))
 
 
-def test_a_start_that_is_given_up_leaves_no_process() -> None:
-    made = child(UNTIL_END)
+def test_cancelled_start_leaves_no_process() -> None:
+    process = child(UNTIL_END)
 
     async def main() -> None:
-        start = asyncio.create_task(made.start({}))
-        while made.pid is None:  # noqa: ASYNC110 (nothing tells that it is there)
+        start = asyncio.create_task(process.start({}))
+        while process.pid is None:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0)
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
             await start
-        assert not made.alive
+        assert not process.alive
 
     asyncio.run(main())
 
 
-def test_the_log_is_read_to_its_end_and_its_tail_is_kept() -> None:
+def test_log_is_drained_and_its_tail_retained() -> None:
     lines = MAX_LOG_LINES * 50
     noise = f"sys.stderr.write('y' * 3_000_000 + '\\n')\nfor n in range({lines}):\n"
-    _, made = play(noise + "    sys.stderr.write(f'line {n}\\n')\nsys.exit(1)")
-    assert list(made.log) == [f"line {n}" for n in range(lines - MAX_LOG_LINES, lines)]
+    _, process = run_child(noise + "    sys.stderr.write(f'line {n}\\n')\nsys.exit(1)")
+    assert list(process.log) == [f"line {n}" for n in range(lines - MAX_LOG_LINES, lines)]
 
 
-def test_the_environment_is_ours_and_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_extended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_OURS", "1")
     script = "import os, json\nprint(json.dumps({k: os.environ.get(k) for k in ('%s', '%s')}))"
     command = (sys.executable, "-S", "-c", script % ("DOVETAIL_OURS", "DOVETAIL_ADDED"))
-    made = ChildProcess(ProcessSpec("it", command, environment={"DOVETAIL_ADDED": "2"}))
-    assert asyncio.run(made.start({})) == {"DOVETAIL_OURS": "1", "DOVETAIL_ADDED": "2"}
+    process = ChildProcess(ProcessSpec("it", command, environment={"DOVETAIL_ADDED": "2"}))
+    assert asyncio.run(process.start({})) == {"DOVETAIL_OURS": "1", "DOVETAIL_ADDED": "2"}
 
 
 PARENT = """
 import asyncio, sys
-from dovetail.engines.process import ChildProcess, Launch
+from dovetail.engines.process import ChildProcess, ProcessSpec
 
 async def main():
-    made = ChildProcess(Launch("it", (sys.executable, "-S", "-c", sys.argv[1])))
-    await made.start({})
-    print(made.pid, flush=True)
+    process = ChildProcess(ProcessSpec("it", (sys.executable, "-S", "-c", sys.argv[1])))
+    await process.start({})
+    print(process.pid, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -181,9 +185,7 @@ def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
             os.close(orphan)
 
 
-def test_the_socket_lies_where_only_we_can_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_socket_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     socket = PrivateSocket()
     path = socket.create("s.sock")
     assert path is not None
@@ -201,9 +203,9 @@ def test_the_socket_lies_where_only_we_can_go(
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_helper_that_the_child_left_behind_holds_nobody_up(killed: bool) -> None:
-    """It has the log open, so the log does not end when the child does."""
-    made = child(
+def test_stop_does_not_wait_for_orphaned_grandchildren(killed: bool) -> None:
+    """They have the log open, so the log does not end when the child does."""
+    process = child(
         "import subprocess\n"
         'subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])\n'
         + READY
@@ -211,11 +213,11 @@ def test_a_helper_that_the_child_left_behind_holds_nobody_up(killed: bool) -> No
     )
 
     async def main() -> None:
-        await made.start({})
+        await process.start({})
         if killed:
-            os.kill(made.pid or 0, signal.SIGKILL)
-            assert await made.wait_for_exit(30)
-        await asyncio.wait_for(made.stop(), 30)
+            os.kill(process.pid or 0, signal.SIGKILL)
+            assert await process.wait_for_exit(30)
+        await asyncio.wait_for(process.stop(), 30)
 
     asyncio.run(main())
-    assert not made.alive
+    assert not process.alive

@@ -1,4 +1,4 @@
-"""Ids as bytes."""
+"""Token ids as bytes."""
 
 from array import array
 from types import SimpleNamespace
@@ -8,39 +8,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engines import token_ids as packing
+from dovetail.engines import token_ids
 from dovetail.engines.token_ids import max_token_id, pack_token_ids, unpack_token_ids
 
 IDS = st.lists(st.integers(0, 2**32 - 1))
 
 
 @given(IDS)
-def test_four_bytes_for_each_the_lowest_first(ids: list[int]) -> None:
+def test_ids_are_packed_little_endian(ids: list[int]) -> None:
     given = array("I", ids)
     assert pack_token_ids(given) == b"".join(id.to_bytes(4, "little") for id in ids)
     assert unpack_token_ids(pack_token_ids(given)) == given
 
 
 @given(IDS)
-def test_a_machine_that_has_them_the_other_way_round_turns_them(ids: list[int]) -> None:
+def test_big_endian_machine_swaps_bytes(ids: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "sys", SimpleNamespace(byteorder="big", modules={}))
+        patch.setattr(token_ids, "sys", SimpleNamespace(byteorder="big", modules={}))
         given = array("I", ids)
-        turned = b"".join(id.to_bytes(4, "little")[::-1] for id in ids)
-        assert pack_token_ids(given) == turned
+        swapped = b"".join(id.to_bytes(4, "little")[::-1] for id in ids)
+        assert pack_token_ids(given) == swapped
         assert given == array("I", ids)
-        assert unpack_token_ids(turned) == given
+        assert unpack_token_ids(swapped) == given
 
 
-def test_bytes_that_are_no_ids() -> None:
+def test_incomplete_id_is_an_error() -> None:
     with pytest.raises(ValueError, match="multiple"):
         unpack_token_ids(b"12345")
 
 
 @given(IDS.filter(bool))
-def test_the_highest_by_whatever_is_at_hand(ids: list[int]) -> None:
+def test_max_token_id_with_and_without_numpy(ids: list[int]) -> None:
     class Numbers:
-        """As much of numpy as is asked for."""
+        """The part of numpy that is used."""
 
         uint32 = "uint32"
 
@@ -49,7 +49,7 @@ def test_the_highest_by_whatever_is_at_hand(ids: list[int]) -> None:
             assert kind == "uint32"
             return SimpleNamespace(max=lambda: max(memoryview(data).cast("B").cast("I")))
 
-    for at_hand in ({}, {"numpy": Numbers}):
+    for modules in ({}, {"numpy": Numbers}):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packing, "sys", SimpleNamespace(modules=at_hand))
+            patch.setattr(token_ids, "sys", SimpleNamespace(modules=modules))
             assert max_token_id(array("I", ids)) == max(ids)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to, and what becomes of one that fails."""
+"""Replica selection, failures and recovery, and warming."""
 
 import asyncio
 from array import array
@@ -18,15 +18,15 @@ from dovetail.engines.engine import (
 )
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.routing import pool as pool_module
-from dovetail.routing import replica as worker
+from dovetail.routing import replica as replica_module
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded
 
 
-class Replica:
-    """An engine that says its own number, and holds an answer as long as a test wants."""
+class FakeEngine:
+    """An engine that generates its own number, and blocks while `go_on` is clear."""
 
-    name = "stage"
+    name = "fake"
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Replica:
         self.fails: Exception | None = None
         self.go_on = asyncio.Event()
         self.go_on.set()
-        self.asked: list[EngineRequest] = []
+        self.requests: list[EngineRequest] = []
         self.cancelled = 0
         self.starts = self.stops = 0
 
@@ -59,7 +59,7 @@ class Replica:
         return EngineHealth(self.ready, "" if self.ready else "nobody there")
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         if self.fails is not None:
             raise self.fails
         try:
@@ -74,130 +74,134 @@ def request(session: str | None = None, priority: int = 0) -> EngineRequest:
     return EngineRequest("r", array("I", [1, 2, 3]), 10, session=session, priority=priority)
 
 
-async def said(pool: ReplicaPool, session: str | None = None) -> int:
+async def generate(pool: ReplicaPool, session: str | None = None) -> int:
     async with aclosing(iter_deltas(pool, request(session))) as deltas:
-        told = [delta async for delta in deltas]
-        return told[0].ids[0]
+        received = [delta async for delta in deltas]
+        return received[0].ids[0]
 
 
-def scene(play: Callable[[], Awaitable[None]]) -> None:
+def run_async(check: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         async with asyncio.timeout(30):
-            await play()
+            await check()
 
     asyncio.run(main())
 
 
-async def settle(until: Callable[[], bool]) -> None:
-    while not until():  # noqa: ASYNC110 - what is waited for has no event
+async def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0)
 
 
-def test_a_session_stays_and_new_ones_go_to_the_least_busy() -> None:
-    async def play() -> None:
-        replicas = [Replica(0), Replica(1)]
+def test_sessions_stay_on_their_replica_and_new_ones_balance_load() -> None:
+    async def check() -> None:
+        replicas = [FakeEngine(0), FakeEngine(1)]
         pool = ReplicaPool(replicas)
         await pool.start()
         replicas[0].go_on.clear()
-        held = asyncio.create_task(said(pool, "a"))
-        await settle(lambda: bool(replicas[0].asked))
-        assert [await said(pool, "b"), await said(pool, "c"), await said(pool)] == [1, 1, 1]
+        held = asyncio.create_task(generate(pool, "a"))
+        await wait_until(lambda: bool(replicas[0].requests))
+        assert [await generate(pool, "b"), await generate(pool, "c"), await generate(pool)] == [
+            1,
+            1,
+            1,
+        ]
         replicas[0].go_on.set()
         assert await held == 0
-        assert [await said(pool, name) for name in "abcab"] == [0, 1, 1, 0, 1]
+        assert [await generate(pool, name) for name in "abcab"] == [0, 1, 1, 0, 1]
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
 @pytest.mark.parametrize("fault", [EngineUnavailable("dead"), EngineTimeout("silent")])
-def test_a_replica_that_fails_is_passed_over_until_it_is_back(
+def test_failed_replica_is_skipped_until_it_recovers(
     monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (0.0,))
 
-    async def play() -> None:
-        first, second = Replica(0), Replica(1)
+    async def check() -> None:
+        first, second = FakeEngine(0), FakeEngine(1)
         pool = ReplicaPool([first, second])
         await pool.start()
-        assert await said(pool, "a") == 0
+        assert await generate(pool, "a") == 0
         first.fails, first.ready = fault, False
         with pytest.raises(type(fault)):
-            await said(pool, "a")
+            await generate(pool, "a")
         assert pool.available_count == 1
-        assert [await said(pool, "a"), await said(pool, "b")] == [1, 1]
+        assert [await generate(pool, "a"), await generate(pool, "b")] == [1, 1]
         first.fails, first.ready = None, True
-        await settle(lambda: pool.available_count == 2)
-        assert await said(pool, "a") == 1  # its prefix is cached there now
+        await wait_until(lambda: pool.available_count == 2)
+        assert await generate(pool, "a") == 1  # its prefix is cached there now
         assert (await pool.health()).ready
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_one_that_is_brought_back_beside_us_is_looked_at_often(
+def test_engine_supervised_elsewhere_is_polled_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (3600.0,))
-    monkeypatch.setattr(worker, "SUPERVISED_RECOVERY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (3600.0,))
+    monkeypatch.setattr(replica_module, "SUPERVISED_RECOVERY_DELAYS_SECONDS", (0.0,))
 
-    async def play() -> None:
-        hosted = Replica(0)
+    async def check() -> None:
+        hosted = FakeEngine(0)
         hosted.capabilities = replace(hosted.capabilities, supervised_elsewhere=True)
         pool = ReplicaPool([hosted])
         await pool.start()
         hosted.fails, hosted.ready = EngineUnavailable("dead"), False
         with pytest.raises(EngineUnavailable):
-            await said(pool)
+            await generate(pool)
         hosted.fails, hosted.ready = None, True
-        await settle(lambda: pool.available_count == 1)
+        await wait_until(lambda: pool.available_count == 1)
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_a_busy_engine_is_not_a_dead_one() -> None:
-    async def play() -> None:
-        only = Replica(0)
+def test_overloaded_replica_stays_available() -> None:
+    async def check() -> None:
+        only = FakeEngine(0)
         pool = ReplicaPool([only])
         only.fails = Overloaded("no room")
         with pytest.raises(Overloaded):
-            await said(pool)
+            await generate(pool)
         assert pool.available_count == 1
-        other = Replica(1)
+        other = FakeEngine(1)
         pool = ReplicaPool([only, other])
         with pytest.raises(Overloaded):
-            await said(pool, "a")
-        assert await said(pool, "a") == 1  # it has room
+            await generate(pool, "a")
+        assert await generate(pool, "a") == 1  # it has room
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_a_process_of_ours_is_started_again() -> None:
-    async def play() -> None:
-        mine = Replica(0, local=True)
+def test_local_engine_is_restarted() -> None:
+    async def check() -> None:
+        mine = FakeEngine(0, local=True)
         pool = ReplicaPool([mine])
         await pool.start()
         mine.fails, mine.ready = EngineUnavailable("killed"), False
         with pytest.raises(EngineUnavailable):
-            await said(pool)
+            await generate(pool)
         mine.fails = None
-        await settle(lambda: pool.available_count == 1)
+        await wait_until(lambda: pool.available_count == 1)
         assert (mine.stops, mine.starts) == (1, 2)
-        assert await said(pool) == 0
+        assert await generate(pool) == 0
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
 def test_one_replica_is_enough_to_start_and_none_is_an_error() -> None:
-    async def play() -> None:
-        up, down = Replica(0), Replica(1)
+    async def check() -> None:
+        up, down = FakeEngine(0), FakeEngine(1)
         down.ready = False
         pool = ReplicaPool([down, up])
         await pool.start()
-        assert await said(pool) == 0
+        assert await generate(pool) == 0
         health = await pool.health()
         assert health.ready
         assert health.detail == "1 of 2 replicas are ready; 0: nobody there"
@@ -206,191 +210,191 @@ def test_one_replica_is_enough_to_start_and_none_is_an_error() -> None:
         with pytest.raises(EngineUnavailable, match="nobody there"):
             await ReplicaPool([down, up]).start()
 
-    scene(play)
+    run_async(check)
 
 
-def test_together_they_can_do_what_each_can() -> None:
-    async def play() -> None:
-        pool = ReplicaPool([Replica(0, ("lark", "gbnf"), 4000), Replica(1, ("gbnf",), 2000)])
+def test_capabilities_are_those_of_every_replica() -> None:
+    async def check() -> None:
+        pool = ReplicaPool([FakeEngine(0, ("lark", "gbnf"), 4000), FakeEngine(1, ("gbnf",), 2000)])
         assert pool.capabilities.constraints == ("gbnf",)
         assert pool.capabilities.context_length == 2000
 
-    scene(play)
+    run_async(check)
 
 
-def test_closing_an_answer_closes_the_engines() -> None:
-    async def play() -> None:
-        only = Replica(0)
+def test_cancelling_a_stream_cancels_the_engine() -> None:
+    async def check() -> None:
+        only = FakeEngine(0)
         only.go_on.clear()
         pool = ReplicaPool([only])
-        task = asyncio.create_task(said(pool))
-        await settle(lambda: bool(only.asked))
+        task = asyncio.create_task(generate(pool))
+        await wait_until(lambda: bool(only.requests))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert only.cancelled == 1
         assert pool.replicas[0].active_requests == 0
 
-    scene(play)
+    run_async(check)
 
 
-def later(asked: EngineRequest) -> Callable[[], Awaitable[EngineRequest]]:
+def factory_for(request: EngineRequest) -> Callable[[], Awaitable[EngineRequest]]:
     async def make() -> EngineRequest:
-        return asked
+        return request
 
     return make
 
 
-def test_what_is_read_ahead_gives_way_to_real_work() -> None:
-    async def play() -> None:
-        only = Replica(0)
+def test_requests_cancel_warming() -> None:
+    async def check() -> None:
+        only = FakeEngine(0)
         pool = ReplicaPool([only])
-        pool.warm("a", later(request("a", -100)))
-        await settle(lambda: pool.warmed_prompts == 1)
+        pool.warm("a", factory_for(request("a", -100)))
+        await wait_until(lambda: pool.warmed_prompts == 1)
         only.go_on.clear()
-        pool.warm("a", later(request("a", -100)))
-        await settle(lambda: len(only.asked) == 2)
-        real = asyncio.create_task(said(pool, "b"))
-        await settle(lambda: len(only.asked) == 3)
+        pool.warm("a", factory_for(request("a", -100)))
+        await wait_until(lambda: len(only.requests) == 2)
+        real = asyncio.create_task(generate(pool, "b"))
+        await wait_until(lambda: len(only.requests) == 3)
         assert only.cancelled == 1
         only.go_on.set()
         assert await real == 0
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_a_busy_replica_reads_nothing_ahead() -> None:
-    async def play() -> None:
-        only = Replica(0)
+def test_busy_replica_is_not_warmed() -> None:
+    async def check() -> None:
+        only = FakeEngine(0)
         only.go_on.clear()
         pool = ReplicaPool([only])
-        real = asyncio.create_task(said(pool))
-        await settle(lambda: bool(only.asked))
-        pool.warm("a", later(request("a", -100)))
-        await settle(lambda: not pool._warming)
+        real = asyncio.create_task(generate(pool))
+        await wait_until(lambda: bool(only.requests))
+        pool.warm("a", factory_for(request("a", -100)))
+        await wait_until(lambda: not pool._warming)
         only.go_on.set()
         await real
-        assert len(only.asked) == 1
+        assert len(only.requests) == 1
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_what_cannot_be_foretold_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_warming_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def broken() -> EngineRequest:
         raise ZeroDivisionError("no such template")
 
-    async def play() -> None:
-        pool = ReplicaPool([Replica(0)])
+    async def check() -> None:
+        pool = ReplicaPool([FakeEngine(0)])
         with caplog.at_level("INFO"):
             pool.warm("a", broken)
             pool.warm("a", broken)  # the first has not even begun
-            await settle(lambda: not pool._warming)
-        assert "not_warmed" in caplog.text
-        assert await said(pool) == 0
+            await wait_until(lambda: not pool._warming)
+        assert "warming_failed" in caplog.text
+        assert await generate(pool) == 0
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_what_was_stopped_is_not_started_again() -> None:
-    """A stream that runs when the server ends breaks off: that is no death to be looked after."""
+def test_stopped_replica_is_not_restarted() -> None:
+    """A stream that fails because the pool was stopped does not start a recovery."""
 
-    async def play() -> None:
-        mine = Replica(0, local=True)
+    async def check() -> None:
+        mine = FakeEngine(0, local=True)
         mine.go_on.clear()
         pool = ReplicaPool([mine])
         await pool.start()
-        task = asyncio.create_task(said(pool))
-        await settle(lambda: bool(mine.asked))
+        task = asyncio.create_task(generate(pool))
+        await wait_until(lambda: bool(mine.requests))
         await pool.stop()
         mine.fails = EngineUnavailable("the engine was stopped")
         with pytest.raises(EngineUnavailable):
-            await said(pool)
+            await generate(pool)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         for _ in range(20):
             await asyncio.sleep(0)
         assert (mine.starts, mine.stops) == (1, 1)
 
-    scene(play)
+    run_async(check)
 
 
-def test_whatever_a_start_raises_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (0.0,))
+def test_recovery_retries_after_any_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (0.0,))
 
-    class Odd(Replica):
+    class Odd(FakeEngine):
         async def start(self) -> None:
             await super().start()
             if self.starts < 3:
                 self.ready = False
                 raise OSError("too many open files")
 
-    async def play() -> None:
-        odd, sound = Odd(0, local=True), Replica(1)
+    async def check() -> None:
+        odd, sound = Odd(0, local=True), FakeEngine(1)
         pool = ReplicaPool([odd, sound])
         await pool.start()
         assert pool.available_count == 1
-        await settle(lambda: pool.available_count == 2)
+        await wait_until(lambda: pool.available_count == 2)
         assert odd.starts == 3
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_a_replica_that_hangs_lets_go_of_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It works, says nothing and does not answer: what it had to do goes on elsewhere."""
-    monkeypatch.setattr(worker, "STALL_TIMEOUT_SECONDS", 0.0)
+def test_stalled_replica_fails_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has requests, emits nothing and fails its health check: its streams fail over."""
+    monkeypatch.setattr(replica_module, "STALL_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr(pool_module, "STALL_CHECK_INTERVAL_SECONDS", 0.0)
 
-    class Hanging(Replica):
+    class Hanging(FakeEngine):
         async def stop(self) -> None:
             await super().stop()
             self.fails = EngineUnavailable("the line was cut")
             self.go_on.set()
 
-        async def generate(self, request: EngineRequest, listener: TokenSink) -> None:
-            self.asked.append(request)
+        async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
+            self.requests.append(request)
             await self.go_on.wait()
             raise self.fails or AssertionError("it did not hang")
 
-    async def play() -> None:
-        hanging, sound = Hanging(0), Replica(1)
+    async def check() -> None:
+        hanging, sound = Hanging(0), FakeEngine(1)
         pool = ReplicaPool([hanging, sound])
         await pool.start()
         hanging.go_on.clear()
-        task = asyncio.create_task(said(pool, "a"))
-        await settle(lambda: bool(hanging.asked))
+        task = asyncio.create_task(generate(pool, "a"))
+        await wait_until(lambda: bool(hanging.requests))
         hanging.ready = False
         with pytest.raises(EngineUnavailable, match="the line was cut"):
             await task
         assert pool.available_count == 1
-        assert await said(pool, "a") == 1
+        assert await generate(pool, "a") == 1
         await pool.stop()
 
-    scene(play)
+    run_async(check)
 
 
-def test_a_server_that_is_well_but_has_another_model_stays_down(
+def test_healthy_server_with_another_model_stays_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "RECOVERY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (0.0,))
 
-    class Changed(Replica):
+    class Changed(FakeEngine):
         async def start(self) -> None:
             await super().start()
             if self.starts > 1:
                 raise EngineUnavailable("it serves something else now")
 
-    async def play() -> None:
+    async def check() -> None:
         changed = Changed(0)
-        pool = ReplicaPool([changed, Replica(1)])
+        pool = ReplicaPool([changed, FakeEngine(1)])
         await pool.start()
         changed.fails = EngineUnavailable("no such model")
         with pytest.raises(EngineUnavailable):
-            await said(pool, "a")
-        await settle(lambda: changed.starts > 3)
+            await generate(pool, "a")
+        await wait_until(lambda: changed.starts > 3)
         assert pool.available_count == 1
         await pool.stop()
 
-    scene(play)
+    run_async(check)

@@ -266,6 +266,6 @@ def said(front: Running, number: int) -> str:
 def wait_for(front: Running, ready: int) -> None:
     """Until the log tells that a replica is up again: health alone would not show that."""
     deadline = monotonic() + 60
-    while "replica_up" not in front.log.read_text():
+    while "replica_recovered" not in front.log.read_text():
         assert monotonic() < deadline
     assert f"{ready} of 2" in front.ask("GET", "/health").json["engines"][0]["detail"]

@@ -205,7 +205,7 @@ def test_a_lone_engine_that_cannot_start_is_told_by_its_error_alone(
     run(lambda: scene(1))
     assert not caplog.records
     run(lambda: scene(2))
-    assert [one.message for one in caplog.records] == ["replica_down"] * 2
+    assert [one.message for one in caplog.records] == ["replica_failed"] * 2
 
 
 @pytest.mark.parametrize(("level", "lowest"), [("debug", "WARNING"), ("error", "ERROR")])

@@ -200,14 +200,14 @@ def test_an_engine_that_is_killed_is_told_to_every_client_and_started_again(home
         _kill_under_three_streams(running)
         assert running.ask("GET", "/live").status == 200
         deadline = monotonic() + 60
-        while "event=replica_up" not in running.log.read_text():
+        while "event=replica_recovered" not in running.log.read_text():
             assert monotonic() < deadline
         assert running.ask("GET", "/health").json["status"] == "ready"
         assert _engine_of(running.process.pid) != before
         after = running.post("/v1/chat/completions", {"model": NAME, "messages": asks(QUESTION)})
         assert after["choices"][0]["message"]["content"] == PARIS
         log = running.log.read_text()
-        assert "event=replica_down" in log
+        assert "event=replica_failed" in log
         assert "llama.cpp was killed" in log
 
 
@@ -220,7 +220,7 @@ def test_a_stream_outlives_its_engine(home: Path) -> None:
             told = begun + stream.read()
         assert b"event: error" not in told
         assert told.rstrip().endswith(b'data: {"type":"message_stop"}')
-        assert "event=replica_up" in running.log.read_text()
+        assert "event=replica_recovered" in running.log.read_text()
 
 
 def _kill_under_three_streams(running: Running) -> None:

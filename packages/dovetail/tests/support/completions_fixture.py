@@ -1,4 +1,4 @@
-"""Servers of the completions protocol in this process: the scripted engine's, and made-up ones."""
+"""Servers of the completions protocol in this process: the scripted engine's, and fake ones."""
 
 import asyncio
 import socket
@@ -18,42 +18,42 @@ from dovetail.net.http_client import Endpoint
 from dovetail.net.listener import uvicorn_config
 
 MODEL = "org/model"
-Answer = Callable[[str, bytes], Awaitable[list[bytes]]]
+Responder = Callable[[str, bytes], Awaitable[list[bytes]]]
 
 
 @asynccontextmanager
 async def scripted_server(
     script: str, *, key: str | None = None, max_model_len: int = 100_000, **options: Any
 ) -> AsyncIterator[tuple[ScriptedEngine, Endpoint]]:
-    """The scripted engine behind a real socket, and where that is."""
-    playing = engine(script, (END, RETURN), **options)
+    """The scripted engine behind a real socket, and its endpoint."""
+    scripted = engine(script, (END, RETURN), **options)
     model = CompletionModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
-    app = CompletionsServer(playing, model, api_key=key, stream_batches=playing.generate_batches)
+    app = CompletionsServer(scripted, model, api_key=key, stream_batches=scripted.generate_batches)
     server = uvicorn.Server(uvicorn_config(app))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
-        yield playing, Endpoint("127.0.0.1", listener.getsockname()[1])
+        yield scripted, Endpoint("127.0.0.1", listener.getsockname()[1])
     finally:
         server.should_exit = True
-        await playing.stop()
+        await scripted.stop()
         await serving
 
 
 @asynccontextmanager
-async def made_up_server(answer: Answer) -> AsyncIterator[Endpoint]:
-    """A server whose answers, byte by byte, are what `answer` gives for a path and a body."""
+async def fake_server(respond: Responder) -> AsyncIterator[Endpoint]:
+    """A server that sends the bytes that `respond` returns for a path and a body."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].partition("\r")[0] or 0)
             path, body = head.split(" ")[1], await reader.readexactly(length)
-            for piece in await answer(path, body):
+            for piece in await respond(path, body):
                 writer.write(piece)
                 await writer.drain()
         except ConnectionError:
-            pass  # the client has heard enough
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -69,19 +69,19 @@ def status(code: int, body: bytes) -> bytes:
 
 
 def stream(*payloads: bytes) -> bytes:
-    """An answer in frames, whole."""
+    """A complete response of these frames."""
     return open_stream(*payloads) + b"0\r\n\r\n"
 
 
 def open_stream(*payloads: bytes) -> bytes:
-    """An answer that has not ended."""
+    """A response that has not ended."""
     frames = [b"data: %b\n\n" % payload for payload in payloads]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames)
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
 
 
-class Remotely:
-    """An engine together with the server that it speaks to, for whoever wants one object."""
+class EngineWithServer:
+    """An engine together with its server, as one object."""
 
     capabilities = EngineCapabilities()
 

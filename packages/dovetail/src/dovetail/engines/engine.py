@@ -1,14 +1,13 @@
-"""The seam to what generates. Token engines take ids and give ids; that is all they are asked.
+"""The engine interfaces. Token engines take token ids and return token ids, nothing else.
 
 Rules for an engine:
-- `generate` tells its listener the deltas as they come, one or many ids each, and returns after the
-  one with a `finish`. Cancelling it ends the generation within a token.
-- A listener is spoken to in the very call that brought the tokens: a switch of tasks for each of
-  them would cost more than all that is done with it. One that has no room says so, and is waited
-  for.
+- `generate` pushes deltas to its sink as they arrive, one or many ids each, and returns after the
+  delta with a `finish`. Cancelling it ends the generation within a token.
+- A sink is called in the very call that received the tokens: a task switch for each of them would
+  cost more than their processing. A sink without room returns False, and is waited for (`drain`).
 - The token that ended the turn is part of the last delta's ids, if the engine knows it.
 - A failure is an `EngineError` of `dovetail_model`, never a clean end.
-- `cached` is told once, with the first delta, or with the last if the engine learns it late.
+- `cached` is reported once, with the first delta, or with the last if the engine learns it late.
 """
 
 import asyncio
@@ -34,18 +33,18 @@ ConstraintSyntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schem
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """What the output must look like, in a notation that the engine understands."""
+    """A grammar for the output, in a syntax that the engine supports."""
 
     syntax: ConstraintSyntax
     text: str
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """One generation. `prompt` must not be changed by the engine.
+    """One generation. The engine must not change `prompt`.
 
-    `stop_ids` end the turn. `session` may be used to come back to the same cache. The higher the
-    `priority`, the sooner it should run, whatever an engine's own numbers mean. `expected_tokens`
-    is what the client guesses the answer's length to be.
+    `stop_ids` end the turn. `session` may be used to return to the same cache. Requests with a
+    higher `priority` run sooner, whatever an engine's own numbers mean. `expected_tokens` is the
+    output length that the client predicts.
     """
 
     id: str
@@ -61,7 +60,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):
-    """More tokens. `logprobs` has one for each id, where they were asked for.
+    """More tokens. `logprobs` has one entry for each id, where they were requested.
 
     `exact` is False where the engine lost track of the ids it generated: the text is right, the
     turn cannot be replayed token for token.
@@ -75,18 +74,18 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenSink(Protocol):
-    """Who hears an answer."""
+    """The receiver of an engine's tokens."""
 
     def push(self, delta: TokenDelta) -> bool:
-        """Takes a delta. False: `wait` before the next one."""
+        """Take a delta. False: await `drain` before the next one."""
 
     async def drain(self) -> bool:
-        """Returns when there is room for more: False where no more is wanted."""
+        """Return when there is room for more: False where no more is wanted."""
 
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """Whether an engine can take requests, and what it says about itself."""
+    """Whether an engine accepts requests, and the facts it reports."""
 
     ready: bool
     detail: str = ""
@@ -95,12 +94,13 @@ class EngineHealth:
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """What an engine can do. `context_length` is None where it does not say.
+    """What an engine supports. `context_length` is None where it is not known.
 
-    `constraints` are the notations that it enforces, the best first: from the first token on, or
-    only `behind_thought`. `local` is an engine that runs in a process of ours: when that dies,
-    stopping and starting it brings it back. One that is `beside` runs in a process that somebody
-    else of this server brings back.
+    `constraints` are the syntaxes that it enforces, the best first: from the first token on, or,
+    with `constrains_after_reasoning`, only after the reasoning span. A `local` engine runs in a
+    child process of this process: when that dies, stopping and starting the engine restarts it.
+    An engine that is `supervised_elsewhere` runs in a process that another process of this
+    server restarts.
     """
 
     constraints: tuple[ConstraintSyntax, ...] = ()
@@ -113,7 +113,7 @@ class EngineCapabilities:
 
 
 def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:
-    """Raises where a prompt leaves no room for a single token."""
+    """Raise `ContextOverflow` where a prompt leaves no room for a single token."""
     length = len(request.prompt)
     if context_length is not None and length + 1 > context_length:
         raise ContextOverflow(f"prompt is too long: {length} tokens > {context_length - 1} maximum")
@@ -122,7 +122,7 @@ def check_prompt_length(request: EngineRequest, context_length: int | None) -> N
 async def check_health(
     engine: "TokenEngine | UpstreamEngine", timeout_seconds: float
 ) -> EngineHealth:
-    """How an engine is. One that fails to answer is not ready, whatever the reason."""
+    """The health of an engine. One whose check fails or times out is not ready."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await engine.health()
@@ -134,7 +134,7 @@ async def check_health(
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """Ids in, ids out."""
+    """An engine that takes token ids and returns token ids."""
 
     name: str
 
@@ -142,20 +142,20 @@ class TokenEngine(Protocol):
     def capabilities(self) -> EngineCapabilities: ...
 
     async def start(self) -> None:
-        """Makes it ready: loads weights, connects. Raises with a clear reason if it cannot."""
+        """Make the engine ready: load weights, connect. Raises with the reason if it cannot."""
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None: ...
 
     async def health(self) -> EngineHealth: ...
 
     async def stop(self) -> None:
-        """Lets go of everything. Generations that still run are cancelled."""
+        """Release all resources. Running generations are cancelled."""
 
 
 class UpstreamEngine(Protocol):
-    """An upstream that renders and parses by itself: its events are trusted, never parsed again.
+    """An upstream that renders and parses by itself: its events are not parsed again.
 
-    `answer` gives batches of events as they come, a `Usage` before the `Finish` that ends them.
+    `stream` yields batches of events as they arrive, a `Usage` before the `Finish` that ends them.
     It raises an `EngineError` or `ClientError` where it fails, before or after the first batch.
     """
 
@@ -175,11 +175,11 @@ class UpstreamEngine(Protocol):
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model of a server. Requests name it `name`; it was loaded from `root`: a folder on the
-    server's machine, or an id of the hub.
+    """A model of a remote server. Requests name it `name`; it was loaded from `root`: a folder on
+    the server's machine, or an id of the hub.
 
-    `names` are all names that the server answers to. `adapters` are models of its own on top of it,
-    with the same tokenizer. `version` is the server's own, where it tells.
+    `names` are all names that the server accepts. `adapters` are models based on it, with the same
+    tokenizer. `version` is the server's own, where it is reported.
     """
 
     name: str
@@ -194,7 +194,7 @@ _ENGINE_URL = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
 
 
 def to_public_error(error: DovetailError) -> DovetailError:
-    """The error without addresses of engines. They stand in the log, with the replica."""
+    """The error without the addresses of engines, which are only logged, with the replica."""
     if not isinstance(error, EngineError):
         return error
     message = _ENGINE_URL.sub("the engine", error.message)

@@ -1,4 +1,4 @@
-"""The line to an engine that a process beside this one runs."""
+"""Client of an engine that another process of this server runs."""
 
 import msgspec
 
@@ -18,23 +18,26 @@ from dovetail_model import DovetailError, EngineUnavailable
 
 __all__ = ["HostedEngine", "HostedEngineInfo", "HostedOptions", "create", "describe_engine"]
 
-HOSTED_MODEL_NAME = "hosted"  # the one name of what is served on such a socket
+HOSTED_MODEL_NAME = "hosted"  # the only model of such a server
 HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 
 
 class HostedEngineInfo(msgspec.Struct, frozen=True):
-    """What the engine is and can do, as its own process has found out."""
+    """Name and capabilities of the engine, as its own process reports them.
+
+    The encoded field names are a format between processes.
+    """
 
     name: str
     constraints: tuple[ConstraintSyntax, ...] = ()
     logprobs: bool = False
     cached_tokens: bool = False
     context_length: int | None = None
-    behind_thought: bool = False
+    constrains_after_reasoning: bool = msgspec.field(default=False, name="behind_thought")
 
 
 class HostedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where it listens, the key that it asks for, and a `Trait` as JSON."""
+    """Where the engine listens, its API key, and a `HostedEngineInfo` as JSON."""
 
     address: str
     key: str
@@ -42,45 +45,45 @@ class HostedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def describe_engine(engine: TokenEngine) -> HostedEngineInfo:
-    """What is to be known elsewhere of an engine that has been started."""
-    can = engine.capabilities
+    """Describe a started engine for other processes."""
+    capabilities = engine.capabilities
     return HostedEngineInfo(
         name=engine.name,
-        constraints=can.constraints,
-        logprobs=can.logprobs,
-        cached_tokens=can.cached_tokens,
-        context_length=can.context_length,
-        behind_thought=can.constrains_after_reasoning,
+        constraints=capabilities.constraints,
+        logprobs=capabilities.logprobs,
+        cached_tokens=capabilities.cached_tokens,
+        context_length=capabilities.context_length,
+        constrains_after_reasoning=capabilities.constrains_after_reasoning,
     )
 
 
 class HostedEngine:
-    """The engine, under its own name. The process that runs it sees to it that it lives."""
+    """The engine, under its own name. The process that runs it restarts it."""
 
     def __init__(self, options: HostedOptions) -> None:
-        trait = msgspec.json.decode(options.traits, type=HostedEngineInfo)
-        self.name = trait.name
+        info = msgspec.json.decode(options.traits, type=HostedEngineInfo)
+        self.name = info.name
         self.capabilities = EngineCapabilities(
-            constraints=trait.constraints,
-            logprobs=trait.logprobs,
-            cached_tokens=trait.cached_tokens,
-            context_length=trait.context_length,
-            constrains_after_reasoning=trait.behind_thought,
+            constraints=info.constraints,
+            logprobs=info.logprobs,
+            cached_tokens=info.cached_tokens,
+            context_length=info.context_length,
+            constrains_after_reasoning=info.constrains_after_reasoning,
             supervised_elsewhere=True,
         )
         self._endpoint = Endpoint.parse(options.address, {"authorization": f"Bearer {options.key}"})
         self._client = CompletionsClient(
-            self._endpoint, HOSTED_MODEL_NAME, server_name=trait.name, binary_prompt=True
+            self._endpoint, HOSTED_MODEL_NAME, server_name=info.name, binary_prompt=True
         )
 
     async def start(self) -> None:
-        """Looks whether it can be asked."""
+        """Check that the engine accepts requests."""
         state = await self.health()
         if not state.ready:
             raise EngineUnavailable(f"the engine {self.name!r}: {state.detail}")
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Deltas as they come. Leaving it drops the connection, at which the engine stops."""
+        """Push deltas as they arrive. Cancelling closes the connection, which stops the engine."""
         check_prompt_length(request, self.capabilities.context_length)
         await self._client.generate(request, sink)
 
@@ -93,10 +96,10 @@ class HostedEngine:
         return EngineHealth(status == 200, "" if status == 200 else f"status {status}")
 
     async def stop(self) -> None:
-        """It runs on for others; what it still does for us is broken off."""
+        """Abort our requests. The engine keeps running for other processes."""
         self._client.abort_all()
 
 
 def create(setup: EngineSetup) -> HostedEngine:
-    """The engine behind the address among the options."""
+    """The engine at the address in the options."""
     return HostedEngine(parse_options(setup.options, HostedOptions))

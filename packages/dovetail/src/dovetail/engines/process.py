@@ -1,8 +1,8 @@
-"""A child process that an engine runs in: started, listened to, ended.
+"""A child process that an engine runs in: start it, read its log, end it.
 
-In goes one line of JSON on its stdin, what to serve; out comes one line of JSON on its stdout, the
-`address` where it listens or an `error`. Whatever it prints on stderr is its log. The end of its
-stdin is the child's order to end, so that it never outlives its parent.
+One line of JSON goes to its stdin, what to serve; one line of JSON comes from its stdout, the
+`address` where it listens or an `error`. Whatever it prints on stderr is its log. The child exits
+when its stdin is closed, so that it never outlives its parent.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ import msgspec
 
 from dovetail_model import EngineUnavailable
 
-LOG = logging.getLogger(__name__)
-EXIT_DETECTION_SECONDS = 1.0  # seconds that a process may take to be gone after its line broke
-MAX_LOG_LINES = 60  # kept to tell why it failed
-MAX_LINE_BYTES = 1 << 20  # bytes
-MAX_SOCKET_PATH_BYTES = 100  # bytes; systems allow 104 to 108
-STOP_TIMEOUT_SECONDS = 10.0  # seconds to end by itself
-EXIT_POLL_SECONDS = 0.02  # seconds between two looks at one that ends
-LOG_DRAIN_SECONDS = 1.0  # seconds for the log of a process that has ended
+_log = logging.getLogger(__name__)
+EXIT_DETECTION_SECONDS = 1.0  # for a process to be gone after its connection broke
+MAX_LOG_LINES = 60  # retained to report why it failed
+MAX_LINE_BYTES = 1 << 20
+MAX_SOCKET_PATH_BYTES = 100  # systems allow 104 to 108
+STOP_TIMEOUT_SECONDS = 10.0  # to exit by itself
+EXIT_POLL_SECONDS = 0.02
+LOG_DRAIN_SECONDS = 1.0  # to read the log of a process that has exited
 MAX_QUOTE_CHARS = 200
 
 
@@ -36,7 +36,7 @@ MAX_QUOTE_CHARS = 200
 class ProcessSpec:
     """How a child is started. `name` is what errors call it.
 
-    It has `patience` seconds to become ready; `logs` passes on what it says.
+    It has `start_timeout` seconds to become ready; `forward_logs` logs what it prints.
     """
 
     name: str
@@ -67,27 +67,27 @@ class ChildProcess:
         return self._child.pid if self._child is not None else None
 
     async def start(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What the child answers, once it is ready or has an `error` to tell.
+        """The child's response, once it is ready or reports an `error`.
 
-        Raises `EngineUnavailable` if it cannot be run or is not ready in time. An answer without an
-        `address` is the last word of a child that has ended.
+        Raises `EngineUnavailable` if it cannot be run or is not ready in time. A child whose
+        response has no `address` has exited.
         """
         try:
-            answer = await self._handshake(config)
-            self._ready = "address" in answer
+            response = await self._handshake(config)
+            self._ready = "address" in response
             if not self._ready:
                 await self._reap()
         except BaseException:
             await self.stop()
             raise
-        return answer
+        return response
 
     async def stop(self) -> None:
-        """Ends the process and waits for it. May be called at any time, and twice."""
+        """End the process and wait for it. May be called at any time, and twice."""
         child = self._child
         if child is not None and child.stdin is not None:
             child.stdin.close()
-            # While it loads a model it may hear nothing.
+            # While it loads a model it may not read stdin.
             if not await self.wait_for_exit(STOP_TIMEOUT_SECONDS if self._ready else 0.0):
                 with suppress(ProcessLookupError):
                     child.kill()
@@ -95,9 +95,9 @@ class ChildProcess:
         await self._drain_output()
 
     async def wait_for_exit(self, timeout_seconds: float) -> bool:
-        """Whether the process ends within so many seconds.
+        """Whether the process exits within `timeout_seconds`.
 
-        Looked at, because asyncio's own `wait` also waits for all who have its pipes open.
+        Polled, because asyncio's own `wait` also waits for all processes that have its pipes open.
         """
         for _ in range(round(timeout_seconds / EXIT_POLL_SECONDS)):
             if not self.alive:
@@ -106,7 +106,7 @@ class ChildProcess:
         return not self.alive
 
     def describe_exit(self) -> str:
-        """How the process ended, in words."""
+        """How the process ended, as text."""
         code = self._child.returncode if self._child is not None else None
         name = self._spec.name
         if code is None:
@@ -115,41 +115,41 @@ class ChildProcess:
             return f"{name} was killed, perhaps because memory ran out"
         return f"{name} died with signal {-code}" if code < 0 else f"{name} ended ({code})"
 
-    async def _handshake(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        launch = self._spec
+    async def _handshake(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        spec = self._spec
         try:
-            async with asyncio.timeout(launch.start_timeout):
+            async with asyncio.timeout(spec.start_timeout):
                 child = await self._spawn()
                 assert child.stdin is not None
                 assert child.stdout is not None
-                child.stdin.write(msgspec.json.encode(wanted) + b"\n")
+                child.stdin.write(msgspec.json.encode(config) + b"\n")
                 line = await child.stdout.readline()
         except TimeoutError as fault:
-            limit = f"{launch.start_timeout:g} s"
-            raise EngineUnavailable(f"{launch.name} was not ready in {limit}") from fault
+            limit = f"{spec.start_timeout:g} s"
+            raise EngineUnavailable(f"{spec.name} was not ready in {limit}") from fault
         except ConnectionError:
             return {}
-        except ValueError:  # a line beyond all measure
+        except ValueError:  # the line is longer than the limit
             line = b"\0"
         return self._read(line) if line else {}
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        launch = self._spec
-        added = launch.environment
+        spec = self._spec
+        environment = spec.environment
         try:
             self._child = child = await asyncio.create_subprocess_exec(
-                *launch.command,
+                *spec.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 limit=MAX_LINE_BYTES,
-                env={**os.environ, **added} if added else None,
+                env={**os.environ, **environment} if environment else None,
                 start_new_session=True,  # Ctrl-C is ours to handle
             )
         except OSError as fault:
             reason = fault.strerror or type(fault).__name__
-            program = launch.command[0]
-            raise EngineUnavailable(f"{launch.name}: cannot run {program} ({reason})") from fault
+            program = spec.command[0]
+            raise EngineUnavailable(f"{spec.name}: cannot run {program} ({reason})") from fault
         assert child.stderr is not None
         self._log_task = asyncio.create_task(self._read_log(child.stderr))
         return child
@@ -158,13 +158,13 @@ class ChildProcess:
         try:
             return msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as fault:
-            said = line.decode("utf-8", "replace").strip()[:MAX_QUOTE_CHARS]
+            output = line.decode("utf-8", "replace").strip()[:MAX_QUOTE_CHARS]
             raise EngineUnavailable(
-                f"{self._spec.name} said what is not understood: {said!r}"
+                f"{self._spec.name} said what is not understood: {output!r}"
             ) from fault
 
     async def _reap(self) -> None:
-        """Lets a child that has said its last word end, and hears the whole log."""
+        """Wait for a child that has reported an error to exit, and read its whole log."""
         assert self._child is not None
         if not await self.wait_for_exit(STOP_TIMEOUT_SECONDS):
             with suppress(ProcessLookupError):
@@ -173,11 +173,11 @@ class ChildProcess:
         await self._drain_output()
 
     async def _drain_output(self) -> None:
-        """The rest of what it said. Who still has its pipes is a helper that it left behind."""
-        child, pump = self._child, self._log_task
-        if child is None or child.stdout is None or pump is None:
+        """Read the rest of the output. Its pipes may still be open in processes that it started."""
+        child, log_task = self._child, self._log_task
+        if child is None or child.stdout is None or log_task is None:
             return
-        rest = asyncio.gather(pump, child.stdout.read(), return_exceptions=True)
+        rest = asyncio.gather(log_task, child.stdout.read(), return_exceptions=True)
         done, _ = await asyncio.wait({rest}, timeout=LOG_DRAIN_SECONDS)
         if not done:
             with suppress(OSError):
@@ -186,18 +186,18 @@ class ChildProcess:
             rest.cancel()
 
     async def _read_log(self, log: asyncio.StreamReader) -> None:
-        """Reads the log, so that the child never waits for a reader."""
+        """Read the log, so that the child never blocks on writing it."""
         while True:
             try:
                 line = await log.readline()
-            except ValueError:  # beyond all measure: what is left of it is read as lines
+            except ValueError:  # longer than the limit: the rest of it is read as lines
                 continue
             if not line:
                 return
             text = line.decode("utf-8", "replace").rstrip()
             self.log.append(text)
             if self._spec.forward_logs:
-                LOG.info("%s: %s", self._spec.name, text)
+                _log.info("%s: %s", self._spec.name, text)
 
 
 class PrivateSocket:
@@ -209,7 +209,7 @@ class PrivateSocket:
         self._folder: str | None = None
 
     def create(self, name: str) -> str | None:
-        """The path for it; None where there are no unix sockets, or none with so long a path."""
+        """The path for it; None where there are no unix sockets, or the path would be too long."""
         if os.name != "posix":
             return None
         self._folder = tempfile.mkdtemp(prefix="dovetail-")
@@ -217,14 +217,14 @@ class PrivateSocket:
         return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else None
 
     def remove(self) -> None:
-        """Takes the folder away. May be called twice."""
+        """Remove the folder. May be called twice."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
 
 class EngineProcess:
-    """A child with a socket of its own. Each engine starts its child in its own words."""
+    """A child with a private socket. Each engine defines how its child is started."""
 
     __slots__ = ("_child", "_socket")
 
@@ -241,16 +241,16 @@ class EngineProcess:
         return self._child.pid
 
     async def stop(self) -> None:
-        """Ends the process and waits for it. May be called at any time, and twice."""
+        """End the process and wait for it. May be called at any time, and twice."""
         await self._child.stop()
         self._socket.remove()
 
     def describe_exit(self) -> str:
-        """How the process ended, in words."""
+        """How the process ended, as text."""
         return self._child.describe_exit()
 
     async def raise_exit_error(self, fault: EngineUnavailable) -> NoReturn:
-        """Raises what is to be told of a broken line: it is often the first sign of a death."""
+        """Raise why a connection broke: it is often the first sign that the process died."""
         if await self._child.wait_for_exit(EXIT_DETECTION_SECONDS):
             raise EngineUnavailable(self.describe_exit()) from fault
         raise fault

@@ -1,8 +1,8 @@
-"""The engines by name. Their modules are imported when one is asked for: imports are heavy.
+"""The engines by name. Their modules are imported on first use: imports are heavy.
 
-An engine's module has one function, `create(setup)`, which makes the engine without starting it;
-that of a remote one also has `discover(endpoint)`, which asks a server what it serves. An engine of
-somebody else is named by its function: `my_package.my_engine:create`.
+An engine's module has a function `create(setup)`, which creates the engine without starting it;
+a remote engine's module also has `discover(endpoint)`, which queries a server for its model. A
+third-party engine is named by its function: `my_package.my_engine:create`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,28 +29,28 @@ ENGINES: Mapping[str, str] = {
 #: Upstreams that render and parse by themselves.
 UPSTREAMS: Mapping[str, str] = {"openai": "dovetail.engines.openai:create"}
 
-#: Those that run elsewhere, and how to ask them what they serve.
+#: Remote engines, with the function that queries a server for its model.
 REMOTE_ENGINES: Mapping[str, str] = {
     name: f"dovetail.engines.{name}:discover" for name in ("openai", "sglang", "vllm")
 }
 
-#: The extra of this package that brings what an engine imports.
+#: The extra of this package with the dependencies of an engine.
 ENGINE_EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
 
 OptionsT = TypeVar("OptionsT")
 
 
 class EngineSetupError(Exception):
-    """An engine that cannot be made, and what the user can do about it."""
+    """An engine that cannot be created, and what the user can do about it."""
 
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine is made from. `options` are its own, by the names its page documents.
+    """What an engine is created from. `options` are its own, by the names its page documents.
 
-    A remote engine listens at `endpoint`, where `remote` is what it said about its model.
-    `stop_ids` are ordered: the first is the one with which the model ends a plain turn. The tokens
-    of `thought_closing` end a thought, if the model thinks.
+    A remote engine listens at `endpoint`, where `remote` is what it reported about its model.
+    `stop_ids` are ordered: the first is the one with which the model ends a plain turn.
+    `reasoning_end_ids` end a reasoning span, if the model reasons.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -65,7 +65,7 @@ class EngineSetup:
 
 @dataclass(frozen=True)
 class UpstreamSetup:
-    """What an upstream is made from: where it listens, what it serves, its options."""
+    """What an upstream is created from: its address, its model, its options."""
 
     endpoint: Endpoint
     remote: RemoteModel
@@ -74,13 +74,13 @@ class UpstreamSetup:
 
 def create_engine(name: str, setup: EngineSetup) -> TokenEngine:
     """The engine of that name. Raises `EngineSetupError` with what is wrong or missing."""
-    place = ENGINES.get(name, name)
-    if ":" not in place:
+    path = ENGINES.get(name, name)
+    if ":" not in path:
         known = ", ".join(sorted((*ENGINES, *UPSTREAMS)))
         raise EngineSetupError(
             f"there is no engine {name!r}: the engines are {known}, or module:function of your own"
         )
-    create: Callable[[EngineSetup], TokenEngine] = _load_factory(name, place)
+    create: Callable[[EngineSetup], TokenEngine] = _load_factory(name, path)
     return create(setup)
 
 
@@ -91,13 +91,15 @@ def create_upstream(name: str, setup: UpstreamSetup) -> UpstreamEngine:
 
 
 async def discover_model(name: str, endpoint: Endpoint) -> RemoteModel:
-    """What a remote engine says it serves. Raises an `EngineError` where nobody answers."""
-    ask: Callable[[Endpoint], Awaitable[RemoteModel]] = _load_factory(name, REMOTE_ENGINES[name])
-    return await ask(endpoint)
+    """What a remote engine serves. Raises an `EngineError` where no server responds."""
+    discover: Callable[[Endpoint], Awaitable[RemoteModel]] = _load_factory(
+        name, REMOTE_ENGINES[name]
+    )
+    return await discover(endpoint)
 
 
 def parse_options(options: Mapping[str, Any], options_type: type[OptionsT]) -> OptionsT:
-    """An engine's options as its own struct. Text is read as what the field wants."""
+    """An engine's options as its own struct. Text is converted to the type of the field."""
     try:
         return msgspec.convert(options, options_type, strict=False)
     except msgspec.ValidationError as error:

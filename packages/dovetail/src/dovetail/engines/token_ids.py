@@ -1,7 +1,8 @@
-"""Prompts as JSON, for engines that are told ids in that form.
+"""Token ids as JSON and as bytes, for engines that take prompts in these forms.
 
-A prompt of 80,000 ids takes two milliseconds to write down, and the next one of its session begins
-with the same ids. So what was written last is kept for a while, and only what is new is written.
+Encoding a prompt of 80,000 ids as JSON takes two milliseconds, and the next prompt of its session
+begins with the same ids. So the last encoded prompt is cached per session, and only the new ids
+are encoded.
 """
 
 import sys
@@ -10,15 +11,15 @@ from collections import OrderedDict
 
 import msgspec
 
-MAX_CACHED_SESSIONS = 64  # whose last prompt is kept, in so many bytes at most:
+MAX_CACHED_SESSIONS = 64
 MAX_CACHED_BYTES = 64 << 20
-MIN_CACHED_TOKENS = 2_000  # ids that are not worth keeping
+MIN_CACHED_TOKENS = 2_000  # shorter prompts are not worth caching
 
 _encode = msgspec.json.encode
 
 
 class PromptEncoder:
-    """Writes prompts. Each session's last one is remembered, the least recent forgotten first."""
+    """Encode prompts as JSON, with an LRU cache of each session's last prompt."""
 
     __slots__ = ("_cache", "_cached_bytes")
 
@@ -38,23 +39,23 @@ class PromptEncoder:
         return msgspec.Raw(text)
 
     def _evict(self, session: str) -> tuple["array[int]", bytes] | None:
-        known = self._cache.pop(session, None)
-        if known is not None:
-            self._cached_bytes -= len(known[1])
-        return known
+        cached = self._cache.pop(session, None)
+        if cached is not None:
+            self._cached_bytes -= len(cached[1])
+        return cached
 
     def _encode_suffix(
-        self, prompt: "array[int]", known: tuple["array[int]", bytes] | None
+        self, prompt: "array[int]", cached: tuple["array[int]", bytes] | None
     ) -> bytes:
-        if known is None or not _has_prefix(prompt, known[0]):
+        if cached is None or not _has_prefix(prompt, cached[0]):
             return _encode(prompt.tolist())
-        before, text = known
-        rest = prompt[len(before) :]
+        prefix, text = cached
+        rest = prompt[len(prefix) :]
         return text[:-1] + b"," + _encode(rest.tolist())[1:] if rest else text
 
 
 def _has_prefix(prompt: "array[int]", prefix: "array[int]") -> bool:
-    """Compared as bytes, nothing is copied and no number made."""
+    """Compared as bytes: nothing is copied, and no integers are created."""
     size = len(prefix) * prefix.itemsize
     return memoryview(prompt).cast("B")[:size] == memoryview(prefix).cast("B")
 
@@ -63,25 +64,25 @@ TOKEN_ID_TYPECODE = "I"  # the type of an array of token ids
 
 
 def pack_token_ids(ids: "array[int]") -> bytes:
-    """The bytes of ids."""
+    """The ids as bytes."""
     return _to_little_endian(ids).tobytes()
 
 
 def unpack_token_ids(data: bytes) -> "array[int]":
-    """The ids of bytes. Raises `ValueError` where they are not a whole number of ids."""
+    """The ids in some bytes. Raises `ValueError` where they are not a whole number of ids."""
     ids = array(TOKEN_ID_TYPECODE)
     ids.frombytes(data)
     return _to_little_endian(ids)
 
 
 def max_token_id(ids: "array[int]") -> int:
-    """The highest of some ids, by numpy where somebody has loaded it."""
+    """The highest of some ids, computed by numpy where it is loaded."""
     numpy = sys.modules.get("numpy")
     return max(ids) if numpy is None else int(numpy.frombuffer(ids, numpy.uint32).max())
 
 
 def _to_little_endian(ids: "array[int]") -> "array[int]":
-    """Between this machine's order of bytes and the one that is sent."""
+    """Convert between this machine's byte order and the one that is sent."""
     if sys.byteorder == "big":
         ids = ids[:]
         ids.byteswap()

@@ -1,4 +1,4 @@
-"""An engine's deltas for whoever would rather ask for them one by one."""
+"""Consume an engine's deltas: as an iterator, as a list of ids, or from a server's event stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -9,13 +9,13 @@ from dovetail.net.client_connection import SseDataReader
 
 
 class TokenGenerator(Protocol):
-    """What an engine, or a part of one, does."""
+    """The `generate` method of an engine."""
 
-    async def generate(self, request: EngineRequest, listener: TokenSink) -> None: ...
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None: ...
 
 
 class _SingleDeltaSink:
-    """A listener with room for one delta."""
+    """A sink with room for one delta."""
 
     __slots__ = ("_available", "_delta", "_requested")
 
@@ -47,12 +47,12 @@ class _SingleDeltaSink:
 
 
 async def iter_deltas(engine: TokenGenerator, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-    """The deltas of a generation, none before it is asked for. Closing it cancels the rest."""
-    desk = _SingleDeltaSink()
-    generation = asyncio.create_task(engine.generate(request, desk))
-    generation.add_done_callback(desk.close)
+    """The deltas of a generation, none before it is requested. Closing it cancels the rest."""
+    sink = _SingleDeltaSink()
+    generation = asyncio.create_task(engine.generate(request, sink))
+    generation.add_done_callback(sink.close)
     try:
-        while (delta := await desk.fetch()) is not None:
+        while (delta := await sink.fetch()) is not None:
             yield delta
         await generation
     finally:
@@ -62,13 +62,13 @@ async def iter_deltas(engine: TokenGenerator, request: EngineRequest) -> AsyncGe
 
 async def collect_token_ids(engine: TokenGenerator, request: EngineRequest) -> list[int]:
     """All ids of a generation."""
-    heard = _CollectingIdSink()
-    await engine.generate(request, heard)
-    return heard.ids
+    sink = _CollectingIdSink()
+    await engine.generate(request, sink)
+    return sink.ids
 
 
 class _CollectingIdSink:
-    """A listener that keeps the ids."""
+    """A sink that collects the ids."""
 
     __slots__ = ("ids",)
 
@@ -83,12 +83,12 @@ class _CollectingIdSink:
         return True
 
 
-#: Makes a delta of the data of events that came together; None while there is nothing to tell.
+#: Creates a delta from the data of events that arrived together; None if they carry no tokens.
 DecodeDelta = Callable[[list[bytes]], TokenDelta | None]
 
 
 class TokenStreamReader:
-    """One stream. `over` once its last delta was told, or nobody wants any more."""
+    """One event stream. `finished` after its last delta, or when the sink wants no more."""
 
     __slots__ = ("_decode", "_feed", "_push", "_sink", "finished")
 
@@ -100,7 +100,7 @@ class TokenStreamReader:
         self.finished = False
 
     def push(self, data: bytes) -> bool:
-        """Runs for every token. Whether more may follow at once."""
+        """Runs for every token. Returns whether more may follow at once."""
         payloads = self._feed(data)
         delta = self._decode(payloads) if payloads else None
         if delta is None:
@@ -112,7 +112,7 @@ class TokenStreamReader:
         return False
 
     async def drain(self) -> bool:
-        """Whether there is to be more, once there is room for it."""
+        """Wait for room in the sink. Returns whether more is wanted."""
         if not self.finished:
             self.finished = not await self._sink.drain()
         return not self.finished

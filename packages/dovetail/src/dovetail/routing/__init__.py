@@ -1,1 +1,1 @@
-"""Which replica generates, what happens when one dies, and what is warmed between turns."""
+"""Select the replica that generates, handle replica failures, and warm prompts between turns."""

@@ -1,8 +1,8 @@
 """The replicas of a model behind one engine: each request goes to one of them.
 
-A session comes back to the replica that has its prefix cached; a new one goes to the least busy. A
-replica that is down is passed over. Nothing is tried twice here: who asked knows what was already
-said, and asks again with it.
+A session returns to the replica that has its prefix cached; a new session goes to the least busy
+replica. Replicas that are down are skipped. The pool never retries: the caller knows what was
+already generated, and sends a new request that continues from there.
 """
 
 import asyncio
@@ -21,77 +21,78 @@ from dovetail.engines.engine import (
 from dovetail.engines.token_stream import collect_token_ids
 from dovetail.routing.replica import ActivitySink, Replica
 
-MAX_SESSION_HOMES = 1 << 16  # whose replica is remembered
-STALL_CHECK_INTERVAL_SECONDS = 10.0  # seconds
-MAX_LOAD_DIFFERENCE = (
-    4  # requests by which one replica may be busier than another, where pools agree
-)
+MAX_SESSION_HOMES = 1 << 16
+STALL_CHECK_INTERVAL_SECONDS = 10.0
+#: Requests by which a session's consistent home may be busier than the least busy replica.
+MAX_LOAD_DIFFERENCE = 4
 
-#: Makes the request that is expected next, if there is any.
+#: Creates the request that is expected next; None if there is none.
 RequestFactory = Callable[[], Awaitable[EngineRequest | None]]
 
 _log = logging.getLogger(__name__)
 
 
 class ReplicaPool:
-    """A token engine made of replicas. They are alike: what one can do, all can.
+    """A token engine made of replicas of one model, with the same capabilities.
 
-    `agreeing` pools of several processes send a new session to the same replica, as long as each of
-    them finds it about as busy as the others: they do not see each other's work.
+    With `consistent`, the pools of several processes send a new session to the same replica, as
+    long as each finds it about as busy as the others: they do not see each other's requests.
     """
 
     def __init__(self, engines: Sequence[TokenEngine], *, consistent: bool = False) -> None:
-        self.replicas = tuple(Replica(engine, at) for at, engine in enumerate(engines))
+        self.replicas = tuple(Replica(engine, index) for index, engine in enumerate(engines))
         self.name = engines[0].name
         self._consistent = consistent
         self._session_homes: OrderedDict[str, Replica] = OrderedDict()
         self._warming: dict[Replica, asyncio.Task[None]] = {}
         self._stall_check: asyncio.Task[None] | None = None
-        self.warmed_prompts = 0  # prompts that were read ahead
+        self.warmed_prompts = 0
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What every replica that can be asked can do."""
-        all_of = [worker.engine.capabilities for worker in self._available_replicas()]
-        first, *others = all_of
-        windows = [one.context_length for one in all_of if one.context_length is not None]
+        """What every available replica supports."""
+        supported = [replica.engine.capabilities for replica in self._available_replicas()]
+        first, *others = supported
+        lengths = [one.context_length for one in supported if one.context_length is not None]
         return EngineCapabilities(
             constraints=tuple(
                 syntax
                 for syntax in first.constraints
                 if all(syntax in other.constraints for other in others)
             ),
-            logprobs=all(one.logprobs for one in all_of),
-            cached_tokens=all(one.cached_tokens for one in all_of),
-            context_length=min(windows, default=None),
+            logprobs=all(one.logprobs for one in supported),
+            cached_tokens=all(one.cached_tokens for one in supported),
+            context_length=min(lengths, default=None),
             local=first.local,
-            constrains_after_reasoning=any(one.constrains_after_reasoning for one in all_of),
+            constrains_after_reasoning=any(one.constrains_after_reasoning for one in supported),
         )
 
     @property
     def available_count(self) -> int:
-        """How many replicas can be asked."""
-        return sum(worker.is_available for worker in self.replicas)
+        """How many replicas accept requests."""
+        return sum(replica.is_available for replica in self.replicas)
 
     async def wait_available(self, timeout_seconds: float) -> bool:
-        """Whether a replica can be asked, now or within so many seconds."""
-        back = [
-            worker.recovery_task for worker in self.replicas if worker.recovery_task is not None
+        """Whether a replica accepts requests, now or within `timeout_seconds`."""
+        recoveries = [
+            replica.recovery_task for replica in self.replicas if replica.recovery_task is not None
         ]
-        if not self.available_count and back and timeout_seconds > 0:
-            await asyncio.wait(back, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not self.available_count and recoveries and timeout_seconds > 0:
+            await asyncio.wait(
+                recoveries, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
         return self.available_count > 0
 
     async def start(self) -> None:
-        """Makes the replicas ready. One of them is enough; the others are looked after."""
-        faults = await asyncio.gather(*(worker.start() for worker in self.replicas))
-        told = [fault for fault in faults if fault is not None]
-        for worker, fault in zip(self.replicas, faults, strict=True):
-            if fault is not None and len(faults) > 1:  # of a lone one the error below tells
-                worker.mark_down(fault)
-        if len(told) == len(self.replicas):
+        """Start the replicas. One is enough; those that failed are recovered in the background."""
+        faults = await asyncio.gather(*(replica.start() for replica in self.replicas))
+        failures = [fault for fault in faults if fault is not None]
+        for replica, fault in zip(self.replicas, faults, strict=True):
+            if fault is not None and len(faults) > 1:  # the error of a single replica is raised
+                replica.mark_down(fault)
+        if len(failures) == len(self.replicas):
             await self.stop()
-            raise told[0]
+            raise failures[0]
         if len(self.replicas) > 1 and not self.capabilities.local:
             self._stall_check = asyncio.create_task(self._check_stalls())
 
@@ -101,31 +102,33 @@ class ReplicaPool:
         sink: TokenSink,
         on_replica: Callable[[int], None] = lambda replica: None,
     ) -> None:
-        """The answer of one replica, whose number is told. Raises what that raises."""
-        worker = self._select_replica(request.session)
-        on_replica(worker.index)
-        await self._cancel_warming(worker)
+        """Generate on one replica, whose index is passed to `on_replica`. Raises what it raises."""
+        replica = self._select_replica(request.session)
+        on_replica(replica.index)
+        await self._cancel_warming(replica)
         if self._stall_check is not None:
-            sink = ActivitySink(worker, sink)
-        with worker.track_request():
-            await worker.engine.generate(request, sink)
+            sink = ActivitySink(replica, sink)
+        with replica.track_request():
+            await replica.engine.generate(request, sink)
 
     def warm(self, session: str | None, create_request: RequestFactory) -> None:
-        """Has a prompt read ahead of its request, until its replica has something better to do."""
-        worker = self._select_replica(session)
-        before = self._warming.get(worker)
-        if before is not None:
-            before.cancel()
-        self._warming[worker] = asyncio.create_task(self._warm(worker, create_request))
+        """Prefill a prompt ahead of its request, until its replica receives a request."""
+        replica = self._select_replica(session)
+        previous = self._warming.get(replica)
+        if previous is not None:
+            previous.cancel()
+        self._warming[replica] = asyncio.create_task(self._warm(replica, create_request))
 
     async def health(self) -> EngineHealth:
         """Ready as long as one replica is."""
-        states = await asyncio.gather(*(worker.health() for worker in self.replicas))
+        states = await asyncio.gather(*(replica.health() for replica in self.replicas))
         if len(states) == 1:
             return states[0]
         ready = sum(state.ready for state in states)
-        told = [f"{at}: {state.detail}" for at, state in enumerate(states) if not state.ready]
-        detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *told])
+        not_ready = [
+            f"{index}: {state.detail}" for index, state in enumerate(states) if not state.ready
+        ]
+        detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *not_ready])
         return EngineHealth(
             ready > 0, detail, {"replicas": [state.facts or {} for state in states]}
         )
@@ -135,13 +138,13 @@ class ReplicaPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(worker.stop() for worker in self.replicas))
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
     async def _check_stalls(self) -> None:
-        """Looks at replicas that hang: their streams could go on elsewhere."""
+        """Mark stalled replicas as down, so that their streams can be migrated."""
         while True:
             await asyncio.sleep(STALL_CHECK_INTERVAL_SECONDS)
-            await asyncio.gather(*(worker.check_stalled() for worker in self.replicas))
+            await asyncio.gather(*(replica.check_stalled() for replica in self.replicas))
 
     def _select_replica(self, session: str | None) -> Replica:
         if len(self.replicas) == 1:
@@ -157,28 +160,30 @@ class ReplicaPool:
         return home
 
     def _assign_home(self, session: str | None) -> Replica:
-        """The least busy; of those that are about as busy, the one that the session's name picks.
+        """The least busy replica; of similarly busy ones, the one with the session's highest hash.
 
-        The name picks the same one everywhere, and another only where that is down.
+        The hash selects the same replica in every process, and another only where that one is down.
         """
         candidates = self._available_replicas()
-        least = min(candidates, key=lambda worker: (worker.in_backoff, worker.active_requests))
+        preferred = min(
+            candidates, key=lambda replica: (replica.in_backoff, replica.active_requests)
+        )
         if session is None or not self._consistent:
-            return least
-        near = [
-            worker
-            for worker in candidates
-            if worker.in_backoff == least.in_backoff
-            and worker.active_requests <= least.active_requests + MAX_LOAD_DIFFERENCE
+            return preferred
+        similar = [
+            replica
+            for replica in candidates
+            if replica.in_backoff == preferred.in_backoff
+            and replica.active_requests <= preferred.active_requests + MAX_LOAD_DIFFERENCE
         ]
-        return max(near, key=lambda worker: _affinity_hash(session, worker.index))
+        return max(similar, key=lambda replica: _affinity_hash(session, replica.index))
 
     def _available_replicas(self) -> Sequence[Replica]:
-        """Those that are up. Where none is, any of them can say best what is wrong."""
-        return [worker for worker in self.replicas if worker.is_available] or self.replicas
+        """The replicas that are up; all of them where none is: their errors explain why."""
+        return [replica for replica in self.replicas if replica.is_available] or self.replicas
 
     async def _cancel_warming(self, replica: Replica) -> None:
-        """Real work ends what was only done ahead of time."""
+        """Stop warming a replica: requests take precedence."""
         task = self._warming.pop(replica, None)
         if task is not None:
             task.cancel()
@@ -192,9 +197,9 @@ class ReplicaPool:
             with replica.track_request():
                 await collect_token_ids(replica.engine, request)
             self.warmed_prompts += 1
-        except Exception as error:  # nobody waits for it, and nobody is the worse for it
+        except Exception as error:  # warming is optional: nothing waits for it
             _log.info(
-                "not_warmed", extra={"fields": {"reason": f"{type(error).__name__}: {error}"}}
+                "warming_failed", extra={"fields": {"reason": f"{type(error).__name__}: {error}"}}
             )
         finally:
             if self._warming.get(replica) is asyncio.current_task():
@@ -202,6 +207,6 @@ class ReplicaPool:
 
 
 def _affinity_hash(session: str, replica: int) -> bytes:
-    """How much a session is drawn to a replica: in every process the same."""
-    named = f"{replica} {session}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(named, digest_size=8).digest()
+    """The weight of a replica for a session (rendezvous hashing), the same in every process."""
+    key = f"{replica} {session}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(key, digest_size=8).digest()

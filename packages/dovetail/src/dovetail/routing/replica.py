@@ -1,7 +1,7 @@
-"""One replica of a model: its engine, how busy it is, and whether it can be asked.
+"""One replica of a model: its engine, its load, and whether it accepts requests.
 
-A replica that failed is asked for nothing more until it has shown that it is back. A process of
-ours is started again; a server of somebody else's is looked at until it answers.
+A replica that failed gets no requests until it has recovered. An engine process of this server is
+restarted; a remote server is polled until it responds.
 """
 
 import asyncio
@@ -13,18 +13,18 @@ from time import monotonic
 from dovetail.engines.engine import EngineHealth, TokenDelta, TokenEngine, TokenSink, check_health
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
-#: Seconds before each look at a replica that is down; the last one is repeated.
+#: Seconds before each check of a replica that is down; the last delay is repeated.
 RECOVERY_DELAYS_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-SUPERVISED_RECOVERY_DELAYS_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0)  # to look costs next to nothing
+SUPERVISED_RECOVERY_DELAYS_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0)  # checking is cheap
 HEALTH_TIMEOUT_SECONDS = 3.0
-STALL_TIMEOUT_SECONDS = 30.0  # seconds in which a replica that works should say something
+STALL_TIMEOUT_SECONDS = 30.0  # without any output of a replica that has requests
 BACKOFF_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class Replica:
-    """One replica."""
+    """An engine with its index in the pool, its availability and its active requests."""
 
     __slots__ = (
         "_running",
@@ -43,14 +43,14 @@ class Replica:
         self.index = index
         self.is_available = True
         self.active_requests = 0
-        self.last_activity = 0.0  # when it last began or said something
+        self.last_activity = 0.0  # when it last started a request or emitted tokens
         self.restarts = 0
-        self.last_rejection = float("-inf")  # when it last had no room, or failed
+        self.last_rejection = float("-inf")  # when it was last overloaded, or failed
         self._running = True
-        self.recovery_task: asyncio.Task[None] | None = None  # ends when the replica is back
+        self.recovery_task: asyncio.Task[None] | None = None  # done when the replica has recovered
 
     async def start(self) -> DovetailError | None:
-        """Makes the replica ready, or says why it is not."""
+        """Start the engine, or return why it cannot be started."""
         self._running = True
         try:
             await self.engine.start()
@@ -60,7 +60,7 @@ class Replica:
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
-        """One generation, for as long as it lasts. A failure of the engine takes it down."""
+        """Count one generation while it runs. A failure of the engine marks the replica as down."""
         self.active_requests += 1
         self.last_activity = monotonic()
         try:
@@ -76,15 +76,15 @@ class Replica:
 
     @property
     def in_backoff(self) -> bool:
-        """Whether others should be asked first: a moment ago it had no room, or failed."""
+        """Whether other replicas are preferred: this one was just overloaded, or failed."""
         return monotonic() - self.last_rejection < BACKOFF_SECONDS
 
     def mark_down(self, error: DovetailError) -> None:
-        """It is down, and somebody sees to it that it comes back."""
+        """Mark the replica as down and start its recovery."""
         if not self._running:
-            return  # it was stopped while it worked
+            return  # it was stopped with requests running
         if self.is_available:
-            _log.warning("replica_down", extra=self._log_fields(error))
+            _log.warning("replica_failed", extra=self._log_fields(error))
         self.is_available = False
         if self.recovery_task is None or self.recovery_task.done():
             self.recovery_task = asyncio.create_task(self._recover())
@@ -93,9 +93,9 @@ class Replica:
         return await check_health(self.engine, HEALTH_TIMEOUT_SECONDS)
 
     async def check_stalled(self) -> None:
-        """Takes a replica down that works, says nothing, and is not there when it is asked.
+        """Mark a replica as down that has requests, emits nothing and fails its health check.
 
-        What it still had to do breaks off, and goes on elsewhere.
+        Its requests fail with an error, and are migrated to other replicas.
         """
         if (
             not (self.is_available and self.active_requests)
@@ -116,25 +116,27 @@ class Replica:
         await self.engine.stop()
 
     async def _recover(self) -> None:
-        """Looks again and again, ever more rarely."""
-        pauses = (
+        """Try to restart the replica, with growing delays, until it is ready."""
+        delays = (
             SUPERVISED_RECOVERY_DELAYS_SECONDS
             if self.engine.capabilities.supervised_elsewhere
             else RECOVERY_DELAYS_SECONDS
         )
-        for looks in range(1 << 30):
-            await asyncio.sleep(pauses[min(looks, len(pauses) - 1)])
+        for attempt in range(1 << 30):
+            await asyncio.sleep(delays[min(attempt, len(delays) - 1)])
             try:
                 await self._restart()
             except Exception as error:
-                _log.info("replica_still_down", extra=self._log_fields(_to_dovetail_error(error)))
+                _log.info(
+                    "replica_recovery_failed", extra=self._log_fields(_to_dovetail_error(error))
+                )
                 continue
             self.is_available = True
-            _log.warning("replica_up", extra=self._log_fields(None))
+            _log.warning("replica_recovered", extra=self._log_fields(None))
             return
 
     async def _restart(self) -> None:
-        """A process that is gone is started anew; a server elsewhere is asked who it is now."""
+        """Restart a local process that is gone; reconnect to a remote server."""
         if self.engine.capabilities.local:
             if (await self.health()).ready:
                 return
@@ -151,7 +153,7 @@ class Replica:
 
 
 class ActivitySink:
-    """Hears for another, and notes when: a replica that says nothing is looked at."""
+    """Forward deltas to another sink, and record when: a silent replica is checked for a stall."""
 
     __slots__ = ("_push", "_replica", "drain")
 
@@ -166,7 +168,7 @@ class ActivitySink:
 
 
 def _to_dovetail_error(error: Exception) -> DovetailError:
-    """What an engine of somebody's own raises is a reason like any other."""
+    """Wrap what a third-party engine raises."""
     if isinstance(error, DovetailError):
         return error
     return EngineUnavailable(f"{type(error).__name__}: {error}")

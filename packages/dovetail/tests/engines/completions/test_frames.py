@@ -1,4 +1,4 @@
-"""Frames of the completions protocol in, deltas out: in any cut, and where they are malformed."""
+"""Frames of the completions protocol to deltas: split anywhere, and malformed."""
 
 import json
 from array import array
@@ -32,8 +32,8 @@ def request(**fields: Any) -> EngineRequest:
 
 
 def choice(ids: list[int] | None, finish: str | None = None, **more: Any) -> bytes:
-    told = {"index": 0, "text": "é", "token_ids": ids, "finish_reason": finish, **more}
-    return json.dumps({"id": "cmpl-1", "model": "m", "choices": [told]}).encode()
+    fields = {"index": 0, "text": "é", "token_ids": ids, "finish_reason": finish, **more}
+    return json.dumps({"id": "cmpl-1", "model": "m", "choices": [fields]}).encode()
 
 
 def usage(prompt: int = 3, generated: int | None = None, cached: int | None = None) -> bytes:
@@ -109,34 +109,34 @@ def test_streams(batches: list[list[bytes]], deltas: list[TokenDelta]) -> None:
     assert read(*batches) == deltas
 
 
-def test_usage_in_every_frame_ends_nothing() -> None:
-    """Some servers are told to count in each frame, whoever asks."""
+def test_usage_in_every_frame_does_not_end_the_stream() -> None:
+    """Some servers are configured to report usage in every frame."""
     counted = json.loads(choice([7]))
     counted["usage"] = {"prompt_tokens": 3, "completion_tokens": 1}
     last = json.loads(choice([8], "stop"))
     last["usage"] = {"prompt_tokens": 3, "completion_tokens": 2}
     frames = [json.dumps(frame).encode() for frame in (counted, last)]
-    heard = read([frames[0]], [frames[1]], [usage(generated=2, cached=1)])
-    assert heard == [TokenDelta([7]), TokenDelta([8], finish="stop", cached=1)]
+    deltas = read([frames[0]], [frames[1]], [usage(generated=2, cached=1)])
+    assert deltas == [TokenDelta([7]), TokenDelta([8], finish="stop", cached=1)]
 
 
-def test_what_is_cached_is_told_as_soon_as_it_is_known() -> None:
+def test_cached_tokens_are_reported_as_soon_as_known() -> None:
     early = json.loads(choice([7]))
     early["usage"] = json.loads(usage(generated=1, cached=2))["usage"]
-    heard = read(
+    deltas = read(
         [json.dumps(early).encode()], [choice([8], "stop")], [usage(generated=2, cached=2)]
     )
-    assert heard == [TokenDelta([7], cached=2), TokenDelta([8], finish="stop")]
+    assert deltas == [TokenDelta([7], cached=2), TokenDelta([8], finish="stop")]
 
 
 def test_probabilities_are_those_of_the_likeliest() -> None:
-    told = {
+    logprobs = {
         "tokens": ["a", "b"],
         "token_logprobs": [-3.0, None],
         "top_logprobs": [{"a": -3.0, "x": -0.5, "y": -1.0}, None],
         "text_offset": [0, 1],
     }
-    batch = [choice([7, 8], logprobs=told), choice([9], "length", logprobs=None), DONE]
+    batch = [choice([7, 8], logprobs=logprobs), choice([9], "length", logprobs=None), DONE]
     (delta,) = read(batch, sampling=Sampling(logprobs=2))
     assert [one.token for one in delta.logprobs] == ["a", "b"]
     assert delta.logprobs[0].top == (("x", -0.5), ("y", -1.0))
@@ -145,16 +145,16 @@ def test_probabilities_are_those_of_the_likeliest() -> None:
     assert bare.logprobs[0].top == ()
 
 
-def test_tokens_that_are_named_by_their_ids_are_spelled() -> None:
+def test_tokens_named_by_their_ids_are_decoded() -> None:
     """Two of these are parts of characters and read alike."""
     named = {f"token_id:{id}": -float(at) for at, id in enumerate((0xC3, 0xE4, 97), 1)}
-    told = {
+    logprobs = {
         "tokens": ["token_id:228", "token_id:x"],
         "token_logprobs": [-2.0, -9.0],
         "top_logprobs": [named, {"b": -0.5}],
     }
     reader = CompletionFrameReader(request(sampling=Sampling(logprobs=3)), "vLLM", ByteTokenizer())
-    delta = reader.read([choice([228, 98], "length", logprobs=told), DONE])
+    delta = reader.read([choice([228, 98], "length", logprobs=logprobs), DONE])
     assert delta is not None
     part = "\ufffd"
     assert delta.logprobs == (
@@ -196,7 +196,7 @@ def test_broken_streams(batch: list[bytes], kind: type[DovetailError], words: st
     assert type(caught.value) is kind
 
 
-REFUSALS: list[tuple[int, bytes, type[DovetailError]]] = [
+REJECTIONS: list[tuple[int, bytes, type[DovetailError]]] = [
     (
         400,
         b'{"error":{"message":"This model\'s maximum context length is 9 tokens."}}',
@@ -216,21 +216,21 @@ REFUSALS: list[tuple[int, bytes, type[DovetailError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("status", "content", "kind"), REFUSALS)
-def test_refusals(status: int, content: bytes, kind: type[DovetailError]) -> None:
+@pytest.mark.parametrize(("status", "content", "kind"), REJECTIONS)
+def test_rejections(status: int, content: bytes, kind: type[DovetailError]) -> None:
     error = error_from_status("vLLM", status, content)
     assert type(error) is kind
     assert len(error.message) < 400
 
 
-def test_a_refused_priority_is_recognised() -> None:
+def test_priority_rejection_is_recognized() -> None:
     refused = error_from_status("vLLM", 400, b'{"message":"Priority scheduling is not enabled."}')
     assert is_priority_rejection(refused)
     assert not is_priority_rejection(error_from_status("vLLM", 400, b'{"message":"bad grammar"}'))
     assert not is_priority_rejection(error_from_status("vLLM", 500, b'{"message":"priority"}'))
 
 
-ANSWER = [
+RESPONSE = [
     choice([7]),
     choice([8, 9]),
     choice([300, 5], "stop", stop_reason=5),
@@ -248,27 +248,27 @@ def over_http(payloads: list[bytes]) -> bytes:
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=20))
-def test_any_cut_of_the_bytes_gives_the_same_tokens(sizes: list[int]) -> None:
-    wire, at, piece = over_http(ANSWER), 0, 0
-    answer, events, frames = (
+def test_any_split_of_the_bytes_gives_the_same_tokens(sizes: list[int]) -> None:
+    wire, at, piece = over_http(RESPONSE), 0, 0
+    parser, events, frames = (
         ResponseParser(),
         SseDataReader(),
         CompletionFrameReader(request(), "vLLM"),
     )
-    heard: list[TokenDelta] = []
-    while not (heard and heard[-1].finish):
+    deltas: list[TokenDelta] = []
+    while not (deltas and deltas[-1].finish):
         size = sizes[piece % len(sizes)]
-        body = answer.feed(wire[at : at + size])
+        body = parser.feed(wire[at : at + size])
         at, piece = at + size, piece + 1
         delta = frames.read(events.feed(body))
         if delta is not None:
-            heard.append(delta)
-    answer.feed(wire[at:])
-    assert answer.complete
-    assert [id for delta in heard for id in delta.ids] == [7, 8, 9, 300, 5]
-    assert [delta.finish for delta in heard if delta.finish] == ["stop"]
-    assert [delta.cached for delta in heard if delta.cached is not None] == [2]
-    assert all(delta.exact for delta in heard)
+            deltas.append(delta)
+    parser.feed(wire[at:])
+    assert parser.complete
+    assert [id for delta in deltas for id in delta.ids] == [7, 8, 9, 300, 5]
+    assert [delta.finish for delta in deltas if delta.finish] == ["stop"]
+    assert [delta.cached for delta in deltas if delta.cached is not None] == [2]
+    assert all(delta.exact for delta in deltas)
 
 
 def test_data_on_several_lines_and_without_a_space() -> None:

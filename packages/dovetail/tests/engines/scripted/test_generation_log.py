@@ -18,7 +18,7 @@ def test_prompt_and_answer_are_written_as_tokens_and_text(tmp_path: Path) -> Non
     (heard,) = read_generation_log(file)
     assert list(heard.prompt) == ids("<think>what")
     assert list(heard.output) == [*ids("naïve"), END]
-    assert (heard.text, heard.said, heard.session) == ("<think>what", "naïve<|end|>", "s")
+    assert (heard.text, heard.output_text, heard.session) == ("<think>what", "naïve<|end|>", "s")
 
 
 def test_what_was_cached_is_written(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_an_answer_that_nobody_wanted_to_the_end_is_written_as_far_as_it_had_lef
 
     asyncio.run(hang_up())
     (heard,) = read_generation_log(file)
-    assert heard.said == "a"
+    assert heard.output_text == "a"
 
 
 def test_an_answer_that_fails_is_written_too(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_an_answer_that_fails_is_written_too(tmp_path: Path) -> None:
     playing = engine("- text: abcdef\n  fail: {after: 3}", record=str(file))
     with pytest.raises(Exception, match="fails"):
         play(playing, request())
-    assert [heard.said for heard in read_generation_log(file)] == ["abc"]
+    assert [heard.output_text for heard in read_generation_log(file)] == ["abc"]
 
 
 def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_fixture import MODEL, Answer, made_up_server, scripted_server, status, stream
+from completions_fixture import MODEL, Responder, fake_server, scripted_server, status, stream
 from scripted_fixture import END, TOKENIZER, ids, request
 
 from dovetail.engines.engine import RemoteModel, TokenEngine
@@ -31,7 +31,7 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def paths(**answers: bytes) -> Answer:
+def paths(**answers: bytes) -> Responder:
     """A server that has an answer for each path; `_` stands for / in the names here."""
 
     async def answer(path: str, body: bytes) -> list[bytes]:
@@ -70,7 +70,7 @@ VERSION = status(200, b'{"version":"0.32.0"}')
 )
 def test_what_is_served(answers: dict[str, bytes], found: RemoteModel) -> None:
     async def scene() -> None:
-        async with made_up_server(paths(**answers)) as endpoint:
+        async with fake_server(paths(**answers)) as endpoint:
             assert await discover(endpoint) == found
 
     play(scene)
@@ -88,7 +88,7 @@ def test_what_is_served(answers: dict[str, bytes], found: RemoteModel) -> None:
 )
 def test_what_is_no_vllm(answer: bytes, kind: type[DovetailError], words: str) -> None:
     async def scene() -> None:
-        async with made_up_server(paths(_v1_models=answer)) as endpoint:
+        async with fake_server(paths(_v1_models=answer)) as endpoint:
             with pytest.raises(kind, match=words):
                 await discover(endpoint)
 
@@ -113,7 +113,7 @@ def test_an_address_is_needed() -> None:
 
 def test_a_model_that_is_gone() -> None:
     async def scene() -> None:
-        async with made_up_server(paths(_v1_models=listed(BASE))) as endpoint:
+        async with fake_server(paths(_v1_models=listed(BASE))) as endpoint:
             gone: TokenEngine = VllmEngine(endpoint, REMOTE, TOKENIZER)
             with pytest.raises(EngineUnavailable, match=r"does not serve 'org/model'.* base"):
                 await gone.start()
@@ -124,7 +124,7 @@ def test_a_model_that_is_gone() -> None:
     play(scene)
 
 
-def honest(*kept: str, behind: bool = False) -> Answer:
+def honest(*kept: str, behind: bool = False) -> Responder:
     """A server that keeps to constraints of these kinds, maybe only `behind` a thought, and says
     something else otherwise."""
 
@@ -155,7 +155,7 @@ def test_only_what_is_enforced_is_promised(
     kept: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
-        async with made_up_server(honest(*kept)) as endpoint:
+        async with fake_server(honest(*kept)) as endpoint:
             made = VllmEngine(endpoint, REMOTE, TOKENIZER)
             assert made.capabilities.constraints == ()
             await made.start()
@@ -171,7 +171,7 @@ def test_only_what_is_enforced_is_promised(
 
 def test_constraints_that_hold_only_behind_thoughts(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        async with made_up_server(honest("structural_tag", behind=True)) as endpoint:
+        async with fake_server(honest("structural_tag", behind=True)) as endpoint:
             made = VllmEngine(endpoint, REMOTE, TOKENIZER)
             await made.start()
             assert made.capabilities.constraints == ("structural_tag",)
@@ -188,7 +188,7 @@ def test_a_server_that_does_not_tell_what_is_cached(caplog: pytest.LogCaptureFix
         return [stream(b'{"choices":[{"token_ids":[1],"finish_reason":"stop"}]}', b"[DONE]")]
 
     async def scene() -> None:
-        async with made_up_server(answer) as endpoint:
+        async with fake_server(answer) as endpoint:
             made = VllmEngine(endpoint, REMOTE, TOKENIZER)
             await made.start()
             assert not made.capabilities.cached_tokens

@@ -139,7 +139,7 @@ async def control_tokens(target: TargetServer, api: str) -> str:
     body = first_request(api, target, user_message(PLAIN, plain), stream=True)
     parse_response(api, await send_request(api, target, body))
     heard = (await _recorded_requests(target, plain))[0]
-    stop, spelling = heard.output[-1], heard.said.rpartition(PLAIN_TEXT)[2]
+    stop, spelling = heard.output[-1], heard.output_text.rpartition(PLAIN_TEXT)[2]
     require(bool(spelling), "the engine ended its answer without a token that ends turns")
     text = f"{user_message(PLAIN, spelled)} {spelling}\n"
     parse_response(
@@ -331,7 +331,7 @@ def _require_exact_prefix(turns: ReplayedTurns) -> str:
     kept, spoken = turns.matching_tokens, turns.expected_tokens
     added = turns.second_record.text[len(turns.first_record.text) - 60 :]
     came = f"the prompt: … {abbreviate(added, 700)}"
-    sent = f"the model wrote: {abbreviate(turns.first_record.said, 500)}"
+    sent = f"the model wrote: {abbreviate(turns.first_record.output_text, 500)}"
     require(kept >= spoken, f"{kept} of {spoken} tokens are the same", sent=sent, received=came)
     return f"all {spoken} tokens"
 

@@ -213,7 +213,7 @@ async def _judge_generation_stopped(target: TargetServer, api: str) -> str:
         await anext(reply.iter_chunks())
     assert target.recording is not None
     heard = (await target.recording.find_requests(nonce))[0]
-    require(LAST_LINE not in heard.said, "the engine went on to the end of its answer")
+    require(LAST_LINE not in heard.output_text, "the engine went on to the end of its answer")
     return f"stopped after {len(heard.output)} tokens"
 
 

@@ -1,5 +1,5 @@
 """The server side of vLLM's completions protocol, over any token engine.
 
-Our engines that run in a process of their own speak it: what is made for vLLM's clients, ours among
-them, reads them all.
+Our engines that run in separate processes serve it, so that clients of vLLM, ours among them, can
+use all of them.
 """

@@ -1,4 +1,4 @@
-"""The model that a server says it has, as a folder in Hugging Face's layout describes it."""
+"""The model that a server offers, read from a folder in Hugging Face's layout."""
 
 import json
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from typing import Any
 
 from dovetail_tokenizers import Tokenizer, TokenTextCache, load_tokenizer
 
-DEFAULT_MAX_MODEL_LEN = 1 << 20  # tokens, where nobody says
+DEFAULT_MAX_MODEL_LEN = 1 << 20  # where neither the folder nor the operator sets it
 _FILES = ("config", "generation_config", "tokenizer_config")
 
 
 @dataclass(frozen=True)
 class CompletionModel:
-    """Names, tokenizer and window of a model. `eos_ids` end a turn, the usual one first."""
+    """Names, tokenizer and context length of a model. `eos_ids` end a turn, the usual one first."""
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
@@ -24,36 +24,36 @@ class CompletionModel:
 
     @cached_property
     def texts(self) -> TokenTextCache:
-        """The texts of its tokens, shared by all answers."""
+        """The texts of its tokens, shared by all responses."""
         return TokenTextCache(self.tokenizer)
 
 
 def read_completion_model(
     folder: Path, names: tuple[str, ...] = (), max_model_len: int | None = None
 ) -> CompletionModel:
-    """What the folder says about the model, and what is given where that says it better."""
+    """The model in a folder; arguments take precedence."""
     tokenizer = load_tokenizer(folder)
-    read = {name: _read(folder / f"{name}.json") for name in _FILES}
-    window = max_model_len or read["config"].get("max_position_embeddings")
+    configs = {name: _read(folder / f"{name}.json") for name in _FILES}
+    context_length = max_model_len or configs["config"].get("max_position_embeddings")
     return CompletionModel(
         names or (folder.resolve().name,),
         tokenizer,
-        _eos_ids(read, tokenizer),
-        window or DEFAULT_MAX_MODEL_LEN,
+        _eos_ids(configs, tokenizer),
+        context_length or DEFAULT_MAX_MODEL_LEN,
     )
 
 
-def _eos_ids(read: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokenizer's own first: vLLM tells a stop at that one from a stop at the others."""
-    named = read["tokenizer_config"].get("eos_token")
+def _eos_ids(configs: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokenizer's own first: vLLM reports a stop at that one differently from the others."""
+    named = configs["tokenizer_config"].get("eos_token")
     spelling = named.get("content") if isinstance(named, Mapping) else named
     ids = [tokenizer.controls.get(spelling)] if isinstance(spelling, str) else []
     for source in ("generation_config", "config"):
-        given = read[source].get("eos_token_id")
-        ids += given if isinstance(given, list) else [given]
+        eos = configs[source].get("eos_token_id")
+        ids += eos if isinstance(eos, list) else [eos]
     return tuple(dict.fromkeys(id for id in ids if id is not None))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    read: Mapping[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
-    return read
+    config: Mapping[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return config

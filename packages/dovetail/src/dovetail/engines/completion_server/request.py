@@ -1,8 +1,8 @@
-"""What a request of vLLM's completions protocol asks. The shapes were read off vLLM 0.32.
+"""Requests of vLLM's completions protocol, as of vLLM 0.32.
 
-Two fields are our own, for a client that has to do with ids alone: `prompt_bytes`, in base64, is a
-prompt as `packing` writes it, in place of `prompt`; with `ids_only` no text is made of the answer,
-the prompt's ids are not told back, and a frame that brings nothing but ids has no other fields.
+Two fields are our own, for clients that handle only ids: `prompt_bytes`, in base64, is a prompt as
+`pack_token_ids` writes it, in place of `prompt`; with `ids_only` the output is not detokenized,
+the prompt's ids are not returned, and a frame that carries only ids has no other fields.
 """
 
 import json
@@ -27,7 +27,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
-    """The fields that make a difference here; others are accepted and have none."""
+    """The fields that have an effect here; others are accepted and ignored."""
 
     model: str | None = None
     prompt: str | list[int | str | list[int]] | None = None
@@ -62,7 +62,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
 
 def parse_prompt(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
-    """The one prompt of a request, as ids."""
+    """The prompt of a request, as ids."""
     ids = (
         _prompt_from_field(body.prompt, tokenizer)
         if body.prompt_bytes is None
@@ -98,7 +98,7 @@ def _prompt_from_field(prompt: Any, tokenizer: Tokenizer) -> "array[int]":
 def to_engine_request(
     body: CompletionRequest, prompt: "array[int]", eos_ids: Sequence[int], max_new_tokens: int
 ) -> EngineRequest:
-    """What the engine is asked. A request that sets no limit has all the room there is."""
+    """The engine's request. Without `max_tokens` the rest of the context window is the limit."""
     if body.n != 1 or body.echo:
         raise InvalidRequest("there is no echo here, and one choice a request")
     eos = () if body.ignore_eos else eos_ids
@@ -133,14 +133,16 @@ def _sampling(body: CompletionRequest) -> Sampling:
     )
 
 
-def _constraint(outputs: Mapping[str, Any], form: Mapping[str, Any]) -> Constraint | None:
-    if form.get("type") == "json_schema":
-        named = form.get("json_schema")
-        if not isinstance(named, Mapping):
+def _constraint(
+    outputs: Mapping[str, Any], response_format: Mapping[str, Any]
+) -> Constraint | None:
+    if response_format.get("type") == "json_schema":
+        json_schema = response_format.get("json_schema")
+        if not isinstance(json_schema, Mapping):
             raise InvalidRequest("json_schema is an object", param="response_format")
-        return Constraint("json_schema", _text(named.get("schema")))
-    if form.get("type") == "structural_tag":
-        return Constraint("structural_tag", _text(form))
+        return Constraint("json_schema", _text(json_schema.get("schema")))
+    if response_format.get("type") == "structural_tag":
+        return Constraint("structural_tag", _text(response_format))
     if outputs.get("json") is not None:
         return Constraint("json_schema", _text(outputs["json"]))
     if outputs.get("structural_tag") is not None:

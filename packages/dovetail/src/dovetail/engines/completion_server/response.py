@@ -1,7 +1,7 @@
-"""The bytes of an answer in vLLM's completions protocol. The shapes were read off vLLM 0.32.
+"""Encode responses of vLLM's completions protocol, as of vLLM 0.32.
 
-A chunk names every field of its choice, null or not, and the usage comes in a chunk of its own
-without choices.
+A chunk has every field of its choice, null or not, and the usage is in a chunk of its own without
+choices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
 IDS_ONLY_CHUNK = (
-    b'data: {"choices":[{"token_ids":%a}]}\n\n'  # a list of numbers is written as in JSON
+    b'data: {"choices":[{"token_ids":%a}]}\n\n'  # the repr of a list of numbers is JSON
 )
 
 _json = msgspec.json.Encoder()
@@ -26,10 +26,10 @@ _json = msgspec.json.Encoder()
 
 @dataclass
 class UsageCounter:
-    """Tokens of one answer. What was cached is None where the engine does not say.
+    """Counts the tokens of one response. `cached` is None where the engine does not report it.
 
-    Where the engine has lost track of its ids, one more is counted than was told: so whoever counts
-    along knows that these are not all.
+    Where the engine has lost track of its ids, one more token is counted than was sent: so a client
+    that counts along knows that these are not all.
     """
 
     prompt: int
@@ -53,7 +53,7 @@ class UsageCounter:
 
 
 class CompletionResponseChoice(msgspec.Struct):
-    """The one choice, or what a chunk adds to it."""
+    """The single choice, or what a chunk adds to it."""
 
     index: int = 0
     text: str = ""
@@ -65,7 +65,7 @@ class CompletionResponseChoice(msgspec.Struct):
 
 
 class ChoiceBuilder:
-    """Deltas to choices, for one answer."""
+    """Converts the deltas of one response to choices."""
 
     def __init__(
         self, body: CompletionRequest, request: EngineRequest, model: CompletionModel
@@ -82,8 +82,8 @@ class ChoiceBuilder:
         self.counter = UsageCounter(len(request.prompt))
 
     def build(self, delta: TokenDelta) -> CompletionResponseChoice:
-        """What a delta adds."""
-        ids, body, tally = delta.ids, self.body, self.counter
+        """The choice of a chunk with this delta."""
+        ids, body, counter = delta.ids, self.body, self.counter
         choice = CompletionResponseChoice(finish_reason=delta.finish)
         shown = ids
         if delta.finish is not None and ids and ids[-1] in self._request.stop_ids:
@@ -95,9 +95,9 @@ class ChoiceBuilder:
             choice.logprobs = self._logprobs(delta)
         if body.return_token_ids or body.ids_only:
             choice.token_ids = ids
-            if not (tally.generated or body.ids_only):
+            if not (counter.generated or body.ids_only):
                 choice.prompt_token_ids = self._request.prompt.tolist()
-        tally.add(delta)
+        counter.add(delta)
         return choice
 
     def _text(self, detokenizer: Detokenizer, ids: list[int], last: bool) -> str:
@@ -115,13 +115,13 @@ class ChoiceBuilder:
             "text_offset": offsets,
             "token_logprobs": [one.logprob for one in delta.logprobs],
             "tokens": [one.token for one in delta.logprobs],
-            # Of tokens that have the same text the likeliest is told.
+            # Of tokens with the same text the likeliest is reported.
             "top_logprobs": [dict(reversed(one.top)) for one in delta.logprobs],
         }
 
 
 class ResponseEnvelope:
-    """What is around the choices of one answer. Written once, it is the same for every chunk."""
+    """The fields around the choices of one response, encoded once for all chunks."""
 
     def __init__(self, id: str, created: int, model: str) -> None:
         self._fields = {"id": id, "object": "text_completion", "created": created, "model": model}
@@ -130,21 +130,21 @@ class ResponseEnvelope:
     def encode_chunk(
         self, choice: CompletionResponseChoice, usage: Mapping[str, Any] | None = None
     ) -> bytes:
-        """A frame of the stream, with the usage so far where that was asked for."""
+        """A frame of the stream, with the usage so far where it was requested."""
         tail = b"]}\n\n" if usage is None else b'],"usage":' + _json.encode(usage) + b"}\n\n"
         return self._head + _json.encode(choice) + tail
 
-    def encode_usage(self, tally: UsageCounter) -> bytes:
-        """The frame behind the last choice."""
-        return self._head + b'],"usage":' + _json.encode(tally.usage()) + b"}\n\n"
+    def encode_usage(self, counter: UsageCounter) -> bytes:
+        """The frame after the last choice."""
+        return self._head + b'],"usage":' + _json.encode(counter.usage()) + b"}\n\n"
 
-    def encode_response(self, choice: CompletionResponseChoice, tally: UsageCounter) -> bytes:
-        """The answer in one piece."""
-        return _json.encode({**self._fields, "choices": [choice], "usage": tally.usage()})
+    def encode_response(self, choice: CompletionResponseChoice, counter: UsageCounter) -> bytes:
+        """The response of a request without streaming."""
+        return _json.encode({**self._fields, "choices": [choice], "usage": counter.usage()})
 
 
 class StreamEncoder:
-    """Deltas to the frames of a stream."""
+    """Encodes deltas as the frames of a stream."""
 
     __slots__ = ("_builder", "_counter", "_envelope", "_ids_only", "_usage")
 
@@ -166,14 +166,14 @@ class StreamEncoder:
         return self._envelope.encode_chunk(choice, usage)
 
     def encode_end(self) -> bytes:
-        """What comes behind the last choice."""
+        """The frames after the last choice."""
         options = self._builder.body.stream_options
-        wanted = options is not None and options.include_usage
-        return self._envelope.encode_usage(self._counter) + DONE if wanted else DONE
+        include_usage = options is not None and options.include_usage
+        return self._envelope.encode_usage(self._counter) + DONE if include_usage else DONE
 
 
 def merge_choices(choices: Sequence[CompletionResponseChoice]) -> CompletionResponseChoice:
-    """What all the chunks of an answer add up to."""
+    """Merge the choices of all chunks of a response."""
     whole = CompletionResponseChoice(
         text="".join([choice.text for choice in choices]),
         finish_reason=choices[-1].finish_reason,
@@ -189,13 +189,13 @@ def merge_choices(choices: Sequence[CompletionResponseChoice]) -> CompletionResp
 
 
 class BatchTokenSink(TokenSink, Protocol):
-    """A listener that also takes what is due together."""
+    """A sink that also takes several deltas at once."""
 
     def push_all(self, deltas: Sequence[TokenDelta]) -> bool: ...
 
 
 class StreamSink:
-    """Writes a frame in the very call that brings a delta."""
+    """Writes a frame in the very call that pushes a delta."""
 
     __slots__ = ("_drain", "_encode", "_write")
 
@@ -217,7 +217,7 @@ class StreamSink:
 
 
 class CollectingSink:
-    """Keeps what the deltas add."""
+    """Collects the choices of all deltas."""
 
     __slots__ = ("_builder", "choices")
 

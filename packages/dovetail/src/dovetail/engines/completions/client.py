@@ -1,4 +1,4 @@
-"""One server of the completions protocol, as a source of deltas."""
+"""A client of one server of the completions protocol."""
 
 import logging
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from dovetail.net.http_client import (
 from dovetail_model import ClientError, DovetailError, EngineUnavailable, Sampling, Unsupported
 from dovetail_tokenizers import Tokenizer
 
-#: The member of `structured_outputs` that takes each notation.
+#: The member of `structured_outputs` for each constraint syntax.
 CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
     "structural_tag": "structural_tag",
     "json_schema": "json",
@@ -51,11 +51,11 @@ def encode_request(
     binary_prompt: bool = False,
     extra_fields: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The request as JSON. What sampling leaves open is the server's, or the model's, default.
+    """The request as JSON. The server's or the model's defaults apply to unset sampling fields.
 
-    Stop texts are not passed on: who asks watches for them. `priority` says whether the server may
-    be told one; there a lower number runs sooner. `packed` is for servers of our own: the prompt as
-    bytes, and an answer of ids alone. `extra` are fields of one's own.
+    Stop texts are not sent: the caller checks for them. `with_priority` says whether the server
+    takes a priority, where a lower number runs sooner. `binary_prompt` is for our own servers:
+    the prompt as bytes, and a response of ids alone. `extra_fields` are added as they are.
     """
     prompt: dict[str, Any] = (
         {"prompt_bytes": pack_token_ids(request.prompt), "ids_only": True}
@@ -83,12 +83,12 @@ def encode_request(
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    given = explicit_sampling_fields(sampling, "seed")
+    fields = explicit_sampling_fields(sampling, "seed")
     if sampling.logprobs is not None:
-        given["logprobs"] = sampling.logprobs
-        # Several tokens may have one text, as parts of characters have: one alone would be told.
-        given["return_tokens_as_token_ids"] = True
-    return given
+        fields["logprobs"] = sampling.logprobs
+        # Several tokens may have the same text (parts of characters): only one would be reported.
+        fields["return_tokens_as_token_ids"] = True
+    return fields
 
 
 def _scheduling_fields(request: EngineRequest, with_priority: bool) -> dict[str, Any]:
@@ -103,19 +103,19 @@ def _scheduling_fields(request: EngineRequest, with_priority: bool) -> dict[str,
 
 
 COMPLETIONS_PATH = "/v1/completions"
-#: A long prompt is read without a sign of life.
+#: A server sends nothing while it prefills a long prompt.
 DEFAULT_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
 
 _log = logging.getLogger(__name__)
 
 
 class CompletionsClient:
-    """Asks for completions of one model. `who` is what errors call the server.
+    """Requests completions of one model. `server_name` is what errors call the server.
 
-    `tells_cached` is whether an answer so far told what was cached; None before the first answer.
-    `packed` says that the server is one of our own, which is told a prompt as bytes. The
-    `tokenizer` spells tokens of logprobs that the server names by their ids. `extra` are fields
-    that every request gets.
+    `reports_cached_tokens` is whether responses so far reported cached tokens; None before the
+    first. With `binary_prompt` the server is one of our own, which takes prompts as bytes. The
+    `tokenizer` decodes tokens of logprobs that the server names by their ids. `extra_fields` are
+    added to every request.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class CompletionsClient:
         "reports_cached_tokens",
     )
 
-    def __init__(  # noqa: PLR0913 - all but the first two are said by name
+    def __init__(  # noqa: PLR0913 - all but the first two are keyword-only
         self,
         endpoint: Endpoint,
         model: str,
@@ -156,7 +156,7 @@ class CompletionsClient:
         self.reports_cached_tokens: bool | None = None
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Deltas as they come. Leaving it drops the connection, at which the server stops."""
+        """Push deltas as they arrive. Cancelling closes the connection, which stops the server."""
         with_priority = self._supports_priority and request.priority != 0
         try:
             await self._stream(request, sink, with_priority)
@@ -167,11 +167,11 @@ class CompletionsClient:
             await self._stream(request, sink, False)
 
     def abort_all(self) -> None:
-        """Breaks off every answer that still comes: each of them ends with an error."""
+        """Abort every running stream: each of them fails with an error."""
         self._connections.abort_all()
 
     async def _stream(self, request: EngineRequest, sink: TokenSink, with_priority: bool) -> None:
-        asked = encode_request(
+        body = encode_request(
             request,
             self._prompt_encoder,
             self._model,
@@ -179,24 +179,24 @@ class CompletionsClient:
             binary_prompt=self._binary_prompt,
             extra_fields=self._extra_fields,
         )
-        call = ClientRequest("POST", COMPLETIONS_PATH, asked, timeouts=self._timeouts)
+        client_request = ClientRequest("POST", COMPLETIONS_PATH, body, timeouts=self._timeouts)
         reader = CompletionFrameReader(request, self._server_name, self._tokenizer)
-        telling = TokenStreamReader(reader.read, sink)
-        async with send_request(self._endpoint, call, self._connections) as reply:
-            if reply.status != 200:
-                raise error_from_status(self._server_name, reply.status, await reply.read())
+        stream = TokenStreamReader(reader.read, sink)
+        async with send_request(self._endpoint, client_request, self._connections) as response:
+            if response.status != 200:
+                raise error_from_status(self._server_name, response.status, await response.read())
             try:
-                await reply.stream_to(telling.push, telling.drain)
+                await response.stream_to(stream.push, stream.drain)
             except EngineUnavailable:
                 if not reader.is_finished:
-                    raise  # else the answer was whole; only what was cached is not known
+                    raise  # else the output is complete; only the cached tokens are unknown
             finally:
                 if reader.is_finished:
                     self.reports_cached_tokens = reader.reported_cached_tokens
-            if not telling.finished:
+            if not stream.finished:
                 sink.push(reader.finish())
 
     def _disable_priority(self, error: DovetailError) -> None:
-        """Once: a server that does not schedule by priority is not told one again."""
+        """Stop sending priorities to a server that does not schedule by priority."""
         self._supports_priority = False
-        _log.warning("priorities_not_taken", extra={"fields": {"reason": error.message}})
+        _log.warning("priority_disabled", extra={"fields": {"reason": error.message}})

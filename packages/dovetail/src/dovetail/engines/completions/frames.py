@@ -1,7 +1,7 @@
-"""The stream of `/v1/completions`, frame by frame, as deltas.
+"""Decode the stream of `/v1/completions` into deltas.
 
-This runs for every token: the decoder knows what is read and skips the rest, and all frames that
-came together make one delta.
+This runs for every token: the decoder skips fields that are not needed, and all frames that
+arrived together become one delta.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ _DONE = b"[DONE]"
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """What was likely at each place. The sampled token stands among the `top_logprobs`."""
+    """The logprobs of each token. The sampled token is among the `top_logprobs`."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -27,7 +27,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompletionFrameChoice(msgspec.Struct, frozen=True, gc=False):
-    """Its fields stand in vLLM's own order: so the decoder finds them fastest."""
+    """One choice. The fields are in vLLM's order, which is the fastest to decode."""
 
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
@@ -40,7 +40,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompletionFrameUsage(msgspec.Struct, frozen=True, gc=False):
-    """What the server counted. It may tell what was cached only if it was started so."""
+    """The server's token counts. Cached tokens are reported only with a flag."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
@@ -57,10 +57,10 @@ _decode = msgspec.json.Decoder(CompletionFrame).decode
 
 
 class CompletionFrameReader:
-    """Makes deltas of frames. The one with a `finish` is the last.
+    """Converts frames to deltas. The delta with a `finish` is the last.
 
-    The end of the turn is told before what was cached, so the last tokens wait for that: it stands
-    in the next frame, which servers send right behind.
+    The finish reason arrives before the number of cached tokens, so the last tokens are held
+    back for it: it is in the next frame, which servers send immediately.
     """
 
     __slots__ = (
@@ -90,16 +90,16 @@ class CompletionFrameReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the turn's end has come."""
+        """Whether the finish reason has arrived."""
         return self._finish is not None
 
     @property
     def reported_cached_tokens(self) -> bool:
-        """Whether the server said what was cached, be it nothing."""
+        """Whether the server reported cached tokens, even if none."""
         return self._cached_reported
 
     def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
-        """The delta of frames that came together; None while there is nothing to tell."""
+        """The delta of frames that arrived together; None if they complete none."""
         for payload in payloads:
             if payload == _DONE:
                 return self.finish()
@@ -122,7 +122,7 @@ class CompletionFrameReader:
         return self._flush(None)
 
     def finish(self) -> TokenDelta:
-        """The last delta, once nothing more will come. There is no end without a finish."""
+        """The last delta, at the end of the stream. Raises without a finish reason."""
         if self._finish is None:
             raise EngineUnavailable(f"{self._server_name} ended its answer without saying why")
         return self._flush(self._finish)
@@ -140,13 +140,13 @@ class CompletionFrameReader:
             self._pending_ids = ids
         self._count += len(ids)
         if choice.logprobs is not None:
-            wanted = self._request.sampling.logprobs or 0
-            self._pending_logprobs += _to_token_logprobs(choice.logprobs, wanted, self._token_text)
+            count = self._request.sampling.logprobs or 0
+            self._pending_logprobs += _to_token_logprobs(choice.logprobs, count, self._token_text)
         if choice.finish_reason is not None:
             self._set_finish(choice.finish_reason, choice.stop_reason)
 
     def _token_text(self, token: str) -> str:
-        """What a token reads as, be it named by its id."""
+        """The text of a token that may be named by its id."""
         id = token.removeprefix(TOKEN_ID_PREFIX)
         if self._tokenizer is None or id == token or not id.isdecimal():
             return token
@@ -157,7 +157,7 @@ class CompletionFrameReader:
             raise self._finish_reason_error(reason)
         self._finish = "length" if reason == "length" else "stop"
         if isinstance(stop, int) and (not self._pending_ids or self._pending_ids[-1] != stop):
-            self._pending_ids.append(stop)  # a server that keeps it out of the ids tells it here
+            self._pending_ids.append(stop)  # some servers report it here and not in the ids
 
     def _finish_reason_error(self, reason: str) -> DovetailError:
         if reason == "abort":
@@ -165,13 +165,13 @@ class CompletionFrameReader:
         return EngineError(f"{self._server_name} ended its answer with {reason!r}")
 
     def _add_usage(self, usage: CompletionFrameUsage) -> bool:
-        """Notes what was cached. Whether the server read and wrote as many tokens as we did."""
+        """Record cached tokens. Returns whether the server counted the same tokens as we did."""
         details = usage.prompt_tokens_details
         if details is not None and details.cached_tokens is not None and not self._cached_reported:
             self._cached = details.cached_tokens
             self._cached_reported = True
-        read = usage.prompt_tokens == len(self._request.prompt)
-        return read and usage.completion_tokens in (None, self._count)
+        same_prompt = usage.prompt_tokens == len(self._request.prompt)
+        return same_prompt and usage.completion_tokens in (None, self._count)
 
     def _flush(self, finish: Literal["stop", "length"] | None, exact: bool = True) -> TokenDelta:
         delta = TokenDelta(self._pending_ids, self._pending_logprobs, finish, self._cached, exact)
@@ -194,7 +194,7 @@ def _to_token_logprobs(
 
 
 def _top_logprobs(top: dict[str, float] | None, count: int) -> list[tuple[str, float]]:
-    """The likeliest. Beside them the server lists the sampled token, likely or not."""
+    """The likeliest tokens. The server also lists the sampled token, likely or not."""
     if not top or not count:
         return []
     return sorted(top.items(), key=lambda pair: -pair[1])[:count]

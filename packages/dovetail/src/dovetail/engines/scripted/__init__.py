@@ -1,11 +1,11 @@
-"""The scripted engine: answers from a file, in place of a model.
+"""The scripted engine: replies from a file, in place of a model.
 
 It ships with the product: the demo, the tests and load tests run on it. It simulates what is around
 a model (a prefix cache, prefill and decode times, failures), never a model. In process it is
-`ScriptedEngine`; as a process of its own (`python -m dovetail.engines.scripted`) it speaks vLLM's
+`ScriptedEngine`; as a separate process (`python -m dovetail.engines.scripted`) it serves vLLM's
 completions protocol.
 
-A plain text file is the answer to every request. A YAML file holds turns and rules:
+A plain text file is the reply to every request. A YAML file holds turns and rules:
 
     rules:
       - when: {text: "title for this conversation", tail: 400}
@@ -18,9 +18,9 @@ A plain text file is the answer to every request. A YAML file holds turns and ru
         delay: {first: 0.2, between: 0.01}
       - text: "It is sunny."
 
-A request gets the answer of the first rule that takes it, else the next turn of its session. Text
-is tokenized with the model's tokenizer, so that a control token is written by its spelling; the
-token that ends a turn comes by itself. The page docs/scripts.md has every key.
+A request gets the reply of the first rule that matches it, else the next turn of its session. Text
+is tokenized with the model's tokenizer, so that a control token is written as its text; the token
+that ends a turn is added automatically. The page docs/scripts.md has every key.
 """
 
 from pathlib import Path
@@ -44,17 +44,17 @@ __all__ = [
 
 
 def create(setup: EngineSetup) -> ScriptedEngine:
-    """The engine as the registry makes it: options, and the path of the `script` among them."""
-    given: dict[str, Any] = dict(setup.options)
-    path = given.pop("script", None)
+    """The engine for the registry. The path of the `script` is one of the options."""
+    options: dict[str, Any] = dict(setup.options)
+    path = options.pop("script", None)
     if not isinstance(path, str | Path):
         raise EngineSetupError("the scripted engine needs a script: --script FILE")
-    given.setdefault("context_length", setup.context_length)
+    options.setdefault("context_length", setup.context_length)
     try:
         return ScriptedEngine(
             setup.tokenizer,
             load_script(path),
-            options=parse_options(given, ScriptedOptions),
+            options=parse_options(options, ScriptedOptions),
             stop_ids=setup.stop_ids,
         )
     except ScriptError as error:

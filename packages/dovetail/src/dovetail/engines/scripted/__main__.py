@@ -31,7 +31,7 @@ BYTE_CONTROL_TOKENS = (
 
 @dataclass(frozen=True)
 class ScriptedServerOptions:
-    """What the process is started with. Without a model, text is tokenized byte by byte."""
+    """Options of the process. Without a model, text is tokenized byte by byte."""
 
     script: Path
     model: Path | None = None
@@ -43,7 +43,7 @@ class ScriptedServerOptions:
 
 
 def run_server(options: ScriptedServerOptions) -> None:
-    """Serve until interrupted. Says on standard output where, once connections are taken."""
+    """Serve until interrupted. Prints the address once connections are accepted."""
     model = load_served_model(options)
     script = load_script(options.script)
     engine = ScriptedEngine(model.tokenizer, script, options=options.engine, stop_ids=model.eos_ids)
@@ -61,19 +61,19 @@ def run_server(options: ScriptedServerOptions) -> None:
 
 
 def load_served_model(options: ScriptedServerOptions) -> CompletionModel:
-    """What the folder says about the model, and the options where they say it better."""
+    """The model of the folder; options take precedence."""
     if options.model is not None:
         return read_completion_model(
             options.model, options.served_model_name, options.max_model_len
         )
-    byte = ByteTokenizer(BYTE_CONTROL_TOKENS)
+    tokenizer = ByteTokenizer(BYTE_CONTROL_TOKENS)
     names = options.served_model_name or ("scripted",)
     length = options.max_model_len or DEFAULT_MAX_MODEL_LEN
-    return CompletionModel(names, byte, (byte.controls[BYTE_CONTROL_TOKENS[0]],), length)
+    return CompletionModel(names, tokenizer, (tokenizer.controls[BYTE_CONTROL_TOKENS[0]],), length)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and serve. A mistake in it or in the script is told in one line."""
+    """Read the command line and serve. An error in it or in the script is printed in one line."""
     try:
         run_server(_parse_arguments(arguments))
     except (ScriptError, OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse_arguments(arguments: Sequence[str] | None) -> ScriptedServerOptions:
-    usual = ScriptedOptions()
+    defaults = ScriptedOptions()
     parser = argparse.ArgumentParser(prog="dovetail engine scripted", description=__doc__)
     add = parser.add_argument
     add("--script", type=Path, required=True, help="what to play: plain text, or YAML")
@@ -96,29 +96,29 @@ def _parse_arguments(arguments: Sequence[str] | None) -> ScriptedServerOptions:
     add("--api-key", help="answer only requests that carry this key")
     add("--served-model-name", nargs="+", default=[])
     add("--max-model-len", type=int)
-    add("--prefill-rate", type=float, default=usual.prefill_rate, help="tokens/s; 0: no limit")
-    add("--decode-rate", type=float, default=usual.decode_rate, help="tokens/s of a stream")
-    add("--chunk", type=int, default=usual.chunk, help="tokens of a delta")
+    add("--prefill-rate", type=float, default=defaults.prefill_rate, help="tokens/s; 0: no limit")
+    add("--decode-rate", type=float, default=defaults.decode_rate, help="tokens/s of a stream")
+    add("--chunk", type=int, default=defaults.chunk, help="tokens of a delta")
     add("--continues", action="store_true", help="go on with answers that a prompt ends with")
-    add("--cache-blocks", type=int, default=usual.cache_blocks)
-    add("--block-size", type=int, default=usual.block_size)
+    add("--cache-blocks", type=int, default=defaults.cache_blocks)
+    add("--block-size", type=int, default=defaults.block_size)
     add("--record", help="write prompts and answers into this file, as lines of JSON")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     return ScriptedServerOptions(
-        script=given.script,
-        model=given.model,
-        address=ListenAddress(given.host, given.port, given.uds),
-        key=given.api_key,
-        served_model_name=tuple(given.served_model_name),
-        max_model_len=given.max_model_len,
+        script=parsed.script,
+        model=parsed.model,
+        address=ListenAddress(parsed.host, parsed.port, parsed.uds),
+        key=parsed.api_key,
+        served_model_name=tuple(parsed.served_model_name),
+        max_model_len=parsed.max_model_len,
         engine=ScriptedOptions(
-            prefill_rate=given.prefill_rate,
-            decode_rate=given.decode_rate,
-            chunk=given.chunk,
-            continues=given.continues,
-            cache_blocks=given.cache_blocks,
-            block_size=given.block_size,
-            record=given.record,
+            prefill_rate=parsed.prefill_rate,
+            decode_rate=parsed.decode_rate,
+            chunk=parsed.chunk,
+            continues=parsed.continues,
+            cache_blocks=parsed.cache_blocks,
+            block_size=parsed.block_size,
+            record=parsed.record,
         ),
     )
 

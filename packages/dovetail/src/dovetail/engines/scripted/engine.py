@@ -1,4 +1,4 @@
-"""The scripted engine: plays answers from a script in place of a model."""
+"""The scripted engine: generates replies from a script in place of a model."""
 
 import asyncio
 import time
@@ -41,18 +41,18 @@ from dovetail_model import (
 )
 from dovetail_tokenizers import Tokenizer
 
-POLL_INTERVAL_SECONDS = 0.02  # seconds until what is waited for is looked at again
+POLL_INTERVAL_SECONDS = 0.02
 
 
 class InterruptibleTimer:
-    """All waiting of an engine's generations. Once broken, none can be made."""
+    """Sleeps of an engine's generations, which can all be interrupted with an error."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
         self.interrupt_reason: str | None = None
 
     async def sleep(self, seconds: float | None) -> None:
-        """Wait; without end for None, and for nothing at all just let others run."""
+        """Sleep; forever for None. With 0 or less, only yield to other tasks."""
         if seconds is not None and seconds <= 0:
             await asyncio.sleep(0)
         else:
@@ -60,23 +60,23 @@ class InterruptibleTimer:
         self.raise_if_interrupted()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something outside of the engine."""
+        """Poll a condition outside of the engine."""
         while not condition():
             await self.sleep(POLL_INTERVAL_SECONDS)
 
     def raise_if_interrupted(self) -> None:
-        """Raises if the engine is gone."""
+        """Raise if the engine is interrupted."""
         if self.interrupt_reason is not None:
             raise EngineUnavailable(self.interrupt_reason)
 
     def interrupt(self, reason: str) -> None:
-        """Everyone who waits, or will, gets an error with this reason."""
+        """Make all current and later sleeps fail with this reason."""
         self.interrupt_reason = reason
         for future in self._waiting:
             _wake(future)
 
     def resume(self) -> None:
-        """Waiting is possible again."""
+        """Allow sleeping again."""
         self.interrupt_reason = None
 
     async def _sleep_until_woken(self, seconds: float | None) -> None:
@@ -113,12 +113,13 @@ ERROR_TYPES: dict[ErrorKind, type[EngineError]] = {
 
 
 class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast it pretends to be, and what it remembers. A rate of 0 is as fast as possible.
+    """Simulated speed and cache. A rate of 0 is as fast as possible.
 
-    Rates are tokens a second, of one stream. `cache_blocks` is the prefix cache's capacity,
+    Rates are tokens per second, of one stream. `cache_blocks` is the prefix cache's capacity,
     `chunk` the tokens of a delta where the script does not say. `continues`: a prompt that ends
-    with the beginning of its answer is gone on with, as a model would. `record` is a file in which
-    prompts and answers are written down.
+    with the beginning of its reply is continued, as by a model. `record` is a file to which
+    prompts and outputs are written. `remember` is how many requests are retained in
+    `ScriptedEngine.requests`.
     """
 
     prefill_rate: NonNegativeFloat = 0.0
@@ -133,7 +134,7 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedCounters:
-    """What was done since the start, for whoever measures."""
+    """Requests and tokens since the start, for measurements."""
 
     __slots__ = ("cached", "finished", "generated", "prompt", "running")
 
@@ -152,9 +153,9 @@ class ScriptedCounters:
 
 
 class ScriptedEngine:
-    """A token engine without a model. `requests` are the last ones it was asked.
+    """A token engine without a model. `requests` are the last requests.
 
-    A constraint is recorded with its request and not enforced: the script says what comes.
+    A constraint is recorded with its request and not enforced: the script defines the output.
     """
 
     name = "scripted"
@@ -188,26 +189,26 @@ class ScriptedEngine:
         )
 
     async def start(self) -> None:
-        """Ready at once; also brings back an engine that has died."""
+        """Ready at once; also restarts an engine that has died."""
         self._timer.resume()
 
     async def stop(self) -> None:
         self._timer.interrupt("the engine was stopped")
 
     async def health(self) -> EngineHealth:
-        broken = self._timer.interrupt_reason
+        reason = self._timer.interrupt_reason
         facts = {
             "running": self.counters.running,
             "cached_blocks": self.cache.blocks,
             "cache_usage": self.cache.usage,
         }
-        return EngineHealth(broken is None, broken or "", facts)
+        return EngineHealth(reason is None, reason or "", facts)
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """The deltas of the answer."""
-        async with aclosing(self.generate_batches(request)) as bursts:
-            async for burst in bursts:
-                for delta in burst:
+        """Push the deltas of the reply."""
+        async with aclosing(self.generate_batches(request)) as batches:
+            async for batch in batches:
+                for delta in batch:
                     if not sink.push(delta) and not await sink.drain():
                         return
 
@@ -215,43 +216,45 @@ class ScriptedEngine:
         self, request: EngineRequest
     ) -> AsyncGenerator[list[TokenDelta], None]:
         """The same deltas, those that are due together in one list."""
-        take = self._admit(request)
+        reply = self._admit(request)
         cached = self.cache.look_up(request.prompt, request.cache_salt)
-        reel = ReplyPlayback(take, self.options.decode_rate, cached)
+        playback = ReplyPlayback(reply, self.options.decode_rate, cached)
         if request.sampling.logprobs is not None:
-            reel.logprob_tokenizer = self._tokenizer
+            playback.logprob_tokenizer = self._tokenizer
         self.counters.begin(len(request.prompt), cached)
-        came = time.time()
+        received_at = time.time()
         clock = asyncio.get_running_loop().time
         try:
-            await self._prefill(len(request.prompt) - cached, take)
+            await self._prefill(len(request.prompt) - cached, reply)
             self.cache.add(request.prompt, request.cache_salt)
-            begun = _start_time(clock(), take.source.delay)
-            while not reel.is_finished:
-                if reel.is_started:
-                    await self._timer.sleep(reel.next_due - (clock() - begun))
-                if reel.wait_for is not None:
-                    await self._timer.wait_until(reel.wait_for.exists)
-                yield reel.next_batch(clock() - begun)
-            if take.interruption is not None:
-                await self._interrupt(take.interruption)
+            started_at = _start_time(clock(), reply.source.delay)
+            while not playback.is_finished:
+                if playback.is_started:
+                    await self._timer.sleep(playback.next_due - (clock() - started_at))
+                if playback.wait_for is not None:
+                    await self._timer.wait_until(playback.wait_for.exists)
+                yield playback.next_batch(clock() - started_at)
+            if reply.interruption is not None:
+                await self._interrupt(reply.interruption)
         finally:
-            self.counters.end(reel.emitted_tokens)
+            self.counters.end(playback.emitted_tokens)
             if self._generation_log is not None:
-                self._generation_log.add(came, request, cached, take.ids[: reel.emitted_tokens])
-            # What was sampled last has not been computed: it has no place in the cache.
-            if reel.emitted_tokens > 1:
-                said = array(request.prompt.typecode, take.ids[: reel.emitted_tokens - 1])
-                self.cache.add(request.prompt + said, request.cache_salt)
+                self._generation_log.add(
+                    received_at, request, cached, reply.ids[: playback.emitted_tokens]
+                )
+            # The KV entries of the last sampled token have not been computed, so it is not cached.
+            if playback.emitted_tokens > 1:
+                generated = array(request.prompt.typecode, reply.ids[: playback.emitted_tokens - 1])
+                self.cache.add(request.prompt + generated, request.cache_salt)
 
     def _admit(self, request: EngineRequest) -> PreparedReply:
         self.requests.append(request)
         self._timer.raise_if_interrupted()
-        window = self.options.context_length
-        if window is not None:
-            request = _limit_to_context(request, window)
-        take = self._builder.resume(request)
-        return take or self._builder.build(self._selector.select(request), request)
+        context_length = self.options.context_length
+        if context_length is not None:
+            request = _limit_to_context(request, context_length)
+        reply = self._builder.resume(request)
+        return reply or self._builder.build(self._selector.select(request), request)
 
     async def _prefill(self, tokens: int, reply: PreparedReply) -> None:
         rate = self.options.prefill_rate
@@ -266,18 +269,18 @@ class ScriptedEngine:
 
 
 def _start_time(now: float, delay: ReplyDelay) -> float:
-    """When an answer begins: now, or with the next step of all answers."""
+    """When a reply begins: now, or with the next step of all replies."""
     if not delay.in_step or not delay.between:
         return now
     return ceil(now / delay.between) * delay.between
 
 
 def _limit_to_context(request: EngineRequest, context_length: int) -> EngineRequest:
-    """The request with no more tokens than the window has room for."""
+    """The request with no more tokens than the context window has room for."""
     length = len(request.prompt)
     if length >= context_length:
         raise ContextOverflow(
             f"prompt is too long: {length} tokens > {context_length - 1} maximum", param="prompt"
         )
-    left = min(request.max_tokens, context_length - length)
-    return msgspec.structs.replace(request, max_tokens=left)
+    max_tokens = min(request.max_tokens, context_length - length)
+    return msgspec.structs.replace(request, max_tokens=max_tokens)

@@ -1,4 +1,4 @@
-"""Script files, read. A mistake is told with the file, the line and the entry."""
+"""Load script files. Errors name the file, the line and the entry."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ _PATH_STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
 def load_script(path: str | Path) -> Script:
-    """The script in a file. What is neither YAML nor JSON by its name is one plain answer."""
+    """The script in a file. A file that is neither YAML nor JSON by its name is one plain reply."""
     path = Path(path)
     text = _read_text(path, str(path))
     if path.suffix.lower() not in STRUCTURED_SUFFIXES:
@@ -37,12 +37,12 @@ def load_script(path: str | Path) -> Script:
 
 
 def parse_script(text: str, name: str = "the script", folder: Path | None = None) -> Script:
-    """The script in a YAML text. `folder` is where the files that it names are looked for."""
+    """The script in a YAML text. `folder` is where the files that it names are looked up."""
     return _ScriptLoader(name, text, folder or Path()).load()
 
 
 class _ScriptLoader:
-    """Reads one file. Paths are those of msgspec: `.turns[2].chunks`."""
+    """Loads one file. Paths are those of msgspec: `.turns[2].chunks`."""
 
     def __init__(self, name: str, text: str, folder: Path) -> None:
         self._name = name
@@ -54,32 +54,32 @@ class _ScriptLoader:
             raise ScriptError(f"{name}: not YAML: {error}") from error
 
     def load(self) -> Script:
-        listed = isinstance(self._data, list)
-        form: Any = tuple[ScriptEntry, ...] if listed else ScriptFile
+        is_list = isinstance(self._data, list)
+        document_type: Any = tuple[ScriptEntry, ...] if is_list else ScriptFile
         try:
-            read = msgspec.convert(self._data, form)
+            document = msgspec.convert(self._data, document_type)
         except msgspec.ValidationError as error:
             raise self._translate_error(str(error)) from None
-        if listed:
-            entries = [(f"[{n}]", entry) for n, entry in enumerate(read)]
+        if is_list:
+            entries = [(f"[{n}]", entry) for n, entry in enumerate(document)]
             return self._build_script(
                 [(path, entry) for path, entry in entries if entry.when is not None],
                 [(path, entry) for path, entry in entries if entry.when is None],
             )
-        rules = [(f".rules[{n}]", entry) for n, entry in enumerate(read.rules)]
-        turns = [(f".turns[{n}]", entry) for n, entry in enumerate(read.turns)]
+        rules = [(f".rules[{n}]", entry) for n, entry in enumerate(document.rules)]
+        turns = [(f".turns[{n}]", entry) for n, entry in enumerate(document.turns)]
         script = self._build_script(rules, turns)
-        return Script(script.rules, read.end)
+        return Script(script.rules, document.end)
 
     def _build_script(
         self, rules: list[tuple[str, ScriptEntry]], turns: list[tuple[str, ScriptEntry]]
     ) -> Script:
-        made = [self._build_rule(path, entry) for path, entry in rules]
+        built = [self._build_rule(path, entry) for path, entry in rules]
         if turns:
-            made.append(ScriptRule(self._build_turns(turns)))
-        if not made:
+            built.append(ScriptRule(self._build_turns(turns)))
+        if not built:
             raise self._error("", "there is nothing to play: no turns and no rules")
-        return Script(tuple(made))
+        return Script(tuple(built))
 
     def _build_rule(self, path: str, entry: ScriptEntry) -> ScriptRule:
         self._check_when(path, entry)
@@ -99,8 +99,8 @@ class _ScriptLoader:
             raise self._error(f"{path}.when.regex", f"not a regular expression: {error}") from error
 
     def _build_turns(self, turns: Iterable[tuple[str, ScriptEntry]]) -> tuple[ScriptedReply, ...]:
-        made = [repeat(self._build_turn(path, turn), turn.times or 1) for path, turn in turns]
-        return tuple(chain.from_iterable(made))
+        replies = [repeat(self._build_turn(path, turn), turn.times or 1) for path, turn in turns]
+        return tuple(chain.from_iterable(replies))
 
     def _build_turn(self, path: str, entry: ScriptEntry) -> ScriptedReply:
         if entry.when is not None or entry.turns is not None:
@@ -124,9 +124,9 @@ class _ScriptLoader:
         )
 
     def _reply_pieces(self, path: str, entry: ScriptEntry) -> tuple[str | tuple[int, ...], ...]:
-        said = _reply_keys(entry)
-        if len(said) > 1:
-            raise self._error(path, f"only one of {', '.join(said)} can be the answer")
+        keys = _reply_keys(entry)
+        if len(keys) > 1:
+            raise self._error(path, f"only one of {', '.join(keys)} can be the answer")
         if entry.file is not None:
             file = self._folder / entry.file
             return (_read_text(file, self._location(f"{path}.file")).removesuffix("\n"),)
@@ -139,24 +139,24 @@ class _ScriptLoader:
     def _chunks(
         self, path: str, entry: ScriptEntry
     ) -> tuple[tuple[int, ...] | None, tuple[str | tuple[int, ...], ...]]:
-        """Sizes of deltas, or the deltas themselves."""
-        given = entry.chunks
-        if not isinstance(given, tuple):
-            return (None if given is None else (given,)), ()
-        sizes = tuple(item for item in given if isinstance(item, int))
-        pieces = tuple(item for item in given if not isinstance(item, int))
-        if (sizes and pieces) or not given:
+        """The sizes of deltas, or the deltas themselves."""
+        chunks = entry.chunks
+        if not isinstance(chunks, tuple):
+            return (None if chunks is None else (chunks,)), ()
+        sizes = tuple(item for item in chunks if isinstance(item, int))
+        pieces = tuple(item for item in chunks if not isinstance(item, int))
+        if (sizes and pieces) or not chunks:
             raise self._error(f"{path}.chunks", "either sizes or pieces are wanted")
         if pieces and _reply_keys(entry):
             raise self._error(f"{path}.chunks", "pieces are the whole answer: no text beside them")
         return sizes or None, pieces
 
     def _interruption(self, path: str, entry: ScriptEntry) -> ReplyInterruption | None:
-        breaks = _interruptions(entry)
-        if len(breaks) > 1:
-            manners = ", ".join(found.mode for found in breaks)
-            raise self._error(path, f"only one of {manners} can happen")
-        return breaks[0] if breaks else None
+        interruptions = _interruptions(entry)
+        if len(interruptions) > 1:
+            modes = ", ".join(found.mode for found in interruptions)
+            raise self._error(path, f"only one of {modes} can happen")
+        return interruptions[0] if interruptions else None
 
     def _translate_error(self, message: str) -> ScriptError:
         found = _PATH.match(message)
@@ -167,19 +167,19 @@ class _ScriptLoader:
         return ScriptError(f"{self._location(path)}: {message}")
 
     def _location(self, path: str) -> str:
-        """A path as the file, the line and the way to the entry."""
+        """A path as the file, the line and the path of the entry."""
         node, line = self._tree, 1
         for index, key in _PATH_STEP.findall(path):
             node = _child_node(node, index, key)
             line = node.start_mark.line + 1 if node is not None else line
-        place = path.lstrip(".")
-        return f"{self._name}, line {line}" + (f", {place}" if place else "")
+        entry_path = path.lstrip(".")
+        return f"{self._name}, line {line}" + (f", {entry_path}" if entry_path else "")
 
 
 def _child_node(node: yaml.Node | None, index: str, key: str) -> yaml.Node | None:
     if isinstance(node, yaml.SequenceNode) and index:
-        below: yaml.Node = node.value[int(index)]
-        return below
+        child: yaml.Node = node.value[int(index)]
+        return child
     if isinstance(node, yaml.MappingNode):
         pairs: Mapping[str, yaml.Node] = {name.value: value for name, value in node.value}
         return pairs.get(key)
@@ -191,7 +191,7 @@ def _reply_keys(entry: ScriptEntry) -> list[str]:
 
 
 def _interruptions(entry: ScriptEntry) -> list[ReplyInterruption]:
-    """Every way to break off that an entry names. True means at once, False not at all."""
+    """The interruptions that an entry names. True means at once, False not at all."""
     found = []
     if entry.fail is not None:
         fail = ReplyFailure(message=entry.fail) if isinstance(entry.fail, str) else entry.fail

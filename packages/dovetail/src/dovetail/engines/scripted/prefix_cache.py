@@ -1,8 +1,8 @@
-"""A paged prefix cache as engines have them, simulated: which blocks of a prompt are known.
+"""A simulated paged prefix cache: which blocks of a prompt are cached.
 
-A block is 16 tokens that follow one exact prefix. Blocks are kept until there are more than the
-capacity; then the one not used for longest goes, the deeper first of those used together, so that
-what is left is always prefixes.
+A block is 16 tokens after one exact prefix. When there are more blocks than the capacity, the
+least recently used one is evicted, the deeper first of those used together, so that what is left
+is always prefixes.
 
 Blocks that were only ever used together are one node, a run of bytes: a look-up compares memory and
 takes as many Python steps as there are forks and turns on its way, not blocks or tokens.
@@ -18,7 +18,7 @@ ID_SIZE_BYTES = array(ID_TYPECODE).itemsize
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A run of blocks behind its parent's. A root has no parent and no run, but a salt."""
+    """A run of blocks after its parent's. A root has no parent and no run, but a salt."""
 
     run: bytes
     parent: "_Node | None"
@@ -27,20 +27,20 @@ class _Node:
 
 
 class PrefixCache:
-    """Known blocks, each salt's apart."""
+    """Cached blocks, separately for each salt."""
 
     def __init__(self, capacity: int, block_size: int = 16) -> None:
         self._block_size = block_size
         self._block_bytes = block_size * ID_SIZE_BYTES
         self._capacity = capacity
         self._roots: dict[str | None, _Node] = {}
-        # Every node but the roots, the one to go next first: a child stands before its parent.
+        # Every node but the roots, the next to evict first: a child is before its parent.
         self._eviction_order: OrderedDict[_Node, None] = OrderedDict()
         self.blocks = 0
 
     @property
     def usage(self) -> float:
-        """How full it is, from 0 to 1."""
+        """The used fraction of the capacity, from 0 to 1."""
         return self.blocks / self._capacity if self._capacity else 0.0
 
     def look_up(self, prompt: "array[int]", salt: str | None = None) -> int:
@@ -56,7 +56,7 @@ class PrefixCache:
         )
 
     def add(self, tokens: "array[int]", salt: str | None = None) -> None:
-        """These tokens have been computed: their whole blocks are known from now on."""
+        """Add the whole blocks of these tokens, which have been computed."""
         data = _to_bytes(tokens)
         end = len(data) - len(data) % self._block_bytes
         if not end:
@@ -70,7 +70,7 @@ class PrefixCache:
             self._evict()
 
     def _walk(self, root: _Node, data: bytes) -> tuple[list[_Node], int]:
-        """The known nodes on the way, the last one cut where data leaves it, and their bytes."""
+        """The cached nodes on the path, the last one split where data diverges, and their bytes."""
         path: list[_Node] = []
         node, at = root, 0
         while child := node.children.get(data[at : at + self._block_bytes]):
@@ -93,7 +93,7 @@ class PrefixCache:
         return low * self._block_bytes
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Cut a run in two and give the upper part. The lower one keeps its place in the order."""
+        """Split a run in two and return the upper part. The lower one keeps its eviction order."""
         assert node.parent is not None
         upper = _Node(node.run[:at], node.parent)
         node.parent.children[node.run[: self._block_bytes]] = upper
@@ -113,13 +113,13 @@ class PrefixCache:
             self._eviction_order.move_to_end(node)
 
     def _evict(self) -> None:
-        """Take what is too much from the end of the run that was not used for longest."""
+        """Remove the excess blocks from the end of the least recently used run."""
         leaf = next(iter(self._eviction_order))
         blocks = len(leaf.run) // self._block_bytes
-        gone = min(blocks, self.blocks - self._capacity)
-        self.blocks -= gone
-        if gone < blocks:
-            leaf.run = leaf.run[: (blocks - gone) * self._block_bytes]
+        evicted = min(blocks, self.blocks - self._capacity)
+        self.blocks -= evicted
+        if evicted < blocks:
+            leaf.run = leaf.run[: (blocks - evicted) * self._block_bytes]
             return
         parent = leaf.parent
         assert parent is not None

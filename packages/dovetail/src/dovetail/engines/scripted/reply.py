@@ -1,4 +1,4 @@
-"""An answer made ready for one request: its ids, where it is cut into deltas, how it ends."""
+"""Prepare and play back the reply to one request: its ids, its deltas, how it ends."""
 
 from array import array
 from bisect import bisect_left
@@ -17,14 +17,12 @@ from dovetail_model import TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 MAX_REMEMBERED = 1_024
-STOP_LOOKBACK_TOKENS = (
-    256  # tokens at a prompt's end in which the token that ends turns is looked for
-)
+STOP_LOOKBACK_TOKENS = 256  # of a prompt's end in which a stop token is searched
 
 
 @dataclass(frozen=True)
 class PreparedReply:
-    """What is played: deltas of `ids` up to each of `ends`, then the finish or the break."""
+    """Deltas of `ids` up to each of `delta_ends`, then the finish or the interruption."""
 
     source: ScriptedReply
     ids: list[int]
@@ -34,10 +32,10 @@ class PreparedReply:
 
 
 class ReplyBuilder:
-    """Makes takes. Every answer is tokenized once, at the start, so that mistakes show then.
+    """Prepares replies. Every reply is tokenized once, at the start, so that errors show then.
 
-    `stop_ids` are the model's own, the usual one first; `chunk` is the usual size of a delta.
-    `continues`: a prompt that ends with the beginning of its answer is gone on with.
+    `stop_ids` are the model's own, the usual one first; `chunk` is the default size of a delta.
+    `continues`: a prompt that ends with the beginning of its reply is continued.
     """
 
     def __init__(
@@ -53,54 +51,54 @@ class ReplyBuilder:
         self._chunk = chunk
         self._stop_ids = tuple(stop_ids)
         self._continues = continues
-        answers = {answer: None for rule in script.rules for answer in rule.replies}
-        self._pieces = {answer: self._tokenize(answer) for answer in answers}
-        self._explicit_stop_ids = {answer: self._explicit_stop_id(answer) for answer in answers}
+        replies = {reply: None for rule in script.rules for reply in rule.replies}
+        self._pieces = {reply: self._tokenize(reply) for reply in replies}
+        self._explicit_stop_ids = {reply: self._explicit_stop_id(reply) for reply in replies}
         self._full_replies: OrderedDict[
             tuple[ScriptedReply, int | None, frozenset[int]], PreparedReply
         ] = OrderedDict()
-        # Of a request, its answer and how far it was at each prompt's end, by the prompt's length.
+        # Per request id: its reply, and the reply's offset at the end of a prompt of each length.
         self._progress: OrderedDict[str, tuple[ScriptedReply, dict[int, int]]] = OrderedDict()
 
     def resume(self, request: EngineRequest) -> PreparedReply | None:
-        """The rest of an answer, for a request that goes on with one.
+        """The rest of a reply, for a request that continues one.
 
-        A server that closes a thought for the model stops the generation, and asks again under the
-        same id for what follows. The script goes on behind its own closing of the thought. There
-        may be several thoughts, each closed in its turn.
+        A server that closes a reasoning span for the model stops the generation, and sends a new
+        request with the same id for what follows. The script continues after its own end of the
+        span. There may be several spans, each closed in its turn.
         """
-        answer, places = self._progress.get(request.id, (None, {}))
-        length = max((known for known in places if known < len(request.prompt)), default=None)
-        if answer is None or length is None:
+        reply, offsets = self._progress.get(request.id, (None, {}))
+        length = max((known for known in offsets if known < len(request.prompt)), default=None)
+        if reply is None or length is None:
             return None
-        whole = self._full_reply(answer, request)
-        at = places[length]
-        said = _resume_offset(whole.ids[at:], request.prompt[length:].tolist())
-        if said is None:
+        whole = self._full_reply(reply, request)
+        start = offsets[length]
+        skipped = _resume_offset(whole.ids[start:], request.prompt[length:].tolist())
+        if skipped is None:
             return None
-        places[len(request.prompt)] = at + said
+        offsets[len(request.prompt)] = start + skipped
         rest = replace(whole, interruption=None)
-        return _truncate(_skip_tokens(rest, at + said), request.max_tokens)
+        return _truncate(_skip_tokens(rest, start + skipped), request.max_tokens)
 
     def build(self, source: ScriptedReply, request: EngineRequest) -> PreparedReply:
-        """The answer as this request gets it."""
+        """The reply as this request gets it."""
         whole = self._full_reply(source, request)
-        said = _replayed_tokens(whole.ids, request.prompt) if self._continues else 0
-        self._progress[request.id] = (source, {len(request.prompt): said})
+        replayed = _replayed_tokens(whole.ids, request.prompt) if self._continues else 0
+        self._progress[request.id] = (source, {len(request.prompt): replayed})
         if len(self._progress) > MAX_REMEMBERED:
             self._progress.popitem(last=False)
-        return _truncate(_skip_tokens(whole, said), request.max_tokens)
+        return _truncate(_skip_tokens(whole, replayed), request.max_tokens)
 
     def _full_reply(self, source: ScriptedReply, request: EngineRequest) -> PreparedReply:
-        """The whole answer with its stop token. Requests are mostly alike, so it is kept."""
+        """The whole reply with its stop token. Requests are mostly alike, so it is cached."""
         stop = self._stop_id(source, request)
         key = (source, stop, request.stop_ids)
-        take = self._full_replies.get(key)
-        if take is None:
-            take = self._full_replies[key] = self._build_full_reply(*key)
+        reply = self._full_replies.get(key)
+        if reply is None:
+            reply = self._full_replies[key] = self._build_full_reply(*key)
             if len(self._full_replies) > MAX_REMEMBERED:
                 self._full_replies.popitem(last=False)
-        return take
+        return reply
 
     def _build_full_reply(
         self, source: ScriptedReply, stop: int | None, stop_ids: frozenset[int]
@@ -119,23 +117,23 @@ class ReplyBuilder:
         return PreparedReply(source, ids, _delta_ends(sizes, len(ids)), finish, source.interruption)
 
     def _stop_id(self, source: ScriptedReply, request: EngineRequest) -> int | None:
-        """The token behind the answer, if there is to be one."""
+        """The token after the reply, if there is one."""
         if source.stop is False or source.finish == "length":
             return None
-        named = self._explicit_stop_ids[source]
-        if named is not None:
-            return named
+        explicit = self._explicit_stop_ids[source]
+        if explicit is not None:
+            return explicit
         wanted = [id for id in self._stop_ids if id in request.stop_ids]
         if wanted or not request.stop_ids:
             return next(iter(wanted or self._stop_ids), None)
         return _default_stop_id(request.prompt, request.stop_ids)
 
     def _tokenize(self, source: ScriptedReply) -> list[list[int]]:
-        known = self._tokenizer
-        pieces = [known.encode(p) if isinstance(p, str) else list(p) for p in source.pieces]
-        strange = next((id for piece in pieces for id in piece if id >= known.size), None)
-        if strange is not None:
-            raise ScriptError(f"{source.location}: this model has no token {strange}")
+        tokenizer = self._tokenizer
+        pieces = [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in source.pieces]
+        unknown = next((id for piece in pieces for id in piece if id >= tokenizer.size), None)
+        if unknown is not None:
+            raise ScriptError(f"{source.location}: this model has no token {unknown}")
         return pieces
 
     def _explicit_stop_id(self, source: ScriptedReply) -> int | None:
@@ -149,7 +147,7 @@ class ReplyBuilder:
 
 
 def _default_stop_id(prompt: "array[int]", stop_ids: frozenset[int]) -> int:
-    """The one that ended a turn of the prompt last, else the lowest."""
+    """The stop id that last ended a turn of the prompt, else the lowest."""
     if len(stop_ids) > 1:
         for id in reversed(prompt[-STOP_LOOKBACK_TOKENS:]):
             if id in stop_ids:
@@ -165,52 +163,52 @@ def _delta_ends(sizes: Iterable[int], length: int) -> list[int]:
 
 
 def _truncate(reply: PreparedReply, max_tokens: int) -> PreparedReply:
-    """What a limit or a break leaves of an answer."""
-    length, finish, breaks = len(reply.ids), reply.finish, reply.interruption
+    """The reply up to a limit or an interruption."""
+    length, finish, interruption = len(reply.ids), reply.finish, reply.interruption
     if length > max_tokens:
         length, finish = max(0, max_tokens), "length"
-    if breaks is not None and (breaks.after < length or not reply.ids):
-        length, finish = min(breaks.after, length), None
+    if interruption is not None and (interruption.after < length or not reply.ids):
+        length, finish = min(interruption.after, length), None
     else:
-        breaks = None
-    if length == len(reply.ids) and finish == reply.finish and breaks is reply.interruption:
+        interruption = None
+    if length == len(reply.ids) and finish == reply.finish and interruption is reply.interruption:
         return reply
     ends = list(reply.delta_ends[: bisect_left(reply.delta_ends, length)])
     if length or finish:
         ends.append(length)
-    return PreparedReply(reply.source, reply.ids[:length], ends, finish, breaks)
+    return PreparedReply(reply.source, reply.ids[:length], ends, finish, interruption)
 
 
 def _replayed_tokens(ids: Sequence[int], prompt: "array[int]") -> int:
-    """How much of an answer a prompt ends with."""
+    """How many tokens of a reply a prompt ends with."""
     longest = min(len(ids) - 1, len(prompt))
     tail = prompt[len(prompt) - longest :].tolist()
     return next((n for n in range(longest, 0, -1) if tail[longest - n :] == ids[:n]), 0)
 
 
 def _skip_tokens(reply: PreparedReply, count: int) -> PreparedReply:
-    """A take without its first tokens."""
+    """A reply without its first tokens."""
     if not count:
         return reply
-    breaks = reply.interruption
-    if breaks is not None:
-        breaks = replace(breaks, after=max(0, breaks.after - count))
+    interruption = reply.interruption
+    if interruption is not None:
+        interruption = replace(interruption, after=max(0, interruption.after - count))
     ends = [end - count for end in reply.delta_ends if end > count]
-    return PreparedReply(reply.source, reply.ids[count:], ends, reply.finish, breaks)
+    return PreparedReply(reply.source, reply.ids[count:], ends, reply.finish, interruption)
 
 
 def _resume_offset(ids: Sequence[int], added_ids: Sequence[int]) -> int | None:
-    """Where to go on after a prompt grew by a part of the answer and a closing of it, if it did."""
-    said = next((n for n, (a, b) in enumerate(zip(ids, added_ids, strict=False)) if a != b), None)
-    if said is None:
-        said = min(len(ids), len(added_ids))
-    closing = added_ids[said:]
-    if said >= len(ids) - 1:
+    """Where to continue after a prompt that grew by a part of the reply and a closing of it."""
+    common = next((n for n, (a, b) in enumerate(zip(ids, added_ids, strict=False)) if a != b), None)
+    if common is None:
+        common = min(len(ids), len(added_ids))
+    closing = added_ids[common:]
+    if common >= len(ids) - 1:
         return None
-    found = _find_subsequence(ids, closing, said)
+    found = _find_subsequence(ids, closing, common)
     if found is not None:
         return found + len(closing)
-    return said or None
+    return common or None
 
 
 def _find_subsequence(ids: Sequence[int], wanted: Sequence[int], start: int) -> int | None:
@@ -218,13 +216,13 @@ def _find_subsequence(ids: Sequence[int], wanted: Sequence[int], start: int) -> 
     return next((at for at in places if ids[at : at + len(wanted)] == wanted), None)
 
 
-MAX_BATCH_DELTAS = 16  # deltas that leave together before others may run
+MAX_BATCH_DELTAS = 16  # sent together before other tasks may run
 
 
 class ReplyPlayback:
-    """Plays a take once. Times are seconds since the first token was due.
+    """Plays a prepared reply once. Times are seconds since the first token was due.
 
-    With a `speller`, every token has the probability that the script says.
+    With a `logprob_tokenizer`, every token has the logprob that the script sets.
     """
 
     __slots__ = (
@@ -256,45 +254,45 @@ class ReplyPlayback:
 
     @property
     def wait_for(self) -> Path | None:
-        """The file that must be there before the next delta may leave."""
+        """The file that must exist before the next delta may be sent."""
         return (
             self._reply.source.wait_for if self._index == len(self._reply.delta_ends) - 1 else None
         )
 
     @property
     def next_due(self) -> float:
-        """When the next delta is to leave."""
+        """When the next delta is to be sent."""
         return self._due_at(self._index, self.emitted_tokens)
 
     def next_batch(self, now: float) -> list[TokenDelta]:
-        """The deltas that are due by now, one at least."""
-        take, first = self._reply, self._index
+        """The deltas that are due by now, at least one."""
+        reply, first = self._reply, self._index
         self._index = last = self._batch_end(now)
-        ends = take.delta_ends[first:last]
-        ids = take.ids
-        burst = [TokenDelta(ids[a:b]) for a, b in pairwise((self.emitted_tokens, *ends))]
+        ends = reply.delta_ends[first:last]
+        ids = reply.ids
+        batch = [TokenDelta(ids[a:b]) for a, b in pairwise((self.emitted_tokens, *ends))]
         if self.logprob_tokenizer is not None:
-            burst = [
-                self._with_logprobs(delta, end) for delta, end in zip(burst, ends, strict=True)
+            batch = [
+                self._with_logprobs(delta, end) for delta, end in zip(batch, ends, strict=True)
             ]
         if first == 0:
-            burst[0] = msgspec.structs.replace(burst[0], cached=self._cached)
-        if last == len(take.delta_ends) and take.finish is not None:
-            burst[-1] = msgspec.structs.replace(burst[-1], finish=take.finish)
+            batch[0] = msgspec.structs.replace(batch[0], cached=self._cached)
+        if last == len(reply.delta_ends) and reply.finish is not None:
+            batch[-1] = msgspec.structs.replace(batch[-1], finish=reply.finish)
         self.emitted_tokens = ends[-1]
-        return burst
+        return batch
 
     def _batch_end(self, now: float) -> int:
-        most = min(self._index + MAX_BATCH_DELTAS, len(self._reply.delta_ends))
+        max_end = min(self._index + MAX_BATCH_DELTAS, len(self._reply.delta_ends))
         if (
             self._reply.source.wait_for is not None
             and self._index < len(self._reply.delta_ends) - 1
         ):
-            most = min(most, len(self._reply.delta_ends) - 1)
+            max_end = min(max_end, len(self._reply.delta_ends) - 1)
         if not self._rate and not self._delta_interval:
-            return most
+            return max_end
         last = self._index + 1
-        while last < most and self._due_at(last, self._reply.delta_ends[last - 1]) <= now:
+        while last < max_end and self._due_at(last, self._reply.delta_ends[last - 1]) <= now:
             last += 1
         return last
 
@@ -304,8 +302,8 @@ class ReplyPlayback:
     def _with_logprobs(self, delta: TokenDelta, end: int) -> TokenDelta:
         assert self.logprob_tokenizer is not None
         values = self._reply.source.logprobs
-        said = []
+        logprobs = []
         for at, id in enumerate(delta.ids, end - len(delta.ids)):
             token, value = self.logprob_tokenizer.decode([id]), values[min(at, len(values) - 1)]
-            said.append(TokenLogprob(token, value, ((token, value),)))
-        return msgspec.structs.replace(delta, logprobs=tuple(said))
+            logprobs.append(TokenLogprob(token, value, ((token, value),)))
+        return msgspec.structs.replace(delta, logprobs=tuple(logprobs))

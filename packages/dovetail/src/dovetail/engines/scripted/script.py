@@ -1,7 +1,8 @@
-"""What a script says: rules, and answers with the manner in which they are given.
+"""The types of a script: rules, and replies with their timing and interruptions.
 
-The types whose fields are a script's keys (`Entry` and what is in it) are as they stand in the
-file; `Rule` and `Answer` are what they mean. The page docs/scripts.md explains every key.
+The types whose fields are a script's keys (`ScriptEntry` and what is in it) are as they stand in
+the file; `ScriptRule` and `ScriptedReply` are what they mean. The page docs/scripts.md explains
+every key.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,13 @@ EndBehavior = Literal["last", "first", "fail"]
 
 
 class ScriptError(Exception):
-    """A script that cannot be played. The message says where and why."""
+    """An invalid script. The message says where and why."""
 
 
 class RuleCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A condition on a request. What is not named does not matter.
+    """A condition on a request. Fields that are None match anything.
 
-    `text` and `regex` are looked for in the decoded prompt, or in its last `tail` characters.
+    `text` and `regex` are searched in the decoded prompt, or in its last `tail` characters.
     """
 
     text: str | None = None
@@ -40,9 +41,9 @@ class RuleCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyDelay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds to wait, beyond what the engine's rates ask for.
+    """Seconds to wait, in addition to the engine's rates.
 
-    `in_step` has all answers go on at the same moments, as those that are decoded in one batch do.
+    With `in_step` all replies emit at the same moments, as those that are decoded in one batch do.
     """
 
     first: NonNegativeFloat = 0.0
@@ -54,7 +55,7 @@ NO_DELAY = ReplyDelay()
 
 
 class ReplyFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An error in place of the rest of an answer."""
+    """An error in place of the rest of a reply."""
 
     after: NonNegativeInt = 0
     kind: ErrorKind = "engine"
@@ -82,7 +83,7 @@ class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A script as a mapping. A bare list of entries means the same without the names."""
+    """A script as a mapping. A bare list of entries means the same without the keys."""
 
     rules: tuple[ScriptEntry, ...] = ()
     turns: tuple[ScriptEntry, ...] = ()
@@ -91,7 +92,7 @@ class ScriptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ReplyInterruption:
-    """How an answer breaks off, once `after` of its tokens have left."""
+    """How a reply is interrupted, once `after` of its tokens have been sent."""
 
     mode: InterruptionMode
     after: int = 0
@@ -101,10 +102,11 @@ class ReplyInterruption:
 
 @dataclass(frozen=True, eq=False)
 class ScriptedReply:
-    """One answer. `pieces` are texts or token ids, tokenized one by one and joined.
+    """One reply. `pieces` are texts or token ids, tokenized one by one and joined.
 
-    `sizes` are the tokens of each delta, the last one repeated; None leaves it to the engine. With
-    `keep_pieces` every piece is one delta. The last delta waits until the file `wait_for` is there.
+    `chunk_sizes` are the tokens of each delta, the last one repeated; None leaves it to the
+    engine. With `one_delta_per_piece` every piece is one delta. The last delta waits until the
+    file `wait_for` exists.
     """
 
     pieces: tuple[str | tuple[int, ...], ...]
@@ -121,7 +123,7 @@ class ScriptedReply:
 
 @dataclass(frozen=True, eq=False)
 class ScriptRule:
-    """Answers for the requests that meet a condition, one after the other in each session."""
+    """Replies for the requests that meet a condition, one after the other in each session."""
 
     replies: tuple[ScriptedReply, ...]
     when: RuleCondition | None = None
@@ -137,7 +139,7 @@ class Script:
 
     @classmethod
     def from_text(cls, text: str) -> "Script":
-        """The same answer to every request."""
+        """The same reply to every request."""
         return cls.from_replies([ScriptedReply((text,))])
 
     @classmethod

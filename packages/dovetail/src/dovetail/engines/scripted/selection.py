@@ -1,4 +1,4 @@
-"""Which answer a request gets: the first rule that it meets, and the turn that it has come to."""
+"""Select the reply to a request: the first rule that matches, and the turn of its session."""
 
 import re
 from array import array
@@ -17,23 +17,23 @@ MAX_TOKENS_PER_CHAR = 4  # tokens that one character may be spread over
 
 
 class ReplySelector:
-    """Picks answers and keeps count. A request that meets a rule does not count for the others."""
+    """Selects replies and counts turns. A request that matches a rule does not count for others."""
 
     def __init__(self, script: Script, tokenizer: Tokenizer) -> None:
         self._rules = [_RuleState(rule, script) for rule in script.rules]
         self._tokenizer = tokenizer
 
     def select(self, request: EngineRequest) -> ScriptedReply:
-        """The answer for a request. Raises `EngineError` where the script has none."""
+        """The reply to a request. Raises `EngineError` where the script has none."""
         prompt = _PromptText(self._tokenizer, request.prompt)
-        for role in self._rules:
-            if role.matches(request, prompt):
-                return role.next_reply(request)
+        for rule_state in self._rules:
+            if rule_state.matches(request, prompt):
+                return rule_state.next_reply(request)
         raise EngineError("the script has no answer for this request: no rule takes it")
 
 
 class _PromptText:
-    """A prompt as text, decoded no further than rules look."""
+    """A prompt as text, decoded no further than rules need."""
 
     def __init__(self, tokenizer: Tokenizer, ids: "array[int]") -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class _PromptText:
         return self._tokenizer.decode(self._ids)
 
     def tail(self, characters: int) -> str:
-        """The last characters. A first one may be cut in the middle: one more is decoded."""
+        """The last characters. The first one may be incomplete, so one more is decoded."""
         tokens = characters + 1
         while True:
             text = self._tokenizer.decode(self._ids[-tokens:])
@@ -54,7 +54,7 @@ class _PromptText:
 
 
 class _RuleState:
-    """A rule in play."""
+    """A rule and how often it was used."""
 
     def __init__(self, rule: ScriptRule, script: Script) -> None:
         self._rule = rule
@@ -75,15 +75,15 @@ class _RuleState:
     def next_reply(self, request: EngineRequest) -> ScriptedReply:
         if self._remaining is not None:
             self._remaining -= 1
-        answers = self._rule.replies
-        if len(answers) == 1 and self._end != "fail":
-            return answers[0]
+        replies = self._rule.replies
+        if len(replies) == 1 and self._end != "fail":
+            return replies[0]
         turn = self._turn_index(request)
-        if turn < len(answers):
-            return answers[turn]
+        if turn < len(replies):
+            return replies[turn]
         if self._end == "fail":
-            raise EngineError(f"the script has no more turns: this session had all {len(answers)}")
-        return answers[-1] if self._end == "last" else answers[turn % len(answers)]
+            raise EngineError(f"the script has no more turns: this session had all {len(replies)}")
+        return replies[-1] if self._end == "last" else replies[turn % len(replies)]
 
     def _matches_text(self, when: RuleCondition, prompt: _PromptText) -> bool:
         if when.text is None and self._regex is None:
@@ -114,25 +114,25 @@ def _matches_request(when: RuleCondition, request: EngineRequest) -> bool:
 
 
 class _PromptHistory:
-    """Prompts seen, each with its depth: a prompt that grew out of another comes one turn later.
+    """Prompts seen, each with its depth: a prompt that extends another is one turn later.
 
-    The same prompt again is the same turn again, and a fork goes on from where it left.
+    The same prompt again is the same turn again, and a fork continues from its branching point.
     """
 
     def __init__(self) -> None:
         self._depths: OrderedDict[tuple[int, bytes], int] = OrderedDict()
 
     def depth(self, prompt: "array[int]") -> int:
-        """How many known prompts this one has grown out of, one out of the other."""
+        """The length of the chain of seen prompts that this one extends."""
         view = memoryview(prompt).cast("B")
         digest, at, depth = blake2b(digest_size=16), 0, 0
         for length in sorted({length for length, _ in self._depths if length < len(view)}):
             digest.update(view[at:length])
             at = length
-            known = (length, digest.digest())
-            if known in self._depths:
-                depth = max(depth, self._depths[known] + 1)
-                self._depths.move_to_end(known)
+            key = (length, digest.digest())
+            if key in self._depths:
+                depth = max(depth, self._depths[key] + 1)
+                self._depths.move_to_end(key)
         digest.update(view[at:])
         self._depths[len(view), digest.digest()] = depth
         if len(self._depths) > MAX_PROMPTS:
