@@ -1,0 +1,358 @@
+"""What Dovetail uses of uvicorn and websockets without a promise that it stays.
+
+Dovetail subclasses the HTTP and WebSocket protocols and the server of uvicorn. Their attributes are
+private or undocumented, so uvicorn has an upper bound. These tests name each of them: run them
+before the bound is raised, and adapt the modules in `USED_BY` where one fails.
+"""
+
+import ast
+import asyncio
+import inspect
+import logging
+import tomllib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+import httptools
+import pytest
+import uvicorn
+import websockets.frames
+import websockets.http11
+from packaging.requirements import Requirement
+from uvicorn.lifespan.on import LifespanOn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.protocol import Protocol
+from websockets.server import ServerProtocol
+from websockets.streams import StreamReader
+
+PACKAGE = Path(__file__).parents[2]
+#: The classes that Dovetail derives from, and where.
+USED_BY = {
+    HttpToolsProtocol: ("dovetail.net.exchange", "dovetail.net.http_protocol"),
+    WebSocketsSansIOProtocol: ("dovetail.http.websocket.protocol",),
+    uvicorn.Server: ("dovetail.server.http_server", "dovetail.server.engine_host"),
+}
+#: Methods that are called, extended or replaced, with their parameters.
+METHODS: dict[type, dict[str, str]] = {
+    HttpToolsProtocol: {
+        "__init__": "config server_state app_state _loop",
+        "_get_upgrade": "",
+        "_should_upgrade": "",
+        "_start_asgi_task": "cycle app",
+        "_unset_keepalive_if_required": "",
+        "connection_lost": "exc",
+        "connection_made": "transport",
+        "data_received": "data",
+        "handle_websocket_upgrade": "",
+        "on_body": "body",
+        "on_header": "name value",
+        "on_headers_complete": "",
+        "on_message_begin": "",
+        "on_message_complete": "",
+        "on_response_complete": "",
+        "pause_writing": "",
+        "resume_writing": "",
+        "timeout_keep_alive_handler": "",
+    },
+    WebSocketsSansIOProtocol: {
+        "__init__": "config server_state app_state _loop",
+        "connection_lost": "exc",
+        "data_received": "data",
+        "handle_close": "event",
+        "handle_connect": "event",
+        "handle_cont": "event",
+        "handle_parser_exception": "",
+        "handle_ping": "",
+        "keepalive_timeout": "",
+        "send_receive_event_to_app": "",
+        "shutdown": "",
+    },
+    uvicorn.Server: {
+        "__init__": "config",
+        "capture_signals": "",
+        "handle_exit": "sig frame",
+        "on_tick": "counter",
+        "serve": "sockets",
+        "shutdown": "sockets",
+        "startup": "sockets",
+    },
+    FlowControl: {"drain": ""},
+    ServerProtocol: {"data_to_send": "", "fail": "code reason"},
+}
+#: Attributes that are read or set, with their types in the midst of a request.
+ATTRIBUTES: dict[type, dict[str, type]] = {
+    HttpToolsProtocol: {
+        "connections": set,
+        "cycle": RequestResponseCycle,
+        "expect_100_continue": bool,
+        "headers": list,
+        "loop": asyncio.AbstractEventLoop,
+        "parser": httptools.HttpRequestParser,
+        "pipeline": deque,
+        "scope": dict,
+        "transport": asyncio.Transport,
+        "url": bytes,
+    },
+    RequestResponseCycle: {
+        "disconnected": bool,
+        "flow": FlowControl,
+        "keep_alive": bool,
+        "message_event": asyncio.Event,
+        "more_body": bool,
+        "response_complete": bool,
+        "response_started": bool,
+        "scope": dict,
+        "transport": asyncio.Transport,
+    },
+    FlowControl: {"write_paused": bool},
+    WebSocketsSansIOProtocol: {
+        "close_sent": bool,
+        "config": uvicorn.Config,
+        "conn": ServerProtocol,
+        "frames": list,
+        "handshake_complete": bool,
+        "handshake_initiated": bool,
+        "logger": logging.Logger,
+        "loop": asyncio.AbstractEventLoop,
+        "response": websockets.http11.Response,
+        "scope": dict,
+        "transport": asyncio.Transport,
+        "writable": asyncio.Event,
+    },
+    ServerProtocol: {
+        "debug": bool,
+        "handshake_exc": type(None),
+        "logger": logging.Logger,
+        "reader": StreamReader,
+    },
+    StreamReader: {"buffer": bytearray},
+    uvicorn.Server: {
+        "_captured_signals": list,
+        "config": uvicorn.Config,
+        "force_exit": bool,
+        "lifespan": LifespanOn,
+        "server_state": ServerState,
+        "should_exit": bool,
+        "started": bool,
+    },
+    ServerState: {"connections": set},
+    LifespanOn: {"state": dict},
+    uvicorn.Config: {
+        "backlog": int,
+        "http_protocol_class": type,
+        "timeout_graceful_shutdown": int,
+        "ws_max_size": int,
+    },
+}
+#: How our modules name objects of the other classes.
+HELD_AS: dict[type, tuple[str, ...]] = {
+    RequestResponseCycle: ("cycle", "running", "self._active_cycle", "self._cycle", "self.cycle"),
+    FlowControl: ("self._flow",),
+    ServerProtocol: ("self.conn",),
+    StreamReader: ("self.conn.reader",),
+    ServerState: ("self.server_state", "state"),
+    LifespanOn: ("self.lifespan",),
+    uvicorn.Config: ("config", "self.config"),
+}
+HTTP_REQUEST = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+UPGRADE_REQUEST = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+)
+REMEDY = "Adapt {modules} before raising the upper bound in packages/dovetail/pyproject.toml."
+
+
+class Transport(asyncio.Transport):
+    """A connection that nobody listens to."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Internals(NamedTuple):
+    """An object of each class, in the midst of a request."""
+
+    objects: dict[type, object]
+
+    def problems(self, kind: type) -> Iterator[str]:
+        found = self.objects.get(kind)
+        if found is None:
+            yield f"no {kind.__name__} is where it was"
+            return
+        for name, wanted in ATTRIBUTES[kind].items():
+            value = getattr(found, name, MISSING)
+            if value is MISSING:
+                yield f"{kind.__name__}.{name} is missing"
+            elif not isinstance(value, wanted):
+                yield f"{kind.__name__}.{name} is {type(value).__name__}, not {wanted.__name__}"
+
+
+MISSING = object()
+
+
+async def _wait(scope: Any, receive: Callable[..., Any], send: Any) -> None:
+    """An application that never responds."""
+    await asyncio.Event().wait()
+
+
+@pytest.fixture(scope="module")
+def internals() -> Internals:
+    async def main() -> Internals:
+        config = uvicorn.Config(_wait, http=HttpToolsProtocol, ws=WebSocketsSansIOProtocol)
+        config.load()
+        http = HttpToolsProtocol(config, ServerState(), {})
+        http.connection_made(Transport())
+        http.data_received(HTTP_REQUEST)
+        websocket = WebSocketsSansIOProtocol(config, ServerState(), {})
+        websocket.connection_made(Transport())
+        websocket.data_received(UPGRADE_REQUEST)
+        found: list[object] = [http, http.cycle, http.flow, websocket, config]
+        found += [websocket.conn, websocket.conn.reader, *await _run_server()]
+        for task in (*http.tasks, *websocket.tasks):
+            task.cancel()
+        return Internals({type(one): one for one in found})
+
+    return asyncio.run(main())
+
+
+async def _run_server() -> tuple[object, ...]:
+    """A server that has started and stopped."""
+
+    async def app(scope: Any, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+
+    server = uvicorn.Server(
+        uvicorn.Config(app, lifespan="on", log_config=None, timeout_graceful_shutdown=1)
+    )
+    server.should_exit = True
+    await server.serve(sockets=[])
+    return server.config, server, server.server_state, server.lifespan
+
+
+def describe(problems: Iterator[str] | list[str], modules: tuple[str, ...]) -> str:
+    versions = f"uvicorn {version('uvicorn')}, websockets {version('websockets')}: "
+    return versions + "; ".join(problems) + ". " + REMEDY.format(modules=", ".join(modules))
+
+
+def _modules(kind: type) -> tuple[str, ...]:
+    return USED_BY.get(kind) or tuple(name for names in USED_BY.values() for name in names)
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_methods_have_the_signatures_that_are_used(kind: type) -> None:
+    problems = []
+    for name, wanted in METHODS[kind].items():
+        method = getattr(kind, name, None)
+        if method is None:
+            problems.append(f"{kind.__name__}.{name} is missing")
+            continue
+        found = " ".join(list(inspect.signature(method).parameters)[1:])
+        if found != wanted:
+            problems.append(f"{kind.__name__}.{name} takes ({found}), not ({wanted})")
+    assert not problems, describe(problems, _modules(kind))
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES, ids=lambda kind: kind.__name__)
+def test_attributes_have_the_types_that_are_used(internals: Internals, kind: type) -> None:
+    problems = list(internals.problems(kind))
+    assert not problems, describe(problems, _modules(kind))
+
+
+def test_the_fields_of_a_frame_and_a_request_are_those_that_are_used() -> None:
+    frame = websockets.frames.Frame(websockets.frames.Opcode.TEXT, b"x")
+    request = websockets.http11.Request("/", websockets.datastructures.Headers())
+    assert (frame.data, frame.fin, request.path) == (b"x", True, "/")
+    assert issubclass(ServerProtocol, Protocol)
+
+
+def test_the_log_line_that_is_filtered_is_still_written() -> None:
+    from dovetail.http.websocket import protocol
+
+    source = inspect.getsource(WebSocketsSansIOProtocol.run_asgi)
+    assert protocol._INCOMPLETE_HANDSHAKE in source
+
+
+@pytest.mark.parametrize("kind", USED_BY, ids=lambda kind: kind.__name__)
+def test_every_use_is_listed(kind: type) -> None:
+    """What a subclass takes from its base, and overrides in it, is in the tables above."""
+    used = {name for module in USED_BY[kind] for name in _inherited_names(module, kind)}
+    listed = {*METHODS[kind], *ATTRIBUTES[kind]}
+    called_elsewhere = {"serve", "started"}  # by functions, not by subclasses
+    assert used == listed - called_elsewhere
+
+
+@pytest.mark.parametrize("kind", HELD_AS, ids=lambda kind: kind.__name__)
+def test_every_use_of_what_a_base_holds_is_listed(kind: type) -> None:
+    used = {
+        node.attr
+        for module in {name for names in USED_BY.values() for name in names}
+        for node in ast.walk(ast.parse(inspect.getsource(import_module(module))))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in HELD_AS[kind]
+    }
+    assert used == {*METHODS.get(kind, ()), *ATTRIBUTES[kind]}
+
+
+def _inherited_names(module: str, base: type) -> Iterator[str]:
+    tree = ast.parse(inspect.getsource(import_module(module)))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and base.__name__ in _base_names(node):
+            yield from _uses(node, base)
+
+
+def _base_names(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+
+
+def _uses(node: ast.ClassDef, base: type) -> Iterator[str]:
+    own = _own_names(node, base)
+    for one in ast.walk(node):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and hasattr(base, one.name):
+            yield one.name
+        elif _is_own_attribute(one) and one.attr not in own:
+            yield one.attr
+
+
+def _is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "super()")
+
+
+def _own_names(node: ast.ClassDef, base: type) -> set[str]:
+    """What the class defines itself: methods, class attributes, private ones set in `__init__`."""
+    own = set[str]()
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            own.add(one.name)
+            if one.name == "__init__":
+                own |= {name for name in _assigned(one) if name.startswith("_")}
+        elif isinstance(one, ast.AnnAssign | ast.Assign):
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+            own |= {ast.unparse(target) for target in targets}
+    return {name for name in own if not hasattr(base, name)}
+
+
+def _assigned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    for one in ast.walk(function):
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+            yield one.attr
+
+
+@pytest.mark.parametrize("name", ["uvicorn", "websockets"])
+def test_a_package_with_private_uses_has_an_upper_bound(name: str) -> None:
+    project: Mapping[str, Any] = tomllib.loads((PACKAGE / "pyproject.toml").read_text())
+    stated = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]["others"]
+    (found,) = (one for one in map(Requirement, stated) if one.name == name)
+    assert any(part.operator in ("<", "<=", "==", "~=") for part in found.specifier)
+    assert found.specifier.contains(version(name))
