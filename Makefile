@@ -74,7 +74,7 @@ VLLM := $(CURDIR)/.cache/vllm/venv/bin/python
 test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## against a real vLLM, transformers and xgrammar, on the CPU
 	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest -m vllm packages/dovetail/tests
 	DOVETAIL_TORCH_PYTHON=$(VLLM) $(BIN)/python -m pytest -m transformers packages/dovetail/tests tests
-	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest packages/parsers/tests/test_guides.py packages/parsers/tests/test_notes.py
+	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest packages/parsers/tests/test_constraint_engines.py packages/parsers/tests/test_constraint_keywords.py
 
 .cache/.dynamo: tools/fetch_dynamo.py | .venv/.dev
 	$(BIN)/python tools/fetch_dynamo.py

@@ -30,7 +30,7 @@ CALL: list[Event] = [
 ]
 
 
-def test_blocks_come_in_the_order_of_speech() -> None:
+def test_blocks_come_in_the_order_of_the_output() -> None:
     message = fold(
         [
             ReasoningDelta("First", "<think>First"),
@@ -91,7 +91,7 @@ def test_why_it_ended(events: list[Event], reason: str) -> None:
     assert fold(events).finish == reason
 
 
-def test_a_cut_call_is_marked() -> None:
+def test_truncated_call_is_marked() -> None:
     call = fold(CALL).blocks[0]
     assert isinstance(call, ToolCallBlock)
     assert (call.arguments, call.complete) == ('{"a": 1}', False)
@@ -110,14 +110,14 @@ def test_ids_come_from_the_caller_else_from_the_model() -> None:
     assert [b.id for b in named.blocks if b.type == "tool_call"] == ["toolu_0own", "toolu_1None"]
 
 
-def test_notes_are_kept_and_usage_is_the_last_one() -> None:
+def test_diagnostics_are_collected_and_usage_is_the_last_one() -> None:
     message = fold([Usage(5, 1), Diagnostic("bare_key", "hermes"), Usage(5, 9, cached_tokens=3)])
     assert message.usage == Usage(5, 9, cached_tokens=3)
     assert message.usage.total_tokens == 14
     assert message.diagnostics == (Diagnostic("bare_key", "hermes"),)
 
 
-def test_raw_text_without_any_block_is_kept() -> None:
+def test_raw_text_without_any_block_is_retained() -> None:
     assert fold([SpanEnd("frame", "\n\n")]) == Message(raw="\n\n")
 
 
@@ -133,14 +133,14 @@ def test_arguments_of_no_call_are_our_own_fault() -> None:
         fold([CallOpen(0, "f"), CallArgs(3, "x")])
 
 
-def test_a_long_answer_can_be_had_at_any_time() -> None:
+def test_long_message_can_be_read_at_any_time() -> None:
     folding = Fold()
-    said = ""
+    text = ""
     for number in range(300):
-        said += str(number)
+        text += str(number)
         folding.add(TextDelta(str(number), f"<{number}>"))
         if number % 7 == 0:
-            assert folding.message().blocks[0].text == said  # type: ignore[union-attr]
+            assert folding.message().blocks[0].text == text  # type: ignore[union-attr]
     folding.add(SpanEnd("text", "</>"))
     assert folding.message().raw == "".join(f"<{n}>" for n in range(300)) + "</>"
 
@@ -159,7 +159,7 @@ def test_a_message_survives_encoding() -> None:
     assert msgspec.json.decode(msgspec.json.encode(message), type=Message) == message
 
 
-def test_events_tell_their_type_on_the_wire_and_off_it() -> None:
+def test_events_have_their_type_encoded_and_decoded() -> None:
     others: list[Event] = [TextDelta("a"), Usage(), Finish("stop"), Failure("internal", "x")]
     decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
     for event in CALL + others:
@@ -168,6 +168,6 @@ def test_events_tell_their_type_on_the_wire_and_off_it() -> None:
         assert decoder.decode(encoded) == event
 
 
-def test_a_seal_stays_with_its_thought() -> None:
+def test_seal_stays_with_its_reasoning() -> None:
     message = fold([ReasoningDelta("a"), SpanEnd("reasoning", seal="s"), SpanEnd("frame", "\n")])
     assert message.blocks == (ReasoningBlock("a", seal="s", raw="\n"),)

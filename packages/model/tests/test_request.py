@@ -41,7 +41,7 @@ def test_a_turn_survives_encoding_in_its_order() -> None:
     ]
 
 
-def test_what_a_client_did_not_say_is_not_said() -> None:
+def test_unset_fields_have_neutral_defaults() -> None:
     request = Request("some-org/some-model")
     assert request.thinking.enabled is None
     assert request.sampling.temperature is None

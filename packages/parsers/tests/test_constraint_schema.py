@@ -147,7 +147,7 @@ def test_what_users_name_is_never_grammar(name: str, key: str) -> None:
     assert read(found.text).accepts(call)
 
 
-def test_schemas_without_end_are_cut_off() -> None:
+def test_endless_schemas_are_limited() -> None:
     """References that double at every step, and that never meet an object again."""
     doubling = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
     growing = {"type": "object", "properties": {"x": {"$ref": "#", "type": "object"}}}

@@ -5,18 +5,19 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from casebook import TOOLS
+from parser_cases import TOOLS
 
 from dovetail_model import ToolCallBlock
 from dovetail_parsers import Parser, families, write_message
 from dovetail_parsers.family import Family
 from dovetail_parsers.registry import load_grammar
+from dovetail_parsers.transitions import MachineState
 
 LINE = "def f(x):\n    return \"é\" if x < 3 else {'a': [1, 2]}  # <b> </x>\n"
 TOOL_FAMILIES = [family for family in families() if family.tools]
 
 
-def calls_of(run: Callable[[], None]) -> int:
+def count_calls(run: Callable[[], None]) -> int:
     """How many functions, of Python and of C, are called."""
     count = 0
 
@@ -32,7 +33,7 @@ def calls_of(run: Callable[[], None]) -> int:
     return count
 
 
-def per_chunk(family: Family, text: str) -> float:
+def calls_per_chunk(family: Family, text: str) -> float:
     pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
     parser = Parser(family.tool_parser, family.reasoning_parser, tools=TOOLS, in_reasoning=False)
 
@@ -41,17 +42,17 @@ def per_chunk(family: Family, text: str) -> float:
             parser.feed(piece)
         parser.finish()
 
-    return calls_of(run) / len(pieces)
+    return count_calls(run) / len(pieces)
 
 
 @pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
-def test_a_long_argument_costs_the_same_per_chunk(family: Family) -> None:
+def test_a_long_argument_costs_the_same_calls_per_chunk(family: Family) -> None:
     def text(size: int) -> str:
         content = (LINE * (size // len(LINE) + 1))[:size]
         arguments = json.dumps({"path": "a", "content": content}, ensure_ascii=False)
         return write_message([ToolCallBlock("", "write_file", arguments)], family)
 
-    assert per_chunk(family, text(40_000)) < 1.1 * per_chunk(family, text(4_000))
+    assert calls_per_chunk(family, text(40_000)) < 1.1 * calls_per_chunk(family, text(4_000))
 
 
 #: Outputs of which nothing can be passed on for long, or that make the parser look twice.
@@ -72,7 +73,7 @@ HOSTILE = {
 def test_hostile_output_is_linear(start: str, piece: str) -> None:
     family = next(family for family in families() if family.name == "qwen3_coder")
     short, long = start + piece * 200, start + piece * 2_000
-    assert per_chunk(family, long) < 1.3 * per_chunk(family, short)
+    assert calls_per_chunk(family, long) < 1.3 * calls_per_chunk(family, short)
 
 
 @pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
@@ -93,14 +94,14 @@ def cost(family: Family, text: str, size: int) -> int:
             parser.feed(text[at : at + size])
         parser.finish()
 
-    return calls_of(run)
+    return count_calls(run)
 
 
-def test_memory_of_a_long_call_is_not_kept() -> None:
+def test_long_call_is_not_retained_in_memory() -> None:
     """Nothing of what was passed on stays in the parser."""
     parser = Parser("qwen3_coder", "qwen3", tools=TOOLS)
     parser.feed("<tool_call>\n<function=write_file>\n<parameter=content>\n")
     parser.feed("x" * 1_000_000)
     machine = parser._stream
-    sizes = [len(v) for k in machine.__slots__ if isinstance(v := getattr(machine, k), str)]  # type: ignore[attr-defined]
+    sizes = [len(v) for k in MachineState.__slots__ if isinstance(v := getattr(machine, k), str)]
     assert max(sizes) < 100

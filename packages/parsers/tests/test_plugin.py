@@ -2,25 +2,10 @@
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import pytest
 
-from dovetail_model import Event, TextDelta
 from dovetail_parsers import parse, plugin
-
-
-class Shout:
-    """A parser of a third party: everything is loud."""
-
-    def __init__(self, tools: Any, in_reasoning: bool | None) -> None:
-        self.tools = tools
-
-    def feed(self, text: str, special: bool | None = None) -> list[Event]:
-        return [TextDelta(text.upper(), text)]
-
-    def finish(self) -> list[Event]:
-        return []
 
 
 @pytest.fixture
@@ -33,20 +18,20 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 
 
 def test_a_name_that_is_not_ours_is_looked_up(points: list[EntryPoint]) -> None:
-    points.append(EntryPoint("shout", "test_plugin:Shout", plugin.ENTRY_POINT_GROUP))
+    points.append(EntryPoint("shout", "uppercase_parser:Uppercase", plugin.ENTRY_POINT_GROUP))
     assert parse("hey", tool_parser="shout").blocks[0].raw == "hey"
     assert getattr(parse("hey", tool_parser="shout").blocks[0], "text", "") == "HEY"
 
 
 def test_a_name_of_ours_cannot_be_taken(points: list[EntryPoint]) -> None:
-    points.append(EntryPoint("hermes", "test_plugin:Shout", plugin.ENTRY_POINT_GROUP))
+    points.append(EntryPoint("hermes", "uppercase_parser:Uppercase", plugin.ENTRY_POINT_GROUP))
     with pytest.raises(ValueError, match="registered twice"):
         parse("hey", tool_parser="hermes")
 
 
 def test_two_plugins_of_one_name_are_an_error(points: list[EntryPoint]) -> None:
     points += [
-        EntryPoint("shout", f"test_plugin:{name}", plugin.ENTRY_POINT_GROUP) for name in ("A", "B")
+        EntryPoint("shout", f"uppercase_parser:{name}", plugin.ENTRY_POINT_GROUP) for name in "AB"
     ]
     with pytest.raises(ValueError, match="registered twice"):
         parse("hey", tool_parser="shout")

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from casebook import TOOLS
-from generated import cut, messages, soup
+from generated_outputs import messages, soup, split_randomly
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parser_cases import TOOLS
 
 from dovetail_model import CallArgs, CallClose, CallOpen, Event, Message, OutputBlock, fold
 from dovetail_parsers import Parser, families, parse, write_message
@@ -53,7 +53,7 @@ def test_any_chunking_gives_the_same_message(name: str, data: st.DataObject) -> 
     family = BY_NAME[name]
     text = data.draw(soup(family))
     inside = data.draw(st.sampled_from([None, True, False]))
-    pieces = data.draw(st.composite(lambda draw: cut(draw, text))())
+    pieces = data.draw(st.composite(lambda draw: split_randomly(draw, text))())
     whole = fold(flat(stream(family, [text], inside)))
     assert fold(flat(stream(family, pieces, inside))).blocks == whole.blocks
     assert fold(flat(stream(family, list(text), inside))).blocks == whole.blocks
@@ -69,7 +69,7 @@ def test_soup_never_raises_and_never_leaks_a_closer(name: str, data: st.DataObje
     events = flat(stream(family, [text], data.draw(st.sampled_from([None, True, False]))))
     message = fold(events)
     assert "".join(getattr(event, "raw", "") for event in events) == text
-    closers = (family.tools.orphans if family.tools else ()) + _thought_closers(family)
+    closers = (family.tools.orphans if family.tools else ()) + _reasoning_closers(family)
     for block in message.blocks:
         if block.type == "tool_call":
             if block.complete and not block.custom:
@@ -79,7 +79,7 @@ def test_soup_never_raises_and_never_leaks_a_closer(name: str, data: st.DataObje
             assert not [closer for closer in closers if closer in block.text]
 
 
-def _thought_closers(family: Family) -> tuple[str, ...]:
+def _reasoning_closers(family: Family) -> tuple[str, ...]:
     form = load_grammar(family.tool_parser, family.reasoning_parser).reasoning
     if form is None:
         return ()

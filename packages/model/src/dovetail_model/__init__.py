@@ -1,4 +1,4 @@
-"""The model in the middle: what a request is, what an answer is, and the events between."""
+"""The data model between APIs and engines: requests, messages, and the events of a stream."""
 
 from dovetail_model.block import (
     Block,

@@ -14,7 +14,7 @@ class TextBlock(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ReasoningBlock(msgspec.Struct, frozen=True, tag="reasoning"):
-    """One span of thought. `seal` is the opaque handle a client returns with it, if it has one."""
+    """One span of reasoning. `seal` is the opaque handle that a client returns with it, if any."""
 
     type: ClassVar[Literal["reasoning"]] = "reasoning"
     text: str
@@ -60,7 +60,7 @@ class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
-    """What a call gave back, tied to it by id alone: results may arrive in any order."""
+    """The result of a call, tied to it by id alone: results may arrive in any order."""
 
     type: ClassVar[Literal["tool_result"]] = "tool_result"
     call_id: str

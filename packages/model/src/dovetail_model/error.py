@@ -6,16 +6,16 @@
     │   ├── Unauthenticated    no key, or not one of ours
     │   ├── Forbidden          a key, but not for this
     │   ├── NotFound           no such model or route
-    │   ├── ResponseNotFound   no such response is kept
-    │   ├── PreviousNotFound   the response that a request goes on from is not kept
-    │   ├── TooLarge           the body is over the limit
+    │   ├── ResponseNotFound   no such response is stored
+    │   ├── PreviousResponseNotFound   `previous_response_id` is not stored
+    │   ├── RequestTooLarge    the body is over the limit
     │   ├── ContextOverflow    the prompt does not fit the model's window
     │   ├── RateLimited        too many requests for this key
     │   └── Unsupported        understood, and not offered
     ├── EngineError        the model server is at fault
     │   ├── EngineUnavailable  it cannot be reached, or died
-    │   ├── EngineTimeout      it did not answer in time
-    │   └── Overloaded         it has no room now
+    │   ├── EngineTimeout      it did not respond in time
+    │   └── Overloaded         it has no capacity left
     └── InternalError      we are at fault
 
 Each protocol codec has one table from `kind` to its own status and type; nothing else about an
@@ -30,7 +30,7 @@ from dovetail_model.event import Failure
 class DovetailError(Exception):
     """Never raised itself: raise one of the kinds below.
 
-    `reason` is a word that tells the operator more than the kind. Clients are not shown it.
+    `reason` is a word that is more specific than the kind, for operators. Clients do not see it.
     """
 
     kind: ClassVar[str] = "internal"
@@ -114,7 +114,7 @@ class InternalError(DovetailError):
 
 
 def error_from_failure(failure: Failure) -> DovetailError:
-    """The error that a failure tells of, for an answer that has not begun yet."""
+    """Convert a failure event to its error, for a response that has not begun yet."""
     kinds = {kind.kind: kind for kind in _leaf_kinds(DovetailError) if "kind" in vars(kind)}
     kind = kinds.get(failure.kind, InternalError)
     return kind(failure.message, param=failure.param)

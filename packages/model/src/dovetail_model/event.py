@@ -31,7 +31,7 @@ class TextDelta(msgspec.Struct, frozen=True, tag="text_delta", gc=False):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning_delta", gc=False):
-    """More of the thought that is open; the first one opens it."""
+    """More reasoning; the first delta opens the span."""
 
     type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     text: str
@@ -39,9 +39,9 @@ class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning_delta", gc=Fals
 
 
 class SpanEnd(msgspec.Struct, frozen=True, tag="span_end", gc=False):
-    """The open text or thought has ended; a `frame` is markup behind a call, part of no span.
+    """The open text or reasoning span has ended; a `frame` is markup behind a call, in no span.
 
-    `seal` is the opaque handle that goes to the client with a thought, if it gets one.
+    `seal` is the opaque handle that the client gets with reasoning, if any.
     """
 
     type: ClassVar[Literal["span_end"]] = "span_end"
@@ -75,7 +75,7 @@ class CallArgs(msgspec.Struct, frozen=True, tag="call_args", gc=False):
 
 
 class CallClose(msgspec.Struct, frozen=True, tag="call_close", gc=False):
-    """The call is complete and may run now. A call without this one was cut."""
+    """The call is complete and may run now. A call without this event was truncated."""
 
     type: ClassVar[Literal["call_close"]] = "call_close"
     index: int
@@ -106,7 +106,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish", gc=False):
 
 
 class Diagnostic(msgspec.Struct, frozen=True, tag="diagnostic", gc=False):
-    """A malformation that was tolerated. Says what and where, never the model's text."""
+    """Malformed output that was tolerated. Holds a code and the family, never model text."""
 
     type: ClassVar[Literal["diagnostic"]] = "diagnostic"
     code: str
@@ -114,7 +114,7 @@ class Diagnostic(msgspec.Struct, frozen=True, tag="diagnostic", gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", gc=False):
-    """The stream broke: an error in the middle, told in the client's own dialect further out."""
+    """The stream failed. Each protocol codec encodes it in its own format."""
 
     type: ClassVar[Literal["failure"]] = "failure"
     kind: str

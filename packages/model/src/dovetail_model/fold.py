@@ -1,7 +1,7 @@
-"""The one way from a stream of events to a finished message.
+"""Fold a stream of events into a finished message.
 
-Streaming is the only implementation; whoever wants the whole answer folds the stream. What a
-cut call means is decided here, once, for every API.
+Streaming is the only implementation; a response that is not streamed is a folded stream. What a
+truncated call means is decided here, once, for every API.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,7 +34,7 @@ _MAX_RUN_EVENTS = 64  # deltas that wait to be joined, so that a stream keeps no
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A finished answer: blocks in the order the model spoke, why it ended, what it cost.
+    """A finished message: blocks in the order of the output, the finish reason, and usage.
 
     `raw` is all that the model wrote. Where there are blocks, their raws joined are the same text.
     """
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Fold:
-    """Takes events one by one and gives the message they make so far.
+    """Fold events one by one into the message they make so far.
 
     Nearly all are deltas of the block that is open. Those only join a run, folded all at once.
     """
@@ -92,7 +92,7 @@ class Fold:
         self._runs = last.grows_by if last is not None and not last.ended else None
 
     def _join(self) -> None:
-        """Folds the run. The arguments of several open calls may take turns in it."""
+        """Fold the run. The arguments of several open calls may alternate in it."""
         run, self._run = self._run, []
         if self._runs is CallArgs:
             for index, same in groupby(run, _BY_CALL):
@@ -147,7 +147,7 @@ class Fold:
         )
 
     def _finish_reason(self, blocks: tuple[OutputBlock, ...]) -> FinishReason:
-        """Why it ended, where nobody said so: a cut call was cut, a complete one waits to run."""
+        """The finish reason without a `Finish` event: a truncated call means `length`."""
         if self._failure is not None:
             return "error"
         calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
@@ -232,7 +232,7 @@ class _BlockBuilder:
 
 
 def fold(events: Iterable[Event], new_id: Callable[[CallOpen], str] | None = None) -> Message:
-    """The message that a whole stream of events makes. `new_id` gives calls their outward ids."""
+    """Fold a whole stream of events into a message. `new_id` gives calls their public ids."""
     folding = Fold(new_id)
     for event in events:
         folding.add(event)

@@ -12,7 +12,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One party's contribution, its blocks in the order they were spoken."""
+    """One turn of a conversation, its blocks in order."""
 
     role: Role
     blocks: tuple[Block, ...] = ()
@@ -36,7 +36,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """What the client asked about reasoning. None means it did not ask: the template decides."""
+    """What the client requested about reasoning. None leaves it to the chat template."""
 
     enabled: bool | None = None
     effort: str | None = None
@@ -47,7 +47,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """The form that the visible answer must have."""
+    """The format that visible output must have."""
 
     kind: Literal["text", "json_object", "json_schema"] = "text"
     schema: Mapping[str, Any] | None = None
@@ -56,9 +56,9 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who is speaking, as far as headers and metadata tell. Never reaches the prompt.
+    """The client, as far as headers and metadata tell. Never part of the prompt.
 
-    `answer` is the number in the outward id of the answer, where a server gives it out.
+    `response_number` is the number in the response's public id, where the server assigned one.
     """
 
     tenant: str = ""
@@ -68,11 +68,11 @@ class Identity(msgspec.Struct, frozen=True):
     user: str | None = None
     compaction: bool = False
     final: bool = False
-    answer: str = ""
+    response_number: str = ""
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """What a harness knows that helps scheduling, and the side channels it wants."""
+    """Scheduling hints of a harness, and the side channels it requests."""
 
     priority: int | None = None
     strict_priority: int | None = None
@@ -84,10 +84,10 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One generation that a client asked for.
+    """One generation that a client requested.
 
-    `ignored` are the paths of fields that nobody here understands: kept, reported, harmless.
-    `echo` is opaque: what the codec that decoded the request needs to answer in kind. Nothing
+    `ignored` are the paths of unknown fields: reported, without effect.
+    `echo` is opaque: what the codec that decoded the request needs to encode the response. Nothing
     between decode and encode may look into it.
     """
 

@@ -32,7 +32,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
     def model_parameters(self) -> Mapping[str, Any]:
         """The schema that stands in the prompt.
 
-        Clients leave the form of free text to a grammar that few engines enforce: it is told.
+        Few engines enforce the grammar of free text, so it is part of the description.
         """
         if not self.custom:
             return self.parameters

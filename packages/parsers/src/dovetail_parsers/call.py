@@ -12,7 +12,7 @@ from dovetail_parsers.spans import SpanBuilder
 
 
 class CallBuilder:
-    """Turns what the machine and its decoders read into the events of one call after another."""
+    """Turn what the machine and its decoders read into the events of one call after another."""
 
     __slots__ = (
         "_family",
@@ -32,7 +32,7 @@ class CallBuilder:
         self._spans = spans
         self._tools = tools
         self._family = family
-        self._reported: set[str] = set()  # diagnostics are told once for each call
+        self._reported: set[str] = set()  # each diagnostic is reported once per call
         self._schema: Mapping[str, Any] = {}
         self._freeform: FreeformDecoder | None = None
         self._keys = 0

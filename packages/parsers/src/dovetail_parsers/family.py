@@ -1,4 +1,4 @@
-"""What a family is: its names, its formats, the models that speak it."""
+"""A family: its parser names, its formats, and the models that use it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from dovetail_parsers.grammar import ReasoningFormat, ToolFormat
 
 @dataclass(frozen=True)
 class Family:
-    """One way in which models write calls or thoughts, or both.
+    """A format in which models write tool calls, reasoning, or both.
 
     `tool_names` and `reasoning_names` are the parser names that mean this family, its own first.
     `models` maps patterns of model ids to the reasoning parser those models use with it.
-    `marks` are strings that a chat template of this family contains, all of them;
-    `thought_marks` more of them, where only some of its models think.
-    `unified` formats write thoughts and calls in one table and pair only with themselves; their
-    headers cannot be run backwards, so they bring their own writer.
+    `template_markers` are strings that a chat template of this family contains, all of them;
+    `reasoning_template_markers` more of them, where only some of its models reason.
+    `unified` formats write reasoning and calls in one table and pair only with themselves; their
+    headers cannot be generated from the table, so they bring their own writer.
     """
 
     name: str
@@ -33,18 +33,18 @@ class Family:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Every other name under which the family is known."""
+        """All other parser names of the family."""
         names = dict.fromkeys((*self.tool_names, *self.reasoning_names))
         return tuple(name for name in names if name != self.name)
 
     @property
     def tool_parser(self) -> str | None:
-        """The name to give as the tool parser."""
+        """The name of the tool parser."""
         return self.tool_names[0] if self.tool_names else None
 
     @property
     def reasoning_parser(self) -> str | None:
-        """The name to give as the reasoning parser beside it; None for models that do not think."""
+        """The reasoning parser to use with it; None for models that do not reason."""
         if self.pairs_with is None and not self.tool_names:
             return self.reasoning_names[0]
         return self.pairs_with

@@ -1,4 +1,4 @@
-"""The vocabulary in which a family's format is written down.
+"""The types in which a family's format is described.
 
 A family is a table of modes. A mode says what plain text means while it is active (its channel)
 and which markers lead where. `on` holds what the format prescribes, `tolerate` what models also
@@ -21,7 +21,7 @@ class Channel(IntEnum):
     """What the plain text of a mode is."""
 
     TEXT = auto()  # shown to the user
-    REASONING = auto()  # thought
+    REASONING = auto()  # inside reasoning markers
     GAP = auto()  # framing: white space only, anything else leaves by `otherwise`
     HEADER = auto()  # decides by `route` what the following body is
     NAME = auto()  # the tool's name
@@ -36,7 +36,7 @@ class Channel(IntEnum):
 
 
 class CallAction(Flag):
-    """What crossing an edge does to the call."""
+    """What following an edge does to the call."""
 
     NONE = 0
     OPEN = auto()  # name known and arguments begun
@@ -90,15 +90,15 @@ class ToolFormat:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a family writes thoughts. The first opener and closer are the ones it prescribes."""
+    """How a family writes reasoning. The first opener and closer are the ones it prescribes."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...]
-    starts_inside: bool = False  # where nobody knows how the prompt ended
+    starts_inside: bool = False  # the default where the end of the prompt is not known
     pads: tuple[str, str, str] = ("", "", "")  # behind the opener, before and behind the closer
-    frames: tuple[str, ...] = ()  # markers around the visible answer, dropped
+    frames: tuple[str, ...] = ()  # markers around visible output, dropped
     orphans: tuple[str, ...] | None = (
-        None  # closers dropped where no thought is open (default: all)
+        None  # closers dropped where no reasoning is open (default: all)
     )
 
 
@@ -110,7 +110,7 @@ _DELTAS: Mapping[Channel, Delta] = {Channel.TEXT: TextDelta, Channel.REASONING: 
 
 
 class CompiledMode:
-    """A mode made ready to run. `delta` is what its text becomes where that is prose."""
+    """A mode prepared for the machine. `delta` is the event type of its text, where it is prose."""
 
     __slots__ = ("channel", "delta", "edges", "in_head", "is_value", "mode", "name", "scanner")
 
@@ -126,7 +126,7 @@ class CompiledMode:
 
 
 class Grammar:
-    """A tool format and a reasoning format made one table, ready for the machine."""
+    """A tool format and a reasoning format combined in one table, ready for the machine."""
 
     def __init__(
         self, name: str, tools: ToolFormat | None, reasoning: ReasoningFormat | None
@@ -160,7 +160,7 @@ PLAIN_TEXT_MODES: Mapping[str, Mode] = {"text": Mode(Channel.TEXT)}
 
 
 def combine_formats(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict[str, Mode]:
-    """One table. A well-formed call inside a thought ends the thought."""
+    """Merge both formats into one table. A well-formed call inside reasoning ends the reasoning."""
     modes = dict(tools.modes if tools else PLAIN_TEXT_MODES)
     entry = tools.entry if tools else "text"
     orphans = {marker: Edge("text") for marker in (tools.orphans if tools else ())}

@@ -1,4 +1,4 @@
-"""The parser that users hold, and the fold over it."""
+"""The public parser, and `parse`, which folds its events into a message."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ class FeedFunction(Protocol):
 
 
 class StreamParser(Protocol):
-    """What a parser does with one output. Third parties' parsers do the same."""
+    """The interface of a parser of one output, also of parsers by third parties."""
 
     def feed(self, text: str, special: bool | None = None) -> list[Event]: ...
 
@@ -26,15 +26,15 @@ class StreamParser(Protocol):
 
 
 class Parser:
-    """One model output, in any pieces, into one ordered stream of events.
+    """Parse one model output, fed in pieces of any size, into one ordered stream of events.
 
     `feed(text, special=None)` gives the events that a piece of output completes. `special` says
     whether the piece came from special tokens, where the caller knows: in families whose markers
     are special tokens, a marker spelled out in plain text is prose.
 
     `tools` type the values of formats that do not (OpenAI-style tool objects or `ToolSpec`s).
-    `in_reasoning` says whether the prompt ended inside an open thought; None leaves it to what
-    is usual for the reasoning parser. `special` are the markers that are special tokens in this
+    `in_reasoning` says whether the prompt ended inside an open reasoning span; None means the
+    default of the reasoning parser. `special` are the markers that are special tokens in this
     vocabulary, where the caller knows: others may be spelled out.
     """
 
@@ -60,11 +60,11 @@ class Parser:
             self._stream = StateMachine(table, named, in_reasoning, special)
         self.feed: FeedFunction = (
             self._stream.feed
-        )  # called for every token: nothing stands between
+        )  # called for every token: bound once, without a wrapper
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next belongs to a thought."""
+        """Whether the next text belongs to a reasoning span."""
         return bool(getattr(self._stream, "thinking", False))
 
     def finish(self) -> list[Event]:
@@ -80,7 +80,7 @@ def parse(
     tools: Iterable[Tool] = (),
     in_reasoning: bool | None = None,
 ) -> Message:
-    """The finished message of a whole output: feed, finish, fold, and nothing else."""
+    """Parse a whole output into a message: feed, finish, fold, and nothing else."""
     parser = Parser(tool_parser, reasoning_parser, tools=tools, in_reasoning=in_reasoning)
     events: list[Event] = []
     for piece in (output,) if isinstance(output, str) else output:
@@ -99,7 +99,7 @@ def markers(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[
 def opens_reasoning(
     prompt_end: str, tool_parser: str | None = None, reasoning_parser: str | None = None
 ) -> bool:
-    """Whether output that follows this end of a prompt begins inside an open thought."""
+    """Whether output that follows this end of a prompt begins inside an open reasoning span."""
     if find_plugin(tool_parser) or find_plugin(reasoning_parser):
         return False
     machine = StateMachine(load_grammar(tool_parser, reasoning_parser), {}, in_reasoning=False)
@@ -108,7 +108,7 @@ def opens_reasoning(
 
 
 def to_tool_spec(tool: Tool) -> ToolSpec:
-    """A tool as the model of Dovetail has it, from any of the shapes that APIs use."""
+    """Convert a tool from any of the shapes that APIs use."""
     if isinstance(tool, ToolSpec):
         return tool
     inner = tool.get("function") or tool.get("custom")

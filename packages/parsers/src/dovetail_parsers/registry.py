@@ -27,31 +27,37 @@ def resolve_family(query: str) -> Family | None:
 
 
 def tool_family(name: str) -> Family:
-    """The family that writes calls under this parser name."""
+    """The family of this tool parser."""
     return _find_named(name, _tool_names(), "tool")
 
 
 def reasoning_family(name: str) -> Family:
-    """The family that writes thoughts under this parser name."""
+    """The family of this reasoning parser."""
     return _find_named(name, _reasoning_names(), "reasoning")
 
 
 @cache
 def load_grammar(tool: str | None, reasoning: str | None) -> Grammar:
-    """The one table of a tool parser and a reasoning parser. Refuses pairs that do not fit."""
-    tools = tool_family(tool) if tool else None
-    thoughts = reasoning_family(reasoning) if reasoning else None
-    unified = next((f for f in (tools, thoughts) if f is not None and f.unified is not None), None)
+    """Combine a tool parser and a reasoning parser in one table. Rejects incompatible pairs."""
+    tool_side = tool_family(tool) if tool else None
+    reasoning_side = reasoning_family(reasoning) if reasoning else None
+    unified = next(
+        (f for f in (tool_side, reasoning_side) if f is not None and f.unified is not None), None
+    )
     if unified is not None:
-        if (tools or unified) is not unified or (thoughts or unified) is not unified:
+        if (tool_side or unified) is not unified or (reasoning_side or unified) is not unified:
             raise ValueError(
                 f"tool parser {tool!r} and reasoning parser {reasoning!r} do not fit: "
                 f"{unified.name} writes thoughts and calls in one format. "
                 f"Use {unified.tool_parser!r} with {unified.reasoning_parser!r}."
             )
         return Grammar(unified.name, unified.tools, unified.reasoning)
-    name = "+".join(f.name for f in (tools, thoughts) if f is not None) or "plain"
-    return Grammar(name, tools.tools if tools else None, thoughts.reasoning if thoughts else None)
+    name = "+".join(f.name for f in (tool_side, reasoning_side) if f is not None) or "plain"
+    return Grammar(
+        name,
+        tool_side.tools if tool_side else None,
+        reasoning_side.reasoning if reasoning_side else None,
+    )
 
 
 def normalize_name(name: str) -> str:
@@ -103,18 +109,18 @@ def _by_model(model: str) -> Family | None:
 def _by_template(template: str) -> Family | None:
     """By the markers that the template contains; of several, the family with the most of them."""
     tools = _best_marked(template, [f for f in FAMILIES if f.tool_names])
-    thinkers = [
+    candidates = [
         f
         for f in FAMILIES
         if f.reasoning_names and _contains_all(f.reasoning_template_markers, template)
     ]
-    thoughts = _best_marked(template, thinkers)
+    reasoner = _best_marked(template, candidates)
     if tools is None or tools.unified is not None:
-        return tools or thoughts
+        return tools or reasoner
     own = reasoning_family(tools.pairs_with).reasoning if tools.pairs_with else None
     if own is not None and any(closer in template for closer in own.closers):
         return tools
-    return replace(tools, pairs_with=thoughts.reasoning_parser if thoughts else None)
+    return replace(tools, pairs_with=reasoner.reasoning_parser if reasoner else None)
 
 
 def _contains_all(marks: tuple[str, ...], template: str) -> bool:

@@ -1,8 +1,8 @@
-"""Text and thoughts as spans: what white space means, where spans end, what raw text they own.
+"""Spans of text and reasoning: what white space means, where spans end, their raw text.
 
 White space that only frames blocks is no content: it stays in the raw text alone. So white space
-is held until what follows decides. Thoughts that touch, with nothing but white space between
-them, are one span; the end of a thought is therefore told when something else begins.
+is held until what follows decides. Reasoning spans with nothing but white space between them
+are one span; the end of a reasoning span is therefore emitted when something else begins.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ _DELTAS: dict[Kind, Delta] = {"text": TextDelta, "reasoning": ReasoningDelta}
 
 
 class SpanBuilder:
-    """Turns plain text into deltas and ends, and keeps the account of raw text."""
+    """Turn plain text into deltas and span ends, and track the raw text of each event."""
 
     __slots__ = (
         "_closed",
@@ -35,13 +35,13 @@ class SpanBuilder:
         self.delta: Delta | None = None  # what goes on with the open span, unless it was closed
         self._open: Kind | None = None
         self._whitespace: list[str] = []  # content if the same span goes on, else framing
-        self._closed = False  # the open thought was closed, its end not told yet
+        self._closed = False  # the open reasoning was closed, its end not emitted yet
         self._end_raw = ""  # raw text up to that closer
         self._only_whitespace = True  # nothing but white space so far
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether a thought is open that nothing has closed."""
+        """Whether a reasoning span is open that nothing has closed."""
         return self._open == "reasoning" and not self._closed
 
     def take_events(self) -> list[Event]:
@@ -80,7 +80,7 @@ class SpanBuilder:
             self._end_raw = self.take_raw()
 
     def end_reasoning(self) -> None:
-        """What may be a call begins: call or text, a thought that was closed does not go on."""
+        """What may be a call begins: call or text, closed reasoning does not continue."""
         if self._closed:
             self.end()
 
@@ -94,7 +94,7 @@ class SpanBuilder:
         self._only_whitespace = False
 
     def end_frame(self) -> None:
-        """Markup behind a call was read: it belongs to the call, if nothing was said since."""
+        """Markup behind a call was read: it belongs to the call, if no span began since."""
         if self._open is None and any(self.raw):
             self.events.append(SpanEnd("frame", self.take_raw()))
             self._whitespace.clear()
@@ -111,7 +111,7 @@ class SpanBuilder:
         self.end()
 
     def _begin(self, kind: Kind, text: str) -> None:
-        """Text of a kind that is not open, or of a thought that was closed."""
+        """Text of a kind that is not open, or of reasoning that was closed."""
         body = text.lstrip()
         lead = text[: len(text) - len(body)]
         self._hold(lead)

@@ -1,4 +1,4 @@
-"""The tables run backwards: a message as the model would have written it.
+"""Write a message as the model would have written it, from a family's table.
 
 Only what a format prescribes is written (`on` edges), by the shortest way from mode to mode.
 """
@@ -20,7 +20,7 @@ _VALUES = (Channel.VALUE, Channel.STRING, Channel.LITERAL)
 
 
 def write_message(message: Message | Sequence[OutputBlock], family: str | Family) -> str:
-    """The raw text of a message in a family's format, thoughts in the format it pairs with."""
+    """The raw text of a message in a family's format, reasoning in the format it pairs with."""
     found = resolve_family(family) if isinstance(family, str) else family
     if found is None:
         raise ValueError(f"no family is named {family!r}")

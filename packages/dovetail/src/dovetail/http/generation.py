@@ -241,7 +241,7 @@ class GenerationEndpoint:
         """The request with what the server knows of it: whose it is, which side channels it has."""
         tenant = exchange.tenant or request.identity.tenant
         identity = msgspec.structs.replace(
-            request.identity, tenant=tenant, answer=new_response_number()
+            request.identity, tenant=tenant, response_number=new_response_number()
         )
         request = msgspec.structs.replace(request, identity=identity)
         if self._options.dispatch:
@@ -262,7 +262,7 @@ class GenerationEndpoint:
 def new_encoder(codec: Codec, asked: DecodedRequest) -> StreamEncoder:
     """The stream of an answer, which is kept when it ends."""
     request = asked.request
-    encoder = codec.stream(request, ResponseIds(request.identity.answer), time.time)
+    encoder = codec.stream(request, ResponseIds(request.identity.response_number), time.time)
     if asked.saver is not None and isinstance(encoder, ResponsesEncoder):
         encoder.on_end = asked.saver.on_end
     return encoder

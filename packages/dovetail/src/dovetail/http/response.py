@@ -241,5 +241,5 @@ class BufferedResponse:
         for message in messages:
             if message.failure is not None:
                 raise error_from_failure(message.failure)
-        ids = ResponseIds(self._request.identity.answer)
+        ids = ResponseIds(self._request.identity.response_number)
         return self._codec.encode_message(self._request, messages, ids, time.time)

@@ -108,7 +108,7 @@ class TurnRecord:
             thinking=origin.thinking,
             session=self._session_name(),
             agent=normalize_session_name(origin.identity.agent or ""),
-            answer=origin.identity.answer,
+            answer=origin.identity.response_number,
             logprobs=self._encode_logprobs(kept, stop),
             forced=tuple(
                 (start, min(end, kept)) for start, end in self.forced_ranges if start < kept

@@ -1,4 +1,4 @@
-"""Notations that end by themselves, and how the machine talks to their decoders."""
+"""Notations that end by themselves, and the interface between the machine and their decoders."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -15,7 +15,7 @@ class Progress(Enum):
 
 
 class CallSink(Protocol):
-    """Where a decoder reports. Each report says what raw text it accounts for."""
+    """What a decoder writes to. Each method takes the raw text it accounts for."""
 
     def skip(self, raw: str) -> None: ...
     def open_call(self, name: str, own_id: str | None) -> None: ...
@@ -27,7 +27,7 @@ class CallSink(Protocol):
 
 
 class BodyDecoder(Protocol):
-    """Reads one body. Plain text may be fed in any pieces."""
+    """Read one body, fed in pieces of any size."""
 
     @property
     def verbatim(self) -> JsonValidator | None:

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\s<>{}\[\]()\"'`=,;|]{1,200}\Z")
 class Envelope:
     """Which keys hold what. Without `name` keys, each key is a name and its value the arguments.
 
-    `bare` is for formats without an opening marker, where any JSON could be meant as an answer:
+    `bare` is for formats without an opening marker, where JSON may also be plain output:
     a call must then have arguments, and name a tool that was offered.
     """
 
@@ -303,5 +303,5 @@ class _EnvelopeDecoder:
 
 
 def _scalar(text: str) -> object:
-    """A string or a number; nothing else is ever asked for, however deep it is nested."""
+    """A string or a number; other values are never needed, however deep they are nested."""
     return json.loads(text) if text[:1] not in ("{", "[") else None

@@ -1,4 +1,4 @@
-"""Forms as rules: what GBNF, the notation of llama.cpp, and xgrammar's EBNF have in common.
+"""Grammars as rules: what GBNF, the notation of llama.cpp, and xgrammar's EBNF have in common.
 
 Names and literals come from users: they are only ever written between quotes, escaped.
 """
@@ -22,14 +22,14 @@ _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t", '"': r"\"", "\\": "\\\\"}
 
 
 class RuleWriter(ABC):
-    """Writes a form without markers. The notations differ in two things, `token` and `free`."""
+    """Write a grammar without markers. The notations differ in two things, `token` and `free`."""
 
-    def __init__(self, form: GrammarSpec) -> None:
-        self._rules = form.rules.nodes
+    def __init__(self, spec: GrammarSpec) -> None:
+        self._rules = spec.rules.nodes
         self._free: dict[FreeText, str] = {}
         self._todo: list[str] = []
         self.lines: dict[str, str] = {"root": ""}
-        self.lines["root"] = self.expression(form.root)
+        self.lines["root"] = self.expression(spec.root)
 
     def text(self) -> str:
         """The grammar's text: the root first, every rule that it needs once."""

@@ -1,4 +1,4 @@
-"""Bodies as forms: whole calls as JSON or Python, arguments as JSON."""
+"""Grammars of bodies: whole calls as JSON or Python, arguments as JSON."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A family's table run backwards once more: where the writer writes a call, its grammar."""
+"""The grammar of calls, generated from a family's table as the writer writes them."""
 
 from collections.abc import Sequence as Many
 

@@ -1,4 +1,4 @@
-"""A custom tool's own grammar: the part of Lark that such tools use, as a form.
+"""A custom tool's own grammar: the subset of Lark that such tools use.
 
 Rules and terminals alike become rules; they are about characters. What is beyond this (`%ignore`,
 flags, look-around, left recursion) is not enforced. The text is written as a family writes
@@ -81,11 +81,11 @@ class _Grammar:
             raise UnsupportedPattern
         if name not in self._names:
             rule = self._names[name] = self._rules.reserve("lark")
-            held, self._tokens = self._tokens, list(_tokens(self._definitions[name]))[::-1]
+            saved, self._tokens = self._tokens, list(_tokens(self._definitions[name]))[::-1]
             node = self._options()
             if self._tokens:
                 raise UnsupportedPattern
-            self._tokens = held
+            self._tokens = saved
             self._nodes[rule] = node
             self._rules.define(rule, node)
         return Ref(self._names[name])
@@ -102,10 +102,12 @@ class _Grammar:
         while self._tokens and self._tokens[-1] not in (("mark", c) for c in "|)]"):
             part = self._part(*self._tokens.pop())
             if self._tokens and self._tokens[-1][0] == "times":
-                least, most = {"?": (0, 1), "*": (0, None), "+": (1, None)}[self._tokens.pop()[1]]
-                if may_be_empty(part) and most is None:
+                min_count, max_count = {"?": (0, 1), "*": (0, None), "+": (1, None)}[
+                    self._tokens.pop()[1]
+                ]
+                if may_be_empty(part) and max_count is None:
                     raise UnsupportedPattern
-                part = repeat(part, least, most)
+                part = repeat(part, min_count, max_count)
             parts.append(part)
         return sequence(*parts)
 

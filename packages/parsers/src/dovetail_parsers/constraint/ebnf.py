@@ -1,4 +1,4 @@
-"""Forms in the EBNF of xgrammar: GBNF with tokens by id, and with a word for free text.
+"""Grammars in xgrammar's EBNF: GBNF with tokens by id, and with a keyword for free text.
 
 A token matches its characters there too, so that free text must not hold a marker's spelling.
 """
@@ -19,8 +19,8 @@ from dovetail_parsers.constraint.nodes import (
 )
 
 
-def write_ebnf(form: GrammarSpec) -> str:
-    return _EbnfWriter(form).text()
+def write_ebnf(spec: GrammarSpec) -> str:
+    return _EbnfWriter(spec).text()
 
 
 class _EbnfWriter(RuleWriter):
@@ -61,6 +61,6 @@ def _non_overlapping(stop: str) -> str:
     return stop[: len(stop) - border]
 
 
-def write_structural_tag(form: GrammarSpec) -> str:
-    grammar = {"type": "grammar", "grammar": write_ebnf(form)}
+def write_structural_tag(spec: GrammarSpec) -> str:
+    grammar = {"type": "grammar", "grammar": write_ebnf(spec)}
     return json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Forms in GBNF, the notation of llama.cpp. Free text is an automaton, a rule for each state."""
+"""Grammars in GBNF, the notation of llama.cpp. Free text is an automaton, a rule per state."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from dovetail_parsers.constraint.nodes import FreeText, GrammarSpec, Token
 class AutomatonState:
     """`moves` leads on, character by character; every other character leads to the first state.
 
-    A move to None ends the text: a stop is complete. A character in `dead` is not allowed.
+    A move to None ends the text: a stop is complete. A character in `forbidden` is not allowed.
     """
 
     moves: dict[str, int | None]
@@ -41,22 +41,22 @@ def _state(
     prefix: str, alphabet: list[str], numbers: dict[str, int], free: FreeText
 ) -> AutomatonState:
     moves: dict[str, int | None] = {}
-    dead: set[str] = set()
+    forbidden: set[str] = set()
     for char in alphabet:
         read = prefix + char
         if read.endswith(free.never):
-            dead.add(char)
+            forbidden.add(char)
         elif read.endswith(free.stops):
             moves[char] = None
         else:
             target = next(numbers[read[i:]] for i in range(len(read) + 1) if read[i:] in numbers)
             if target:
                 moves[char] = target
-    return AutomatonState(moves, frozenset(dead))
+    return AutomatonState(moves, frozenset(forbidden))
 
 
-def write_gbnf(form: GrammarSpec) -> str:
-    return _GbnfWriter(form).text()
+def write_gbnf(spec: GrammarSpec) -> str:
+    return _GbnfWriter(spec).text()
 
 
 class _GbnfWriter(RuleWriter):

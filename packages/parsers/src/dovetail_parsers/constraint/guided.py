@@ -1,4 +1,4 @@
-"""Guided decoding: what a request demands of the output, as a grammar for the engine."""
+"""Guided decoding: the constraints of a request as a grammar for the engine."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
@@ -39,7 +39,7 @@ _WRITERS: Mapping[str, Callable[[GrammarSpec], str]] = {
 
 @dataclass(frozen=True)
 class GuidedGrammar:
-    """A grammar in a notation. `notes` say what it could not demand, for the client to see."""
+    """A grammar in one syntax. `notes` list constraints it does not enforce, for the client."""
 
     syntax: Syntax
     text: str
@@ -58,13 +58,14 @@ def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes
     syntax: Syntax = "gbnf",
     tokens: Mapping[str, int] = _NO_TOKENS,
 ) -> GuidedGrammar | None:
-    """The grammar that the output must follow, or None where nothing is demanded of it.
+    """Build the grammar that the output must follow, or None for a request without constraints.
 
-    `in_reasoning`: the prompt ended inside an open thought. `thinks`: the model may open one.
+    `in_reasoning`: the prompt ended inside an open reasoning span.
+    `allow_reasoning`: the model may open one.
     `tokens`: the spelling and the id of every control token of the vocabulary; a marker that is
     one has to be written as that token. The same request gives the same text. Raises
     `InvalidRequest` for a choice that the tools cannot meet, `Unsupported` for a family that has
-    no grammar, or a notation that is unknown.
+    no grammar, or an unknown syntax.
     """
     if syntax not in _WRITERS:
         raise Unsupported(f"no grammar can be written as {syntax!r}")
@@ -105,7 +106,7 @@ def _is_constrained(specs: tuple[ToolSpec, ...], choice: ToolChoice, output: Out
 
 
 class _OutputGrammar:
-    """Puts an output together out of the parts of a layout."""
+    """Compose the grammar of an output from the parts of a layout."""
 
     __slots__ = ("_allow_reasoning", "_in_reasoning", "_layout", "_rules")
 
@@ -128,14 +129,16 @@ class _OutputGrammar:
             return self._layout.prose(
                 calls, tool_choice.parallel, self._in_reasoning, self._allow_reasoning
             )
-        answer = self._layout.answer(self._json(output))
-        return sequence(self._reasoning(), answer if calls is None else one_of(calls, answer))
+        structured = self._layout.structured_output(self._json(output))
+        return sequence(
+            self._reasoning(), structured if calls is None else one_of(calls, structured)
+        )
 
     def _reasoning(self) -> Node:
         return self._layout.reasoning(self._in_reasoning, self._allow_reasoning)
 
     def _json(self, output: OutputFormat) -> Node:
-        """The visible answer as JSON: any object, or what the schema says."""
+        """Visible output as JSON: any object, or what the schema allows."""
         if output.kind == "json_object" or output.schema is None:
             return ValueGrammar({}, JSON, self._rules).option(TypedOption("object", {}))
         return ValueGrammar(output.schema, JSON, self._rules).value(output.schema)

@@ -1,4 +1,4 @@
-"""Keywords of schemas that bound numbers and strings, and those that no grammar here expresses."""
+"""Schema keywords that bound numbers and strings, and those that no grammar here enforces."""
 
 from math import ceil, floor
 
@@ -36,9 +36,9 @@ def integer_bounds(schema: Schema) -> tuple[int | None, int | None]:
     """The least and the greatest integer. Bounds that are no numbers, or huge, are none."""
     low = _read_bounds(schema, "minimum", "exclusiveMinimum")
     high = _read_bounds(schema, "maximum", "exclusiveMaximum")
-    least = [floor(value) + 1 if strict else ceil(value) for value, strict in low]
-    most = [ceil(value) - 1 if strict else floor(value) for value, strict in high]
-    return max(least, default=None), min(most, default=None)
+    lower = [floor(value) + 1 if strict else ceil(value) for value, strict in low]
+    upper = [ceil(value) - 1 if strict else floor(value) for value, strict in high]
+    return max(lower, default=None), min(upper, default=None)
 
 
 def is_bounded(schema: Schema) -> bool:
@@ -63,8 +63,8 @@ def is_only_non_negative(schema: Schema) -> bool:
 
 def requires_non_empty(schema: Schema) -> bool:
     """Whether a string must not be empty."""
-    least = schema.get("minLength")
-    return isinstance(least, int) and least > 0
+    min_length = schema.get("minLength")
+    return isinstance(min_length, int) and min_length > 0
 
 
 def unenforced_lengths(schema: Schema) -> list[str]:

@@ -1,4 +1,4 @@
-"""Forms in Lark, as llguidance reads it.
+"""Grammars in Lark, as llguidance reads it.
 
 That engine splits text into terminals before it looks at rules, and never goes back. So all
 that can be one regular expression is one terminal, however long: only tokens and schemas that
@@ -32,22 +32,22 @@ _ANY = "/(?s:.*)/"
 _SOME = "/(?s:.+)/"
 
 
-def write_lark(form: GrammarSpec) -> str:
-    return _LarkWriter(form).text()
+def write_lark(spec: GrammarSpec) -> str:
+    return _LarkWriter(spec).text()
 
 
 class _LarkWriter:
     __slots__ = ("_free", "_irregular", "_lazy", "_lines", "_rules", "_terminals", "_todo")
 
-    def __init__(self, form: GrammarSpec) -> None:
-        self._rules = form.rules.nodes
-        self._lazy = any(_holds_token(node) for node in (form.root, *self._rules.values()))
+    def __init__(self, spec: GrammarSpec) -> None:
+        self._rules = spec.rules.nodes
+        self._lazy = any(_holds_token(node) for node in (spec.root, *self._rules.values()))
         self._irregular = _irregular(self._rules, self._lazy)
         self._free: dict[FreeText, str] = {}
         self._terminals: dict[Node, str] = {}
         self._todo: list[str] = []
         self._lines: dict[str, str] = {"start": ""}
-        self._lines["start"] = self._rule(form.root)
+        self._lines["start"] = self._rule(spec.root)
 
     def text(self) -> str:
         while self._todo:

@@ -1,4 +1,4 @@
-"""What may stand where in an output: thoughts, prose, calls, an answer of a given form."""
+"""The layouts of outputs as grammars: reasoning, prose, calls, structured output."""
 
 from collections.abc import Sequence as Many
 from typing import Protocol
@@ -22,31 +22,34 @@ from dovetail_parsers.constraint.nodes import (
 )
 from dovetail_parsers.grammar import Channel, Grammar
 
-#: Framing between a thought and what follows it. Bounded: models get lost in white space.
+#: Framing between reasoning and what follows it. Bounded: models can repeat white space forever.
 GAP = repeat(text("\n"), 0, 2)
 _WHITESPACE = " \t\r\n"
 
 
 class OutputLayout(Protocol):
-    """A family's output. `in_reasoning`: the prompt ended inside an open thought."""
+    """Grammars for the parts of a family's output.
+
+    `in_reasoning`: the prompt ended inside an open reasoning span.
+    """
 
     def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
-        """The thought before the answer, if the model thinks."""
+        """The reasoning span before visible output, if the model may write one."""
 
     def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
         """One call, or several."""
 
-    def answer(self, form: Node) -> Node:
-        """A visible answer of this form."""
+    def structured_output(self, form: Node) -> Node:
+        """Visible output that follows this grammar."""
 
     def prose(
         self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool
     ) -> Node:
-        """Whatever the model likes, but calls only as given, or none."""
+        """Free output, with calls only as given, or with none."""
 
 
 class TableLayout:
-    """The layout of a family whose thoughts and calls are tables."""
+    """The layout of a family whose reasoning and calls are described by tables."""
 
     __slots__ = ("_openers", "_rules", "_starts", "_table")
 
@@ -62,21 +65,21 @@ class TableLayout:
             if modes[edge.mode].channel is not Channel.TEXT
         ]
         self._openers = tuple(dict.fromkeys(mark for mark, edge in edges if not edge.peek))
-        # Where an answer may begin with a call that no marker announces: its first character.
+        # Where output may begin with a call that no marker announces: its first character.
         self._starts = "".join(dict.fromkeys(mark[0] for mark, edge in edges if edge.peek))
 
     def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
         form = self._table.reasoning
         if form is None or not (in_reasoning or allow_reasoning):
             return EMPTY
-        # a call or a frame inside a thought would end it, so the thought ends before
+        # a call or a frame inside reasoning would end it, so reasoning ends before
         others = (
             mark for mark in self._table.states["reasoning"].edges if mark not in form.closers
         )
-        thought = FreeText(stops=form.closers, never=tuple(others))
+        span = FreeText(stops=form.closers, never=tuple(others))
         if in_reasoning:
-            return sequence(thought, GAP)
-        return optional(sequence(marker(form.openers[0]), thought, GAP))
+            return sequence(span, GAP)
+        return optional(sequence(marker(form.openers[0]), span, GAP))
 
     def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
         table = self._table
@@ -84,7 +87,7 @@ class TableLayout:
             raise Unsupported("guided tool calls need a tool parser, and this model has none")
         return CallGrammar(table.name, table.tools, table.entry, self._rules).build(tools, parallel)
 
-    def answer(self, form: Node) -> Node:
+    def structured_output(self, form: Node) -> Node:
         reasoning = self._table.reasoning
         frames = [marker(mark) for mark in reasoning.frames] if reasoning else []
         frame = optional(sequence(choice(*frames), GAP)) if frames else EMPTY
@@ -98,11 +101,11 @@ class TableLayout:
         if not self._starts:
             if calls is None:
                 return free
-            said = sequence(*self._until(calls))
-            return sequence(repeat(said), free) if parallel else choice(said, free)
-        said = FreeText(never=self._openers, not_first=self._starts + _WHITESPACE)
+            up_to_calls = sequence(*self._until(calls))
+            return sequence(repeat(up_to_calls), free) if parallel else choice(up_to_calls, free)
+        plain = FreeText(never=self._openers, not_first=self._starts + _WHITESPACE)
         begin = self.reasoning(in_reasoning, allow_reasoning)
-        return sequence(begin, said if calls is None else choice(calls, said))
+        return sequence(begin, plain if calls is None else choice(calls, plain))
 
     def _until(self, calls: Node) -> tuple[Node, ...]:
         """Text that ends where the calls begin: with their first marker, and then the rest."""

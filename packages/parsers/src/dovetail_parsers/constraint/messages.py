@@ -1,8 +1,8 @@
-"""Families that write messages with headers: thoughts, text and calls each in one of their own.
+"""Families that write messages with headers: reasoning, text and calls, each in its own message.
 
-Their headers cannot be run backwards, so what their writers write stands here once more; a test
-holds the two together. The last message's end may be missing: it is the token that ends the
-turn, which engines keep to themselves.
+Their headers cannot be generated from the tables, so they are repeated here; a test compares
+them with what the families' writers write. The last message's end may be missing: it is the
+token that ends the turn, which engines do not return.
 """
 
 from collections.abc import Sequence as Many
@@ -78,6 +78,8 @@ MESSAGE_FORMATS = {
 
 
 class MessageLayout:
+    """The layout of a family that writes messages with headers."""
+
     __slots__ = ("_format", "_rules", "_table")
 
     def __init__(self, table: Grammar, rules: Rules) -> None:
@@ -101,7 +103,7 @@ class MessageLayout:
         between = sequence(marker(self._format.call_end), self._join())
         return sequence(one, repeat(sequence(between, one)), last)
 
-    def answer(self, form: Node) -> Node:
+    def structured_output(self, form: Node) -> Node:
         return sequence(marker(self._format.text), form, self._last())
 
     def prose(

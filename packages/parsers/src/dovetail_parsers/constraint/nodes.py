@@ -1,6 +1,6 @@
-"""What an output must look like, before it is spelled in an engine's notation.
+"""Grammars of outputs, before they are written in an engine's notation.
 
-A form is a context-free grammar with two additions that engines spell differently: text that
+A grammar is context-free, with two additions that engines spell differently: text that
 runs up to a marker, and literals that are markers (special tokens, in many vocabularies).
 Everything is a frozen value, so equal parts are found to be equal and written once.
 """
@@ -51,7 +51,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`most` is None where there is no limit."""
+    """`max_count` is None where there is no limit."""
 
     part: "Node"
     min_count: int

@@ -159,13 +159,15 @@ class PatternReader:
         if not char or char not in "*+?{":
             return part
         self._at += 1
-        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char) or self._counts()
+        min_count, max_count = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(
+            char
+        ) or self._counts()
         lazy_or_twice = self._peek() and self._peek() in "?+*{"
         if lazy_or_twice or may_be_empty(part):  # engines refuse to repeat nothing
             raise UnsupportedPattern
-        if max(least, most or 1) * _weight(part) > _MAX_WEIGHT:
+        if max(min_count, max_count or 1) * _weight(part) > _MAX_WEIGHT:
             raise UnsupportedPattern
-        return self.repeated(part, least, most)
+        return self.repeated(part, min_count, max_count)
 
     def repeated(self, part: Node, min_count: int, max_count: int | None) -> Node:
         return repeat(part, min_count, max_count)
@@ -176,10 +178,12 @@ class PatternReader:
         if end < 0 or not low.isdigit() or not (high.isdigit() or not high):
             raise UnsupportedPattern
         self._at = end + 1
-        least, most = int(low), int(high) if high else None if comma else int(low)
-        if max(least, most or 0) > _MAX_REPETITIONS or (most is not None and most < least):
+        min_count, max_count = int(low), int(high) if high else None if comma else int(low)
+        if max(min_count, max_count or 0) > _MAX_REPETITIONS or (
+            max_count is not None and max_count < min_count
+        ):
             raise UnsupportedPattern
-        return least, most
+        return min_count, max_count
 
 
 def may_be_empty(node: Node) -> bool:

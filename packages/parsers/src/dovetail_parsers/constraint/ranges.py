@@ -9,16 +9,16 @@ def integer_between(low: int | None, high: int | None) -> Node | None:
     """The integers from `low` to `high`, written as JSON does; None if there are none."""
     ways: list[Node] = []
     if low is None or low < 0:
-        least = 1 if high is None or high >= 0 else -high
-        most = None if low is None else -low
-        if most is None or most >= least:
-            ways.append(sequence(text("-"), _counting(least, most)))
+        smallest = 1 if high is None or high >= 0 else -high
+        largest = None if low is None else -low
+        if largest is None or largest >= smallest:
+            ways.append(sequence(text("-"), _counting(smallest, largest)))
     if (low is None or low <= 0) and (high is None or high >= 0):
         ways.append(text("0"))
     if high is None or high > 0:
-        least = max(1, low or 1)
-        if high is None or high >= least:
-            ways.append(_counting(least, high))
+        smallest = max(1, low or 1)
+        if high is None or high >= smallest:
+            ways.append(_counting(smallest, high))
     return choice(*ways) if ways else None
 
 

@@ -1,4 +1,4 @@
-"""A tool's JSON schema as a form, in the notation in which a family writes values.
+"""A tool's JSON schema as a grammar, in the notation in which a family writes values.
 
 Properties come in the order in which the schema names them; only those, where it names any.
 What a grammar cannot say is left to the model, and noted.
@@ -57,7 +57,7 @@ _OPEN = TypedOption("object", {})
 
 
 class ValueGrammar:
-    """Forms of the values under one root schema, in one notation."""
+    """Grammars of the values under one root schema, in one notation."""
 
     __slots__ = ("_cache", "_count", "_notation", "_reader", "rules")
 
@@ -223,10 +223,10 @@ class ValueGrammar:
             return self._tuple(first, schema, depth)
         items = schema.get("items")
         item = self.value(items, depth + 1) if isinstance(items, Mapping) else self.any_value()
-        least, most = _limit(schema.get("minItems")) or 0, _limit(schema.get("maxItems"))
-        if most is not None and most < least:
-            most = None
-        return sequence(text("["), self._list(item, least, most), text("]"))
+        min_items, max_items = _limit(schema.get("minItems")) or 0, _limit(schema.get("maxItems"))
+        if max_items is not None and max_items < min_items:
+            max_items = None
+        return sequence(text("["), self._list(item, min_items, max_items), text("]"))
 
     def _tuple(self, first: "list[Any] | tuple[Any, ...]", schema: Schema, depth: int) -> Node:
         """All of the first items; more only where the schema says what they are."""

@@ -1,4 +1,4 @@
-"""Forms of schemas that may be met again inside themselves."""
+"""A cache of the grammars of schemas, which may refer to themselves."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from dovetail_parsers.constraint.nodes import Node, Ref, Rules
 
 
 class SchemaFormCache:
-    """Forms by their schema's identity. The schema is kept with its form, so that it stays one."""
+    """Grammars by the identity of their schema, which is stored too so that its id stays unique."""
 
     __slots__ = ("_forms", "_rules")
 

@@ -58,8 +58,10 @@ class JsonStringStyle:
         elif any(low < c < high for low, high in chars.ranges for c in '"\\\x1f'):
             raise UnsupportedPattern
         else:
-            kept = tuple(pair for pair in chars.ranges if pair[0] >= " " and pair[0] not in '"\\')
-            plain = Chars(kept)
+            plain_ranges = tuple(
+                pair for pair in chars.ranges if pair[0] >= " " and pair[0] not in '"\\'
+            )
+            plain = Chars(plain_ranges)
         ways = [*([plain] if plain.ranges else []), *map(self.literal, escaped)]
         return choice(*ways)
 

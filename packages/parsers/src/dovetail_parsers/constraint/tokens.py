@@ -1,8 +1,8 @@
-"""Markers that are tokens of the vocabulary, in a form.
+"""Replace markers in a grammar by the tokens of the vocabulary.
 
 In many vocabularies `<tool_call>` is a token of its own, and that token is what a model was
 trained to write; a parser may take the same characters, spelled out, for prose. So where a
-marker holds a token, the form asks for the token. Free text holds neither the token nor its
+marker holds a token, the grammar requires the token. Free text holds neither the token nor its
 spelling: engines disagree on whether a token matches the characters that it stands for.
 """
 
@@ -26,13 +26,13 @@ from dovetail_parsers.constraint.nodes import (
 )
 
 
-def resolve_markers(form: GrammarSpec, tokens: Mapping[str, int]) -> GrammarSpec:
-    """The form without markers: tokens where they are any, else characters."""
+def resolve_markers(spec: GrammarSpec, tokens: Mapping[str, int]) -> GrammarSpec:
+    """The grammar without markers: tokens where the vocabulary has them, else characters."""
     resolver = _MarkerResolver(tokens)
     rules = Rules(
-        {name: resolver.node(node) for name, node in form.rules.nodes.items()}, form.rules.notes
+        {name: resolver.node(node) for name, node in spec.rules.nodes.items()}, spec.rules.notes
     )
-    return GrammarSpec(resolver.node(form.root), rules)
+    return GrammarSpec(resolver.node(spec.root), rules)
 
 
 class _MarkerResolver:

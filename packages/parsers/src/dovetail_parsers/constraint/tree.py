@@ -1,4 +1,4 @@
-"""Arguments as a tree of tags, as a form. An object without named properties is JSON in a tag."""
+"""The grammar of arguments as a tree of tags; an object without named properties is JSON."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Ways through a family's table, as forms: the writer's ways, with holes where it has values."""
+"""Paths through a family's table as grammars: the writer's paths, with gaps for values."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,6 +1,6 @@
 """gpt-oss (harmony): messages with a header; the channel in it says what the message is.
 
-`analysis` is thought, `final` and a `commentary` without recipient are text, a recipient
+`analysis` is reasoning, `final` and a `commentary` without recipient are text, a recipient
 `functions.NAME` makes the message a call.
 """
 

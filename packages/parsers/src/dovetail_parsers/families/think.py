@@ -1,4 +1,4 @@
-"""Thoughts between `<think>` tags: the common form. The opener may stand in the prompt."""
+"""Reasoning between `<think>` tags: the common form. The opener may be part of the prompt."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

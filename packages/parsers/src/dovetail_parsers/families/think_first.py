@@ -1,4 +1,4 @@
-"""`<think>` again, for models that think from the first token: their prompt opens the thought."""
+"""`<think>` for models that reason from the first token: their prompt contains the opener."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

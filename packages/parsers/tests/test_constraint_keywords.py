@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from gbnf_reader import Gbnf, read
+from grammar_matchers import READERS, accepts
+from guided_requests import BY_NAME
 from hypothesis import given
 from hypothesis import strategies as st
-from matchers import READERS, accepts
-from test_constraint import BY_NAME
-from vocabulary import encode, vocabulary_of
+from vocabularies import encode, vocabulary_of
 
 from dovetail_model import OutputFormat, ToolCallBlock, ToolChoice, ToolSpec
 from dovetail_parsers import GuidedGrammar, build_guided_grammar, write_message

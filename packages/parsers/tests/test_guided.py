@@ -1,4 +1,4 @@
-"""Grammars of all families: what the writer writes is accepted, what breaks a demand is not."""
+"""Grammars of all families: what the writer writes is accepted, violations are not."""
 
 import json
 from functools import cache
@@ -6,11 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from casebook import TOOLS
 from gbnf_reader import Gbnf, read
-from generated import calls
+from generated_outputs import calls
+from guided_requests import (
+    BOOK,
+    BY_NAME,
+    CANCEL,
+    GOOD,
+    OFFERED,
+    ONE,
+    REASONING_FAMILIES,
+    REQUIRED,
+    call,
+    matches_schema,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parser_cases import TOOLS
 
 from dovetail_model import (
     InvalidRequest,
@@ -22,42 +34,11 @@ from dovetail_model import (
     ToolChoice,
     Unsupported,
 )
-from dovetail_parsers import build_guided_grammar, families, parse, write_message
+from dovetail_parsers import build_guided_grammar, parse, write_message
 from dovetail_parsers.family import Family
 
-BY_NAME = {family.name: family for family in families() if family.tools}
 EACH = pytest.mark.parametrize("name", BY_NAME)
 SETTINGS = settings(max_examples=12)
-
-REQUIRED = ToolChoice("required")
-ONE = ToolChoice("required", parallel=False)
-
-BOOK: dict[str, Any] = {
-    "name": "book",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer"},
-            "seat": {"enum": ["aisle", "window"]},
-            "meals": {"type": "array", "items": {"type": "string"}},
-            "guest": {
-                "type": "object",
-                "properties": {"name": {"type": "string"}, "age": {"type": "number"}},
-                "required": ["name"],
-            },
-            "rush": {"type": "boolean"},
-        },
-        "required": ["city", "seat"],
-    },
-}
-CANCEL: dict[str, Any] = {
-    "name": "cancel",
-    "parameters": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]},
-}
-PATCH: dict[str, Any] = {"type": "custom", "custom": {"name": "apply_patch"}}
-OFFERED = [BOOK, CANCEL, PATCH]
-GOOD = {"city": "Paris", "days": 3, "seat": "aisle", "guest": {"name": "Ann"}, "rush": True}
 
 
 def text_of(family: Family, tools: list[Any], choice: ToolChoice, **more: Any) -> str | None:
@@ -68,14 +49,14 @@ def text_of(family: Family, tools: list[Any], choice: ToolChoice, **more: Any) -
 
 
 @cache
-def grammar(name: str, choice: ToolChoice, inside: bool = False, thinks: bool = True) -> Gbnf:
-    found = text_of(BY_NAME[name], OFFERED, choice, in_reasoning=inside, thinks=thinks)
+def grammar(
+    name: str, choice: ToolChoice, inside: bool = False, allow_reasoning: bool = True
+) -> Gbnf:
+    found = text_of(
+        BY_NAME[name], OFFERED, choice, in_reasoning=inside, allow_reasoning=allow_reasoning
+    )
     assert found is not None
     return read(found)
-
-
-def call(arguments: dict[str, Any], name: str = "book") -> ToolCallBlock:
-    return ToolCallBlock("", name, json.dumps(arguments))
 
 
 def in_order(call: ToolCallBlock) -> ToolCallBlock:
@@ -98,7 +79,7 @@ def _in_order(value: Any, schema: dict[str, Any]) -> Any:
 
 
 @cache
-def casebook_grammar(name: str) -> Gbnf:
+def case_tools_grammar(name: str) -> Gbnf:
     found = text_of(BY_NAME[name], TOOLS, REQUIRED)
     assert found is not None
     return read(found)
@@ -112,7 +93,7 @@ def test_what_is_written_is_accepted(name: str, data: st.DataObject) -> None:
     blocks: list[OutputBlock] = data.draw(st.lists(calls().map(in_order), min_size=1, max_size=3))
     if family.reasoning_parser and data.draw(st.booleans()):
         blocks.insert(0, ReasoningBlock("So <b>{[what] is</b> asked?\n"))
-    assert casebook_grammar(name).accepts(write_message(blocks, family))
+    assert case_tools_grammar(name).accepts(write_message(blocks, family))
 
 
 @EACH
@@ -134,27 +115,7 @@ def test_what_is_accepted_is_read_as_calls(name: str, data: st.DataObject) -> No
     made = [block for block in message.blocks if block.type == "tool_call"]
     assert made
     assert {block.type for block in message.blocks} <= {"reasoning", "tool_call"}
-    assert all(block.complete and _fits(block) for block in made), text
-
-
-def _fits(block: ToolCallBlock) -> bool:
-    if block.custom:
-        return block.name == "apply_patch"
-    value = json.loads(block.arguments)
-    if block.name == "cancel":
-        return list(value) == ["id"] and type(value["id"]) is int
-    guest = value.get("guest", {"name": ""})
-    return (
-        block.name == "book"
-        and type(value["city"]) is str
-        and type(value.get("days", 0)) is int
-        and value["seat"] in ("aisle", "window")
-        and all(type(meal) is str for meal in value.get("meals", []))
-        and type(guest["name"]) is str
-        and type(guest.get("age", 0)) in (int, float)
-        and type(value.get("rush", True)) is bool
-        and value.keys() <= BOOK["parameters"]["properties"].keys()
-    )
+    assert all(block.complete and matches_schema(block) for block in made), text
 
 
 @EACH
@@ -212,17 +173,14 @@ def test_one_call_where_one_is_allowed(name: str) -> None:
     assert grammar(name, ONE).accepts(write_message([call(GOOD)], family))
 
 
-THINKERS = [name for name, family in BY_NAME.items() if family.reasoning_parser]
-
-
-@pytest.mark.parametrize("name", THINKERS)
-def test_a_thought_may_come_first_and_an_open_one_is_closed(name: str) -> None:
+@pytest.mark.parametrize("name", REASONING_FAMILIES)
+def test_reasoning_may_come_first_and_open_reasoning_is_closed(name: str) -> None:
     family = BY_NAME[name]
-    thought = ReasoningBlock("They want a seat.")
-    with_thought = write_message([thought, call(GOOD)], family)
-    assert grammar(name, REQUIRED).accepts(with_thought)
-    assert not grammar(name, REQUIRED, thinks=False).admits(with_thought)
-    rest = with_thought[with_thought.index("They") :]
+    reasoning = ReasoningBlock("They want a seat.")
+    with_reasoning = write_message([reasoning, call(GOOD)], family)
+    assert grammar(name, REQUIRED).accepts(with_reasoning)
+    assert not grammar(name, REQUIRED, allow_reasoning=False).admits(with_reasoning)
+    rest = with_reasoning[with_reasoning.index("They") :]
     assert grammar(name, REQUIRED, inside=True).accepts(rest)
     assert not grammar(name, REQUIRED, inside=True).accepts("They want a seat.")
 
@@ -257,7 +215,7 @@ def test_no_call_where_none_is_allowed(name: str) -> None:
 
 
 @EACH
-def test_the_answer_is_json(name: str) -> None:
+def test_visible_output_is_json(name: str) -> None:
     family = BY_NAME[name]
     output = OutputFormat("json_schema", schema=CANCEL["parameters"])
     alone = text_of(family, OFFERED, ToolChoice("none"), output=output)
@@ -290,13 +248,13 @@ def test_the_same_request_gives_the_same_text_of_bounded_size(name: str) -> None
     assert len(grown) < len(first) + 100 * 700
 
 
-def test_nothing_is_demanded() -> None:
+def test_request_without_constraints_has_no_grammar() -> None:
     assert build_guided_grammar("hermes", "qwen3", tools=OFFERED, in_reasoning=False) is None
     none = ToolChoice("none")
     assert build_guided_grammar("hermes", None, tools=[], choice=none, in_reasoning=False) is None
 
 
-def test_what_cannot_be_met_is_refused() -> None:
+def test_impossible_choice_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="nobody"):
         build_guided_grammar(
             "hermes", None, tools=OFFERED, choice=ToolChoice("named", "nobody"), in_reasoning=False

@@ -17,8 +17,8 @@ import pytest
 from dovetail_parsers import families
 from dovetail_parsers.registry import load_grammar
 
-FOLDER = Path(__file__).parents[3] / ".cache" / "tokenizers"
-LENT = "qwen3"
+FOLDER = Path(__file__).parents[4] / ".cache" / "tokenizers"
+BORROWED = "qwen3"
 END = {
     "qwen3": "<|im_end|>",
     "glm4_5": "<|user|>",
@@ -78,25 +78,25 @@ def vocabulary(name: str) -> Vocabulary:
 
 def vocabulary_of(name: str, *, markers: bool = True) -> Vocabulary:
     """The family's own vocabulary, or another one with its markers as tokens, or without."""
-    return vocabulary(OWN[name]) if name in OWN else lent(markers=markers)
+    return vocabulary(OWN[name]) if name in OWN else borrowed_vocabulary(markers=markers)
 
 
 @cache
-def lent(*, markers: bool) -> Vocabulary:
+def borrowed_vocabulary(*, markers: bool) -> Vocabulary:
     """A vocabulary in which the markers of all families are tokens, or none."""
-    base = vocabulary(LENT)
+    base = vocabulary(BORROWED)
     tables = [load_grammar(family.tool_parser, family.reasoning_parser) for family in families()]
     edges = {edge for table in tables for state in table.states.values() for edge in state.edges}
     names = sorted({token for edge in edges for token in _TOKEN.findall(edge)})
-    kept = {s: id for s, id in base.controls.items() if s.startswith("<|im_")}
+    controls = {s: id for s, id in base.controls.items() if s.startswith("<|im_")}
     spellings = [
-        b"" if spelling.decode("utf-8", "replace") in base.controls.keys() - kept else spelling
+        b"" if spelling.decode("utf-8", "replace") in base.controls.keys() - controls else spelling
         for spelling in base.spellings
     ]
     added = {name: len(spellings) + i for i, name in enumerate(names)} if markers else {}
     spellings += [name.encode() for name in added]
     title = f"{base.name} with{'' if markers else 'out'} markers"
-    return Vocabulary(title, tuple(spellings), kept | added, base.end)
+    return Vocabulary(title, tuple(spellings), controls | added, base.end)
 
 
 def encode(text: str, vocabulary: Vocabulary, random: Random | None = None) -> list[int]:
@@ -136,9 +136,9 @@ def _by_spelling(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 def _byte_level(vocab: dict[str, int]) -> dict[int, bytes]:
     """The tokens of a tokenizer that writes bytes as printable characters."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in kept]
-    byte_of = {chr(byte): byte for byte in kept}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable}
     byte_of |= {chr(256 + i): byte for i, byte in enumerate(others)}
     return {id: bytes(byte_of.get(char, 0) for char in token) for token, id in vocab.items()}
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from casebook import Case, check, load
+from parser_cases import Case, check, load
 
 from dovetail_model import Event, Message, fold
 from dovetail_parsers import families

@@ -66,8 +66,8 @@ class Gbnf:
                 continue
             options = self.rules[top]
             if len(text) + len(todo) > size:
-                least = min(_cost(way, self._costs) for way in options)
-                options = [way for way in options if _cost(way, self._costs) == least]
+                lowest_cost = min(_cost(way, self._costs) for way in options)
+                options = [way for way in options if _cost(way, self._costs) == lowest_cost]
             todo += reversed(random.choice(options))
         return "".join(text)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from matchers import Matcher
-from vocabulary import Vocabulary, encode
+from grammar_matchers import Matcher
+from vocabularies import Vocabulary, encode
 
 from dovetail_model import Event, ToolSpec
 from dovetail_parsers import Parser, markers

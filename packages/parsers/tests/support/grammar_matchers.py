@@ -1,4 +1,4 @@
-"""The engines' own matchers behind one face: what may come next, and whether it may end here.
+"""The engines' own matchers behind one interface: which tokens are allowed, and may it end.
 
 llguidance is small and always there. xgrammar needs torch: it runs in the interpreter that
 `DOVETAIL_VLLM_PYTHON` names.
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import llguidance
 import pytest
-from vocabulary import Vocabulary, encode
+from vocabularies import Vocabulary, encode
 
 #: Which matcher reads which notation.
 READERS = {"lark": "llguidance", "ebnf": "xgrammar", "structural_tag": "xgrammar"}
@@ -56,9 +56,9 @@ class Mask:
         for at in (*range(start, len(self._bits)), *range(start)):
             if self._bits[at]:
                 ids = [at * 8 + i for i in range(8) if self._bits[at] >> i & 1]
-                kept: list[int] = [id for id in ids if id < self._size and id not in never]
-                if kept:
-                    return random.choice(kept)
+                candidates: list[int] = [id for id in ids if id < self._size and id not in never]
+                if candidates:
+                    return random.choice(candidates)
         return None
 
 
@@ -110,22 +110,22 @@ class _Xgrammar:
         self._process = _worker()
         if vocabulary.name not in self._process.known:
             spellings = [spelling.decode("latin-1") for spelling in vocabulary.spellings]
-            self._process.ask("vocabulary", vocabulary.name, spellings, vocabulary.end)
+            self._process.call("vocabulary", vocabulary.name, spellings, vocabulary.end)
             self._process.known.add(vocabulary.name)
-        self._process.ask("begin", vocabulary.name, syntax, text)
+        self._process.call("begin", vocabulary.name, syntax, text)
 
     def allowed(self) -> Mask:
-        return Mask(base64.b64decode(self._process.ask("allowed")), self._size)
+        return Mask(base64.b64decode(self._process.call("allowed")), self._size)
 
     def take(self, *ids: int) -> bool:
-        return bool(self._process.ask("take", ids) == len(ids))
+        return bool(self._process.call("take", ids) == len(ids))
 
     def may_end(self) -> bool:
-        return bool(self._process.ask("may_end"))
+        return bool(self._process.call("may_end"))
 
 
 class _Process:
-    """The interpreter that has xgrammar, and the vocabularies that it was told."""
+    """The interpreter that has xgrammar, and the vocabularies that it received."""
 
     def __init__(self, python: str) -> None:
         command = [python, str(Path(__file__).with_name("xgrammar_worker.py"))]
@@ -135,15 +135,15 @@ class _Process:
         )
         atexit.register(self._end)
 
-    def ask(self, *request: Any) -> Any:
+    def call(self, *request: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        if len(answer) > 1:
-            raise ValueError(answer[1])
-        return answer[0]
+        response = json.loads(self._process.stdout.readline())
+        if len(response) > 1:
+            raise ValueError(response[1])
+        return response[0]
 
     def _end(self) -> None:
         assert self._process.stdin is not None
@@ -175,7 +175,7 @@ def _llguidance_tokens(vocabulary: Vocabulary) -> Any:
 
 
 class _Wrapper:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     is_tokenizer_wrapper = True
 

@@ -80,6 +80,6 @@ def test_the_sample_is_what_the_writer_writes(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_says_who_speaks_it(family: Family) -> None:
+def test_every_family_lists_its_models(family: Family) -> None:
     assert family.name in (*family.tool_names, *family.reasoning_names)
     assert family.name not in family.aliases

@@ -203,7 +203,7 @@ def test_reasoning_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REASONING_NAMES)
-def test_where_the_output_begins_when_nobody_knows(name: str) -> None:
+def test_default_start_of_the_output(name: str) -> None:
     first = parse("hello", reasoning_parser=name).blocks[0]
     inside = {n.replace("-", "_") for n in STARTS_INSIDE} | {
         "minimax",
@@ -252,7 +252,7 @@ def test_a_pair_that_does_not_fit_is_refused_with_the_pair_that_does() -> None:
         parse("", tool_parser="hermes", reasoning_parser="gpt_oss")
 
 
-def test_a_template_without_thoughts_gets_no_reasoning_parser() -> None:
+def test_template_without_reasoning_gets_no_reasoning_parser() -> None:
     plain = resolve_family("{{ '[TOOL_CALLS]' }}")
     thinking = resolve_family("{{ '[TOOL_CALLS]' }}{{ '[THINK]' }}{{ '[/THINK]' }}")
     assert plain is not None

@@ -1,6 +1,6 @@
-"""xgrammar in a process of its own, for it needs torch: one JSON request a line, one answer.
+"""xgrammar in its own process, since it needs torch: one JSON request per line, one response.
 
-Run by the interpreter that has it; see `matchers.py`.
+Run by the interpreter that has it; see `grammar_matchers.py`.
 """
 
 import base64
@@ -57,10 +57,10 @@ def main() -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
-            answer = [getattr(worker, name)(*arguments)]
+            response = [getattr(worker, name)(*arguments)]
         except Exception as error:  # whatever it is, the test is to see it
-            answer = [None, str(error)]
-        print(json.dumps(answer), flush=True)
+            response = [None, str(error)]
+        print(json.dumps(response), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,21 @@ from random import Random
 from typing import Any
 
 import pytest
-from matchers import READERS, accepts, matcher, reads
-from test_constraint import (
+from grammar_matchers import READERS, accepts, matcher, reads
+from guided_requests import (
     BOOK,
     BY_NAME,
     CANCEL,
     GOOD,
     OFFERED,
     ONE,
+    REASONING_FAMILIES,
     REQUIRED,
-    THINKERS,
-    _fits,
     call,
+    matches_schema,
 )
-from vocabulary import OWN, Vocabulary, encode, vocabulary_of
-from walks import read, walk
+from random_walks import read, walk
+from vocabularies import OWN, Vocabulary, encode, vocabulary_of
 
 from dovetail_model import (
     Diagnostic,
@@ -220,47 +220,47 @@ def test_what_would_break_an_engine_is_let_through_and_noted(
     assert at.takes(rules, [call({"x": value}, "t")])
 
 
-def test_the_bounds_that_libraries_write_are_kept() -> None:
-    most = 2**53 - 1
+def test_bounds_that_libraries_write_are_enforced() -> None:
+    bound = 2**53 - 1
     at = place("lark", "hermes", True)
-    rules, notes = bomb({"type": "integer", "minimum": -most, "maximum": most})
+    rules, notes = bomb({"type": "integer", "minimum": -bound, "maximum": bound})
     assert notes == ()
-    assert at.takes(rules, [call({"x": most}, "t")])
-    assert not at.takes(rules, [call({"x": most + 1}, "t")])
+    assert at.takes(rules, [call({"x": bound}, "t")])
+    assert not at.takes(rules, [call({"x": bound + 1}, "t")])
 
 
 @EVERYWHERE
-def test_prose_and_answers(syntax: str, name: str, markers: bool) -> None:
+def test_prose_and_structured_output(syntax: str, name: str, markers: bool) -> None:
     at = place(syntax, name, markers)
     auto = at.text([{**BOOK, "strict": True}], ToolChoice())
     assert at.takes(auto, [PROSE])
     assert at.takes(auto, [call(GOOD)])
     assert not at.takes(auto, [call({"city": "Paris"})])
-    at_most_one = at.text(OFFERED, ToolChoice(parallel=False))
-    assert at.takes(at_most_one, [PROSE])
-    assert at.takes(at_most_one, [call(GOOD)])
-    assert not at.takes(at_most_one, TWO)
+    single_call = at.text(OFFERED, ToolChoice(parallel=False))
+    assert at.takes(single_call, [PROSE])
+    assert at.takes(single_call, [call(GOOD)])
+    assert not at.takes(single_call, TWO)
     none = at.text(OFFERED, ToolChoice("none"))
     assert at.takes(none, [PROSE])
     assert not at.takes(none, [call(GOOD)])
     output = OutputFormat("json_schema", schema=CANCEL["parameters"])
-    answer = at.text(OFFERED, ToolChoice(), output=output)
-    assert at.takes(answer, [TextBlock('{"id": 7}')])
-    assert at.takes(answer, [call(GOOD)])
-    assert not at.takes(answer, [TextBlock('{"id": "x"}')])
+    structured = at.text(OFFERED, ToolChoice(), output=output)
+    assert at.takes(structured, [TextBlock('{"id": 7}')])
+    assert at.takes(structured, [call(GOOD)])
+    assert not at.takes(structured, [TextBlock('{"id": "x"}')])
     free = at.text([], ToolChoice(), output=OutputFormat("json_object"))
     assert at.takes(free, [TextBlock('{"a": [1, {"b": null}], "c": -1.5e3}')])
     assert not at.takes(free, [TextBlock("[1]")])
 
 
 @pytest.mark.parametrize(
-    ("syntax", "name", "markers"), [p for p in PLACES if p.values[1] in THINKERS]
+    ("syntax", "name", "markers"), [p for p in PLACES if p.values[1] in REASONING_FAMILIES]
 )
-def test_a_thought_comes_first(syntax: str, name: str, markers: bool) -> None:
+def test_reasoning_comes_first(syntax: str, name: str, markers: bool) -> None:
     at = place(syntax, name, markers)
     raw = write_message([SEAT, call(GOOD)], at.family)
     assert at.takes(at.text(OFFERED, REQUIRED), raw)
-    assert not at.takes(at.text(OFFERED, REQUIRED, thinks=False), raw, whole=False)
+    assert not at.takes(at.text(OFFERED, REQUIRED, allow_reasoning=False), raw, whole=False)
     inside = at.text(OFFERED, REQUIRED, in_reasoning=True)
     assert at.takes(inside, raw[raw.index("They") :])
     assert not at.takes(inside, "They want a seat.")
@@ -287,7 +287,7 @@ def test_whatever_is_done_under_the_masks_is_read_as_calls(
             made = [block for block in blocks if block.type == "tool_call"]
             assert made, raw
             assert {block.type for block in blocks} <= {"reasoning", "tool_call"}, raw
-            assert all(block.complete and _fits(block) for block in made), raw
+            assert all(block.complete and matches_schema(block) for block in made), raw
 
 
 @pytest.mark.parametrize("syntax", ["gbnf", *READERS])

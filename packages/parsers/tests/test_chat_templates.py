@@ -32,7 +32,7 @@ FOLDER = Path(
 TEMPLATES = sorted(FOLDER.glob("*.jinja"))
 pytestmark = pytest.mark.skipif(not TEMPLATES, reason="no folder of chat templates at hand")
 
-THOUGHT, TEXT, USER = "I weigh it: first A, then B.", "Let me look.", "What is the weather?"
+REASONING, TEXT, USER = "I weigh it: first A, then B.", "Let me look.", "What is the weather?"
 FIRST = {
     "city": 'Paris "the city"\nof é 🦜',
     "days": 3,
@@ -85,8 +85,8 @@ EXCUSED = {
     "NVIDIA-Nemotron-Nano-v2": "ends the turn between text and calls",
 }
 
-#: Writes text that accompanies calls into the channel for thoughts.
-TEXT_IS_THOUGHT = {"openai-gpt-oss-120b"}
+#: Writes text that accompanies calls into the reasoning channel.
+TEXT_IN_REASONING = {"openai-gpt-oss-120b"}
 
 
 class _Generation(Extension):
@@ -121,8 +121,8 @@ def _turn(strings: bool, calls: int) -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": TEXT,
-        "reasoning_content": THOUGHT,
-        "reasoning": THOUGHT,
+        "reasoning_content": REASONING,
+        "reasoning": REASONING,
         "tool_calls": [
             {
                 "id": f"call0000{i}",
@@ -194,8 +194,8 @@ def _opened(opening: str, output: str, form: ReasoningFormat | None) -> bool:
 def _expected(output: str, text_kind: str) -> list[object]:
     """What the template showed, in the order in which it showed it."""
     shown: list[tuple[int, object]] = []
-    if THOUGHT in output:
-        shown.append((output.index(THOUGHT), ("reasoning", THOUGHT)))
+    if REASONING in output:
+        shown.append((output.index(REASONING), ("reasoning", REASONING)))
     if TEXT in output:
         shown.append((output.index(TEXT), (text_kind, TEXT)))
     shown.append((output.index("Paris"), ("get_weather", FIRST)))
@@ -220,10 +220,10 @@ def test_a_rendered_turn_parses_to_itself(path: Path) -> None:
         tools=TOOLS,
         in_reasoning=_opened(opening, output, table.reasoning),
     )
-    text_kind = "reasoning" if path.stem in TEXT_IS_THOUGHT else "text"
+    text_kind = "reasoning" if path.stem in TEXT_IN_REASONING else "text"
     assert _seen(message) == _expected(output, text_kind)
     assert message.raw == output
 
 
 def test_every_excuse_names_a_template() -> None:
-    assert set(EXCUSED) | TEXT_IS_THOUGHT <= {path.stem for path in TEMPLATES}
+    assert set(EXCUSED) | TEXT_IN_REASONING <= {path.stem for path in TEMPLATES}

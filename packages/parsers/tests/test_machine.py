@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from casebook import TOOLS
+from parser_cases import TOOLS
 
 from dovetail_model import (
     CallArgs,
@@ -35,8 +35,8 @@ class Flow:
     end: list[str]
 
 
-def told(events: list[Event]) -> list[str]:
-    """Events in short: what they say, without raw text."""
+def summaries(events: list[Event]) -> list[str]:
+    """One line per event, without raw text."""
     return [line for line in map(_line, events) if line]
 
 
@@ -225,8 +225,8 @@ FLOWS = [
 def test_flow(flow: Flow) -> None:
     parser = Parser(flow.tool, flow.reasoning, tools=TOOLS, in_reasoning=False)
     for piece, expected in flow.steps:
-        assert told(parser.feed(piece)) == expected, piece
-    assert told(parser.finish()) == flow.end
+        assert summaries(parser.feed(piece)) == expected, piece
+    assert summaries(parser.finish()) == flow.end
 
 
 SPECIAL = {
@@ -260,7 +260,7 @@ def test_special_tokens_among_plain_text() -> None:
         ("<|tool_calls_section_end|>", True),
     ]:
         events += parser.feed(piece, special)
-    assert told(events + parser.finish()) == [
+    assert summaries(events + parser.finish()) == [
         "text Use `<|tool_call_begin|>`:",
         "end text",
         "open 0 get_time",

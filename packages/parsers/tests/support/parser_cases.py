@@ -1,9 +1,9 @@
-"""Reads the YAML cases. One file a family; every file is the oracle for all who implement it.
+"""Load the YAML cases: one file per family, the expected result for any implementation of it.
 
 A case gives the model's `text` and the `blocks` it must become:
 
     - text: visible text
-    - reasoning: a thought
+    - reasoning: a reasoning span
     - call: name                # with `args` (exact JSON text) or `json` (compared as JSON),
       args: '{"a": 1}'          # `id` where the format has one, `cut: true` if it never closes
 """
@@ -18,7 +18,7 @@ import yaml
 from dovetail_model import Message, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers import Parser
 
-FOLDER = Path(__file__).parent / "cases"
+FOLDER = Path(__file__).parents[1] / "cases"
 TOOLS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "tools.yaml").read_text())
 
 

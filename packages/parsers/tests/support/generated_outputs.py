@@ -1,4 +1,4 @@
-"""What the property tests throw at the families: messages, marker soup, cuts."""
+"""Generated inputs of the property tests: messages, random markers, random chunks."""
 
 import json
 from typing import Any
@@ -83,19 +83,19 @@ def messages(draw: st.DrawFn, family: Family) -> list[OutputBlock]:
 
 
 def _expressible(blocks: list[OutputBlock], family: Family) -> list[OutputBlock]:
-    """Formats without an opening marker write calls once, as the whole answer."""
+    """Formats without an opening marker write calls once, as the whole output."""
     if not _is_bare(family):
         return blocks
-    seen_calls, kept = False, list[OutputBlock]()
+    seen_calls, expressible = False, list[OutputBlock]()
     for block in blocks:
         if block.type == "tool_call":
-            if seen_calls and kept[-1].type != "tool_call":
+            if seen_calls and expressible[-1].type != "tool_call":
                 break
             seen_calls = True
         elif seen_calls and block.type == "reasoning":
             break
-        kept.append(block)
-    return kept
+        expressible.append(block)
+    return expressible
 
 
 def _is_bare(family: Family) -> bool:
@@ -146,7 +146,7 @@ def soup(family: Family) -> st.SearchStrategy[str]:
     return st.lists(piece, max_size=24).map("".join)
 
 
-def cut(draw: st.DrawFn, text: str) -> list[str]:
+def split_randomly(draw: st.DrawFn, text: str) -> list[str]:
     """The text in pieces of any size."""
     sizes = draw(st.lists(st.integers(1, 7), max_size=40)) or [1]
     pieces: list[str] = []

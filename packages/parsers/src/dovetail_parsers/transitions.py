@@ -1,0 +1,209 @@
+"""The transitions of the state machine: markers, edges, and heads that may turn out to be no call.
+
+From a call's opening marker until its name and argument opener the text is a head: it is held,
+and read again as plain text if it turns out to be no call.
+"""
+
+import sys
+from collections.abc import Mapping
+
+from dovetail_model import ToolSpec
+from dovetail_parsers.arguments.body import BodyDecoder
+from dovetail_parsers.call import CallBuilder
+from dovetail_parsers.grammar import CallAction, Channel, CompiledMode, Edge, Grammar
+from dovetail_parsers.spans import SpanBuilder
+
+PROSE_CHANNELS = (Channel.TEXT, Channel.REASONING, Channel.DISCARDED)
+
+
+class MachineState:
+    """The state of one stream of one family, and how it changes at a marker.
+
+    The readers of `StateMachine` find markers in the buffer; what a marker does is decided here.
+    """
+
+    __slots__ = (
+        "_boundary",
+        "_call",
+        "_decoder",
+        "_grammar",
+        "_head_at",
+        "_head_marker",
+        "_held",
+        "_name",
+        "_origin",
+        "_own_id",
+        "_parts",
+        "_plain",
+        "_plain_held",
+        "_rewind",
+        "_saw_plain",
+        "_spans",
+        "_special",
+        "_state",
+        "_wait",
+        "_word",
+    )
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        tools: Mapping[str, ToolSpec],
+        in_reasoning: bool | None,
+        special: frozenset[str] | None = None,
+    ) -> None:
+        self._grammar = grammar
+        self._special = grammar.special if special is None else grammar.special & special
+        self._spans = SpanBuilder()
+        self._call = CallBuilder(self._spans, tools, grammar.name)
+        inside = grammar.starts_inside if in_reasoning is None else in_reasoning
+        start = "reasoning" if inside and "reasoning" in grammar.states else grammar.entry
+        self._state = grammar.states[start]
+        self._held = ""  # text that waits for more
+        self._wait = False
+        self._plain = self._plain_held = False  # text that surely holds no special token
+        self._saw_plain = False  # the caller tells special tokens from plain text
+        self._boundary = 0  # where held text ends in the buffer
+        # The head that is open: where it came from, its first marker, where its raw text begins.
+        self._origin: CompiledMode | None = None
+        self._head_marker = ""
+        self._head_at = 0
+        self._rewind: str | None = None  # a head that was none, to be read again
+        self._word = ""  # a name, id, key or header as far as it was read
+        self._parts: list[str] = []  # of a header, before the word
+        self._name = ""
+        self._own_id: str | None = None
+        self._decoder: BodyDecoder | None = None
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the next text belongs to a reasoning span."""
+        return self._state.name == "reasoning"
+
+    # Markers
+
+    def _find(
+        self, buffer: str, at: int, final: bool, within: int = sys.maxsize
+    ) -> tuple[int, str | None]:
+        """The next marker. One that is a special token, spelled out in plain text, is prose."""
+        scanner = self._state.scanner
+        end, marker = scanner.search(buffer, at, final, within)
+        while marker is not None and not self._is_marker(marker, end):
+            end, marker = scanner.search(buffer, end + 1, final, within)
+        return end, marker
+
+    def _find_markup(
+        self, buffer: str, at: int, final: bool, within: int = sys.maxsize
+    ) -> tuple[int, str | None]:
+        """Like `_find`, where half a marker at the end of the output is no content either."""
+        end, marker = self._find(buffer, at, False, within)
+        if final and marker is None and buffer[end:] in self._state.edges:
+            marker = buffer[end:]
+        return end, marker
+
+    def _is_marker(self, marker: str, at: int) -> bool:
+        plain = self._plain_held if at < self._boundary else self._plain
+        return not plain or marker not in self._special
+
+    def _cross(self, marker: str, at: int) -> int:
+        """Follows the edge of a marker that stands at `at`."""
+        state = self._state
+        edge = state.edges[marker]
+        target = self._grammar.states[edge.mode]
+        entry = self._grammar.entry
+        from_prose = state.channel in PROSE_CHANNELS or state.name == entry
+        to_prose = target.channel in PROSE_CHANNELS or target.name == entry
+        if target.in_head and self._origin is None and not self._call.is_open:
+            self._begin_head(state, target, marker)
+        elif marker not in state.mode.on and (from_prose or self._call.is_open):
+            self._call.diagnose("stray_marker" if from_prose else "unexpected_marker")
+        if not edge.peek:
+            self._spans.add_markup(marker)
+        self._enter(edge)
+        if to_prose:
+            self._commit_edge(state, target, marker)
+        return at if edge.peek else at + len(marker)
+
+    def _begin_head(self, state: CompiledMode, target: CompiledMode, marker: str) -> None:
+        """What may become a call begins. Until it is one, all of it can be given back."""
+        if state.channel is Channel.REASONING:
+            if target.channel is Channel.HEADER:
+                self._spans.close_reasoning()
+        elif state.channel is Channel.TEXT and target.channel is not Channel.HEADER:
+            self._spans.end_reasoning()
+        elif state.channel is not Channel.TEXT and state.name != self._grammar.entry:
+            self._spans.end_frame()
+        self._origin = state
+        self._own_id = None
+        self._head_marker = marker
+        self._head_at = len(self._spans.raw)
+
+    def _commit_edge(self, state: CompiledMode, target: CompiledMode, marker: str) -> None:
+        """Markup that leads into prose was read: whose raw text is it?"""
+        if state.channel is Channel.REASONING:
+            if target.channel is not Channel.REASONING:
+                self._spans.close_reasoning()
+        elif state.channel is Channel.TEXT:
+            if target.channel is Channel.TEXT and marker in state.mode.on:
+                self._spans.end_text()
+        elif self._call.index >= 0 and self._origin is None:
+            self._spans.end_frame()
+
+    def _enter(self, edge: Edge) -> None:
+        if edge.action & CallAction.OPEN:
+            self._open_call(self._name)
+        if edge.action & CallAction.CLOSE and self._call.is_open:
+            self._call.close_tagged()
+        self._state = self._grammar.states[edge.mode]
+        self._word = ""
+        self._parts.clear()
+        self._decoder = None
+
+    def _open_call(self, name: str) -> None:
+        self._origin = None
+        own_id, self._own_id = self._own_id, None
+        self._call.open_call(name, own_id)
+
+    def _revert(self) -> None:
+        """The head is no call: take its raw text back, to be read again where it came from."""
+        assert self._origin is not None
+        origin, self._origin = self._origin, None
+        raw = self._spans.raw
+        self._rewind = "".join(raw[self._head_at :])
+        del raw[self._head_at :]
+        self._state = origin if origin.channel in PROSE_CHANNELS else self._grammar.states["text"]
+        self._decoder = None
+
+    def _fail(self, at: int, code: str) -> int:
+        """Malformed here: a head is given back, an open call stays incomplete."""
+        self._wait = False
+        if self._origin is not None:
+            self._revert()
+            return at
+        self._call.diagnose(code)
+        self._call.is_open = False
+        self._state = self._grammar.states["lost"]
+        self._decoder = None
+        return at
+
+    def _read_again(self, buffer: str, at: int) -> tuple[str, int]:
+        """A head that was no call: its marker is prose, what follows is read as such.
+
+        A marker that means nothing here may still begin one that does: it is read with the rest.
+        """
+        head, self._rewind = self._rewind or "", None
+        marker = self._head_marker if self._head_marker in self._state.edges else ""
+        if marker:
+            self._write_prose(marker)
+        if len(head) <= at:  # it began in this buffer: nothing is copied
+            return buffer, at - len(head) + len(marker)
+        self._boundary, self._plain_held = len(head), self._saw_plain
+        return head + buffer[at:], len(marker)
+
+    def _write_prose(self, text: str) -> None:
+        if self._state.channel is Channel.DISCARDED:
+            self._spans.raw.append(text)
+        elif self._state.channel is Channel.TEXT:
+            self._spans.write("text", text)
+        else:
+            self._spans.write("reasoning", text)
