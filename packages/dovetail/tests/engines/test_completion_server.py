@@ -29,9 +29,9 @@ from dovetail.engines.engine import (
     TokenSink,
 )
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.net.exchange import DirectWriter
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
+from dovetail.net.response_writer import DirectWriter
 from dovetail_model import (
     ClientError,
     DovetailError,

@@ -12,9 +12,9 @@ import pytest
 from http_fixture import NAME, THINKING_TEMPLATE, Stage, head, read_reply, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import response as outlet
 from dovetail.http.options import HttpOptions
 from dovetail.http.response import StreamingResponse
+from dovetail.net import response_writer
 from dovetail.pipeline import choice_runner as speaker
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
 
@@ -32,7 +32,7 @@ APIS = list(BODIES)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our server is written to directly; any other one is sent messages."""
     if request.param != "directly":
-        monkeypatch.setattr(outlet, "DIRECT_WRITER_EXTENSION", "not offered")
+        monkeypatch.setattr(response_writer, "DIRECT_WRITER_EXTENSION", "not offered")
 
 
 def request(path: str, *, stream: bool = True) -> bytes:

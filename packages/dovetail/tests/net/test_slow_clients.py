@@ -299,9 +299,9 @@ def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
 
 def test_a_server_takes_the_files_that_it_may_have() -> None:
     code = (
-        "import resource as r; from dovetail.http.serving import connection as c;"
+        "import resource as r; from dovetail.net import http_protocol as c;"
         "r.setrlimit(r.RLIMIT_NOFILE, (100, 900)); c.raise_file_limit();"
-        "print(r.getrlimit(r.RLIMIT_NOFILE), c.most_connections())"
+        "print(r.getrlimit(r.RLIMIT_NOFILE), c.max_connections())"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "(900, 900) 836\n"

@@ -1,49 +1,39 @@
-"""One request and its answer, as ASGI carries them."""
+"""A request to one of the APIs, and the capture of what was sent and received."""
 
 import re
-from collections.abc import Iterable, Mapping
 from time import perf_counter
-from typing import Any, Literal
-from urllib.parse import parse_qsl
+from typing import Literal
 
 from dovetail.access.auth import ANONYMOUS
 from dovetail.http.ids import new_id
-from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, Message, Receive, Scope, Send
+from dovetail.net.exchange import Exchange, Headers, Message, Receive, Scope, Send
+from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import ConnectionCache
 
-Headers = Iterable[tuple[str, str]]
-
-JSON_TYPE = "application/json"
 _VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
-_MAX_HEADER_VALUE_CHARS = 4096
 
 
-class ApiExchange:
-    """What a handler gets. `status` is None until an answer has begun.
+class ApiExchange(Exchange):
+    """What a handler gets.
 
-    `extra` are headers that the answer has whatever it turns out to be. `local` are the responses
-    that the connection holds for itself. `warms`: nothing is to be generated, the next request of
-    the connection goes on from this one. `peer` is the address that it comes from: for the log.
-    `held` are the bytes that it is counted with, as long as it is not over.
+    started_at: When the request arrived, as `perf_counter` tells it.
+    request_id: Id that the client sent, or a new one.
+    caller: Who sent the request, as the API key tells.
+    tenant: Tenant of the caller; "" if there is none.
+    transport: Whether the request came over HTTP or as a message of a WebSocket.
+    local_responses: Responses that the WebSocket connection keeps for itself.
+    warm_only: Nothing is to be generated; the next request of the connection continues this one.
+    held_bytes: Bytes that the request is counted with until it is over.
+    extra_headers: Headers of the response, whatever it turns out to be.
     """
 
     __slots__ = (
         "caller",
-        "extensions",
         "extra_headers",
-        "headers",
         "held_bytes",
         "local_responses",
-        "method",
-        "path",
-        "peer",
-        "query_string",
-        "receive",
         "request_id",
-        "send",
         "started_at",
-        "status",
         "tenant",
         "transport",
         "warm_only",
@@ -51,16 +41,7 @@ class ApiExchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started_at = perf_counter()
-        self.method: str = scope["method"]
-        self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        self.query_string: bytes = scope.get("query_string", b"")
-        self.headers = _decode_headers(scope["headers"])
-        client = scope.get("client")
-        self.peer: str | None = client[0] if client else None
-        self.extensions: Mapping[str, Any] = scope.get("extensions") or {}
-        self.receive: Receive = receive
-        self.send: Send = send
-        self.status: int | None = None
+        super().__init__(scope, receive, send)
         self.caller = ANONYMOUS
         self.tenant = ""
         self.transport: Literal["http", "websocket"] = "http"
@@ -72,10 +53,6 @@ class ApiExchange:
         self.request_id = given if _VALID_REQUEST_ID.fullmatch(given) else new_id("req_")
 
     @property
-    def query(self) -> dict[str, str]:
-        return dict(parse_qsl(self.query_string.decode("latin-1")))
-
-    @property
     def is_upgrade(self) -> bool:
         """Whether this is the request for a WebSocket, not one that came over it."""
         return self.transport == "websocket" and self.method == "GET"
@@ -85,45 +62,9 @@ class ApiExchange:
         asked = self.headers.get("x-dovetail-debug")
         return asked is not None and topic in (word.strip() for word in asked.lower().split(","))
 
-    async def start(self, status: int, content_type: str, headers: Headers = ()) -> None:
-        """Status and headers. The body is the caller's."""
-        self.status = status
-        lines = [
-            (b"content-type", content_type.encode()),
-            (b"x-request-id", self.request_id.encode()),
-            (b"request-id", self.request_id.encode()),
-            *(
-                (name.encode(), _encode_header_value(value))
-                for name, value in (*self.extra_headers, *headers)
-            ),
-        ]
-        await self.send({"type": "http.response.start", "status": status, "headers": lines})
-
-    async def respond(
-        self, status: int, body: bytes, content_type: str = JSON_TYPE, headers: Headers = ()
-    ) -> None:
-        """A whole answer."""
-        length = ("content-length", str(len(body)))
-        await self.start(status, content_type, [length, *headers])
-        await self.send(final_body_message(body))
-
-
-def final_body_message(body: bytes = b"") -> Message:
-    """The last piece of a body."""
-    return {"type": "http.response.body", "body": body, "more_body": False}
-
-
-def _encode_header_value(value: str) -> bytes:
-    """A header's value that no server chokes on."""
-    return _UNPRINTABLE.sub("?", value)[:_MAX_HEADER_VALUE_CHARS].encode()
-
-
-def _decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for name, value in raw:
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        headers[key] = f"{headers[key]}, {text}" if key in headers else text
-    return headers
+    def _common_headers(self) -> Headers:
+        ids = (("x-request-id", self.request_id), ("request-id", self.request_id))
+        return (*ids, *self.extra_headers)
 
 
 MAX_PAYLOAD_BYTES = 1 << 20  # bytes of a request's body, and of an answer, that are kept

@@ -12,17 +12,17 @@ from dovetail.access.limits import RateLimitExceeded
 from dovetail.http.body import read_body
 from dovetail.http.drain import DrainController
 from dovetail.http.exchange import MAX_PAYLOAD_BYTES as MOST_KEPT
-from dovetail.http.exchange import ApiExchange, final_body_message
+from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import ResponseIds, call_id_factory, new_id, new_response_number
 from dovetail.http.options import HttpOptions
 from dovetail.http.rate_limits import RateLimitGate
-from dovetail.http.response import EVENT_STREAM_TYPE, BufferedResponse, StreamingResponse
+from dovetail.http.response import BufferedResponse, StreamingResponse
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver, ResponseSaver
 from dovetail.http.responses.run import read_chunks, send_stream
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import ClientDisconnected
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, ClientDisconnected
 from dovetail.pipeline.choice_runner import warm_prefix
 from dovetail.pipeline.execution import require_token_model, run_request
 from dovetail.pipeline.raw import to_raw_model
@@ -152,8 +152,9 @@ class GenerationEndpoint:
                 frames += await asked.saver.release_held_frame()
             if isinstance(served, TokenModel):
                 warm_prefix(served, asked.request)
-            await exchange.start(200, EVENT_STREAM_TYPE, account.debug_headers())
-            await exchange.send(final_body_message(frames))
+            headers = account.debug_headers()
+            await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
+            await exchange.end(frames)
 
     async def _run_in_background(
         self,
@@ -255,8 +256,9 @@ class GenerationEndpoint:
     ) -> None:
         """Codex understands these only inside a stream: it compacts, or waits and comes back."""
         account.on_error(error, RESPONSES.encode_error(error).status)
-        await exchange.start(200, EVENT_STREAM_TYPE, account.debug_headers())
-        await exchange.send(final_body_message(overflow_stream(request, error, new_id, time.time)))
+        headers = account.debug_headers()
+        await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
+        await exchange.end(overflow_stream(request, error, new_id, time.time))
 
 
 def new_encoder(codec: Codec, asked: DecodedRequest) -> StreamEncoder:

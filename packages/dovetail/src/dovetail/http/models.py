@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from dovetail.http.codex_catalog import CodexCatalog
-from dovetail.http.exchange import JSON_TYPE, ApiExchange, final_body_message
+from dovetail.http.exchange import ApiExchange
+from dovetail.net.exchange import JSON_CONTENT_TYPE
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 from dovetail_model import InvalidRequest
 
@@ -42,8 +43,8 @@ class ModelsEndpoints:
         published = self._catalog.current()
         tags = [("etag", published.etag), (CATALOG_ETAG_HEADER, published.etag)]
         if _matches_etag(exchange, published.etag):
-            await exchange.start(304, JSON_TYPE, tags)
-            await exchange.send(final_body_message())
+            await exchange.start_response(304, JSON_CONTENT_TYPE, tags)
+            await exchange.end()
             return
         body = {**_openai_list(found), "models": published.models}
         await exchange.respond(200, msgspec.json.encode(body), headers=tags)

@@ -9,87 +9,15 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dovetail.http.errors import error_status, to_client_error
-from dovetail.http.exchange import ApiExchange, final_body_message
+from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import ResponseIds
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, DirectWriter
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE
+from dovetail.net.response_writer import ResponseWriter
 from dovetail_model import Event, Fold, ReasoningDelta, Request, error_from_failure
 from dovetail_protocols import MESSAGES, Codec, StreamEncoder
 
-
-class ResponseBodyWriter:
-    """The body of one answer. What comes first begins it, by `begin`."""
-
-    __slots__ = (
-        "_buffer",
-        "_direct",
-        "_exchange",
-        "_send_task",
-        "_start_response",
-        "has_output",
-        "write",
-    )
-
-    def __init__(
-        self, exchange: ApiExchange, start_response: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._exchange = exchange
-        self._start_response = start_response
-        self._direct: DirectWriter | None = None
-        self._buffer: list[bytes] = []
-        self._send_task: asyncio.Task[None] | None = None
-        self.has_output = False
-        #: Sends frames. False: there is no room for more at the moment.
-        self.write: Callable[[bytes], bool] = self._write_buffered
-
-    def _write_buffered(self, frames: bytes) -> bool:
-        self.has_output = True
-        self._buffer.append(frames)
-        if self._send_task is None:
-            self._send_task = asyncio.create_task(self._send_buffer())
-            self._send_task.add_done_callback(_consume_exception)
-        return False
-
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for more at the moment."""
-        return self._send_task is not None or (self._direct is not None and self._direct.full)
-
-    async def drain(self) -> None:
-        """Returns when there is room."""
-        if self._send_task is not None:
-            await asyncio.shield(self._send_task)  # others may wait for it, too
-        elif self._direct is not None:
-            await self._direct.drain()
-
-    def discard(self) -> None:
-        """What was not sent yet is not wanted any more."""
-        if self._send_task is not None:
-            self._send_task.cancel()
-
-    async def _send_buffer(self) -> None:
-        """Begins the answer, if that was not done, and sends what has gathered."""
-        exchange = self._exchange
-        if exchange.status is None:
-            await self._start_response()
-        while self._buffer:
-            body = b"".join(self._buffer)
-            self._buffer.clear()
-            await exchange.send({"type": "http.response.body", "body": body, "more_body": True})
-        self._send_task = None
-        self._direct = exchange.extensions.get(DIRECT_WRITER_EXTENSION)
-        if self._direct is not None:
-            self.write = self._direct.write
-
-
-def _consume_exception(sending: "asyncio.Task[None]") -> None:
-    """A fault is told to whoever waits for room; where nobody does, the client is gone."""
-    if not sending.cancelled():
-        sending.exception()
-
-
-EVENT_STREAM_TYPE = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
 
@@ -129,7 +57,7 @@ class StreamingResponse:
         self._keep_alive_seconds = keep_alive
         self._final_frames = final_frames
         self._timer: asyncio.TimerHandle | None = None
-        self._writer = ResponseBodyWriter(exchange, self._start_response)
+        self._writer = ResponseWriter(exchange, self._start_response)
         self._encode, self._track_events = encoder.encode, account.on_events
 
     async def run(self, generation: Awaitable[None], guard: DisconnectGuard) -> None:
@@ -139,7 +67,7 @@ class StreamingResponse:
             await generation
             self._track_failure()
         except Exception as error:
-            if not self._writer.has_output:
+            if not self._writer.started:
                 raise
             self._send_failure(error)
         except asyncio.CancelledError:
@@ -151,23 +79,22 @@ class StreamingResponse:
             self._writer.write(frames)
         await self._writer.drain()
         guard.release()
-        await self._exchange.send(final_body_message())
+        await self._exchange.end()
 
     def write(self, choice: int, events: list[Event]) -> bool:
         """More of the answer."""
         self._track_events(choice, events)
         frames = self._encode(events, choice)
-        outlet = self._writer
-        return outlet.write(frames) if frames or not outlet.has_output else True
+        writer = self._writer
+        return writer.write(frames) if frames or not writer.started else True
 
     async def drain(self) -> None:
         """Returns when the client has caught up."""
         await self._writer.drain()
 
     async def _start_response(self) -> None:
-        await self._exchange.start(
-            200, EVENT_STREAM_TYPE, [*STREAM_HEADERS, *self._tracker.debug_headers()]
-        )
+        headers = [*STREAM_HEADERS, *self._tracker.debug_headers()]
+        await self._exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
 
     def _track_failure(self) -> None:
         """A failure that the pipeline told as an event counts as the status it would have been."""
@@ -193,7 +120,7 @@ class StreamingResponse:
         One that does not read what there is would not see it.
         """
         left = self._keep_alive_seconds - self._tracker.idle_seconds()
-        if left <= 0 and self._writer.has_output and not self._writer.full:
+        if left <= 0 and self._writer.started and not self._writer.full:
             frames = self._keep_alive_frames()
             if frames:
                 self._writer.write(frames)

@@ -1,4 +1,4 @@
-"""Work that is worth doing only while the client is there."""
+"""Stop work for a client that has disconnected."""
 
 import asyncio
 from types import TracebackType
@@ -8,9 +8,9 @@ from dovetail.net.exchange import ClientDisconnected, Receive
 
 
 class DisconnectGuard:
-    """Cancels what runs inside of it when the client hangs up, and raises `Gone` then.
+    """Cancels the block when the client disconnects, and raises `ClientDisconnected` then.
 
-    One task waits for the client's end; the work itself is not wrapped, so it costs nothing.
+    One task waits for the disconnect. The work runs in the caller's own task, at no further cost.
     """
 
     __slots__ = ("_armed", "_disconnected", "_receive", "_task", "_watcher")
@@ -40,7 +40,7 @@ class DisconnectGuard:
                 raise ClientDisconnected from None
 
     def release(self) -> None:
-        """Nothing more is to be cancelled: the answer is as good as sent."""
+        """Cancel nothing from now on: the response is all but sent."""
         self._armed = False
         if self._watcher is not None:
             self._watcher.cancel()

@@ -1,11 +1,11 @@
-"""One HTTP exchange over raw ASGI: the body read, the answer sent, the client watched."""
+"""One HTTP request over raw ASGI and the response to it."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
-from typing import Any, Protocol, TypeVar
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from dovetail_model import InvalidRequest
 
@@ -13,10 +13,13 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Headers = Iterable[tuple[str, str]]
 Body = TypeVar("Body")
 
-JSON_CONTENT_TYPE = b"application/json"
-EVENT_STREAM_CONTENT_TYPE = b"text/event-stream; charset=utf-8"
+JSON_CONTENT_TYPE = "application/json"
+EVENT_STREAM_CONTENT_TYPE = "text/event-stream; charset=utf-8"
+MAX_HEADER_VALUE_CHARS = 4096
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 class ClientDisconnected(Exception):
@@ -24,28 +27,50 @@ class ClientDisconnected(Exception):
 
 
 class Exchange:
-    """A request and the way back."""
+    """A request and the means to respond to it.
 
-    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
-        self._scope = scope
-        self._receive = receive
-        self._send = send
+    `receive`, `send` and `extensions` can be replaced while the request is handled, for example to
+    capture the response.
+
+    headers: Names in lower case; the values of a repeated header are joined with commas.
+    peer: Address of the client.
+    extensions: What the server offers in addition to ASGI's messages.
+    status: Status of the response, None until the response has started.
+    """
+
+    __slots__ = (
+        "extensions",
+        "headers",
+        "method",
+        "path",
+        "peer",
+        "query_string",
+        "receive",
+        "send",
+        "status",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        self.query_string: bytes = scope.get("query_string", b"")
+        self.headers = _decode_headers(scope["headers"])
+        client = scope.get("client")
+        self.peer: str | None = client[0] if client else None
+        self.extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        self.receive: Receive = receive
+        self.send: Send = send
+        self.status: int | None = None
 
     @property
-    def extensions(self) -> Mapping[str, Any]:
-        """What the server can do beside ASGI's messages."""
-        return self._scope.get("extensions") or {}
-
-    def header(self, name: bytes) -> str | None:
-        """A header's value, if the client sent one."""
-        found = [value for key, value in self._scope["headers"] if key == name and value]
-        return found[0].decode("latin-1") if found else None
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.query_string.decode("latin-1")))
 
     async def read_json(self, type_: type[Body]) -> Body:
-        """The body, which is JSON of this form."""
+        """Read the whole body, which must be JSON of this type."""
         parts, more = [], True
         while more:
-            message = await self._receive()
+            message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
             parts.append(message.get("body", b""))
@@ -55,109 +80,47 @@ class Exchange:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the body cannot be read: {error}") from error
 
-    async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
-        """Answer, and give up in the middle if the client hangs up."""
-        task = asyncio.ensure_future(work)
-        watch = asyncio.ensure_future(self._wait_for_disconnect())
-        try:
-            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            left = [one for one in (task, watch) if one.cancel()]
-            await asyncio.gather(*left, return_exceptions=True)
-        if not task.cancelled():
-            task.result()
+    async def start_response(self, status: int, content_type: str, headers: Headers = ()) -> None:
+        """Send status and headers. The caller sends the body."""
+        self.status = status
+        lines = [
+            (b"content-type", content_type.encode()),
+            *(
+                (name.encode(), _encode_header_value(value))
+                for name, value in (*self._common_headers(), *headers)
+            ),
+        ]
+        await self.send({"type": "http.response.start", "status": status, "headers": lines})
 
-    async def start_response(self, status: int, content_type: bytes) -> None:
-        headers = [(b"content-type", content_type)]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+    async def write(self, body: bytes) -> None:
+        """Send a part of the body that is not the last one."""
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def write(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self, data: bytes = b"") -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+    async def end(self, body: bytes = b"") -> None:
+        """Send the last part of the body."""
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def respond(
-        self, data: bytes, content_type: bytes = JSON_CONTENT_TYPE, status: int = 200
+        self, status: int, body: bytes, content_type: str = JSON_CONTENT_TYPE, headers: Headers = ()
     ) -> None:
-        """All of an answer at once."""
-        headers = [(b"content-type", content_type), (b"content-length", str(len(data)).encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.end(data)
+        """Send a whole response."""
+        length = ("content-length", str(len(body)))
+        await self.start_response(status, content_type, [length, *headers])
+        await self.end(body)
 
-    async def _wait_for_disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-
-#: Under this name the connection is offered, among the `extensions` of ASGI's scope.
-DIRECT_WRITER_EXTENSION = "dovetail.direct"
+    def _common_headers(self) -> Headers:
+        """Headers of every response, whatever it turns out to be. For subclasses."""
+        return ()
 
 
-class ByteSink(Protocol):
-    """The body of an answer that has begun."""
-
-    def write(self, data: bytes) -> bool:
-        """Takes a part. False: `drain` before the next one."""
-
-    async def drain(self) -> None:
-        """Returns when there is room for more."""
+def _encode_header_value(value: str) -> bytes:
+    """Encode a value so that every server and client accepts it."""
+    return _UNPRINTABLE.sub("?", value)[:MAX_HEADER_VALUE_CHARS].encode()
 
 
-class DirectHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, which lets the application write to its connection."""
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope:
-            self.scope["extensions"] = {DIRECT_WRITER_EXTENSION: DirectWriter(self.cycle)}  # type: ignore[dict-item]
-
-
-class DirectWriter:
-    """The connection. What is written when the client has hung up is nobody's."""
-
-    __slots__ = ("_cycle", "_flow", "_write")
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._flow = cycle.flow
-        self._write = cycle.transport.write
-
-    def write(self, data: bytes) -> bool:
-        cycle = self._cycle
-        if data and not (cycle.disconnected or cycle.response_complete):
-            self._write(b"%x\r\n%b\r\n" % (len(data), data))  # an empty part would be the last
-        return not self._flow.write_paused
-
-    @property
-    def full(self) -> bool:
-        return self._flow.write_paused
-
-    async def drain(self) -> None:
-        await self._flow.drain()
-
-
-class BufferedWriter:
-    """For any other server: what has gathered is a message whenever there is room for one."""
-
-    __slots__ = ("_exchange", "_parts")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._parts: list[bytes] = []
-
-    def write(self, data: bytes) -> bool:
-        self._parts.append(data)
-        return False
-
-    async def drain(self) -> None:
-        if self._parts:
-            data = b"".join(self._parts)
-            self._parts.clear()
-            await self._exchange.write(data)
-
-
-def get_byte_sink(exchange: Exchange) -> ByteSink:
-    """The shortest way for the body of an answer."""
-    direct: ByteSink | None = exchange.extensions.get(DIRECT_WRITER_EXTENSION)
-    return BufferedWriter(exchange) if direct is None else direct
+def _decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers

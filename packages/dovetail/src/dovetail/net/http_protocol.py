@@ -16,7 +16,7 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, DirectWriter
+from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION, DirectWriter
 
 MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of all that comes without a byte of a body
 MAX_HEADERS = 512

@@ -9,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from dovetail.net.exchange import DirectHttpProtocol
+from dovetail.net.response_writer import DirectHttpProtocol
 
 BACKLOG = 4_096
 

@@ -12,8 +12,8 @@ from websocket_fixture import answer, ask, asked, event, socket_to, text_of
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import response as outlet
 from dovetail.http.options import HttpOptions
+from dovetail.net import response_writer
 from dovetail_model import EngineUnavailable
 
 TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]
@@ -25,7 +25,7 @@ VOLATILE = ("id", "item_id", "call_id", "created_at", "completed_at", "encrypted
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our server is written to directly; any other one is sent messages."""
     if request.param != "directly":
-        monkeypatch.setattr(outlet, "DIRECT_WRITER_EXTENSION", "not offered")
+        monkeypatch.setattr(response_writer, "DIRECT_WRITER_EXTENSION", "not offered")
 
 
 def test_the_official_client_hears_what_it_hears_over_http() -> None:

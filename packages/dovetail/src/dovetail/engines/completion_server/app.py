@@ -1,5 +1,6 @@
 """A token engine over HTTP, as vLLM serves completions: a raw ASGI application."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -27,15 +28,16 @@ from dovetail.engines.completion_server.response import (
     merge_choices,
 )
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
+from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import (
     EVENT_STREAM_CONTENT_TYPE,
     ClientDisconnected,
     Exchange,
-    Message,
     Receive,
+    Scope,
     Send,
-    get_byte_sink,
 )
+from dovetail.net.response_writer import ResponseWriter
 from dovetail_model import (
     ClientError,
     DovetailError,
@@ -84,7 +86,7 @@ class ServerStats:
         return "".join(lines).encode()
 
 
-SESSION_HEADER = b"x-session-id"
+SESSION_HEADER = "x-session-id"
 PROTOCOL_VERSION = "0.32.0+dovetail"  # the protocol's, for clients that look before they ask
 
 BatchGenerator = Callable[[EngineRequest], AsyncGenerator[list[TokenDelta]]]
@@ -138,9 +140,9 @@ class CompletionsServer:
             ("GET", "/metrics"): self._metrics,
         }
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
-        route = self._routes.get((scope["method"], scope["path"]))
+        route = self._routes.get((exchange.method, exchange.path))
         try:
             self._authorize(exchange)
             if route is None:
@@ -150,12 +152,12 @@ class CompletionsServer:
             return
         except DovetailError as error:
             info = _encode_error(error)
-            await exchange.respond(_json.encode(info), status=info["error"]["code"])
+            await exchange.respond(info["error"]["code"], _json.encode(info))
 
     def _authorize(self, exchange: Exchange) -> None:
         if self._authorization is None:
             return
-        shown = (exchange.header(b"authorization") or "").encode("latin-1")
+        shown = exchange.headers.get("authorization", "").encode("latin-1")
         if not hmac.compare_digest(shown, self._authorization):
             raise Unauthenticated("Unauthorized")
 
@@ -174,37 +176,41 @@ class CompletionsServer:
             )
         request = to_engine_request(body, prompt, model.eos_ids, room)
         if request.session is None:
-            request = msgspec.structs.replace(request, session=exchange.header(SESSION_HEADER))
+            session = exchange.headers.get(SESSION_HEADER) or None
+            request = msgspec.structs.replace(request, session=session)
         writer = ChoiceBuilder(body, request, model)
         answer = self._stream if body.stream else self._respond
-        await exchange.run_until_disconnect(answer(exchange, request, writer))
+        await answer(exchange, request, writer)
 
     async def _stream(
         self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder
     ) -> None:
-        """The answer as it comes. Whatever is due together goes out in one write."""
+        """Stream the response. Tokens that are due together go out in one write."""
         frames = StreamEncoder(writer, self._envelope())
-        await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE)
-        stream = StreamSink(get_byte_sink(exchange), frames)
-        try:
-            await self._generate(request, writer, stream)
-        except _EngineDead as death:  # it says nothing more: its connections break off
-            raise ConnectionAbortedError(death.message) from death
-        except DovetailError as error:
-            last = b"data: " + _json.encode(_encode_error(error)) + b"\n\n" + DONE
-        else:
-            last = frames.encode_end()
-        await stream.drain()
+        async with DisconnectGuard(exchange.receive):
+            await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE)
+            body = ResponseWriter(exchange)
+            try:
+                await self._generate(request, writer, StreamSink(body, frames))
+                last = frames.encode_end()
+            except _EngineDead as death:  # it says nothing more: its connections break off
+                raise ConnectionAbortedError(death.message) from death
+            except DovetailError as error:
+                last = b"data: " + _json.encode(_encode_error(error)) + b"\n\n" + DONE
+            except asyncio.CancelledError:
+                body.discard()
+                raise
+            await body.drain()
         await exchange.end(last)
 
     async def _respond(
         self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder
     ) -> None:
         whole = CollectingSink(writer)
-        await self._generate(request, writer, whole)
-        await exchange.respond(
-            self._envelope().encode_response(merge_choices(whole.choices), writer.counter)
-        )
+        async with DisconnectGuard(exchange.receive):
+            await self._generate(request, writer, whole)
+        choice = merge_choices(whole.choices)
+        await exchange.respond(200, self._envelope().encode_response(choice, writer.counter))
 
     async def _generate(
         self, request: EngineRequest, writer: ChoiceBuilder, sink: BatchTokenSink
@@ -241,30 +247,31 @@ class CompletionsServer:
         ids = tokenizer.encode(body.prompt)
         spelled = [tokenizer.decode([id]) for id in ids] if body.return_token_strs else None
         told = {"count": len(ids), "max_model_len": self._model.max_model_len, "tokens": ids}
-        await exchange.respond(_json.encode({**told, "token_strs": spelled}))
+        await exchange.respond(200, _json.encode({**told, "token_strs": spelled}))
 
     async def _detokenize(self, exchange: Exchange) -> None:
         body = await exchange.read_json(DetokenizeRequest)
-        await exchange.respond(_json.encode({"prompt": self._model.tokenizer.decode(body.tokens)}))
+        text = self._model.tokenizer.decode(body.tokens)
+        await exchange.respond(200, _json.encode({"prompt": text}))
 
     async def _models(self, exchange: Exchange) -> None:
         card = {"object": "model", "created": self._created, "owned_by": "dovetail"}
         rest = {"root": self._model.names[0], "parent": None}
         limit = {"max_model_len": self._model.max_model_len}
         cards = [{"id": name, **card, **rest, **limit} for name in self._model.names]
-        await exchange.respond(_json.encode({"object": "list", "data": cards}))
+        await exchange.respond(200, _json.encode({"object": "list", "data": cards}))
 
     async def _health(self, exchange: Exchange) -> None:
         ready = (await self._engine.health()).ready
-        await exchange.respond(b"", status=200 if ready else 503)
+        await exchange.respond(200 if ready else 503, b"")
 
     async def _version(self, exchange: Exchange) -> None:
-        await exchange.respond(_json.encode({"version": PROTOCOL_VERSION}))
+        await exchange.respond(200, _json.encode({"version": PROTOCOL_VERSION}))
 
     async def _metrics(self, exchange: Exchange) -> None:
         facts = (await self._engine.health()).facts or {}
         text = self._stats.render(self._model.names[0], facts)
-        await exchange.respond(text, b"text/plain; version=0.0.4")
+        await exchange.respond(200, text, "text/plain; version=0.0.4")
 
 
 #: Errors by the names that vLLM has for them, the most special first.

@@ -13,7 +13,7 @@ import msgspec
 from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.completion_server.request import CompletionRequest
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
-from dovetail.net.exchange import ByteSink
+from dovetail.net.response_writer import BodyWriter
 from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -199,10 +199,10 @@ class StreamSink:
 
     __slots__ = ("_drain", "_encode", "_write")
 
-    def __init__(self, byte_sink: ByteSink, encoder: StreamEncoder) -> None:
+    def __init__(self, writer: BodyWriter, encoder: StreamEncoder) -> None:
         self._encode = encoder.encode
-        self._write = byte_sink.write
-        self._drain = byte_sink.drain
+        self._write = writer.write
+        self._drain = writer.drain
 
     def push(self, delta: TokenDelta) -> bool:
         """Runs for every token."""

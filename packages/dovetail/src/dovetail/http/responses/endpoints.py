@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from dovetail.http.body import read_body
-from dovetail.http.exchange import JSON_TYPE, ApiExchange
+from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver
 from dovetail.http.responses.run import ResponseKey
 from dovetail.http.routes import Route
 from dovetail.http.tracker import RequestTracker
+from dovetail.net.exchange import JSON_CONTENT_TYPE
 from dovetail.pipeline.execution import count_tokens
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.backend import StoredResponse
@@ -141,10 +142,11 @@ class ResponsesEndpoints:
             raise Overloaded("Too much waits to be read.", retry_after=_RETRY_AFTER_SECONDS)
         self._sending_bytes += len(body)
         try:
-            await exchange.start(200, JSON_TYPE, [("content-length", str(len(body)))])
+            length = ("content-length", str(len(body)))
+            await exchange.start_response(200, JSON_CONTENT_TYPE, [length])
             for at in range(0, len(body), _CHUNK_BYTES):
-                part = {"type": "http.response.body", "body": body[at : at + _CHUNK_BYTES]}
-                await exchange.send({**part, "more_body": at + _CHUNK_BYTES < len(body)})
+                send = exchange.write if at + _CHUNK_BYTES < len(body) else exchange.end
+                await send(body[at : at + _CHUNK_BYTES])
         finally:
             self._sending_bytes -= len(body)
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
-from dovetail.http.exchange import ApiExchange, final_body_message
-from dovetail.http.response import EVENT_STREAM_TYPE, STREAM_HEADERS
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.response import STREAM_HEADERS
 from dovetail.http.responses.conversation import ResponseSaver
 from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import Message
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, Message
 from dovetail.responses.backend import StoredResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
@@ -179,12 +179,12 @@ async def read_chunks(frames: FrameLog, after: int = -1) -> AsyncGenerator[bytes
 async def send_stream(exchange: ApiExchange, stream: AsyncGenerator[bytes]) -> None:
     """A stream to whoever stays to see it, no more at a time than is read."""
     async with aclosing(stream):
-        await exchange.start(200, EVENT_STREAM_TYPE, STREAM_HEADERS)
+        await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, STREAM_HEADERS)
         async with DisconnectGuard(exchange.receive) as lifeline:
             async for part in stream:
-                await exchange.send({"type": "http.response.body", "body": part, "more_body": True})
+                await exchange.write(part)
             lifeline.release()
-    await exchange.send(final_body_message())
+    await exchange.end()
 
 
 def _frames_after(frames: bytes, after: int) -> list[bytes]:

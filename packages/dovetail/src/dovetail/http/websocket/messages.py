@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.http.response import EVENT_STREAM_TYPE
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE
 from dovetail_model import InvalidRequest, Unsupported
 
 _Fields = dict[str, msgspec.Raw]
@@ -168,7 +168,7 @@ _FRAME_HEADERS = [_encode_frame_header(size) for size in range(_CACHED_HEADERS)]
 
 def is_event_stream(status: int, headers: RawHeaders) -> bool:
     """Whether an answer is a stream of events."""
-    return status == 200 and (b"content-type", EVENT_STREAM_TYPE.encode()) in list(headers)
+    return status == 200 and (b"content-type", EVENT_STREAM_CONTENT_TYPE.encode()) in list(headers)
 
 
 def encode_error_message(

@@ -23,7 +23,8 @@ from dovetail.http.websocket.protocol import (
     DirectWebSocketWriter,
     WebSocketTransport,
 )
-from dovetail.net.exchange import DIRECT_WRITER_EXTENSION, Message, Receive, Scope, Send
+from dovetail.net.exchange import Message, Receive, Scope, Send
+from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail_model import RateLimited
 

@@ -1,0 +1,140 @@
+"""Writers for the body of a response: straight to the connection where the server allows it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from dovetail.net.exchange import Exchange
+
+#: Key under which the `extensions` of an ASGI scope offer a `BodyWriter` for the connection.
+DIRECT_WRITER_EXTENSION = "dovetail.direct"
+
+
+class BodyWriter(Protocol):
+    """Writes the body of a response that has started."""
+
+    def write(self, data: bytes) -> bool:
+        """Write a part. False: `drain` before writing the next one."""
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for more at the moment."""
+
+    async def drain(self) -> None:
+        """Return when there is room for more."""
+
+
+class DirectHttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol, which lets the application write to its connection."""
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["extensions"] = {DIRECT_WRITER_EXTENSION: DirectWriter(self.cycle)}  # type: ignore[dict-item]
+
+
+class DirectWriter:
+    """Writes chunks to the connection. Drops what is written after the client has hung up."""
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    def write(self, data: bytes) -> bool:
+        cycle = self._cycle
+        if data and not (cycle.disconnected or cycle.response_complete):
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))  # an empty part would be the last
+        return not self._flow.write_paused
+
+    @property
+    def full(self) -> bool:
+        return self._flow.write_paused
+
+    async def drain(self) -> None:
+        await self._flow.drain()
+
+
+class ResponseWriter:
+    """Writes the body of one response: directly if the server allows it, else by ASGI messages.
+
+    With `start_response`, the first write starts the response in a task of its own; without it, the
+    response has started already. What is written until the response has started is buffered, and so
+    is everything for a server without a direct writer: the buffer is sent as one message whenever
+    the server takes one.
+
+    started: Whether the response has started or is about to, so that its status cannot change.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_direct",
+        "_exchange",
+        "_send_task",
+        "_start_response",
+        "started",
+        "write",
+    )
+
+    def __init__(
+        self, exchange: Exchange, start_response: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self._exchange = exchange
+        self._start_response = start_response
+        self._direct: BodyWriter | None = exchange.extensions.get(DIRECT_WRITER_EXTENSION)
+        self._buffer: list[bytes] = []
+        self._send_task: asyncio.Task[None] | None = None
+        self.started = start_response is None
+        #: Write a part. False: there is no room for more at the moment. This is an attribute so
+        #: that the direct writer takes its place, which saves a call per token.
+        self.write: Callable[[bytes], bool] = self._write_buffered
+        if self.started and self._direct is not None:
+            self.write = self._direct.write
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for more at the moment."""
+        return self._send_task is not None or (self._direct is not None and self._direct.full)
+
+    async def drain(self) -> None:
+        """Return when there is room for more."""
+        if self._send_task is not None:
+            await asyncio.shield(self._send_task)  # others may wait for it, too
+        elif self._direct is not None:
+            await self._direct.drain()
+
+    def discard(self) -> None:
+        """Drop what was not sent yet."""
+        if self._send_task is not None:
+            self._send_task.cancel()
+
+    def _write_buffered(self, data: bytes) -> bool:
+        self.started = True
+        self._buffer.append(data)
+        if self._send_task is None:
+            self._send_task = asyncio.create_task(self._send_buffer())
+            self._send_task.add_done_callback(_consume_exception)
+        return False
+
+    async def _send_buffer(self) -> None:
+        """Start the response if that was not done, and send what has been written."""
+        exchange = self._exchange
+        if exchange.status is None and self._start_response is not None:
+            await self._start_response()
+        while self._buffer:
+            body = b"".join(self._buffer)
+            self._buffer.clear()
+            await exchange.send({"type": "http.response.body", "body": body, "more_body": True})
+        self._send_task = None
+        if self._direct is not None:
+            self.write = self._direct.write
+
+
+def _consume_exception(sending: "asyncio.Task[None]") -> None:
+    """Leave an exception to whoever drains; if nobody does, the client is gone."""
+    if not sending.cancelled():
+        sending.exception()
