@@ -232,13 +232,13 @@ def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
         leaf = turn(
             "leaf",
             parent="root",
-            keep=3,
+            prefix_tokens=3,
             suffix=pack_ids([2]),
             generated=pack_ids([5]),
             session="s",
         )
         other = turn("other", suffix=pack_ids([1]), generated=pack_ids([6]), session="s")
-        leaf = _with(leaf, answer="0123456789abcdef01234567")
+        leaf = _with(leaf, response_number="0123456789abcdef01234567")
         for entry in (root, leaf, other):
             await ledger.record(entry, _prompt(entry))
         export = LedgerExporter(ledger, "t")
@@ -265,7 +265,7 @@ def test_what_another_session_said_is_prompt() -> None:
         ledger = Ledger(MemoryLedgerStore())
         first = turn("a", suffix=pack_ids([1]), generated=pack_ids([7, 8]), session="one", stop=2)
         second = turn(
-            "b", parent="a", keep=3, suffix=pack_ids([2]), generated=pack_ids([9]), session="two"
+            "b", parent="a", prefix_tokens=3, suffix=pack_ids([2]), generated=pack_ids([9]), session="two"
         )
         for entry in (first, second):
             await ledger.record(entry, _prompt(entry))
@@ -286,7 +286,7 @@ def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
             "a", suffix=pack_ids([1]), generated=pack_ids([7, 8, 9]), session="s", logprobs=told
         )
         second = turn(
-            "b", parent="a", keep=4, suffix=pack_ids([2, 5]), generated=pack_ids([6]), session="s"
+            "b", parent="a", prefix_tokens=4, suffix=pack_ids([2, 5]), generated=pack_ids([6]), session="s"
         )
         for entry in (first, _with(second, forced=((0, 1),))):
             await ledger.record(entry, _prompt(entry))
@@ -302,8 +302,8 @@ def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
 def test_turns_whose_beginning_is_gone_are_counted_and_left_out() -> None:
     async def main() -> list[object]:
         ledger = Ledger(MemoryLedgerStore())
-        orphan = turn("b", parent="gone", keep=3, generated=pack_ids([6]), session="s")
-        child = turn("c", parent="b", keep=4, suffix=pack_ids([2]), session="s")
+        orphan = turn("b", parent="gone", prefix_tokens=3, generated=pack_ids([6]), session="s")
+        child = turn("c", parent="b", prefix_tokens=4, suffix=pack_ids([2]), session="s")
         for entry in (orphan, child):
             await ledger._store.put(entry)
         export = LedgerExporter(ledger, "t")
@@ -342,4 +342,4 @@ def _with(entry: LedgerEntry, **changes: object) -> LedgerEntry:
 
 def _prompt(entry: LedgerEntry) -> "array[int]":
     """As long as it was; what stands in the parent's part does not matter for recording."""
-    return array(TOKEN_ID_TYPECODE, [0] * entry.keep) + unpack_ids(entry.suffix)
+    return array(TOKEN_ID_TYPECODE, [0] * entry.prefix_tokens) + unpack_ids(entry.suffix)

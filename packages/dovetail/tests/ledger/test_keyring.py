@@ -129,9 +129,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 _MAKER = """
 import sys
 from pathlib import Path
-from dovetail.ledger.keyring import folder_keyring
+from dovetail.ledger.keyring import load_or_create_keyring
 sys.stdin.readline()
-print(folder_keyring(Path(sys.argv[1])).sealing.id.hex())
+print(load_or_create_keyring(Path(sys.argv[1])).sealing.id.hex())
 """
 
 

@@ -62,7 +62,7 @@ class WatchedStore(MemoryLedgerStore):
 
 def _whole(parent: "array[int]", entry: LedgerEntry) -> "array[int]":
     """The definition."""
-    return parent[: entry.keep] + unpack_ids(entry.suffix) + unpack_ids(entry.generated)
+    return parent[: entry.prefix_tokens] + unpack_ids(entry.suffix) + unpack_ids(entry.generated)
 
 
 def _line(length: int, *, seed: int = 0) -> tuple[list[LedgerEntry], list["array[int]"]]:
@@ -75,7 +75,7 @@ def _line(length: int, *, seed: int = 0) -> tuple[list[LedgerEntry], list["array
         entry = turn(
             f"e{number}",
             parent=f"e{number - 1}" if number else None,
-            keep=max(0, len(wholes[-1]) - cut) if number else 0,
+            prefix_tokens=max(0, len(wholes[-1]) - cut) if number else 0,
             suffix=pack_ids(chance.randrange(1000) for _ in range(chance.randrange(6))),
             generated=pack_ids(chance.randrange(1000) for _ in range(chance.randrange(6))),
             chain=f"chain{number}".encode(),
@@ -245,7 +245,7 @@ def test_tenants_do_not_meet() -> None:
         await ledger.record(theirs, PROMPT)
         assert await ledger.load_token_ids(ours) == array("I", [1, 2, 3, 4])
         assert await ledger.load_token_ids(theirs) == array("I", [1, 2, 3, 5])
-        child = turn("e2", tenant="v", parent="e1", keep=3)
+        child = turn("e2", tenant="v", parent="e1", prefix_tokens=3)
         assert await ledger.load_token_ids(child) is None
         await ledger.close()
 
@@ -316,7 +316,7 @@ def test_a_turn_whose_ancestor_is_gone_has_no_whole() -> None:
     [
         [turn("a", parent="a")],
         [turn("a", parent="b"), turn("b", parent="a")],
-        [turn("a", parent="b", keep=5), turn("b", suffix=pack_ids([1]))],
+        [turn("a", parent="b", prefix_tokens=5), turn("b", suffix=pack_ids([1]))],
     ],
     ids=["own parent", "ring", "keeps more than there is"],
 )

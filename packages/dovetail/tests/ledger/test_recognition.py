@@ -69,13 +69,13 @@ class Desk:
         entry = plain(
             id,
             parent=recalled.parent.id if recalled.parent else None,
-            keep=len(recalled.parent_token_ids or ()),
+            prefix_tokens=len(recalled.parent_token_ids or ()),
             suffix=pack_ids([900 + len(turns)]),
             generated=pack_ids(ids),
             spans=spans,
-            before=recalled.chain,
+            chain_before=recalled.chain,
             chain=extend_chain(b"key", recalled.chain, digest_turn(said).digest),
-            line=recalled.lineage,
+            lineage=recalled.lineage,
             head=b"head",
         )
         entry = msgspec.structs.replace(entry, **changes)

@@ -28,9 +28,9 @@ def _seal(number: int = 0, *, sealer: Sealer = SEALER, **changes: Any) -> str:
         "generated": pack_ids(GENERATED[start:end]),
         "spans": ((THOUGHT,), (TEXT, CALL))[number],
         "start": start,
-        "before": b"before",
+        "chain_before": b"before",
         "head": b"head",
-        "thought": number,
+        "reasoning_index": number,
     }
     return sealer.seal(SealPayload(**{**given, **changes}), "t", "m")
 
@@ -73,7 +73,7 @@ def test_two_seals_make_the_whole_turn() -> None:
     assert list(unpack_ids(entry.generated)) == GENERATED
     assert entry.spans == (THOUGHT, TEXT, CALL)
     assert (entry.id, entry.tenant, entry.model) == ("e1", "t", "m")
-    assert (entry.finish, entry.before) == ("stop", b"before")
+    assert (entry.finish, entry.chain_before) == ("stop", b"before")
     assert (entry.parent, entry.suffix, entry.head) == (None, b"", b"")
 
 

@@ -48,7 +48,7 @@ def test_all_that_an_old_file_holds_is_still_found(old: Path) -> None:
 
     entries, by_call, by_chain = asyncio.run(main())
     assert [entry.created for entry in entries if entry] == [THEN, THEN + 1, THEN + 2]
-    assert [(e.session, e.agent, e.answer, e.logprobs) for e in entries if e] == [
+    assert [(e.session, e.agent, e.response_number, e.logprobs) for e in entries if e] == [
         ("",) * 3 + (b"",)
     ] * 3
     assert (by_call, by_chain) == (("old1",), ("old2",))
@@ -145,7 +145,7 @@ def test_a_session_that_began_before_the_upgrade_is_exported_whole(old: Path) ->
         grown = turn(
             "new",
             parent="old2",
-            keep=len(whole),
+            prefix_tokens=len(whole),
             suffix=pack_ids([2, 7]),
             generated=pack_ids([8, 9]),
             session="s",

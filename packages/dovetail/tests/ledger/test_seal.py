@@ -47,9 +47,9 @@ SEALED = st.builds(
     parent=st.none() | IDENTIFIERS,
     generated=IDS,
     spans=st.lists(SPANS, max_size=5).map(tuple),
-    before=HASH,
+    chain_before=HASH,
     head=HASH,
-    thought=st.integers(0, 1000),
+    reasoning_index=st.integers(0, 1000),
     previous=st.none() | TAILS,
 )
 
@@ -168,9 +168,9 @@ def test_keys_are_rotated() -> None:
 _REPLICA = """
 import sys
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.seal import Sealed, Sealer
+from dovetail.ledger.seal import SealPayload, Sealer
 opened = Sealer(Keyring([bytes(range(32))])).open(sys.stdin.read(), "tenant", "model")
-assert isinstance(opened, Sealed), opened
+assert isinstance(opened, SealPayload), opened
 print(Sealer(Keyring([bytes(range(32))])).seal(opened, "tenant", "model"), end="")
 """
 
@@ -276,7 +276,7 @@ def _opened(sealed: SealPayload) -> SealPayload:
     opened = SEALER.open(text, "tenant", "model")
     assert isinstance(opened, SealPayload)
     assert (opened.entry, opened.parent) == (sealed.entry, sealed.parent)
-    assert (opened.before, opened.head, opened.thought) == (b"b", b"h", 3)
+    assert (opened.chain_before, opened.head, opened.reasoning_index) == (b"b", b"h", 3)
     return opened
 
 
@@ -314,14 +314,14 @@ def test_parts_are_left_out_in_their_order(
         "turn_0", 10, pack_ids(chance.randrange(150_000) for _ in range(tail)), ()
     )
     opened = _opened(SealPayload("turn_1", "turn_0", ids, spans, b"b", b"h", 3, before))
-    assert opened.lacks == lacks
+    assert opened.omitted == lacks
     assert (opened.previous is None) == ("previous" in lacks)
     assert all(not span.raw for span in opened.spans) == ("raws" in lacks)
 
 
 def test_a_longer_turn_never_lacks_less() -> None:
     order = ("previous", "raws", "spans", "ids")
-    seen = [_opened(_long_turn(7, tokens)).lacks for tokens in range(100, 12_000, 700)]
+    seen = [_opened(_long_turn(7, tokens)).omitted for tokens in range(100, 12_000, 700)]
     ranks = [max((order.index(lack) for lack in lacks), default=-1) for lacks in seen]
     assert ranks == sorted(ranks)
     assert (ranks[0], ranks[-1]) == (-1, 3)
@@ -331,10 +331,10 @@ def test_a_longer_turn_never_lacks_less() -> None:
 def test_spans_that_are_kept_have_their_ids(spans: int) -> None:
     sealed = _long_turn(spans, 28_000 // spans)
     opened = _opened(sealed)
-    assert opened.lacks[-1] in ("spans", "ids")
+    assert opened.omitted[-1] in ("spans", "ids")
     kept = len(opened.spans)
     assert [span.id for span in opened.spans] == [s.id for s in sealed.spans[spans - kept :]]
-    if opened.lacks[-1] == "spans":
+    if opened.omitted[-1] == "spans":
         assert opened.start == sealed.spans[spans - kept - 1].tokens
         assert unpack_ids(opened.generated) == unpack_ids(sealed.generated)[opened.start :]
     else:
@@ -343,7 +343,7 @@ def test_spans_that_are_kept_have_their_ids(spans: int) -> None:
 
 def test_a_turn_that_no_seal_can_hold_still_has_one() -> None:
     opened = _opened(_long_turn(1, 300_000))
-    assert opened.lacks == ("previous", "raws", "ids")
+    assert opened.omitted == ("previous", "raws", "ids")
 
 
 def test_what_compresses_well_is_opened_again() -> None:

@@ -82,12 +82,11 @@ def test_writes_that_wait_share_a_transaction(tmp_path: Path) -> None:
 _WRITER = """
 import asyncio, sys
 from pathlib import Path
-from dovetail.ledger.sqlite_store import VERSION, connect
-from dovetail.ledger.sqlite_store import SqliteStore
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from ledger_entries import turn
 
 async def main(path, name):
-    store = SqliteStore(Path(path))
+    store = SqliteLedgerStore(Path(path))
     for number in range(40):
         await store.put(turn(f"{name}-{number}", calls=(f"{name}{number}",)))
     await store.close()

@@ -216,7 +216,7 @@ def test_age_counts_from_the_last_use(scenario: Scenario) -> None:
 
 def test_a_child_outlives_its_parent(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
-        child = turn("child", parent="parent", keep=5, generated=pack_ids([1, 2]))
+        child = turn("child", parent="parent", prefix_tokens=5, generated=pack_ids([1, 2]))
         await bench.store.put(turn("parent"))
         await bench.advance(AGE * 0.75)
         await bench.store.put(child)
@@ -292,7 +292,7 @@ def test_a_session_goes_with_its_turns(scenario: Scenario) -> None:
 
 def test_a_turn_is_found_by_the_answer_that_it_became(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
-        await bench.store.put(turn("e1", answer="0a1b", calls=("call_1",)))
+        await bench.store.put(turn("e1", response_number="0a1b", calls=("call_1",)))
         assert await bench.store.find_by_call("t", "0a1b") == ("e1",)
         assert await bench.store.find_by_call("other", "0a1b") == ()
 

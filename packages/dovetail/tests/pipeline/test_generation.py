@@ -96,7 +96,7 @@ def test_the_entry_of_a_turn() -> None:
     assert list(unpack_ids(entry.generated)) == ids
     assert entry.stop == STOP
     assert (entry.id, entry.tenant, entry.model) == ("entry-1", "t", "model-1")
-    assert (entry.created, entry.head, entry.before) == (5.0, b"head", b"c" * 16)
+    assert (entry.created, entry.head, entry.chain_before) == (5.0, b"head", b"c" * 16)
     assert entry.finish == "tool_calls"
     assert [(s.kind, s.shown) for s in entry.spans] == [
         ("reasoning", "Hm, é 🦜."),
@@ -110,7 +110,11 @@ def test_the_entry_of_a_turn() -> None:
         ("run", "toolu_0"),
         ("run", "toolu_1"),
     ]
-    assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == (None, 0, [1, 2, 3])
+    assert (entry.parent, entry.prefix_tokens, list(unpack_ids(entry.suffix))) == (
+        None,
+        0,
+        [1, 2, 3],
+    )
 
 
 def test_the_chain_is_what_a_client_will_show() -> None:
@@ -179,8 +183,8 @@ def test_a_thought_is_sealed_with_the_turn_since_the_seal_before() -> None:
         assert read_entry_id(end.seal) == "entry-1"
         sealed = SEALER.open(end.seal, "t", "model-1")
         assert isinstance(sealed, SealPayload)
-        assert sealed.thought == number
-        assert (sealed.before, sealed.head, sealed.parent) == (b"c" * 16, b"head", None)
+        assert sealed.reasoning_index == number
+        assert (sealed.chain_before, sealed.head, sealed.parent) == (b"c" * 16, b"head", None)
         spelled = BYTES.decode(unpack_ids(sealed.generated))
         expected = FIRST if number == 0 else LOOK + "\n" + LS + SECOND
         assert sealed.start == (0 if number == 0 else len(BYTES.encode(FIRST.rstrip())))
@@ -218,12 +222,20 @@ def test_the_entry_grows_from_its_parent() -> None:
     made = _generation(prompt=grown)
     made.finish()
     entry = made.build_entry()
-    assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == ("entry-1", 5, [6, 7])
+    assert (entry.parent, entry.prefix_tokens, list(unpack_ids(entry.suffix))) == (
+        "entry-1",
+        5,
+        [6, 7],
+    )
     cold = Prompt(array("I", [1, 2, 9, 9]), "cold", False, HEAD, recalled)
     made = _generation(prompt=cold)
     made.finish()
     entry = made.build_entry()
-    assert (entry.parent, entry.keep, list(unpack_ids(entry.suffix))) == ("entry-1", 2, [9, 9])
+    assert (entry.parent, entry.prefix_tokens, list(unpack_ids(entry.suffix))) == (
+        "entry-1",
+        2,
+        [9, 9],
+    )
 
 
 def test_a_turn_that_broke_off_does_not_say_that_it_ended() -> None:

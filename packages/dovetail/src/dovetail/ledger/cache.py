@@ -1,4 +1,4 @@
-"""Entries in memory, least recently used first, with the indexes that find them."""
+"""Ledger entries and their token ids in memory, least recently used first."""
 
 from array import array
 from collections import OrderedDict
@@ -16,13 +16,16 @@ _Index = dict[tuple[str, str | bytes], dict[str, None]]
 
 
 def estimate_entry_bytes(entry: LedgerEntry) -> int:
-    """About how many bytes of memory an entry takes."""
+    """Estimate the memory of an entry in bytes."""
     ids = len(entry.suffix) + len(entry.generated) + len(entry.logprobs)
     return _ENTRY_OVERHEAD_BYTES + ids + sum(map(_estimate_span_bytes, entry.spans))
 
 
 class EntryCache:
-    """A bounded set of entries. What is taken or added becomes the most recently used."""
+    """A bounded set of entries with indexes by call, chain and session.
+
+    An entry that is read or added becomes the most recently used.
+    """
 
     __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_sessions", "_total_bytes")
 
@@ -39,16 +42,16 @@ class EntryCache:
 
     @property
     def total_bytes(self) -> int:
-        """The weight of all entries."""
+        """The estimated size of all entries."""
         return self._total_bytes
 
     def peek(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry; its place stays as it is."""
+        """Return the entry without marking it as used."""
         found = self._entries.get((tenant, id))
         return found[0] if found else None
 
     def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry; it was used now."""
+        """Return the entry and mark it as used."""
         found = self._entries.get((tenant, id))
         if found is None:
             return None
@@ -56,14 +59,14 @@ class EntryCache:
         return found[0]
 
     def touch(self, tenant: str, id: str, now: float) -> None:
-        """It was used at that time, which is not before any other."""
+        """Mark the entry as used at `now`, which must not be before any other use."""
         found = self._entries.get((tenant, id))
         if found is not None:
             self._entries[tenant, id] = (found[0], now)
             self._entries.move_to_end((tenant, id))
 
     def add(self, entry: LedgerEntry, now: float = 0.0) -> None:
-        """Keep it, at the cost of the oldest. One that is too large alone is not kept."""
+        """Add an entry and evict the oldest. An entry larger than the cache is not added."""
         key = (entry.tenant, entry.id)
         cost = estimate_entry_bytes(entry)
         if cost > self._max_bytes:
@@ -96,7 +99,7 @@ class EntryCache:
         return tuple(self._sessions.get((tenant, session), ()))
 
     def list_sessions(self, tenant: str) -> list[SessionStats]:
-        """The sessions of a tenant. Looks at those of all."""
+        """The sessions of a tenant. Iterates over those of all tenants."""
         return [
             SessionStats(str(name), len(ids), max(self._entries[tenant, id][1] for id in ids))
             for (owner, name), ids in self._sessions.items()
@@ -104,13 +107,13 @@ class EntryCache:
         ]
 
     def _index_keys(self, entry: LedgerEntry) -> list[tuple[_Index, str | bytes]]:
-        places: list[tuple[_Index, str | bytes]] = [
+        keys: list[tuple[_Index, str | bytes]] = [
             (self._calls, key) for key in make_call_keys(entry)
         ]
-        places.append((self._chains, entry.chain))
+        keys.append((self._chains, entry.chain))
         if entry.session:
-            places.append((self._sessions, entry.session))
-        return places
+            keys.append((self._sessions, entry.session))
+        return keys
 
     def _evict_oldest(self) -> None:
         _, (entry, _) = self._entries.popitem(last=False)
@@ -134,10 +137,10 @@ _ARRAY_OVERHEAD_BYTES = 300  # the objects around the ids
 
 
 class TokenIdCache:
-    """A bounded cache, least recently used first. The arrays in it are not to be changed.
+    """A bounded LRU cache of the token ids of entries. The arrays must not be changed.
 
-    Of each line only the last two are kept: one long session would fill the cache with its own
-    past, and an older whole is the beginning of a newer one.
+    Of each branch only the last two are cached: one long session would fill the cache with its own
+    past, and older token ids are a prefix of newer ones.
     """
 
     __slots__ = ("_bytes", "_ids", "_max_bytes", "_parents")
@@ -149,7 +152,7 @@ class TokenIdCache:
         self._parents: dict[EntryKey, EntryKey] = {}
 
     def get(self, tenant: str, id: str) -> "array[int] | None":
-        """The whole of an entry."""
+        """The token ids of an entry."""
         key = (tenant, id)
         found = self._ids.get(key)
         if found is not None:
@@ -157,7 +160,7 @@ class TokenIdCache:
         return found
 
     def add(self, entry: LedgerEntry, token_ids: "array[int]") -> None:
-        """Keep it. The parent's is the next to go: a session seldom returns to an older turn."""
+        """Add token ids. Those of the parent become the next to evict: sessions rarely go back."""
         key = (entry.tenant, entry.id)
         size = _array_bytes(token_ids)
         if key in self._ids or size > self._max_bytes:
@@ -180,22 +183,22 @@ class TokenIdCache:
 
 
 def extend_token_ids(base: "array[int]", entries: Iterable[LedgerEntry]) -> "array[int] | None":
-    """The whole of the last entry: each grew from the one before, the first from `base`.
+    """The token ids of the last entry: each entry extends the one before, the first `base`.
 
-    One array grows and is cut: a token is copied once, however long the line. None where an entry
-    keeps more than there is.
+    One array is extended and truncated, so that a token is copied once however many entries there
+    are. None where an entry's prefix is longer than what it extends.
     """
-    whole = base
+    token_ids = base
     for entry in entries:
-        if entry.keep > len(whole):
+        if entry.prefix_tokens > len(token_ids):
             return None
-        if whole is base:
-            whole = base[: entry.keep]  # a copy: the base is not ours to change
+        if token_ids is base:
+            token_ids = base[: entry.prefix_tokens]  # a copy: the base may be cached
         else:
-            del whole[entry.keep :]
-        whole.frombytes(entry.suffix)
-        whole.frombytes(entry.generated)
-    return whole
+            del token_ids[entry.prefix_tokens :]
+        token_ids.frombytes(entry.suffix)
+        token_ids.frombytes(entry.generated)
+    return token_ids
 
 
 def _array_bytes(token_ids: "array[int]") -> int:

@@ -1,8 +1,8 @@
-"""Whether a client's copy of a turn still means what the model said.
+"""Decide whether a client's copy of a turn is equivalent to the turn that was generated.
 
 Clients rewrite what they replay: keys in another order, 5000.0 as 5000, defaults filled in, `cd`
-into the working folder left out of a command. That is form. Anything else is an edit, and then the
-client's copy is what counts: a wrong splice is worse than a missed one.
+into the working folder left out of a command. Such copies are equivalent. Anything else is an
+edit, and then the client's copy is used: a wrong splice is worse than a missed one.
 """
 
 import json
@@ -20,7 +20,7 @@ _CD_PREFIX = re.compile(r"cd\s+(\"[^\"]*\"|'[^']*'|\S+)\s*&&\s*")
 
 
 def is_same_turn(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ()) -> bool:
-    """Whether the turn, as the client has it, is the entry's in all but form."""
+    """Whether the client's copy of a turn is equivalent to the entry."""
     return (
         _is_same_text(entry, turn)
         and _is_same_calls(entry, turn, tools)
@@ -31,40 +31,40 @@ def is_same_turn(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ())
 def truncate_to_copy(
     entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ()
 ) -> LedgerEntry | None:
-    """The entry as far as the client has it, where its copy is the first blocks of the turn.
+    """Truncate the entry to the client's copy, where that is the first blocks of the turn.
 
-    A client whose stream broke keeps what was whole by then and asks for the rest. Thoughts and
-    calls end where a token does, text may not: behind text nothing is cut.
+    A client whose stream broke keeps the complete blocks and requests the rest. Reasoning and
+    calls end at a token boundary, text may not: an entry is never truncated behind text.
     """
     spans = entry.spans[: len(turn.blocks)]
     if not spans or [span.kind for span in spans] != [_SPAN_KINDS.get(b.type) for b in turn.blocks]:
         return None
     if spans[-1].kind == "text" or not spans[-1].tokens or not spans[-1].complete:
         return None
-    said = pack_ids(unpack_ids(entry.generated)[: spans[-1].tokens])
-    begun = msgspec.structs.replace(entry, spans=spans, generated=said, stop=None)
-    return begun if is_same_turn(begun, turn, tools) else None
+    generated = pack_ids(unpack_ids(entry.generated)[: spans[-1].tokens])
+    truncated = msgspec.structs.replace(entry, spans=spans, generated=generated, stop=None)
+    return truncated if is_same_turn(truncated, turn, tools) else None
 
 
 def has_same_reasoning(spans: Sequence[EntrySpan], turn: Turn) -> bool:
-    """Whether the thoughts that the client still has are among the recorded ones, in their order.
+    """Whether the reasoning that the client still has is among the recorded, in its order.
 
-    Clients drop thoughts, so absence says nothing; a thought with other words is an edit.
+    Clients drop reasoning, so its absence means nothing; reasoning with other text is an edit.
     """
-    recorded = iter([span.shown.strip() for span in spans if span.kind == "reasoning"])
-    kept = [b.text.strip() for b in turn.blocks if isinstance(b, ReasoningBlock)]
-    kept = [text for text in kept if text]
-    if not kept:
+    recorded_texts = iter([span.shown.strip() for span in spans if span.kind == "reasoning"])
+    shown = [b.text.strip() for b in turn.blocks if isinstance(b, ReasoningBlock)]
+    shown = [text for text in shown if text]
+    if not shown:
         return True
-    remembered = list(recorded)
-    if "".join(kept) == "".join(remembered) or kept == ["\n".join(remembered)]:
+    remembered = list(recorded_texts)
+    if "".join(shown) == "".join(remembered) or shown == ["\n".join(remembered)]:
         return True
-    left = iter(remembered)
-    return all(any(text == other for other in left) for text in kept)
+    remaining = iter(remembered)
+    return all(any(text == other for other in remaining) for text in shown)
 
 
 def is_same_arguments(recorded: str, shown: str, schema: Mapping[str, Any]) -> bool:
-    """Whether two spellings of arguments mean the same call."""
+    """Whether two spellings of arguments are the same call."""
     if recorded == shown:
         return True
     try:
@@ -130,9 +130,8 @@ def _is_same_value(ours: Any, theirs: Any, *, command: bool = False) -> bool:
     if isinstance(ours, bool) or isinstance(theirs, bool):
         return ours is theirs
     if isinstance(ours, int | float) and isinstance(theirs, int | float):
-        return ours == theirs or _to_float(ours) == _to_float(
-            theirs
-        )  # big whole numbers lose digits
+        # Clients that parse numbers as floats lose the last digits of large integers.
+        return ours == theirs or _to_float(ours) == _to_float(theirs)
     if isinstance(ours, str) and isinstance(theirs, str):
         return _is_same_string(ours, theirs, command)
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -158,5 +157,5 @@ def _is_same_string(ours: str, theirs: str, command: bool) -> bool:
 
 
 def _strip_line_ends(text: str) -> list[str]:
-    """The lines without the white space at their ends, which an editing tool takes away."""
+    """Split into lines without trailing white space, which editing tools remove."""
     return [line.rstrip() for line in text.rstrip().split("\n")]

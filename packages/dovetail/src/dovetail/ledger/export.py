@@ -1,4 +1,4 @@
-"""Finds what is to be exported, and makes samples of it, one at a time."""
+"""Find the turns to export, and build training samples of them, one at a time."""
 
 from array import array
 from bisect import insort
@@ -14,10 +14,10 @@ _INDEX_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
 
 
 class BranchIndex:
-    """The ends of lines, found by the prompts that begin with them.
+    """Finds the branches whose token ids a prompt begins with.
 
-    Only hashes are held, so that many long lines cost little; a prompt is read once, whatever the
-    number of lines.
+    Only hashes are held, so that many long branches cost little; a prompt is read once, whatever
+    the number of branches.
     """
 
     __slots__ = ("_branches_by_digest", "_lengths")
@@ -27,7 +27,7 @@ class BranchIndex:
         self._lengths: list[int] = []
 
     def add(self, branch: int, token_ids: "array[int]") -> None:
-        """The line of this number ends with this whole."""
+        """Add a branch by the token ids of its last turn."""
         size = len(token_ids) * _INDEX_ID_BYTES
         digest = blake2b(token_ids.tobytes(), digest_size=16).digest()
         self._branches_by_digest.setdefault(digest, []).append(branch)
@@ -35,16 +35,16 @@ class BranchIndex:
             insort(self._lengths, size)
 
     def find_prefixes(self, prompt: "array[int]") -> Iterator[int]:
-        """The lines whose whole this prompt begins with, longest first."""
+        """The branches whose token ids this prompt begins with, longest first."""
         packed = memoryview(prompt).cast("B")
         found: list[int] = []
-        hashed, at = blake2b(digest_size=16), 0
+        hasher, hashed_bytes = blake2b(digest_size=16), 0
         for size in self._lengths:
             if size > len(packed):
                 break
-            hashed.update(packed[at:size])
-            at = size
-            found += self._branches_by_digest.get(hashed.copy().digest(), ())
+            hasher.update(packed[hashed_bytes:size])
+            hashed_bytes = size
+            found += self._branches_by_digest.get(hasher.copy().digest(), ())
         return reversed(found)
 
 
@@ -52,51 +52,51 @@ _TOKEN_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
 
 
 def count_token_ids(entry: LedgerEntry) -> int:
-    """How many ids an entry's whole has: its prompt and what was generated."""
-    return entry.keep + (len(entry.suffix) + len(entry.generated)) // _TOKEN_ID_BYTES
+    """Count an entry's token ids: its prompt and what was generated."""
+    return entry.prefix_tokens + (len(entry.suffix) + len(entry.generated)) // _TOKEN_ID_BYTES
 
 
 def split_branches(entries: Mapping[str, LedgerEntry]) -> list[list[LedgerEntry]]:
-    """The unbroken lines, in the order of their first turns. Each turn is in one of them."""
+    """Split entries into branches, in the order of their first turns. Each turn is in one."""
     following: dict[str, LedgerEntry] = {}
     for entry in entries.values():
         parent = entries.get(entry.parent or "")
-        if parent is not None and entry.keep == count_token_ids(parent):
+        if parent is not None and entry.prefix_tokens == count_token_ids(parent):
             following.setdefault(parent.id, entry)
     inner = {entry.id for entry in following.values()}
     return [_follow_branch(entry, following) for entry in entries.values() if entry.id not in inner]
 
 
 def _follow_branch(first: LedgerEntry, following: Mapping[str, LedgerEntry]) -> list[LedgerEntry]:
-    line = [first]
-    while (entry := following.get(line[-1].id)) is not None:
-        line.append(entry)
-    return line
+    branch = [first]
+    while (entry := following.get(branch[-1].id)) is not None:
+        branch.append(entry)
+    return branch
 
 
-_RESPONSE_ID_CHARS = 24  # the last characters of an answer's outward id: the prefix is the API's
+_RESPONSE_ID_CHARS = 24  # the last characters of a response's public id: the prefix is the API's
 
 
 @dataclass(frozen=True)
 class MissingBranch:
-    """A line of turns that cannot be told: an entry that it grew from is no longer kept."""
+    """A branch that cannot be exported: an ancestor is no longer stored."""
 
     entry: str
     turns: int
 
 
 class LedgerExporter:
-    """What a tenant's ledger holds. It is only read."""
+    """Exports a tenant's ledger. It only reads."""
 
     def __init__(self, ledger: Ledger, tenant: str = "") -> None:
         self._ledger = ledger
         self._tenant = tenant
 
     async def find(self, name: str) -> dict[str, LedgerEntry]:
-        """The turns of a session; else a turn and all that it grew from, by one of its ids.
+        """Find the turns of a session, else a turn and its ancestors by one of its ids.
 
-        Ids are the entry's own, those of its calls, and the one under which a client knows the
-        answer. Nothing where the name is not known.
+        Ids are the entry's own, those of its calls, and the public id of the response. Empty where
+        the name is not known.
         """
         ids = await self._ledger.find_by_session(self._tenant, name)
         if ids:
@@ -115,7 +115,7 @@ class LedgerExporter:
     async def iter_samples(
         self, entries: dict[str, LedgerEntry]
     ) -> AsyncIterator[TrainingSample | MissingBranch]:
-        """A sample for each unbroken line."""
+        """Yield a sample for each branch."""
         found = split_branches(entries)
         order = {id: place for place, id in enumerate(entries)}
         for group in await self._join_branches(found, order) if len(found) > 1 else [found]:
@@ -132,70 +132,72 @@ class LedgerExporter:
     async def _add_unnamed_ancestors(
         self, entries: dict[str, LedgerEntry]
     ) -> dict[str, LedgerEntry]:
-        """The turns of a session with those before them that were kept without any session.
+        """Add the ancestors that were recorded without any session.
 
-        What another session has said before is prompt here, and is exported with that one.
+        What another session generated before is prompt here, and is exported with that one.
         """
-        above: dict[str, LedgerEntry] = {}
+        ancestors: dict[str, LedgerEntry] = {}
         for entry in entries.values():
             parent: str | None = entry.parent
-            while parent is not None and parent not in entries and parent not in above:
+            while parent is not None and parent not in entries and parent not in ancestors:
                 found = await self._ledger.get(self._tenant, parent)
                 if found is None or found.session:
                     break
-                above[parent] = found
+                ancestors[parent] = found
                 parent = found.parent
-        return dict(reversed(above.items())) | entries
+        return dict(reversed(ancestors.items())) | entries
 
     async def _join_branches(
         self, branches: list[list[LedgerEntry]], order: Mapping[str, int]
     ) -> list[list[list[LedgerEntry]]]:
-        """The lines with those that go on from each other though no entry says so.
+        """Join branches that continue each other although no entry says so.
 
-        A turn without a handle is known by its looks, so that its child may name a twin of it from
-        another session as its parent; or none, where the looks were not enough.
+        A turn without a handle is recognized by its chain, so that its child may name a twin of it
+        from another session as its parent, or none where the chain was ambiguous.
         """
-        joints = BranchIndex()
-        for at, line in enumerate(branches):
-            whole = await self._ledger.load_token_ids(line[-1])
-            if whole is not None:
-                joints.add(at, whole)
+        index = BranchIndex()
+        for at, branch in enumerate(branches):
+            token_ids = await self._ledger.load_token_ids(branch[-1])
+            if token_ids is not None:
+                index.add(at, token_ids)
         following: dict[int, int] = {}
-        for at, line in enumerate(branches):
-            prompt = await self._load_prompt(line[0])
-            before = order[line[0].id]
-            for other in joints.find_prefixes(prompt) if prompt is not None else ():
+        for at, branch in enumerate(branches):
+            prompt = await self._load_prompt(branch[0])
+            before = order[branch[0].id]
+            for other in index.find_prefixes(prompt) if prompt is not None else ():
                 if order[branches[other][-1].id] < before and other not in following:
                     following[other] = at
                     break
         firsts = [at for at in range(len(branches)) if at not in following.values()]
-        return [[branches[at] for at in _follow(first, following)] for first in firsts]
+        return [
+            [branches[at] for at in _follow_branch_indexes(first, following)] for first in firsts
+        ]
 
     async def _load_turns(self, group: list[list[LedgerEntry]]) -> list[SampleStep] | None:
-        """The turns of lines that go on from each other. None if the first has lost its prompt."""
+        """The turns of branches that continue each other. None if a prompt is lost."""
         steps: list[SampleStep] = []
-        for line in group:
-            prompt = await self._load_prompt(line[0])
+        for branch in group:
+            prompt = await self._load_prompt(branch[0])
             if prompt is None:
                 return None
-            there = count_token_ids(steps[-1].entry) if steps else 0
-            steps.append(SampleStep(line[0], prompt[there:]))
-            steps += [SampleStep(entry, unpack_ids(entry.suffix)) for entry in line[1:]]
+            known_ids = count_token_ids(steps[-1].entry) if steps else 0
+            steps.append(SampleStep(branch[0], prompt[known_ids:]))
+            steps += [SampleStep(entry, unpack_ids(entry.suffix)) for entry in branch[1:]]
         return steps
 
     async def _load_prompt(self, entry: LedgerEntry) -> "array[int] | None":
-        """All of an entry's prompt. None if an entry that it grew from is gone."""
+        """The whole prompt of an entry. None if an ancestor is gone."""
         if entry.parent is None:
             return unpack_ids(entry.suffix)
         parent = await self._ledger.get(self._tenant, entry.parent)
-        whole = await self._ledger.load_token_ids(parent) if parent is not None else None
-        if whole is None or len(whole) < entry.keep:
+        token_ids = await self._ledger.load_token_ids(parent) if parent is not None else None
+        if token_ids is None or len(token_ids) < entry.prefix_tokens:
             return None
-        return whole[: entry.keep] + unpack_ids(entry.suffix)
+        return token_ids[: entry.prefix_tokens] + unpack_ids(entry.suffix)
 
 
-def _follow(first: int, following: dict[int, int]) -> list[int]:
-    line = [first]
-    while (at := following.get(line[-1])) is not None:
-        line.append(at)
-    return line
+def _follow_branch_indexes(first: int, following: dict[int, int]) -> list[int]:
+    indexes = [first]
+    while (at := following.get(indexes[-1])) is not None:
+        indexes.append(at)
+    return indexes

@@ -1,7 +1,6 @@
-"""A sample: the ids of an unbroken line of turns, and which of them the model chose.
+"""A training sample: the ids of a branch of turns, and which of them the model chose.
 
-Nothing here is ever text or made of text: ids are those that the engine was asked with and that it
-answered with.
+Nothing here is text or made from text: the ids are those that the engine received and returned.
 """
 
 from array import array
@@ -17,7 +16,7 @@ SAMPLE_SCHEMA = "dovetail.sample/1"
 
 
 class SampleSpan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of what was said, with the markers around it; `id` and `name` are of a call."""
+    """A piece of a turn's output, with the markers around it; `id` and `name` are of a call."""
 
     kind: Literal["text", "reasoning", "call"]
     start: int
@@ -27,10 +26,10 @@ class SampleSpan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SampleTurn(msgspec.Struct, frozen=True):
-    """Where a turn stands among the ids of its sample.
+    """The position of a turn in the ids of its sample.
 
-    All ids before `prompt_end` are the prompt that the engine was asked with; those from `start` on
-    were new in it. What the model said follows, up to `end`. `stop` is the id that it ended with,
+    All ids before `prompt_end` are the prompt that the engine received; those from `start` on
+    were new in it. The model's output follows, up to `end`. `stop` is the id that it ended with,
     and is the last before `end`, unless the next prompt has another one there.
     """
 
@@ -64,32 +63,32 @@ class TrainingSample(msgspec.Struct, frozen=True):
 
 
 class SampleStep(NamedTuple):
-    """A turn, and what its prompt adds to the whole of the turn before it: for the first, all."""
+    """A turn, and what its prompt adds to the token ids of the turn before: for the first, all."""
 
     entry: LedgerEntry
     new_ids: "array[int]"
 
 
 def build_sample(steps: Sequence[SampleStep]) -> TrainingSample:
-    """The sample of an unbroken line of turns."""
-    made = _SampleBuilder()
+    """Build the sample of a branch of turns."""
+    builder = _SampleBuilder()
     for step, following in zip(steps, [*steps[1:], None], strict=True):
-        made.add(step, following)
+        builder.add(step, following)
     last = steps[-1].entry
     return TrainingSample(
         session=last.session,
         agent=last.agent,
         tenant=last.tenant,
         model=last.model,
-        ids=made.ids.tolist(),
-        loss_mask=list(made.mask),
-        logprobs=made.logprobs if made.has_logprobs else None,
-        turns=tuple(made.turns),
+        ids=builder.ids.tolist(),
+        loss_mask=list(builder.mask),
+        logprobs=builder.logprobs if builder.has_logprobs else None,
+        turns=tuple(builder.turns),
     )
 
 
 class _SampleBuilder:
-    """A sample that grows turn by turn."""
+    """A sample under construction, turn by turn."""
 
     def __init__(self) -> None:
         self.ids = array(TOKEN_ID_TYPECODE)
@@ -97,10 +96,10 @@ class _SampleBuilder:
         self.logprobs: list[float | None] = []
         self.has_logprobs = False
         self.turns: list[SampleTurn] = []
-        self._stop_ids = 0  # how many ids of the next prompt's news the last turn has said itself
+        self._stop_ids = 0  # how many new ids of the next prompt the last turn generated itself
 
     def add(self, step: SampleStep, following: SampleStep | None) -> None:
-        """A turn, and the id that ended it where that is what stands behind it."""
+        """Add a turn, and its stop token where the next prompt has it too."""
         entry, start = step.entry, len(self.ids)
         self._extend(step.new_ids[self._stop_ids :], 0)
         prompt_end = len(self.ids)
@@ -131,24 +130,24 @@ class _SampleBuilder:
         self.logprobs.extend([None] * len(ids))
 
     def _add_logprobs(self, packed: bytes, start: int) -> None:
-        room = len(self.ids) - start
-        for at, value in enumerate(unpack_logprobs(packed)[:room], start):
+        added_ids = len(self.ids) - start
+        for at, value in enumerate(unpack_logprobs(packed)[:added_ids], start):
             if not isnan(value) and self.mask[at]:
                 self.logprobs[at] = value
                 self.has_logprobs = True
 
 
 def _is_followed_by(stop: int, following: SampleStep | None) -> bool:
-    """Whether the id that ended a turn is also what the next prompt has there."""
+    """Whether the next prompt continues with a turn's stop token."""
     return following is None or following.new_ids[:1] == array(TOKEN_ID_TYPECODE, [stop])
 
 
 def _sample_spans(entry: LedgerEntry, prompt_end: int) -> tuple[SampleSpan, ...]:
     found = []
-    start, whole = 0, len(unpack_ids(entry.generated))
+    start, generated_count = 0, len(unpack_ids(entry.generated))
     for span in entry.spans:
         id, name = (span.id, span.name) if span.kind == "call" else ("", "")
-        end = max(start, min(span.tokens, whole))
+        end = max(start, min(span.tokens, generated_count))
         found.append(SampleSpan(span.kind, prompt_end + start, prompt_end + end, id, name))
         start = end
     return tuple(found)

@@ -1,8 +1,8 @@
-"""The walk along a history: turn by turn, which entry it is and what the chain has come to.
+"""Match a history with the ledger: turn by turn, the entry that was recognized and the hash chains.
 
-Two chains. The visible one is what entries are looked up by. The line is over what the turns were
-taken for: the entry, where one was recognised, else the client's own copy with its thoughts. Two
-histories that look the same and were thought otherwise have the same chain and another line.
+There are two chains. Entries are looked up by the visible one. The lineage is over what the turns
+were recognized as: the entry, where there is one, else the client's own copy with its reasoning.
+Two histories that look the same but differ in reasoning share the chain and differ in lineage.
 """
 
 from bisect import bisect_left
@@ -16,15 +16,16 @@ from dovetail_model import Turn
 
 EMPTY_CHAIN = bytes(DIGEST_BYTES)
 _MAX_HISTORIES = 256
-_MAX_CHARS = 128 << 20  # of all turns of all lines together
+_MAX_CHARS = 128 << 20  # of all turns of all histories together
 HistoryKey = tuple[str, str, bytes]
 """Tenant, session, and the digest of the first turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnMatch:
-    """What a turn was recognised as. By its handle for good; by its looks until a double appears.
+    """The entry that a turn was recognized as, if any.
 
+    A match by handle is final; a match by chain holds until a second entry has the same chain.
     `chain` is the visible chain with the turn in it, as the entry has it.
     """
 
@@ -35,9 +36,9 @@ class TurnMatch:
 
 @dataclass(frozen=True, slots=True)
 class MatchStep:
-    """One turn of a walk: both chains before and with it, and the calls in the turns before it.
+    """One turn of a match: both chains before and with it, and the calls in the turns before it.
 
-    `size` are the characters of all turns up to it.
+    `chars` are the characters of all turns up to it.
     """
 
     chain_before: bytes
@@ -55,27 +56,27 @@ class MatchStep:
 def next_step(
     key: bytes, last: MatchStep | None, call_count: int, turn_digest: TurnDigest, match: TurnMatch
 ) -> MatchStep:
-    """The next step. A turn that is not known is told apart by the client's own copy of it."""
-    before = last.chain if last is not None else EMPTY_CHAIN
-    line = last.lineage if last is not None else EMPTY_CHAIN
-    taken = match.entry_id.encode() if match.entry_id is not None else turn_digest.copy_digest
-    size = turn_digest.chars + (last.chars if last is not None else 0)
+    """Make the next step. An unknown turn is identified by the digest of the client's copy."""
+    chain_before = last.chain if last is not None else EMPTY_CHAIN
+    lineage_before = last.lineage if last is not None else EMPTY_CHAIN
+    identity = match.entry_id.encode() if match.entry_id is not None else turn_digest.copy_digest
+    chars = turn_digest.chars + (last.chars if last is not None else 0)
     return MatchStep(
-        before,
-        line,
+        chain_before,
+        lineage_before,
         match,
-        extend_chain(key, line, compute_digest(turn_digest.digest, taken)),
+        extend_chain(key, lineage_before, compute_digest(turn_digest.digest, identity)),
         call_count,
-        size,
+        chars,
     )
 
 
 class HistoryMatch:
-    """The steps along a history, with what is asked of them kept beside: a session grows long.
+    """The steps along a history, with indexes into them, since a session may be long.
 
-    `places` are those of assistant turns, `looks` of those known by their looks alone. `begun` is
-    the entry of a turn behind them that the model is to go on from. `seen_at` says how far the
-    ledger was when those with looks alone were last looked for.
+    `assistant_indexes` are those of assistant turns, `chain_matched_indexes` of those matched by
+    chain alone. `partial_entry` is the entry of a last turn that the model is to continue.
+    `ledger_state` is the state of the ledger when the chain matches were last looked up.
     """
 
     __slots__ = (
@@ -97,24 +98,24 @@ class HistoryMatch:
         self.chain_matched_indexes: list[int] = []
         self.notes: list[str] = []
         self.partial_entry: LedgerEntry | None = None
-        self.ledger_state: tuple[int | None, int] = (None, 0)  # the ledger's state at its end
+        self.ledger_state: tuple[int | None, int] = (None, 0)  # store version and sequence
 
     def truncate(self, turns: tuple[Turn, ...], count: int) -> "HistoryMatch":
-        """A walk along other turns that begin with the same `count`."""
-        other = HistoryMatch(turns)
-        other.steps = self.steps[:count]
-        other.chains = self.chains[:count]
-        other.assistant_indexes = self.assistant_indexes[
+        """Copy the first `count` steps for other turns that begin with the same `count`."""
+        truncated = HistoryMatch(turns)
+        truncated.steps = self.steps[:count]
+        truncated.chains = self.chains[:count]
+        truncated.assistant_indexes = self.assistant_indexes[
             : bisect_left(self.assistant_indexes, count)
         ]
-        other.chain_matched_indexes = self.chain_matched_indexes[
+        truncated.chain_matched_indexes = self.chain_matched_indexes[
             : bisect_left(self.chain_matched_indexes, count)
         ]
-        other.ledger_state = self.ledger_state
-        return other
+        truncated.ledger_state = self.ledger_state
+        return truncated
 
     def truncate_at_unknown(self) -> "HistoryMatch":
-        """The walk up to the first of the model's turns that nobody knows yet."""
+        """Truncate at the first assistant turn that was not recognized."""
         unknown = (at for at in self.assistant_indexes if self.steps[at].match.entry_id is None)
         first = next(unknown, None)
         return self if first is None else self.truncate(self.turns, first)
@@ -125,7 +126,7 @@ class HistoryMatch:
 
     @property
     def chars(self) -> int:
-        """Characters of its turns."""
+        """The characters of its turns."""
         return self.steps[-1].chars if self.steps else 0
 
     def add(self, step: MatchStep) -> None:
@@ -139,7 +140,7 @@ class HistoryMatch:
 
 
 class HistoryMatchCache:
-    """The last walk of each line of a session, to go on from: so many, of so many characters."""
+    """The last match of each history of a session, bounded in number and in characters."""
 
     __slots__ = ("_chars", "_matches", "_max_chars")
 
@@ -149,7 +150,7 @@ class HistoryMatchCache:
         self._chars = 0
 
     def resume(self, key: HistoryKey, turns: tuple[Turn, ...]) -> HistoryMatch:
-        """The steps that these turns begin with. Known turns are the same objects: it costs little.
+        """Return the steps that these turns begin with, cheaply: known turns are the same objects.
 
         The last turns are looked up again: they may be known by now.
         """
@@ -162,8 +163,8 @@ class HistoryMatchCache:
         return known.truncate(turns, max(same, 0))
 
     def put(self, key: HistoryKey, match: HistoryMatch) -> None:
-        before = self._matches.pop(key, None)
-        self._chars += match.chars - (before.chars if before is not None else 0)
+        replaced = self._matches.pop(key, None)
+        self._chars += match.chars - (replaced.chars if replaced is not None else 0)
         self._matches[key] = match
         while len(self._matches) > _MAX_HISTORIES or self._chars > self._max_chars:
             self._chars -= self._matches.popitem(last=False)[1].chars

@@ -1,4 +1,4 @@
-"""Keys: what seals turns, what opens them, and what keys the hash chain of each tenant."""
+"""Keys: they seal and open turns, and key the hash chain of each tenant."""
 
 import base64
 import binascii
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 class KeyringError(InternalError):
-    """No usable keys. The message names the file and line, never the key."""
+    """The keys cannot be used. The message names the file and line, never the key."""
 
 
 class SealKey:
-    """One key, and what is derived from it: nothing is ever used for two purposes."""
+    """One key and the keys derived from it, each for one purpose."""
 
     __slots__ = ("_secret", "id", "sealing")
 
@@ -42,7 +42,7 @@ class SealKey:
         self.sealing = self.derive(b"dovetail seal")
 
     def derive(self, purpose: bytes) -> bytes:
-        """A key for one purpose. The secret is uniform, so expanding it is enough."""
+        """Derive a key for one purpose. The secret is uniform, so expanding it is enough."""
         return HKDFExpand(hashes.SHA256(), KEY_BYTES, purpose).derive(self._secret)
 
     def is_same(self, other: "SealKey") -> bool:
@@ -54,9 +54,9 @@ class SealKey:
 
 
 class Keyring:
-    """The keys of one installation: the first seals, all of them open.
+    """The keys of one installation: the first one seals, all of them open.
 
-    `warnings` says what should be mended, in sentences for the operator.
+    `warnings` are messages for the operator.
     """
 
     __slots__ = ("_by_id", "_oldest", "sealing", "warnings")
@@ -74,7 +74,7 @@ class Keyring:
         self.warnings = tuple(warnings)
 
     def find(self, id: bytes) -> SealKey | None:
-        """The key of that id."""
+        """The key with that id."""
         return self._by_id.get(id)
 
     def chain_key(self, tenant: str) -> bytes:
@@ -88,7 +88,7 @@ class Keyring:
 
 
 def read_keyring(path: Path) -> Keyring:
-    """The keys of a file: one a line, hex or base64; what follows a # is a comment."""
+    """Read the keys of a file: one per line, hex or base64; text after a # is a comment."""
     try:
         text = path.read_text("utf-8")
         warnings = _check_permissions(path)
@@ -104,7 +104,7 @@ def read_keyring(path: Path) -> Keyring:
 
 
 def load_or_create_keyring(folder: Path) -> Keyring:
-    """The keys of a data folder, made there if it has none."""
+    """Read the keys of a data folder, after creating one if it has none."""
     path = folder / KEY_FILE
     if not path.exists():
         try:
@@ -115,7 +115,7 @@ def load_or_create_keyring(folder: Path) -> Keyring:
 
 
 def _create_key_file(path: Path) -> None:
-    """Write a new key beside its place, then link it there: whole, and only if none came first."""
+    """Write a new key to a draft file, then link it: complete, and only if there is none yet."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -127,7 +127,7 @@ def _create_key_file(path: Path) -> None:
         try:
             os.link(draft, path)
         except FileExistsError:
-            return  # another process was faster: its key is the one
+            return  # another process was faster: its key is used
     finally:
         draft.unlink()
 

@@ -1,4 +1,4 @@
-"""The ledger: what the hot path asks for turns. Memory first, then the store.
+"""The ledger of turns as the hot path uses it: memory first, then the store.
 
 Entries never change, so a copy in memory is as good as the stored one. A store that fails makes
 turns unknown; it never fails a request.
@@ -26,23 +26,20 @@ from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.write_queue import WriteQueue
 
-STORE_WRITE_TIMEOUT_SECONDS = (
-    0.5  # seconds that a turn's end waits for its place in a store that others read
-)
-RENEW_INTERVAL_SECONDS = 3600.0  # seconds; well below the age at which stores forget
+STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long a turn's end waits for a store that others read
+RENEW_INTERVAL_SECONDS = 3600.0  # well below the age at which stores expire entries
 
 _MAX_TRACKED_CHAINS = 16384  # chains and sessions with something known about them
 _T = TypeVar("_T")
 
 
 class Ledger:
-    """Turns remembered.
+    """Records turns and finds them again.
 
-    `shared` says that other processes write to the same store. Then a look-up by chain always asks
-    it: one of them may have recorded another turn that looks the same, and the caller has to know
-    of both. `siblings` says that some of them may be asked for the next turn of a session: then a
-    turn counts as recorded when it is in the store, as far as that does not let itself be waited
-    for.
+    `shared`: other processes write to the same store. Then a look-up by chain always queries it:
+    one of them may have recorded another turn that looks the same, and the caller has to know of
+    both. `has_worker_peers`: another process may receive the next turn of a session. Then a turn
+    counts as recorded when it is in the store, unless that exceeds the write timeout.
     """
 
     __slots__ = (
@@ -80,24 +77,24 @@ class Ledger:
         self._shared = shared
         self.has_worker_peers = has_worker_peers
         self._clock = clock
-        # Of a chain, the ids of all entries that have it, where the store was asked.
+        # The ids of all entries with a chain, where the store was queried.
         self._entries_by_chain: BoundedMap[tuple[str, bytes], tuple[str, ...]] = BoundedMap(
             _MAX_TRACKED_CHAINS
         )
-        # Of an entry, when all entries above it were last touched.
+        # When all ancestors of an entry were last touched.
         self._renewed_at: BoundedMap[tuple[str, str], float] = BoundedMap(_MAX_TRACKED_CHAINS)
-        # Of a chain, the number of the last turn recorded here that has it.
+        # The sequence number of the last turn recorded here with a chain.
         self._last_sequence: BoundedMap[tuple[str, bytes], int] = BoundedMap(_MAX_TRACKED_CHAINS)
         self.sequence = 0  # turns recorded here
 
     @property
     def faults(self) -> StoreFaults:
-        """What the store could not do."""
+        """The failures of the store."""
         return self._store.faults
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a turn may be unknown only because a store that others write to was away."""
+        """Whether a turn may be unknown only because a shared store was unreachable."""
         return self._store.is_degraded
 
     def get_cached(self, tenant: str, id: str) -> LedgerEntry | None:
@@ -124,37 +121,37 @@ class Ledger:
         )
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> list[LedgerEntry]:
-        """All entries with that chain, newest first, at most `NEWEST`."""
+        """All entries with that chain, newest first, at most `MAX_LOOKUP_IDS`."""
         ids = None if self._shared else self._entries_by_chain.get((tenant, chain))
         if ids is None:
             ids = await self._find_same_chain(tenant, chain)
         return await self._load_all(tenant, ids)
 
     async def store_version(self) -> int | None:
-        """The store's version: the same as before if nobody else has written to it since."""
+        """The store's version: unchanged while no other process writes to it."""
         return await self._or_none(self._store.version()) if self._shared else 0
 
     def has_recorded_since(self, tenant: str, chains: Iterable[bytes], sequence: int) -> bool:
-        """Whether a turn with one of these chains was recorded here after that many others."""
+        """Whether a turn with one of these chains was recorded here after `sequence`."""
         latest = self._last_sequence
         return any((latest.get((tenant, chain)) or 0) > sequence for chain in chains)
 
     async def record(self, entry: LedgerEntry, prompt: "array[int]") -> None:
-        """Remember a turn; `prompt` is all of its prompt's ids. Does not wait for the disk.
+        """Record a turn; `prompt` is all of its prompt's ids. Does not wait for the disk.
 
-        Only where the store cannot keep up does it wait, so that memory stays bounded, and where
-        there are siblings, for a while.
+        It waits only where the store cannot keep up, so that memory stays bounded, and for a
+        limited time where there are worker peers.
         """
-        whole = prompt[:]
-        whole.frombytes(entry.generated)
-        self._token_cache.add(entry, whole)
+        token_ids = prompt[:]
+        token_ids.frombytes(entry.generated)
+        self._token_cache.add(entry, token_ids)
         self._entry_cache.add(entry)
         self.sequence += 1
         self._last_sequence.set((entry.tenant, entry.chain), self.sequence)
-        kin = self._entries_by_chain.get((entry.tenant, entry.chain))
-        if kin is not None and entry.id not in kin:
+        same_chain = self._entries_by_chain.get((entry.tenant, entry.chain))
+        if same_chain is not None and entry.id not in same_chain:
             self._entries_by_chain.set(
-                (entry.tenant, entry.chain), (entry.id, *kin)[:MAX_LOOKUP_IDS]
+                (entry.tenant, entry.chain), (entry.id, *same_chain)[:MAX_LOOKUP_IDS]
             )
         self._backlog.put(entry)
         if self._backlog.pending_bytes > self._backlog_bytes:
@@ -165,55 +162,55 @@ class Ledger:
                     await self._backlog.wait_written(entry.tenant, entry.id)
 
     async def load_token_ids(self, entry: LedgerEntry) -> "array[int] | None":
-        """Its prompt and what was generated, without the token that ended it.
+        """The token ids of an entry: its prompt and what was generated, without the stop token.
 
-        None if an entry above it is gone. The array is shared: it must not be changed.
+        None if an ancestor is gone. The array is shared: it must not be changed.
         """
-        line: dict[str, LedgerEntry] = {}
-        above: LedgerEntry | None = entry
+        ancestors: dict[str, LedgerEntry] = {}
+        ancestor: LedgerEntry | None = entry
         base = self._token_cache.get(entry.tenant, entry.id)
-        while base is None and above is not None:
-            line[above.id] = above
-            if above.parent is None:
+        while base is None and ancestor is not None:
+            ancestors[ancestor.id] = ancestor
+            if ancestor.parent is None:
                 base = array(TOKEN_ID_TYPECODE)
                 break
-            base = self._token_cache.get(above.tenant, above.parent)
-            above = await self._load_parent(above, line) if base is None else None
+            base = self._token_cache.get(ancestor.tenant, ancestor.parent)
+            ancestor = await self._load_parent(ancestor, ancestors) if base is None else None
         if base is None:
             return None
-        whole = extend_token_ids(base, reversed(line.values()))
-        if whole is not None:
-            self._token_cache.add(entry, whole)
-        return whole
+        token_ids = extend_token_ids(base, reversed(ancestors.values()))
+        if token_ids is not None:
+            self._token_cache.add(entry, token_ids)
+        return token_ids
 
     async def load_ancestors(self, tenant: str, id: str) -> list[LedgerEntry]:
-        """An entry and all that it grew from, root first.
+        """An entry and its ancestors, root first.
 
-        Where an entry above is gone, the first of the list still names it as its parent.
+        Where an ancestor is gone, the first of the list still names it as its parent.
         """
-        line: dict[str, LedgerEntry] = {}
-        above = await self.get(tenant, id)
-        while above is not None:
-            line[above.id] = above
-            above = await self._load_parent(above, line)
-        return list(reversed(line.values()))
+        ancestors: dict[str, LedgerEntry] = {}
+        ancestor = await self.get(tenant, id)
+        while ancestor is not None:
+            ancestors[ancestor.id] = ancestor
+            ancestor = await self._load_parent(ancestor, ancestors)
+        return list(reversed(ancestors.values()))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the turns of a session, oldest first. StoreError if the store cannot tell."""
+        """Ids of the turns of a session, oldest first. StoreError if the store fails."""
         await self.flush()
         return await self._store.find_by_session(tenant, normalize_session_name(session))
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        """The sessions of a tenant, newest first. StoreError if the store cannot tell."""
+        """The sessions of a tenant, newest first. StoreError if the store fails."""
         await self.flush()
         return await self._store.list_sessions(tenant)
 
     async def flush(self) -> None:
-        """Wait until all that was recorded is in the store."""
+        """Wait until every recorded turn is in the store."""
         await self._backlog.flush()
 
     async def stats(self) -> LedgerStats:
-        """What the store holds."""
+        """The number and size of the stored entries."""
         return await self._store.stats()
 
     async def close(self) -> None:
@@ -224,7 +221,7 @@ class Ledger:
     async def _load_parent(
         self, entry: LedgerEntry, descendants: dict[str, LedgerEntry]
     ) -> LedgerEntry | None:
-        """The entry above. A line that bites its own tail, as only a damaged store has, ends."""
+        """The parent of an entry. A cycle, which only a damaged store has, ends the walk."""
         if entry.parent is None or entry.parent in descendants:
             return None
         return await self.get(entry.tenant, entry.parent)
@@ -234,24 +231,24 @@ class Ledger:
         return [entry for entry in found if entry is not None]
 
     async def _find_same_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """The ids of all entries with that chain: those on their way to the store come first."""
+        """The ids of all entries with that chain: those not yet stored come first."""
         stored = await self._or_none(self._store.find_by_chain(tenant, chain))
-        here = self._entry_cache.find_by_chain(tenant, chain)
+        cached = self._entry_cache.find_by_chain(tenant, chain)
         if stored is None:
-            return here
-        kin = (*(id for id in here if id not in stored), *stored)[:MAX_LOOKUP_IDS]
-        self._entries_by_chain.set((tenant, chain), kin)
-        return kin
+            return cached
+        same_chain = (*(id for id in cached if id not in stored), *stored)[:MAX_LOOKUP_IDS]
+        self._entries_by_chain.set((tenant, chain), same_chain)
+        return same_chain
 
     async def _write(self, entry: LedgerEntry) -> None:
-        """Store it, and learn now what the next request would have to wait for."""
+        """Store an entry, and look up now what the next request would have to wait for."""
         await self._store.put(entry)
         if not self._shared and self._entries_by_chain.get((entry.tenant, entry.chain)) is None:
             await self._find_same_chain(entry.tenant, entry.chain)
         await self._renew_ancestors(entry)
 
     async def _renew_ancestors(self, entry: LedgerEntry) -> None:
-        """Keep all turns of a running session as young as its last one, at a small rate."""
+        """Touch all turns of a running session, at most once per interval."""
         now = self._clock()
         key = (entry.tenant, entry.id)
         if entry.parent is None:
@@ -262,11 +259,11 @@ class Ledger:
             self._renewed_at.set(key, renewed)
             return
         self._renewed_at.set(key, now)
-        line = await self.load_ancestors(entry.tenant, entry.parent)
-        await self._store.touch(entry.tenant, [above.id for above in line])
+        ancestors = await self.load_ancestors(entry.tenant, entry.parent)
+        await self._store.touch(entry.tenant, [above.id for above in ancestors])
 
     async def _or_none(self, operation: Awaitable[_T]) -> _T | None:
         try:
             return await operation
-        except StoreError:  # the store has told
+        except StoreError:  # the store has reported it
             return None

@@ -1,4 +1,4 @@
-"""Entries in this process's memory: gone with it."""
+"""A ledger store in this process's memory. Its entries are lost when the process ends."""
 
 import time
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class MemoryLedgerStore:
     """A store for tests, for trials, and for those who want nothing on disk."""
 
     __slots__ = ("_cache", "_clock", "_max_age", "faults")
-    is_degraded = False  # it is always there
+    is_degraded = False  # it is always reachable
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class MemoryLedgerStore:
         return tuple(newest[:MAX_LISTED_SESSIONS])
 
     async def put(self, entry: LedgerEntry) -> None:
-        """Keep it."""
+        """Store an entry."""
         self._cache.add(entry, self._expire())
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """These were used again."""
+        """Mark entries as used again."""
         now = self._expire()
         for id in ids:
             self._cache.touch(tenant, id, now)
@@ -79,7 +79,7 @@ class MemoryLedgerStore:
         return 0
 
     async def stats(self) -> LedgerStats:
-        """How much is held."""
+        """The number and size of the stored entries."""
         self._expire()
         return LedgerStats(len(self._cache), self._cache.total_bytes)
 
@@ -87,7 +87,7 @@ class MemoryLedgerStore:
         """Nothing to finish."""
 
     def _expire(self) -> float:
-        """Drop what is too old: each entry is dropped once, so the cost is that of its putting."""
+        """Drop expired entries. Each is dropped once, so the cost is that of its `put`."""
         now = self._clock()
         self._cache.evict_older_than(now - self._max_age)
         return now

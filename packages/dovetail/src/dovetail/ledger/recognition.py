@@ -1,8 +1,8 @@
-"""Recognition: which turns of a history are ours, and the exact tokens they were made of.
+"""Recognition: which turns of a history were generated here, and their exact tokens.
 
-By a handle first (the entry's id in a seal, the ids of calls), then by the hash chain over what is
-visible. Two candidates that differ in what the client cannot see, and no handle to decide: the
-client's copy. A wrong splice is worse than a missed one.
+A turn is recognized by a handle first (the entry's id in a seal, the ids of calls), then by the
+hash chain over what is visible. If two candidates differ in what the client cannot see and no
+handle decides, the client's copy is used: a wrong splice is worse than a missed one.
 """
 
 import re
@@ -35,13 +35,14 @@ ReplayPolicy = Literal["auto", "exact", "client"]
 
 @dataclass(frozen=True)
 class RecognizedHistory:
-    """What is known of a history, and the ends of its chain and its line.
+    """What is known of a history, and the ends of its chain and its lineage.
 
-    `known` has the entries of assistant turns, by their place. `parent` is the nearest of them and
-    `whole` its prompt with the turn itself; where `anchor`, its place, is given, the new prompt
-    goes on from that whole. `base` is the prompt of a turn that answered a user, and its place:
-    what stands before it has not changed since. `calls` counts the calls before anchor or base.
-    `begun` is the entry of a last turn that the model is to go on from; `start` is the scope's.
+    `entries` has the entries of assistant turns by the turn's index. `parent` is the last of them,
+    `parent_token_ids` its prompt with the turn itself; where `anchor_index`, its index, is given,
+    the new prompt extends those ids. `base_prompt` is the prompt of a turn that followed a user
+    turn, and its index: everything before it is unchanged. `call_count` counts the calls before
+    the anchor or the base. `partial_entry` is the entry of a last turn that the model is to
+    continue; `start` is that of the scope.
     """
 
     chain: bytes = EMPTY_CHAIN
@@ -59,21 +60,21 @@ class RecognizedHistory:
     parent_index: int | None = None
 
     def without_entries(self, start: int | None = None) -> "RecognizedHistory":
-        """The same history with nothing to take from it but the parent's common beginning.
+        """Copy the history without its entries: only the parent's common prefix can be reused.
 
-        With `start` turns from there on keep their tokens; those before are left to the template.
+        With `start`, turns from there on keep their tokens; the template renders those before.
         """
         if start is None:
             return replace(self, entries={}, anchor_index=None, base_prompt=None)
-        known = {at: entry for at, entry in self.entries.items() if at >= start}
-        return replace(self, entries=known, anchor_index=None, base_prompt=None, start=start)
+        entries = {at: entry for at, entry in self.entries.items() if at >= start}
+        return replace(self, entries=entries, anchor_index=None, base_prompt=None, start=start)
 
 
 @dataclass(frozen=True)
 class RecognitionScope:
-    """Where and for whom to look. Turns before `start` are rendered anew in any case.
+    """Where and for whom to look up turns. Turns before `start` are rendered again in any case.
 
-    `head` and `start` are not needed to recognise turns, only to say what can be taken from them.
+    `head` and `start` are not needed to recognize turns, only to decide what can be reused.
     """
 
     tenant: str
@@ -86,7 +87,7 @@ class RecognitionScope:
 
 
 class TurnRecognizer:
-    """Recognises turns. Holds only what may be forgotten."""
+    """Recognizes turns. Its state consists of caches."""
 
     def __init__(
         self,
@@ -94,31 +95,31 @@ class TurnRecognizer:
         restorer: SealRestorer,
         *,
         replay: ReplayPolicy = "auto",
-        max_handled: int = 65536,
+        max_handle_matches: int = 65536,
     ) -> None:
         self._ledger = ledger
         self._restorer = restorer
         self._replay = replay
-        self._max_handled = max_handled
-        self._digests = TurnDigestCache(max_handled)
+        self._max_handle_matches = max_handle_matches
+        self._digests = TurnDigestCache(max_handle_matches)
         self._matches = HistoryMatchCache()
-        # A client's copy, where it stands -> what it was recognised as, if that was by a handle.
-        self._handled: OrderedDict[bytes, TurnMatch] = OrderedDict()
+        # The chain and digest of a client's copy -> its match, if that was by a handle.
+        self._handle_matches: OrderedDict[bytes, TurnMatch] = OrderedDict()
 
     async def match_turns(self, turns: tuple[Turn, ...], scope: RecognitionScope) -> HistoryMatch:
-        """The turns recognised, but for a last one that the model is to go on from."""
-        begun = turns[-1] if turns and turns[-1].role == "assistant" else None
-        if begun is None:
+        """Match all turns, except a last one that the model is to continue."""
+        partial_turn = turns[-1] if turns and turns[-1].role == "assistant" else None
+        if partial_turn is None:
             return await self._match_turns(turns, scope)
-        walk = await self._match_turns(turns[:-1], replace(scope, session=None))
-        before = walk.last.chain if walk.last is not None else EMPTY_CHAIN
-        walk.partial_entry = await self._find_partial(begun, before, scope)
-        return walk
+        match = await self._match_turns(turns[:-1], replace(scope, session=None))
+        chain_before = match.last.chain if match.last is not None else EMPTY_CHAIN
+        match.partial_entry = await self._find_partial(partial_turn, chain_before, scope)
+        return match
 
     async def find_last_entry(
         self, match: HistoryMatch, scope: RecognitionScope
     ) -> LedgerEntry | None:
-        """The entry of the nearest turn that has one."""
+        """The entry of the last turn that has one."""
         for at in reversed(match.assistant_indexes):
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is not None:
@@ -126,53 +127,53 @@ class TurnRecognizer:
         return None
 
     async def resolve(self, match: HistoryMatch, scope: RecognitionScope) -> RecognizedHistory:
-        """What can be taken from the turns of a walk."""
+        """Decide what of a matched history can be reused."""
         notes = list(match.notes)
-        ends = (
+        chains = (
             (match.last.chain, match.last.lineage)
             if match.last is not None
             else (EMPTY_CHAIN, EMPTY_CHAIN)
         )
-        path = RecognizedHistory(*ends, digests=tuple(match.chains), start=scope.start)
+        history = RecognizedHistory(*chains, digests=tuple(match.chains), start=scope.start)
         if self._replay == "client":
-            return (await self._add_parent(path, match, scope)).without_entries()
-        path = replace(path, partial_entry=match.partial_entry)
+            return (await self._add_parent(history, match, scope)).without_entries()
+        history = replace(history, partial_entry=match.partial_entry)
         anchor = await self._find_anchor(match, scope)
         if anchor is not None:
-            at, parent, whole = anchor
+            at, parent, token_ids = anchor
             return replace(
-                path,
+                history,
                 entries=await self._load_entries(match, replace(scope, start=at), notes),
                 anchor_index=at,
-                parent_token_ids=whole,
+                parent_token_ids=token_ids,
                 parent=parent,
                 parent_index=at,
                 call_count=match.steps[at].call_count,
                 notes=tuple(notes),
             )
-        known = await self._load_entries(match, scope, notes)
-        path = replace(path, entries=known, notes=tuple(notes))
-        return await self._add_parent(path, match, scope)
+        entries = await self._load_entries(match, scope, notes)
+        history = replace(history, entries=entries, notes=tuple(notes))
+        return await self._add_parent(history, match, scope)
 
     async def _add_parent(
         self, history: RecognizedHistory, match: HistoryMatch, scope: RecognitionScope
     ) -> RecognizedHistory:
-        """The nearest entry whose prompt is at hand, and a prompt that the new one begins with."""
-        parent, whole = None, None
+        """Add the last entry whose token ids are available, and a prompt to begin the new one."""
+        parent, token_ids = None, None
         for at in reversed(match.assistant_indexes):
             parent = await self._load_entry(match.steps[at].match, scope)
-            whole = await self._ledger.load_token_ids(parent) if parent is not None else None
-            if whole is not None:
+            token_ids = await self._ledger.load_token_ids(parent) if parent is not None else None
+            if token_ids is not None:
                 break
-        if parent is None or whole is None:
+        if parent is None or token_ids is None:
             return history
-        history = replace(history, parent=parent, parent_index=at, parent_token_ids=whole)
+        history = replace(history, parent=parent, parent_index=at, parent_token_ids=token_ids)
         for at in reversed(match.assistant_indexes):
             if at >= scope.start or not _follows_user(match.turns, at):
                 continue
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is not None and _has_same_ancestry(entry, match.steps[at], scope):
-                prompt = await self._load_prompt(entry, parent, whole)
+                prompt = await self._load_prompt(entry, parent, token_ids)
                 calls = match.steps[at].call_count
                 return (
                     replace(history, base_prompt=(at, prompt), call_count=calls)
@@ -184,85 +185,94 @@ class TurnRecognizer:
     async def _load_prompt(
         self, entry: LedgerEntry, later: LedgerEntry, later_token_ids: "array[int]"
     ) -> "array[int] | None":
-        """The prompt of an entry, out of the whole of one that grew from it if that holds it."""
-        length = entry.keep + len(unpack_ids(entry.suffix))
+        """The prompt of an entry, from the token ids of a descendant if those contain it."""
+        length = entry.prefix_tokens + len(unpack_ids(entry.suffix))
         while later.id != entry.id:
-            above = None
-            if later.parent is not None and later.keep >= length:
-                above = await self._ledger.get(later.tenant, later.parent)
-            if above is None:
+            ancestor = None
+            if later.parent is not None and later.prefix_tokens >= length:
+                ancestor = await self._ledger.get(later.tenant, later.parent)
+            if ancestor is None:
                 found = await self._ledger.load_token_ids(entry)
                 return None if found is None else found[:length]
-            later = above
+            later = ancestor
         return later_token_ids[:length]
 
     async def _match_turns(self, turns: tuple[Turn, ...], scope: RecognitionScope) -> HistoryMatch:
-        """The steps along the turns, from where the session's last walk still holds."""
-        # A harness sends titles and sub-agents under one session: each line has its own walk.
-        first = self._digests.get(turns[0]).digest if turns else b""
-        session = (scope.tenant, f"{scope.session}/{len(scope.tools)}", first)
-        walk = HistoryMatch(turns)
+        """Match the turns, starting from the session's last match as far as it still holds."""
+        # A harness sends titles and sub-agents under one session: each history has its own match.
+        first_digest = self._digests.get(turns[0]).digest if turns else b""
+        key = (scope.tenant, f"{scope.session}/{len(scope.tools)}", first_digest)
+        match = HistoryMatch(turns)
         if scope.session is not None:
-            walk = await self._revalidate(self._matches.resume(session, turns), scope)
-        for at in range(len(walk.steps), len(turns)):
-            last = walk.last
-            seen = self._digests.get(turns[at])
+            match = await self._revalidate(self._matches.resume(key, turns), scope)
+        for at in range(len(match.steps), len(turns)):
+            last = match.last
+            digest = self._digests.get(turns[at])
             calls = last.call_count + len(self._digests.get(turns[at - 1]).call_ids) if last else 0
-            before = last.chain if last is not None else EMPTY_CHAIN
-            found = TurnMatch(extend_chain(scope.chain_key, before, seen.digest), None, "nothing")
-            if turns[at].role == "assistant":
-                found = await self._recognize(turns[at], before, found.chain, scope, walk.notes)
-            walk.add(next_step(scope.chain_key, last, calls, seen, found))
-        if scope.session is not None:
-            if walk.chain_matched_indexes and walk.ledger_state[0] is None:
-                walk.ledger_state = (await self._ledger.store_version(), self._ledger.sequence)
-            self._matches.put(
-                session, walk.truncate_at_unknown() if self._ledger.is_degraded else walk
+            chain_before = last.chain if last is not None else EMPTY_CHAIN
+            found = TurnMatch(
+                extend_chain(scope.chain_key, chain_before, digest.digest), None, "nothing"
             )
-        return walk
+            if turns[at].role == "assistant":
+                found = await self._recognize(
+                    turns[at], chain_before, found.chain, scope, match.notes
+                )
+            match.add(next_step(scope.chain_key, last, calls, digest, found))
+        if scope.session is not None:
+            if match.chain_matched_indexes and match.ledger_state[0] is None:
+                match.ledger_state = (await self._ledger.store_version(), self._ledger.sequence)
+            self._matches.put(
+                key, match.truncate_at_unknown() if self._ledger.is_degraded else match
+            )
+        return match
 
     async def _find_partial(
-        self, turn: Turn, before: bytes, scope: RecognitionScope
+        self, turn: Turn, chain_before: bytes, scope: RecognitionScope
     ) -> LedgerEntry | None:
-        """The entry of a turn that the model is to go on from, as far as the client has it."""
-        seen = self._digests.get(turn)
-        chain = extend_chain(scope.chain_key, before, seen.digest)
-        found = await self._recognize(turn, before, chain, scope, [])
+        """The entry of a turn that the model is to continue, truncated to the client's copy."""
+        digest = self._digests.get(turn)
+        chain = extend_chain(scope.chain_key, chain_before, digest.digest)
+        found = await self._recognize(turn, chain_before, chain, scope, [])
         entry = await self._load_entry(found, scope)
         if entry is not None:
             return truncate_to_copy(entry, turn, scope.tools) or entry
-        handled = await self._find_by_handles(seen, scope)
-        cut = (truncate_to_copy(entry, turn, scope.tools) for entry in handled)
-        return _single_candidate([entry for entry in cut if entry is not None], [])
+        candidates = await self._find_by_handles(digest, scope)
+        truncated = (truncate_to_copy(entry, turn, scope.tools) for entry in candidates)
+        return _single_candidate([entry for entry in truncated if entry is not None], [])
 
     async def _revalidate(self, match: HistoryMatch, scope: RecognitionScope) -> HistoryMatch:
-        """The walk up to the first turn that was known by its looks and has a double now."""
+        """Truncate the match at the first chain match that is ambiguous or different by now."""
         if not match.chain_matched_indexes:
             return match
         version, sequence = match.ledger_state
-        now_at = (await self._ledger.store_version(), self._ledger.sequence)
+        ledger_state = (await self._ledger.store_version(), self._ledger.sequence)
         chains = [match.chains[at] for at in match.chain_matched_indexes]
-        match.ledger_state = now_at
-        others_wrote = version is None or version != now_at[0]
+        match.ledger_state = ledger_state
+        others_wrote = version is None or version != ledger_state[0]
         if not others_wrote and not self._ledger.has_recorded_since(scope.tenant, chains, sequence):
             return match
         for at in match.chain_matched_indexes:
-            one = match.steps[at]
-            now = await self._find_by_chain(match.turns[at], one.chain, scope, [])
-            if now is None or now.id != one.match.entry_id:
+            step = match.steps[at]
+            entry = await self._find_by_chain(match.turns[at], step.chain, scope, [])
+            if entry is None or entry.id != step.match.entry_id:
                 return match.truncate(match.turns, at)
         return match
 
     async def _recognize(
-        self, turn: Turn, before: bytes, chain: bytes, scope: RecognitionScope, notes: list[str]
+        self,
+        turn: Turn,
+        chain_before: bytes,
+        chain: bytes,
+        scope: RecognitionScope,
+        notes: list[str],
     ) -> TurnMatch:
-        """What an assistant turn is, `chain` being the visible chain with the client's copy."""
-        copy = chain + self._digests.get(turn).copy_digest
-        known = self._handled.get(copy)
+        """Recognize an assistant turn; `chain` is the visible chain with the client's copy."""
+        copy_key = chain + self._digests.get(turn).copy_digest
+        known = self._handle_matches.get(copy_key)
         if known is not None:
             return known
-        handled = await self._find_by_handles(self._digests.get(turn), scope)
-        if not handled:
+        candidates = await self._find_by_handles(self._digests.get(turn), scope)
+        if not candidates:
             entry = await self._find_by_chain(turn, chain, scope, notes)
             if entry is None and _has_own_call_ids(self._digests.get(turn)):
                 notes.append("unknown_turn")
@@ -270,29 +280,31 @@ class TurnRecognizer:
                 TurnMatch(chain, entry.id, "chain") if entry else TurnMatch(chain, None, "nothing")
             )
         if self._replay != "exact":
-            handled = [entry for entry in handled if is_same_turn(entry, turn, scope.tools)]
-            if not handled:
+            candidates = [entry for entry in candidates if is_same_turn(entry, turn, scope.tools)]
+            if not candidates:
                 notes.append("edited_turn")
-        entry = _single_candidate(handled, notes)
+        entry = _single_candidate(candidates, notes)
         if entry is None:
             return TurnMatch(chain, None, "nothing")
-        found = TurnMatch(entry.chain if entry.before == before else chain, entry.id, "handle")
-        self._handled[copy] = found
-        if len(self._handled) > self._max_handled:
-            self._handled.popitem(last=False)
+        found = TurnMatch(
+            entry.chain if entry.chain_before == chain_before else chain, entry.id, "handle"
+        )
+        self._handle_matches[copy_key] = found
+        if len(self._handle_matches) > self._max_handle_matches:
+            self._handle_matches.popitem(last=False)
         return found
 
     async def _find_by_handles(
-        self, seen: TurnDigest, scope: RecognitionScope
+        self, digest: TurnDigest, scope: RecognitionScope
     ) -> list[LedgerEntry]:
         found: dict[str, LedgerEntry] = {}
-        for seal in seen.seals:
+        for seal in digest.seals:
             id = read_entry_id(seal)
             entry = await self._ledger.get(scope.tenant, id) if id is not None else None
             if entry is not None and entry.model == scope.model:
                 found[entry.id] = entry
         if not found:
-            for call_id in seen.call_ids:
+            for call_id in digest.call_ids:
                 for entry in await self._ledger.find_by_call(scope.tenant, call_id):
                     if entry.model == scope.model:
                         found[entry.id] = entry
@@ -301,36 +313,36 @@ class TurnRecognizer:
     async def _find_by_chain(
         self, turn: Turn, chain: bytes, scope: RecognitionScope, notes: list[str]
     ) -> LedgerEntry | None:
-        """The one entry that looks like this turn where it stands."""
-        seen = self._digests.get(turn)
-        if any(read_entry_id(seal) is not None for seal in seen.seals):
-            return None  # it says whose it is, and that one is not stored: its seal may restore it
+        """The one entry with this chain that is equivalent to the turn."""
+        digest = self._digests.get(turn)
+        if any(read_entry_id(seal) is not None for seal in digest.seals):
+            return None  # its seal names an entry that is not stored: the seal may restore it
         found = await self._ledger.find_by_chain(scope.tenant, chain)
         if len(found) >= MAX_LOOKUP_IDS:  # there may be more
             notes.append("ambiguous_turn")
             return None
-        fitting = [
+        candidates = [
             entry
             for entry in found
             if entry.model == scope.model
-            and not _has_foreign_call(entry, seen)
+            and not _has_foreign_call(entry, digest)
             and is_same_turn(entry, turn, scope.tools)
         ]
-        return _single_candidate(fitting, notes)
+        return _single_candidate(candidates, notes)
 
     async def _find_anchor(
         self, match: HistoryMatch, scope: RecognitionScope
     ) -> "tuple[int, LedgerEntry, array[int]] | None":
-        """The last turn that is known together with all that came before it."""
+        """The last turn that is recognized together with everything before it."""
         for at in reversed(match.assistant_indexes):
             if at < scope.start:
                 return None
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is None or not _has_same_ancestry(entry, match.steps[at], scope):
                 continue
-            whole = await self._ledger.load_token_ids(entry)
-            if whole is not None:
-                return at, entry, whole
+            token_ids = await self._ledger.load_token_ids(entry)
+            if token_ids is not None:
+                return at, entry, token_ids
         return None
 
     async def _load_entry(self, found: TurnMatch, scope: RecognitionScope) -> LedgerEntry | None:
@@ -340,10 +352,10 @@ class TurnRecognizer:
     async def _load_entries(
         self, match: HistoryMatch, scope: RecognitionScope, notes: list[str]
     ) -> dict[int, LedgerEntry]:
-        """The entries of all turns that may be spliced; from their seals, where none is stored."""
-        known: dict[int, LedgerEntry] = {}
-        places = [at for at in match.assistant_indexes if at >= scope.start]
-        for at, later in zip_longest(places, places[1:]):
+        """The entries of all turns that may be spliced, restored from seals if not stored."""
+        entries: dict[int, LedgerEntry] = {}
+        indexes = [at for at in match.assistant_indexes if at >= scope.start]
+        for at, later in zip_longest(indexes, indexes[1:]):
             turn = match.turns[at]
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is None and not await self._find_by_handles(self._digests.get(turn), scope):
@@ -352,35 +364,37 @@ class TurnRecognizer:
                     turn, following, scope.tenant, scope.model, scope.tools, notes
                 )
             if entry is not None:
-                known[at] = entry
-        return known
+                entries[at] = entry
+        return entries
 
 
 def _has_same_ancestry(entry: LedgerEntry, step: MatchStep, scope: RecognitionScope) -> bool:
-    """Whether all that came before the turn is what came before the entry."""
-    return (entry.line, entry.head) == (step.lineage_before, scope.head)
+    """Whether everything before the turn is what came before the entry."""
+    return (entry.lineage, entry.head) == (step.lineage_before, scope.head)
 
 
 def _single_candidate(entries: list[LedgerEntry], notes: list[str]) -> LedgerEntry | None:
-    """The entry, if all candidates are the same tokens on the same line."""
-    if len({(entry.generated, entry.line) for entry in entries}) > 1:
+    """The entry, if all candidates have the same tokens and the same lineage."""
+    if len({(entry.generated, entry.lineage) for entry in entries}) > 1:
         notes.append("ambiguous_turn")
         return None
     return entries[0] if entries else None
 
 
-def _has_foreign_call(entry: LedgerEntry, seen: TurnDigest) -> bool:
-    """Whether the client's call ids are ours, and another turn's. Ids of its own say nothing."""
-    for theirs, ours in zip(seen.call_ids, entry.call_ids, strict=False):
+def _has_foreign_call(entry: LedgerEntry, digest: TurnDigest) -> bool:
+    """Whether the client's call ids were issued here for another turn. Other ids are ignored."""
+    for theirs, ours in zip(digest.call_ids, entry.call_ids, strict=False):
         one, other = make_call_key(theirs), make_call_key(ours)
         if one != other and len(one) == len(other) and one[:4] == other[:4]:
             return True
     return False
 
 
-def _has_own_call_ids(seen: TurnDigest) -> bool:
-    """Whether the turn's calls have ids that we gave out, and no seal that may restore it."""
-    return not seen.seals and any(_OWN_CALL_ID.fullmatch(make_call_key(id)) for id in seen.call_ids)
+def _has_own_call_ids(digest: TurnDigest) -> bool:
+    """Whether the turn's calls have ids that were issued here, and no seal may restore it."""
+    return not digest.seals and any(
+        _OWN_CALL_ID.fullmatch(make_call_key(id)) for id in digest.call_ids
+    )
 
 
 _OWN_CALL_ID = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")

@@ -1,8 +1,8 @@
-"""Entries in Redis, for several frontends. The server bounds the memory; entries expire by age.
+"""A ledger store in Redis, for several frontends. The server bounds the memory; entries expire.
 
-A server that is away is never a reason to fail or delay a request: turns are then unknown, and new
-ones are not kept, until it is back. Then those of the meantime follow: else one frontend would know
-them and the others not, and each would make its own prompt of the same conversation for good.
+An unreachable server never fails or delays a request: turns are then unknown, and new ones wait
+until it is back. They are stored then: otherwise one frontend would know them and the others would
+not, and each would keep building another prompt for the same conversation.
 """
 
 import asyncio
@@ -30,14 +30,10 @@ from dovetail.ledger.store import (
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.redis_client import RedisClient
 
-_SCAN_KEYS = 1000  # keys looked at in one step when counting
-_MAX_PENDING_BYTES = (
-    32 << 20
-)  # bytes of entries that wait for the server to be back; the oldest go first
-_RETRY_INTERVAL_SECONDS = 1.0  # seconds until they are tried again
-_LIST_TIMEOUT_SECONDS = (
-    60.0  # seconds for what walks over many keys; nobody waits for an answer then
-)
+_SCAN_KEYS = 1000  # keys scanned in one step when counting
+_MAX_PENDING_BYTES = 32 << 20  # entries that wait for the server; the oldest are dropped first
+_RETRY_INTERVAL_SECONDS = 1.0  # until pending entries are tried again
+_LIST_TIMEOUT_SECONDS = 60.0  # for operations over many keys, which no request waits for
 
 _T = TypeVar("_T")
 
@@ -51,12 +47,12 @@ class RedisLedgerStore:
     """
 
     __slots__ = (
+        "_client",
         "_pending",
         "_pending_bytes",
         "_prefix",
         "_redis",
         "_retry_task",
-        "_server",
         "_ttl_ms",
     )
 
@@ -69,8 +65,8 @@ class RedisLedgerStore:
         timeout: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._server = RedisClient(url, name="ledger", prefix=prefix, timeout=timeout, clock=clock)
-        self._redis = self._server.redis
+        self._client = RedisClient(url, name="ledger", prefix=prefix, timeout=timeout, clock=clock)
+        self._redis = self._client.redis
         self._prefix = prefix
         self._ttl_ms = max(1, round(max_age * 1000))
         self._pending: OrderedDict[tuple[str, str], LedgerEntry] = OrderedDict()
@@ -79,65 +75,65 @@ class RedisLedgerStore:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether what it did not find of late may be there all the same."""
-        return self._server.recently_failed
+        """Whether entries that were not found recently may exist nevertheless."""
+        return self._client.recently_failed
 
     @property
     def faults(self) -> StoreFaults:
-        """What the server did not answer, and what it does not have for that."""
-        return self._server.faults
+        """The failures of the server, and the entries that were lost through them."""
+        return self._client.faults
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """The entry, or None if this tenant has none of that id."""
-        key = self._server.make_key(tenant, "entry", id)
-        body = await self._server.call(lambda: self._redis.hget(key, "body"))
+        key = self._client.make_key(tenant, "entry", id)
+        body = await self._client.call(lambda: self._redis.hget(key, "body"))
         entry = decode_entry(body) if isinstance(body, bytes) else None
         return entry if entry is not None and entry.tenant == tenant else None
 
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Ids of the entries that made this call, newest first."""
-        return await self._newest_ids(self._server.make_key(tenant, "call", call_key))
+        return await self._newest_ids(self._client.make_key(tenant, "call", call_key))
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
         """Ids of the entries whose `chain` is this, newest first."""
-        return await self._newest_ids(self._server.make_key(tenant, "chain", chain.hex()))
+        return await self._newest_ids(self._client.make_key(tenant, "chain", chain.hex()))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Ids of the entries of this session, oldest first. Some of them may be gone."""
         key = self._session_key(tenant, session)
-        ids = await self._server.call(
+        ids = await self._client.call(
             lambda: self._redis.zrange(key, 0, -1), timeout_seconds=_LIST_TIMEOUT_SECONDS
         )
-        return tuple(id.decode() for id in cast("list[bytes]", _require_answer(ids)))
+        return tuple(id.decode() for id in cast("list[bytes]", _require_reply(ids)))
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """The sessions of a tenant, newest first. Turns that are gone may still be counted."""
-        return _require_answer(
-            await self._server.call(
+        return _require_reply(
+            await self._client.call(
                 lambda: self._list_sessions(tenant), timeout_seconds=_LIST_TIMEOUT_SECONDS
             )
         )
 
     async def put(self, entry: LedgerEntry) -> None:
-        """Keep it, now or when the server is back. Until then it is counted as waiting."""
+        """Store an entry, now or when the server is back. Until then it counts as pending."""
         if await self._try_put(entry):
             await self._flush_pending()
         else:
             self._defer(entry)
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """These were used again, and so were the indexes that find them."""
-        keys = [self._server.make_key(tenant, "entry", id) for id in ids]
+        """Mark entries and the indexes that contain them as used again."""
+        keys = [self._client.make_key(tenant, "entry", id) for id in ids]
         if keys:
-            await self._server.call(lambda: self._touch(keys))
+            await self._client.call(lambda: self._touch(keys))
 
     async def version(self) -> int | None:
-        """The server does not tell."""
+        """None: the server does not report it."""
         return None
 
     async def stats(self) -> LedgerStats:
-        """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
-        return await self._server.call(
+        """The number and size of the stored entries. Scans the server's keys, in steps."""
+        return await self._client.call(
             self._count, timeout_seconds=_LIST_TIMEOUT_SECONDS
         ) or LedgerStats(0, 0)
 
@@ -146,10 +142,10 @@ class RedisLedgerStore:
         if self._retry_task is not None:
             self._retry_task.cancel()
         await self._flush_pending()
-        await self._server.close()
+        await self._client.close()
 
     async def _try_put(self, entry: LedgerEntry) -> bool:
-        return await self._server.call(lambda: self._put(entry)) is not None
+        return await self._client.call(lambda: self._put(entry)) is not None
 
     def _defer(self, entry: LedgerEntry) -> None:
         key = (entry.tenant, entry.id)
@@ -170,7 +166,7 @@ class RedisLedgerStore:
             await self._flush_pending()
 
     async def _flush_pending(self) -> None:
-        """What was put off, for as long as the server answers. Several may be at it."""
+        """Store pending entries until one fails. Safe to run concurrently."""
         while self._pending:
             key, entry = self._pending.popitem(last=False)
             if not await self._try_put(entry):
@@ -180,18 +176,18 @@ class RedisLedgerStore:
             self.faults.pending = len(self._pending)
 
     async def _newest_ids(self, key: str) -> tuple[str, ...]:
-        ids = await self._server.call(lambda: self._redis.zrevrange(key, 0, MAX_LOOKUP_IDS - 1))
+        ids = await self._client.call(lambda: self._redis.zrevrange(key, 0, MAX_LOOKUP_IDS - 1))
         return tuple(id.decode() for id in cast("list[bytes]", ids or []))
 
     def _session_key(self, tenant: str, session: str) -> str:
-        """Hashed: a client chooses the name."""
-        return self._server.make_key(
+        """The key of a session, hashed since the client chooses the name."""
+        return self._client.make_key(
             tenant, "session", hashlib.sha256(session.encode()).hexdigest()
         )
 
     async def _list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         listed = await self._redis.zrevrange(
-            self._server.make_key(tenant, "sessions", ""),
+            self._client.make_key(tenant, "sessions", ""),
             0,
             MAX_LISTED_SESSIONS - 1,
             withscores=True,
@@ -208,24 +204,26 @@ class RedisLedgerStore:
         )
 
     async def _put(self, entry: LedgerEntry) -> bool:
-        key = self._server.make_key(entry.tenant, "entry", entry.id)
+        key = self._client.make_key(entry.tenant, "entry", entry.id)
         indexes = [
-            self._server.make_key(entry.tenant, "call", name) for name in make_call_keys(entry)
+            self._client.make_key(entry.tenant, "call", name) for name in make_call_keys(entry)
         ]
-        indexes.append(self._server.make_key(entry.tenant, "chain", entry.chain.hex()))
-        bounds = dict.fromkeys(indexes, MAX_LOOKUP_IDS)
+        indexes.append(self._client.make_key(entry.tenant, "chain", entry.chain.hex()))
+        max_ids_by_index = dict.fromkeys(indexes, MAX_LOOKUP_IDS)
         if entry.session:
-            bounds[self._session_key(entry.tenant, entry.session)] = MAX_SESSION_TURNS
-        order = await self._redis.incr(self._server.make_key(entry.tenant, "order", ""))
+            max_ids_by_index[self._session_key(entry.tenant, entry.session)] = MAX_SESSION_TURNS
+        order = await self._redis.incr(self._client.make_key(entry.tenant, "order", ""))
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(key, mapping={"body": encode_entry(entry), "indexes": "\n".join(bounds)})
+            pipe.hset(
+                key, mapping={"body": encode_entry(entry), "indexes": "\n".join(max_ids_by_index)}
+            )
             pipe.pexpire(key, self._ttl_ms)
-            for index, most in bounds.items():
+            for index, max_ids in max_ids_by_index.items():
                 pipe.zadd(index, {entry.id: order}, nx=True)
-                pipe.zremrangebyrank(index, 0, -most - 1)
+                pipe.zremrangebyrank(index, 0, -max_ids - 1)
                 pipe.pexpire(index, self._ttl_ms)
             if entry.session:
-                listed, now = self._server.make_key(entry.tenant, "sessions", ""), time.time()
+                listed, now = self._client.make_key(entry.tenant, "sessions", ""), time.time()
                 pipe.zadd(listed, {entry.session: now})
                 pipe.zremrangebyscore(listed, 0, now - self._ttl_ms / 1000)
                 pipe.zremrangebyrank(listed, 0, -MAX_LISTED_SESSIONS - 1)
@@ -244,14 +242,17 @@ class RedisLedgerStore:
             await pipe.execute()
 
     async def _count(self) -> LedgerStats:
-        entries = held = 0
+        entries = total_bytes = 0
         keys: list[bytes] = []
         async for key in self._redis.scan_iter(f"{self._prefix}:*:entry:*", count=_SCAN_KEYS):
             keys.append(key)
             if len(keys) == _SCAN_KEYS:
-                entries, held = entries + len(keys), held + await self._sum_sizes(keys)
+                entries, total_bytes = (
+                    entries + len(keys),
+                    total_bytes + await self._sum_sizes(keys),
+                )
                 keys = []
-        return LedgerStats(entries + len(keys), held + await self._sum_sizes(keys))
+        return LedgerStats(entries + len(keys), total_bytes + await self._sum_sizes(keys))
 
     async def _sum_sizes(self, keys: list[bytes]) -> int:
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -260,8 +261,8 @@ class RedisLedgerStore:
             return sum(await pipe.execute())
 
 
-def _require_answer(answer: _T | None) -> _T:
-    """What an operator asked for: to find nothing is not the same as to get no answer."""
-    if answer is None:
+def _require_reply(reply: _T | None) -> _T:
+    """Raise where the server did not reply: that is not the same as finding nothing."""
+    if reply is None:
         raise StoreError("the Redis server of the ledger does not answer")
-    return answer
+    return reply

@@ -1,8 +1,8 @@
-"""Turns that no store knows, restored from the seals that the client kept.
+"""Restore turns that no store knows from the seals that the client sends back.
 
-A seal holds its turn from the seal before it up to the thought it was sent with; the first seal of
-the next turn holds what came behind the last. Only what no seal holds is rebuilt from the client's
-copy.
+A seal holds its turn from the seal before it up to the reasoning it was sent with; the first seal
+of the next turn holds what came after the last. Only what no seal holds is rebuilt from the
+client's copy.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 
 
 class BlockEncoder(Protocol):
-    """The tokens of blocks in the model's own notation, as they would follow a thought.
+    """Encodes blocks as tokens in the model's own notation, as they would follow reasoning.
 
     `ids` and `raw` are the tokens and the text that they follow; a token that spells the end of the
     text and more is not among the ids.
@@ -33,11 +33,11 @@ class BlockEncoder(Protocol):
 
 
 FINISH_REBUILT = "rebuilt"
-"""How a turn has ended whose end was not sealed: not all of its tokens are the model's own."""
+"""The finish reason of a turn whose end was not sealed: not all of its tokens are the model's."""
 
 
 class SealRestorer:
-    """Opens seals. Without a sealer, or a way to rebuild what they lack, restores nothing."""
+    """Restores entries from seals. Without a sealer it restores nothing."""
 
     def __init__(
         self, sealer: Sealer | None = None, encode_blocks: BlockEncoder | None = None
@@ -54,32 +54,32 @@ class SealRestorer:
         tools: Sequence[ToolSpec],
         notes: list[str],
     ) -> LedgerEntry | None:
-        """The turn's entry, without a prompt: its tokens may be spliced, its prompt is unknown."""
-        sealed = _join_seals(self._open_seals(turn, tenant, model, notes), notes)
-        if sealed is None:
+        """Restore the turn's entry. Its tokens may be spliced; its prompt is unknown."""
+        payload = _join_seals(self._open_seals(turn, tenant, model, notes), notes)
+        if payload is None:
             return None
-        tail, finish = self._find_tail(sealed, following, tenant, model), "stop"
+        tail, finish = self._find_tail(payload, following, tenant, model), "stop"
         if tail is None:
-            tail, finish = self._rebuild_tail(sealed, turn, tools), FINISH_REBUILT
+            tail, finish = self._rebuild_tail(payload, turn, tools), FINISH_REBUILT
         if tail is None:
             notes.append("seal_incomplete")
             return None
         ids, spans = tail
         entry = LedgerEntry(
-            id=sealed.entry,
+            id=payload.entry,
             tenant=tenant,
             model=model,
             parent=None,
-            keep=0,
+            prefix_tokens=0,
             suffix=b"",
-            generated=sealed.generated + ids,
+            generated=payload.generated + ids,
             stop=None,
-            spans=sealed.spans + spans,
-            before=sealed.before,
+            spans=payload.spans + spans,
+            chain_before=payload.chain_before,
             chain=b"",
             head=b"",
             finish=finish,
-            opening=sealed.opening,
+            opening=payload.opening,
         )
         if is_same_turn(entry, turn, tools):
             return entry
@@ -89,7 +89,7 @@ class SealRestorer:
     def _open_seals(
         self, turn: Turn, tenant: str, model: str, notes: list[str]
     ) -> list[SealPayload]:
-        """What the turn's seals hold."""
+        """Open the turn's seals."""
         if self._sealer is None:
             return []
         opened: list[SealPayload] = []
@@ -103,70 +103,70 @@ class SealRestorer:
         return opened
 
     def _find_tail(
-        self, sealed: SealPayload, following: Turn | None, tenant: str, model: str
+        self, payload: SealPayload, following: Turn | None, tenant: str, model: str
     ) -> tuple[bytes, tuple[EntrySpan, ...]] | None:
-        """What came behind the last seal, from the first seal of the next turn."""
+        """What came after the last seal, from the first seal of the next turn."""
         if following is None:
             return None
-        held = [one.previous for one in self._open_seals(following, tenant, model, [])]
-        end = next((one for one in held if one is not None), None)
-        if end is None or (end.entry, end.start) != (
-            sealed.entry,
-            len(unpack_ids(sealed.generated)),
+        tails = [one.previous for one in self._open_seals(following, tenant, model, [])]
+        tail = next((one for one in tails if one is not None), None)
+        if tail is None or (tail.entry, tail.start) != (
+            payload.entry,
+            len(unpack_ids(payload.generated)),
         ):
             return None
-        return end.generated, end.spans
+        return tail.generated, tail.spans
 
     def _rebuild_tail(
-        self, sealed: SealPayload, turn: Turn, tools: Sequence[ToolSpec]
+        self, payload: SealPayload, turn: Turn, tools: Sequence[ToolSpec]
     ) -> tuple[bytes, tuple[EntrySpan, ...]] | None:
-        """The same from the client's copy, in the model's notation."""
-        blocks = _unsealed_blocks(sealed, turn)
+        """Rebuild what came after the last seal from the client's copy, in the model's notation."""
+        blocks = _unsealed_blocks(payload, turn)
         if not blocks:
             return b"", ()
         if self._encode_blocks is None:
             return None
-        raw = "".join(span.raw for span in sealed.spans)
-        ids = self._encode_blocks(blocks, tools, unpack_ids(sealed.generated), raw)
-        return None if ids is None else (pack_ids(ids), tuple(map(_span_of, blocks)))
+        raw = "".join(span.raw for span in payload.spans)
+        ids = self._encode_blocks(blocks, tools, unpack_ids(payload.generated), raw)
+        return None if ids is None else (pack_ids(ids), tuple(map(block_to_span, blocks)))
 
 
 def _join_seals(parts: list[SealPayload], notes: list[str]) -> SealPayload | None:
-    """The turn up to its last seal. Each seal holds what came since the one before it."""
-    whole: SealPayload | None = None
+    """Join the seals of a turn. Each holds what came since the one before it."""
+    joined: SealPayload | None = None
     for part in sorted(parts, key=lambda part: part.start):
-        covered = len(unpack_ids(whole.generated)) if whole is not None else 0
-        if part.start != covered or (whole is not None and part.entry != whole.entry):
+        covered = len(unpack_ids(joined.generated)) if joined is not None else 0
+        if part.start != covered or (joined is not None and part.entry != joined.entry):
             notes.append("seal_incomplete")
             return None
-        if whole is None:
-            whole = part
+        if joined is None:
+            joined = part
         else:
-            generated, spans = whole.generated + part.generated, whole.spans + part.spans
-            whole = msgspec.structs.replace(whole, generated=generated, spans=spans)
-        if "ids" in part.lacks:
+            generated, spans = joined.generated + part.generated, joined.spans + part.spans
+            joined = msgspec.structs.replace(joined, generated=generated, spans=spans)
+        if "ids" in part.omitted:
             notes.append("seal_incomplete")
             return None
-    return whole
+    return joined
 
 
-def _unsealed_blocks(sealed: SealPayload, turn: Turn) -> list[OutputBlock]:
+def _unsealed_blocks(payload: SealPayload, turn: Turn) -> list[OutputBlock]:
     """The client's blocks that the seal does not cover, in the client's order."""
-    covered = {span.id for span in sealed.spans if span.kind == "call"}
-    told = "".join(span.shown for span in sealed.spans if span.kind == "text")
-    left: list[OutputBlock] = []
+    covered = {span.id for span in payload.spans if span.kind == "call"}
+    sealed_text = "".join(span.shown for span in payload.spans if span.kind == "text")
+    unsealed: list[OutputBlock] = []
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock) and block.id not in covered:
-            left.append(block)
+            unsealed.append(block)
         elif isinstance(block, TextBlock):
-            if told.startswith(block.text):
-                told = told[len(block.text) :]
+            if sealed_text.startswith(block.text):
+                sealed_text = sealed_text[len(block.text) :]
             else:
-                left.append(block)
-    return left
+                unsealed.append(block)
+    return unsealed
 
 
-def _span_of(block: OutputBlock) -> EntrySpan:
+def block_to_span(block: OutputBlock) -> EntrySpan:
     if isinstance(block, ToolCallBlock):
         return EntrySpan(
             "call",

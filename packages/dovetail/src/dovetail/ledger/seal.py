@@ -1,4 +1,4 @@
-"""Seals: what a client carries back of a turn, for the replica that has never seen it.
+"""Seals: encrypted turns that a client sends back, for a server that has never seen them.
 
 A seal is one base64url string:
 
@@ -57,63 +57,66 @@ class PreviousTurnTail(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SealPayload(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A turn since its last seal up to the end of a thought, the `thought`th; the first seal of a
-    turn holds the end of the turn before it, too.
+    """A turn from its last seal up to the end of a reasoning span, the `reasoning_index`th.
+
+    The first seal of a turn also holds the end of the turn before it.
 
     `generated` is packed like an entry's, without the turn's first `start` ids.
-    `lacks` says what was left out to keep the seal short, in this order: the previous turn's tail;
-    the `raw` of the spans (the ids still spell it); the first spans, with their ids, so that
+    `omitted` names what was left out to keep the seal short, in this order: the previous turn's
+    tail; the `raw` of the spans (the ids still spell it); the first spans, with their ids, so that
     `start` is larger; all spans and ids.
+
+    Payloads are encoded as arrays: the order of the fields is the format, their names are not.
     """
 
     entry: str
     parent: str | None
     generated: bytes
     spans: tuple[EntrySpan, ...]
-    before: bytes
+    chain_before: bytes
     head: bytes
-    thought: int = 0
+    reasoning_index: int = 0
     previous: PreviousTurnTail | None = None
     start: int = 0
-    lacks: tuple[OmittedPart, ...] = ()
+    omitted: tuple[OmittedPart, ...] = ()
     opening: str | None = None
 
 
-def iter_reductions(sealed: SealPayload) -> Iterator[SealPayload]:
-    """The same, then less and less of it. The last has only ids of entries and hashes.
+def iter_reductions(payload: SealPayload) -> Iterator[SealPayload]:
+    """Yield the payload, then smaller and smaller ones. The last has only entry ids and hashes.
 
-    Spans go oldest first, in doubling steps: they are in the turn's earlier seals too.
+    Spans are dropped oldest first, in doubling steps: they are in the turn's earlier seals too.
     """
-    yield sealed
-    if sealed.previous is not None:
-        sealed = _omit(sealed, "previous", previous=None)
-        yield sealed
-    if sealed.spans:
-        bare = tuple(msgspec.structs.replace(span, raw="") for span in sealed.spans)
-        sealed = _omit(sealed, "raws", spans=bare)
-        yield sealed
-    for count in _doubling_counts(len(sealed.spans) - 1):
-        yield _drop_first_spans(sealed, count)
-    yield _omit(sealed, "ids", spans=(), generated=b"")
+    yield payload
+    if payload.previous is not None:
+        payload = _omit(payload, "previous", previous=None)
+        yield payload
+    if payload.spans:
+        bare = tuple(msgspec.structs.replace(span, raw="") for span in payload.spans)
+        payload = _omit(payload, "raws", spans=bare)
+        yield payload
+    for count in _doubling_counts(len(payload.spans) - 1):
+        yield _drop_first_spans(payload, count)
+    yield _omit(payload, "ids", spans=(), generated=b"")
 
 
-def estimate_min_bytes(sealed: SealPayload) -> int:
-    """About the fewest bytes that it compresses to: ids to two bytes each, text to an eighth."""
-    parts = (sealed,) if sealed.previous is None else (sealed, sealed.previous)
+def estimate_min_bytes(payload: SealPayload) -> int:
+    """Estimate the compressed size from below: two bytes for an id, an eighth of the text."""
+    parts = (payload,) if payload.previous is None else (payload, payload.previous)
     ids = sum(len(part.generated) for part in parts)
     text = sum(len(span.raw) + len(span.shown) for part in parts for span in part.spans)
     return ids // 2 + text // 8
 
 
-def _omit(sealed: SealPayload, part: OmittedPart, **changes: object) -> SealPayload:
-    return msgspec.structs.replace(sealed, lacks=(*sealed.lacks, part), **changes)
+def _omit(payload: SealPayload, part: OmittedPart, **changes: object) -> SealPayload:
+    return msgspec.structs.replace(payload, omitted=(*payload.omitted, part), **changes)
 
 
-def _drop_first_spans(sealed: SealPayload, count: int) -> SealPayload:
-    start = max(sealed.start, sealed.spans[count - 1].tokens)
-    generated = sealed.generated[(start - sealed.start) * _TOKEN_ID_BYTES :]
-    left = sealed.spans[count:]
-    return _omit(sealed, "spans", spans=left, generated=generated, start=start)
+def _drop_first_spans(payload: SealPayload, count: int) -> SealPayload:
+    start = max(payload.start, payload.spans[count - 1].tokens)
+    generated = payload.generated[(start - payload.start) * _TOKEN_ID_BYTES :]
+    remaining = payload.spans[count:]
+    return _omit(payload, "spans", spans=remaining, generated=generated, start=start)
 
 
 def _doubling_counts(limit: int) -> Iterator[int]:
@@ -143,68 +146,68 @@ _decoder = msgspec.msgpack.Decoder(SealPayload)
 
 
 class SealRefusal(msgspec.Struct, frozen=True):
-    """Why a seal is not opened. The request goes on without it.
+    """Why a seal is not opened. The request continues without it.
 
-    `not_ours`: another vendor's. `version`: of another Dovetail. `truncated`: its end is missing.
-    `unknown_key`: sealed with a key that we do not have. `foreign`: another tenant's, or another
-    model's. `forged`: changed in any other way.
+    `not_ours`: another vendor's. `version`: of another Dovetail version. `truncated`: its end is
+    missing. `unknown_key`: sealed with a key that is not in the keyring. `foreign`: another
+    tenant's, or another model's. `forged`: changed in any other way.
     """
 
     reason: SealRefusalReason
 
 
 class Sealer:
-    """Seals and opens. Has no state but its keys, so any number of replicas do the same."""
+    """Seals and opens turns. Its only state is the keyring, so that servers can share seals."""
 
     __slots__ = ("_keyring",)
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def seal(self, sealed: SealPayload, tenant: str, model: str) -> str:
-        """The seal, of at most `MAX_TEXT` characters: what does not fit is left out of it."""
+    def seal(self, payload: SealPayload, tenant: str, model: str) -> str:
+        """Seal a payload in at most `MAX_SEAL_CHARS` characters, omitting what does not fit."""
         key = self._keyring.sealing
-        entry = sealed.entry.encode()
+        entry = payload.entry.encode()
         if not 0 < len(entry) <= _MAX_ENTRY_ID_BYTES:
             raise ValueError(f"an entry id has 1 to {_MAX_ENTRY_ID_BYTES} bytes")
-        body = _encode_fitting(sealed, MAX_SEAL_CHARS // 4 * 3 - _HEADER_BYTES - len(entry))
+        body = _encode_fitting(payload, MAX_SEAL_CHARS // 4 * 3 - _HEADER_BYTES - len(entry))
         length = _NONCE_BYTES + len(body) + _TAG_BYTES
-        clear = _MAGIC_BYTES + _HEADER.pack(
+        header = _MAGIC_BYTES + _HEADER.pack(
             _VERSION, len(entry), key.id, _compute_binding(key, tenant, model), length
         )
-        clear += entry
+        header += entry
         nonce = os.urandom(_NONCE_BYTES)
-        box = AESGCM(_derive_entry_key(key, entry))
+        cipher = AESGCM(_derive_entry_key(key, entry))
         return _encode_base64url(
-            clear + nonce + box.encrypt(nonce, body, _associated_data(clear, tenant, model))
+            header + nonce + cipher.encrypt(nonce, body, _associated_data(header, tenant, model))
         )
 
     def open(self, text: str, tenant: str, model: str) -> SealPayload | SealRefusal:
-        """What was sealed for this tenant and model, or why not. Never raises."""
-        clear = _read_header(text)
-        if isinstance(clear, SealRefusal):
-            return clear
-        key = self._keyring.find(clear.key_id)
+        """Open a seal of this tenant and model, or return why not. Never raises."""
+        header = _read_header(text)
+        if isinstance(header, SealRefusal):
+            return header
+        key = self._keyring.find(header.key_id)
         if key is None:
             return SealRefusal("unknown_key")
-        if not hmac.compare_digest(clear.binding, _compute_binding(key, tenant, model)):
+        if not hmac.compare_digest(header.binding, _compute_binding(key, tenant, model)):
             return SealRefusal("foreign")
-        return _unseal(text, clear, key, (tenant, model))
+        return _unseal(text, header, key, (tenant, model))
 
 
 def read_entry_id(seal: str) -> str | None:
-    """The entry id that a seal names, None if it is not ours. Proven only by opening it."""
-    clear = _read_header(seal)
-    if isinstance(clear, SealRefusal):
+    """The entry id in a seal's header, None if the seal is not ours. It is not authenticated."""
+    header = _read_header(seal)
+    if isinstance(header, SealRefusal):
         return None
     try:
-        return clear.entry.decode()
+        return header.entry.decode()
     except UnicodeDecodeError:
         return None
 
 
 class _ClearHeader(NamedTuple):
-    """The part that is read without a key."""
+    """The part of a seal that is read without a key."""
 
     entry: bytes
     key_id: bytes
@@ -235,17 +238,21 @@ def _read_header(text: str) -> _ClearHeader | SealRefusal:
 
 
 def _unseal(
-    text: str, clear: _ClearHeader, key: SealKey, owner: tuple[str, str]
+    text: str, header: _ClearHeader, key: SealKey, owner: tuple[str, str]
 ) -> SealPayload | SealRefusal:
     try:
         whole = _decode_base64url(text)
-        if _encode_base64url(whole) != text:  # two spellings of one seal: only ours is
+        if _encode_base64url(whole) != text:  # only the canonical spelling is accepted
             return SealRefusal("forged")
-        at = len(whole) - clear.length
-        box = AESGCM(_derive_entry_key(key, clear.entry))
-        nonce, body = whole[at : at + _NONCE_BYTES], whole[at + _NONCE_BYTES :]
+        header_bytes = len(whole) - header.length
+        cipher = AESGCM(_derive_entry_key(key, header.entry))
+        nonce, body = (
+            whole[header_bytes : header_bytes + _NONCE_BYTES],
+            whole[header_bytes + _NONCE_BYTES :],
+        )
         packed = decompress(
-            box.decrypt(nonce, body, _associated_data(whole[:at], *owner)), _MAX_PAYLOAD_BYTES
+            cipher.decrypt(nonce, body, _associated_data(whole[:header_bytes], *owner)),
+            _MAX_PAYLOAD_BYTES,
         )
     except (InvalidTag, ValueError):
         return SealRefusal("forged")
@@ -255,13 +262,13 @@ def _unseal(
         return SealRefusal("version")
 
 
-def _encode_fitting(sealed: SealPayload, max_bytes: int) -> bytes:
-    """The compressed payload of the first reduction that fits; the last one always does.
+def _encode_fitting(payload: SealPayload, max_bytes: int) -> bytes:
+    """Compress the first reduction that fits; the last one always does.
 
     What surely does not fit is not tried, so that the cost is bounded however long the turn is.
     """
     max_bytes -= _NONCE_BYTES + _TAG_BYTES
-    for reduced in iter_reductions(sealed):
+    for reduced in iter_reductions(payload):
         if estimate_min_bytes(reduced) > max_bytes:
             continue
         body = zstandard.ZstdCompressor().compress(_encoder.encode(reduced))
@@ -275,15 +282,19 @@ def _derive_entry_key(key: SealKey, entry: bytes) -> bytes:
 
 
 def _compute_binding(key: SealKey, tenant: str, model: str) -> bytes:
-    """Tells another tenant's or model's seal from a forged one, and says nothing of either."""
+    """Distinguish another tenant's or model's seal from a forged one without revealing either."""
     return hmac.digest(key.sealing, b"binding\0" + _associated_data(b"", tenant, model), "sha256")[
         :4
     ]
 
 
-def _associated_data(clear: bytes, tenant: str, model: str) -> bytes:
-    """The associated data: each part with its length, so that none can run into the next."""
-    parts = (clear, tenant.encode("utf-8", "surrogatepass"), model.encode("utf-8", "surrogatepass"))
+def _associated_data(header: bytes, tenant: str, model: str) -> bytes:
+    """Join the associated data, each part with its length, so that parts cannot run together."""
+    parts = (
+        header,
+        tenant.encode("utf-8", "surrogatepass"),
+        model.encode("utf-8", "surrogatepass"),
+    )
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
@@ -292,7 +303,7 @@ def _encode_base64url(data: bytes) -> str:
 
 
 def _decode_base64url(text: str) -> bytes:
-    """ValueError for what cannot be base64url. A last character that makes no byte is lost."""
+    """Decode base64url, or raise ValueError. A last character that makes no byte is dropped."""
     data = text.encode("ascii").translate(_TO_STANDARD)
     whole = data[:-1] if len(data) % 4 == 1 else data
     try:

@@ -1,4 +1,4 @@
-"""Entries in one SQLite file: they survive restarts, and several processes may share them.
+"""A ledger store in one SQLite file: it survives restarts, and several processes may share it.
 
 One thread owns the connection: see `SqliteThread`.
 """
@@ -29,7 +29,7 @@ SCHEMA_VERSION = 2
 
 _APPLICATION_ID = 0x446F7665  # "Dove"
 
-# By session; a table of its own, so that a file of version 1 has it at once, however large.
+# A table of its own, so that upgrading a file of version 1 is instant, however large it is.
 _SESSION_TABLES = """
 CREATE TABLE sessions (
     tenant TEXT NOT NULL,
@@ -40,7 +40,7 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_seq ON sessions (seq);
 """
 
-# The totals are kept by triggers, so that no look at the bounds ever counts rows.
+# Triggers maintain the totals, so that checking the bounds never counts rows.
 _ENTRY_TABLES = """
 CREATE TABLE entries (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -78,20 +78,20 @@ LEDGER_SCHEMA = DatabaseSchema(
 
 
 def connect_ledger(path: Path) -> sqlite3.Connection:
-    """The file, made if it is missing. StoreError names a file that is not ours or is damaged."""
+    """Open the file, creating it if missing. StoreError for a foreign or damaged file."""
     return connect_file(path, LEDGER_SCHEMA)
 
 
 DEFAULT_SQLITE_BYTES = 2 << 30
 
-_ROW_OVERHEAD_BYTES = 400  # the row's other columns and its places in the indexes
+_ROW_OVERHEAD_BYTES = 400  # the row's other columns and its index entries
 
 
 class SqliteLedgerStore:
     """The default store."""
 
     __slots__ = ("_bounds", "_connection", "_thread", "faults", "path")
-    is_degraded = False  # it is always there
+    is_degraded = False  # it is always reachable
 
     def __init__(
         self,
@@ -149,11 +149,11 @@ class SqliteLedgerStore:
         return await self._thread.read(lambda: self._list_sessions(tenant))
 
     async def put(self, entry: LedgerEntry) -> None:
-        """Keep it. Done when it is on its way to the disk: a crash of the process loses nothing."""
+        """Store an entry. It is committed on return: a crash of the process loses nothing."""
         await self._thread.write(lambda: self._put(entry))
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """These were used again."""
+        """Mark entries as used again."""
         rows = [(tenant, id) for id in ids]
         if rows:
             await self._thread.write(lambda: self._touch(rows))
@@ -163,14 +163,14 @@ class SqliteLedgerStore:
         return await self._thread.read(self._version)
 
     async def stats(self) -> LedgerStats:
-        """How much is held. Entries past their age count until the next write."""
+        """The number and size of the stored entries. Expired ones count until the next write."""
         return await self._thread.read(self._stats)
 
     async def close(self) -> None:
-        """Finish what was asked for before, then close the file."""
+        """Finish pending operations, then close the file."""
         await self._thread.close()
 
-    # What follows runs in the thread.
+    # The methods below run in the thread.
 
     def _get(self, tenant: str, id: str) -> LedgerEntry | None:
         query = "SELECT body FROM entries WHERE tenant = ? AND id = ? AND used >= ?"
@@ -195,13 +195,13 @@ class SqliteLedgerStore:
 
     def _put(self, entry: LedgerEntry) -> None:
         body = encode_entry(entry)
-        size = len(body) + _ROW_OVERHEAD_BYTES
-        if size > self._bounds.max_bytes:
+        row_bytes = len(body) + _ROW_OVERHEAD_BYTES
+        if row_bytes > self._bounds.max_bytes:
             return
         self._connection.execute(
             "INSERT INTO entries (tenant, id, chain, used, size, body) VALUES (?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (tenant, id) DO UPDATE SET used = max(used, excluded.used)",
-            (entry.tenant, entry.id, entry.chain, self._bounds.now(), size, body),
+            (entry.tenant, entry.id, entry.chain, self._bounds.now(), row_bytes, body),
         )
         self._connection.executemany(
             "INSERT OR IGNORE INTO calls (tenant, key, seq) "

@@ -1,4 +1,4 @@
-"""Where entries are kept: the seam, and what its three forms share."""
+"""The interface of ledger stores, and what its implementations share: keys and encoding."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -12,10 +12,10 @@ from dovetail.storage.faults import StoreError as StoreError
 from dovetail.storage.faults import StoreFaults
 
 DAY_SECONDS = 86_400.0
-MAX_AGE_SECONDS = 7 * DAY_SECONDS  # seconds since an entry was last used
-MAX_LOOKUP_IDS = 8  # the most ids a look-up by call or chain answers with
-MAX_SESSION_TURNS = 65_536  # the most ids a look-up by session answers with
-MAX_LISTED_SESSIONS = 10_000  # the most sessions of a tenant that are listed
+MAX_AGE_SECONDS = 7 * DAY_SECONDS  # since an entry was last used
+MAX_LOOKUP_IDS = 8  # returned by a look-up by call or chain
+MAX_SESSION_TURNS = 65_536  # returned by a look-up by session
+MAX_LISTED_SESSIONS = 10_000  # of a tenant
 
 Clock = Callable[[], float]
 
@@ -23,14 +23,14 @@ _NON_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
-    """What a store holds now."""
+    """The number and size of a store's entries."""
 
     entries: int
     bytes: int
 
 
 class SessionStats(msgspec.Struct, frozen=True):
-    """A session of which turns are kept: how many, and when the last was used."""
+    """A stored session: the number of its turns, and when the last was used."""
 
     session: str
     turns: int
@@ -38,19 +38,18 @@ class SessionStats(msgspec.Struct, frozen=True):
 
 
 class LedgerStore(Protocol):
-    """Keeps entries, each for its tenant alone, and forgets those not used for longest.
+    """Stores entries, each for its tenant alone, and evicts the least recently used.
 
-    Nothing is promised about parents: a child may outlive the entry it grew from. An id from a
-    look-up may be gone by the time it is read.
+    A child may outlive its parent. The entry of an id from a look-up may be gone when it is read.
     """
 
     @property
     def is_degraded(self) -> bool:
-        """Whether what it did not find of late may be there all the same."""
+        """Whether entries that were not found recently may exist nevertheless."""
 
     @property
     def faults(self) -> StoreFaults:
-        """What it could not do. Who asks it adds only what is lost for that."""
+        """Its failures. Callers add only what is lost through them."""
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """The entry, or None if this tenant has none of that id."""
@@ -59,57 +58,57 @@ class LedgerStore(Protocol):
         """Ids of the entries that made this call, newest first; normally one."""
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Ids of the entries whose `chain` is this, newest first, at most `NEWEST`."""
+        """Ids of the entries whose `chain` is this, newest first, at most `MAX_LOOKUP_IDS`."""
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the entries of this session, oldest first, at most `MOST_TURNS`.
+        """Ids of the entries of this session, oldest first, at most `MAX_SESSION_TURNS`.
 
-        This and `sessions` are asked by people: a store without an answer raises `StoreError`.
+        This and `list_sessions` serve operators: a store that fails raises `StoreError`.
         """
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        """The sessions of a tenant, newest first, at most `MOST_SESSIONS`."""
+        """The sessions of a tenant, newest first, at most `MAX_LISTED_SESSIONS`."""
 
     async def put(self, entry: LedgerEntry) -> None:
-        """Keep it. To put the same entry again changes nothing."""
+        """Store an entry. Storing the same entry again changes nothing."""
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """These were used again: their age begins anew."""
+        """Mark entries as used again: their age restarts."""
 
     async def version(self) -> int | None:
-        """Another number whenever another process has written. None where that cannot be told."""
+        """A number that changes when another process writes. None where that is not known."""
 
     async def stats(self) -> LedgerStats:
-        """How much is held. Not for the hot path."""
+        """The number and size of the stored entries. Not for the hot path."""
 
     async def close(self) -> None:
-        """Finish what was begun and let go. A closed store is not used again."""
+        """Finish pending operations and release resources. A closed store is not used again."""
 
 
 def make_call_key(id: str) -> str:
-    """A call id as it is looked up: its ASCII letters and digits, case kept.
+    """Reduce a call id to what is looked up: its ASCII letters and digits, case preserved.
 
-    A client rewrites call_1 to call1, so nothing else may count. Empty: not to be found.
+    Clients rewrite call_1 to call1, so nothing else may count. Empty: cannot be found.
     """
     return _NON_ALPHANUMERIC.sub("", id)
 
 
 def make_call_keys(entry: LedgerEntry) -> tuple[str, ...]:
-    """The keys under which an entry is found by its calls, and by the answer that it became."""
-    ids = (*entry.call_ids, entry.answer)
+    """The keys under which an entry is found: the ids of its calls and of its response."""
+    ids = (*entry.call_ids, entry.response_number)
     return tuple(dict.fromkeys(key for id in ids if (key := make_call_key(id))))
 
 
 _PLAIN, _ZSTD = b"\0", b"\1"
-_MIN_COMPRESS_BYTES = 300  # below that a frame's header eats what it saves
-_MAX_BODY_BYTES = 1 << 28  # no turn comes near; a damaged header must not ask for all memory
+_MIN_COMPRESS_BYTES = 300  # below that a frame's header outweighs the savings
+_MAX_BODY_BYTES = 1 << 28  # far above any turn; a damaged header must not allocate all memory
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LedgerEntry)
 
 
 def encode_entry(entry: LedgerEntry) -> bytes:
-    """The entry as one body."""
+    """Encode an entry, compressed if it is large."""
     packed = _encoder.encode(entry)
     if len(packed) < _MIN_COMPRESS_BYTES:
         return _PLAIN + packed
@@ -117,7 +116,7 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 
 
 def decode_entry(body: bytes) -> LedgerEntry | None:
-    """The entry of a body, or None if it is damaged or of a version that we do not know."""
+    """Decode an entry, or return None if it is damaged or of an unknown version."""
     try:
         packed = decompress(body[1:], _MAX_BODY_BYTES) if body[:1] == _ZSTD else body[1:]
         return _decoder.decode(packed)
@@ -128,7 +127,7 @@ def decode_entry(body: bytes) -> LedgerEntry | None:
 def decompress(frame: bytes, limit: int) -> bytes:
     """Decompress at most `limit` bytes. ValueError for anything else.
 
-    The library's own limit is not used by it when the frame states its size: hence the check.
+    The library ignores its own limit when the frame states its size: hence the check.
     """
     try:
         if zstandard.frame_content_size(frame) > limit:

@@ -1,8 +1,8 @@
-"""What a client can see of a turn, as a digest; and the hash chain over a history.
+"""Digests of what a client can see of a turn, and the hash chain over a history.
 
-Left out on purpose: thoughts (clients drop them), ids (clients rewrite them), the order of text
+Left out on purpose: reasoning (clients drop it), ids (clients rewrite them), the order of text
 and calls within a turn (Claude Code moves calls behind text), the order of keys and the spelling
-of numbers in arguments. What is left is what the turn means.
+of numbers in arguments.
 """
 
 import json
@@ -22,14 +22,14 @@ from dovetail_model import (
     Turn,
 )
 
-DIGEST_BYTES = 16  # bytes of a digest
+DIGEST_BYTES = 16
 
 
 class TurnDigest(NamedTuple):
-    """A turn's digest, and what in it may lead back to an entry.
+    """A turn's digest, and the handles in it that may identify an entry.
 
-    `copy` tells apart copies that look the same: by their handles and thoughts. `size` are the
-    characters that the turn holds.
+    `copy_digest` distinguishes copies that look the same by their handles and reasoning. `chars`
+    are the characters of the turn.
     """
 
     digest: bytes
@@ -40,9 +40,9 @@ class TurnDigest(NamedTuple):
 
 
 class TurnDigestCache:
-    """Digests of turns, remembered by identity: the decoder hands out known turns again.
+    """Digests of turns, cached by object identity: the decoder returns known turns again.
 
-    What is remembered is held: at most so many turns, of so many characters in all.
+    The cache holds references to the turns, so it is bounded in turns and in characters.
     """
 
     __slots__ = ("_chars", "_digests", "_max_chars", "_max_turns")
@@ -57,18 +57,18 @@ class TurnDigestCache:
         known = self._digests.get(id(turn))
         if known is not None and known[0] is turn:
             return known[1]
-        seen = digest_turn(turn)
+        digest = digest_turn(turn)
         if known is not None:
             self._chars -= known[1].chars
-        self._digests[id(turn)] = (turn, seen)
-        self._chars += seen.chars
+        self._digests[id(turn)] = (turn, digest)
+        self._chars += digest.chars
         while len(self._digests) > self._max_turns or self._chars > self._max_chars:
             self._chars -= self._digests.popitem(last=False)[1][1].chars
-        return seen
+        return digest
 
 
 def digest_turn(turn: Turn) -> TurnDigest:
-    """The digest of a turn and its handles."""
+    """Compute the digest of a turn and collect its handles."""
     if turn.role != "assistant":
         role = "system" if turn.role == "developer" else turn.role
         return TurnDigest(
@@ -76,35 +76,35 @@ def digest_turn(turn: Turn) -> TurnDigest:
         )
     texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
     calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
-    thoughts = [block for block in turn.blocks if isinstance(block, ReasoningBlock)]
-    seals = tuple(block.seal for block in thoughts if block.seal)
+    reasoning = [block for block in turn.blocks if isinstance(block, ReasoningBlock)]
+    seals = tuple(block.seal for block in reasoning if block.seal)
     call_ids = tuple(call.id for call in calls)
     return TurnDigest(
         compute_digest("assistant", "".join(texts).strip(), *_call_parts(calls)),
         seals,
         call_ids,
-        compute_digest(*seals, "", *call_ids, "", *(block.text for block in thoughts)),
+        compute_digest(*seals, "", *call_ids, "", *(block.text for block in reasoning)),
         _count_chars(turn.blocks),
     )
 
 
 def compute_digest(*parts: str | bytes) -> bytes:
-    """A digest of parts, each with its length: no two lists of parts run together."""
-    hashed = blake2b(digest_size=DIGEST_BYTES)
+    """Hash parts, each with its length, so that two lists of parts never run together."""
+    hasher = blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
-        hashed.update(len(data).to_bytes(8, "little"))
-        hashed.update(data)
-    return hashed.digest()
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
+    return hasher.digest()
 
 
 def extend_chain(key: bytes, chain: bytes, digest: bytes) -> bytes:
-    """The chain with one more turn in it. The key is the tenant's own."""
+    """Extend a hash chain by one turn. The key is the tenant's own."""
     return blake2b(chain + digest, digest_size=DIGEST_BYTES, key=key).digest()
 
 
 def canonicalize_arguments(arguments: str) -> str:
-    """Arguments in one spelling: keys in order, whole numbers whole, nothing lost that means."""
+    """Spell arguments canonically: sorted keys, and integers for floats without a fraction."""
     try:
         value = _canonicalize_value(json.loads(arguments or "{}"))
         return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
@@ -152,7 +152,7 @@ def _block_parts(blocks: Iterable[Block]) -> list[str | bytes]:
 
 
 def _count_chars(blocks: Iterable[Block]) -> int:
-    """Characters that these blocks hold."""
+    """Count the characters in blocks."""
     total = 0
     for block in blocks:
         match block:

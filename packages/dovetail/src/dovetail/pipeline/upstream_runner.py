@@ -116,7 +116,7 @@ class UpstreamRunner:
             parent=None,
             generated=b"",
             spans=(EntrySpan("reasoning", raw=upstream_seal or "", shown=text),),
-            before=b"",
+            chain_before=b"",
             head=b"",
         )
         return self._entry.sealer.seal(
