@@ -265,7 +265,12 @@ def test_what_another_session_said_is_prompt() -> None:
         ledger = Ledger(MemoryLedgerStore())
         first = turn("a", suffix=pack_ids([1]), generated=pack_ids([7, 8]), session="one", stop=2)
         second = turn(
-            "b", parent="a", prefix_tokens=3, suffix=pack_ids([2]), generated=pack_ids([9]), session="two"
+            "b",
+            parent="a",
+            prefix_tokens=3,
+            suffix=pack_ids([2]),
+            generated=pack_ids([9]),
+            session="two",
         )
         for entry in (first, second):
             await ledger.record(entry, _prompt(entry))
@@ -286,7 +291,12 @@ def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
             "a", suffix=pack_ids([1]), generated=pack_ids([7, 8, 9]), session="s", logprobs=told
         )
         second = turn(
-            "b", parent="a", prefix_tokens=4, suffix=pack_ids([2, 5]), generated=pack_ids([6]), session="s"
+            "b",
+            parent="a",
+            prefix_tokens=4,
+            suffix=pack_ids([2, 5]),
+            generated=pack_ids([6]),
+            session="s",
         )
         for entry in (first, _with(second, forced=((0, 1),))):
             await ledger.record(entry, _prompt(entry))
