@@ -1,1 +1,6 @@
-"""The contract of agent harnesses, and a suite that judges any server by it."""
+"""The contract of agent harnesses, and a suite that judges any server by it.
+
+The interface is the command `dovetail-verify`; no names are exported.
+"""
+
+__all__: list[str] = []

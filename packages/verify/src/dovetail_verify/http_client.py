@@ -1,103 +1,272 @@
-"""One connection that stays: for what the other client hides (HEAD, keep-alive, upgrades)."""
+"""HTTP/1.1 client for checks: one connection, one request after the other, bodies as they arrive.
+
+Checks need what HTTP libraries hide: keep-alive, HEAD, upgrades, early responses and the arrival
+time of every chunk.
+"""
 
 import asyncio
+import os
+import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import urlsplit
 
 import h11
 
-from dovetail.net.http_client import Endpoint
-from dovetail_model import EngineTimeout, EngineUnavailable
+CONNECT_TIMEOUT_SECONDS = 10.0
 
-_READ_BYTES = 65536
+
+class TargetUnreachable(Exception):
+    """No response, or a broken one: the server cannot be judged."""
+
+
+class TargetTimeout(TargetUnreachable):
+    """The server sent nothing for too long."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Address of a server: TCP, TLS or a unix socket."""
+
+    host: str = "127.0.0.1"
+    port: int = 80
+    socket: str | None = None
+    tls: bool = False
+    base: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> "Endpoint":
+        """Parse `http://host:8000/base` or `unix:///a/b.sock`."""
+        parts = urlsplit(url)
+        if parts.scheme == "unix" and parts.path:
+            return cls(socket=parts.path)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http address: {url!r}")
+        if parts.username or parts.query or parts.fragment:
+            raise ValueError(f"not the plain address of a server: {parts.hostname!r} and more")
+        tls = parts.scheme == "https"
+        port = parts.port if parts.port is not None else 443 if tls else 80
+        return cls(parts.hostname, port, None, tls, parts.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        """Value of the Host header."""
+        if self.socket is not None:
+            return "localhost"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        if self.socket is not None:
+            return f"unix://{self.socket}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
+
+
+class _ReceiveQueue(asyncio.Protocol):
+    """Queue what arrives, then b"" or the error.
+
+    The streams of asyncio raise an error before the data that precede it, so a response that is
+    followed by a reset would be lost.
+    """
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+
+    async def get(self) -> bytes | Exception:
+        return await self._items.get()
+
+    def data_received(self, data: bytes) -> None:
+        self._items.put_nowait(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._items.put_nowait(exc or b"")
 
 
 class HttpConnection:
-    """A connection on which several requests are asked, one after the other."""
+    """A connection. `request` returns a whole response, `stream` one whose body is to be read."""
 
-    __slots__ = ("_endpoint", "_http", "_reader", "_timeout", "_writer")
+    __slots__ = ("_endpoint", "_http", "_received", "_timeout", "_transport")
 
     def __init__(
         self,
         endpoint: Endpoint,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        timeout: float,
+        transport: asyncio.WriteTransport,
+        received: _ReceiveQueue,
+        timeout_seconds: float,
     ) -> None:
         self._endpoint = endpoint
-        self._reader, self._writer = streams
-        self._timeout = timeout
+        self._transport = transport
+        self._received = received
+        self._timeout = timeout_seconds
         self._http = h11.Connection(h11.CLIENT)
 
     async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of the answer. 101 has none: it is no HTTP any more."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._send(method, path, headers, body)
-                return await self._receive()
-        except TimeoutError:
-            raise EngineTimeout(f"no answer to {method} {path} in {self._timeout:g} s") from None
-        except (OSError, h11.RemoteProtocolError) as fault:
-            raise EngineUnavailable(f"the connection broke at {method} {path} ({fault})") from fault
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Return status, headers and body. A 101 response has no body."""
+        response = await self.stream(method, path, headers, body)
+        chunks = [] if response.status == 101 else [one async for one in response.iter_chunks()]
+        return response.status, response.headers, b"".join(chunks)
 
-    async def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
-        if self._http.our_state is h11.DONE:
-            self._http.start_next_cycle()
-        named = {"host": self._endpoint.authority, **headers}
-        if body:
-            named |= {"content-length": str(len(body)), "content-type": "application/json"}
-        target = self._endpoint.base + path
-        request = h11.Request(method=method, target=target, headers=list(named.items()))
-        self._writer.write(self._http.send(request) or b"")
-        if body:
-            self._writer.write(self._http.send(h11.Data(data=body)) or b"")
-        self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
-        await self._writer.drain()
-
-    async def _receive(self) -> tuple[int, dict[str, str], bytes]:
-        status, headers, body = 0, dict[str, str](), b""
-        while True:
-            match self._http.next_event():
-                case h11.NEED_DATA:
-                    self._http.receive_data(await self._reader.read(_READ_BYTES))
-                case h11.InformationalResponse(status_code=101, headers=found):
-                    return 101, _decode_headers(found), b""
-                case h11.Response(status_code=code, headers=found):
-                    status, headers = code, _decode_headers(found)
-                case h11.Data(data=data):
-                    body += data
-                case h11.EndOfMessage():
-                    return status, headers, body
-                case h11.ConnectionClosed() | h11.PAUSED:
-                    return status, headers, body
+    async def stream(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> "StreamedResponse":
+        """Return the response as soon as its status and headers have arrived."""
+        self._send(method, path, headers, body)
+        status, found = await self._read_head()
+        return StreamedResponse(self, status, found)
 
     @property
     def is_reusable(self) -> bool:
         """Whether the server left the connection open for another request."""
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
+    async def read_chunk(self) -> bytes | None:
+        """Return more of the body, None at its end."""
+        event = await self._next_event()
+        return bytes(event.data) if isinstance(event, h11.Data) else None
+
+    def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        """Write without waiting: a server may refuse before it has read everything."""
+        if self._http.our_state is h11.DONE:
+            self._http.start_next_cycle()
+        fields = {"host": self._endpoint.authority, **headers}
+        if body or method == "POST":
+            fields = {"content-type": "application/json", **fields}
+            fields["content-length"] = str(len(body))
+        target = self._endpoint.base + path
+        try:
+            head = h11.Request(method=method, target=target, headers=list(fields.items()))
+            events = (head, h11.Data(data=body), h11.EndOfMessage())
+            parts = [self._http.send(event) or b"" for event in events]
+        except (h11.LocalProtocolError, UnicodeError):
+            # The message of h11 quotes the header, which may be the API key.
+            raise TargetUnreachable(
+                f"a request to {self._endpoint} cannot be sent as HTTP"
+            ) from None
+        self._transport.write(b"".join(parts))
+
+    async def _read_head(self) -> tuple[int, dict[str, str]]:
+        while True:
+            event = await self._next_event()
+            if not isinstance(event, h11.Response | h11.InformationalResponse):
+                raise TargetUnreachable(f"{self._endpoint} broke off its answer (no status)")
+            if event.status_code >= 200 or event.status_code == 101:
+                pairs = event.headers
+                found = {k.decode("latin-1"): v.decode("latin-1") for k, v in pairs}
+                return event.status_code, found
+
+    async def _next_event(self) -> object:
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self._receive())
+        except h11.RemoteProtocolError as error:
+            raise TargetUnreachable(f"{self._endpoint} broke off its answer ({error})") from error
+        return event
+
+    async def _receive(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout):
+                data = await self._received.get()
+        except TimeoutError:
+            raise TargetTimeout(f"{self._endpoint} was silent for {self._timeout:g} s") from None
+        if isinstance(data, Exception):
+            raise TargetUnreachable(f"the connection to {self._endpoint} broke") from data
+        if not data and self._http.their_state in (h11.IDLE, h11.SEND_RESPONSE):
+            raise TargetUnreachable(
+                f"{self._endpoint} broke off its answer (the connection was closed in the middle)"
+            )
+        return data
+
+
+class StreamedResponse:
+    """A response whose status and headers have arrived. Its body can be read once."""
+
+    __slots__ = ("_connection", "headers", "status")
+
+    def __init__(self, connection: HttpConnection, status: int, headers: Mapping[str, str]) -> None:
+        self._connection = connection
+        self.status = status
+        self.headers = headers
+
+    async def iter_chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the body as it arrives."""
+        while (chunk := await self._connection.read_chunk()) is not None:
+            yield chunk
+
 
 @asynccontextmanager
 async def open_connection(
     endpoint: Endpoint, timeout_seconds: float
 ) -> AsyncIterator[HttpConnection]:
-    """A connection to the server, closed when the block is left."""
+    """Connect. Leaving the block aborts the connection, which servers see as a disconnect."""
+    loop = asyncio.get_running_loop()
+    limit = min(timeout_seconds, CONNECT_TIMEOUT_SECONDS)
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with asyncio.timeout(limit):
             if endpoint.socket is not None:
-                streams = await asyncio.open_unix_connection(endpoint.socket)
+                transport, received = await loop.create_unix_connection(
+                    _ReceiveQueue, endpoint.socket
+                )
             else:
-                secure = ssl.create_default_context() if endpoint.tls else None
-                streams = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=secure)
-    except (OSError, TimeoutError) as fault:
-        raise EngineUnavailable(f"no connection to {endpoint}") from fault
+                context = _ssl_context() if endpoint.tls else None
+                transport, received = await loop.create_connection(
+                    _ReceiveQueue, endpoint.host, endpoint.port, ssl=context
+                )
+    except TimeoutError as error:
+        raise TargetTimeout(f"no connection to {endpoint} in {limit:g} s") from error
+    except (OSError, ValueError) as error:
+        raise TargetUnreachable(f"no connection to {endpoint} ({_describe(error)})") from error
     try:
-        yield HttpConnection(endpoint, streams, timeout_seconds)
+        yield HttpConnection(endpoint, transport, received, timeout_seconds)
     finally:
-        streams[1].transport.abort()
+        transport.abort()
 
 
-def _decode_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Load the certificates of the system once: it takes longer than most responses."""
+    return ssl.create_default_context()
+
+
+def _describe(error: Exception) -> str:
+    """Return why there is no connection. The system's own text repeats the address."""
+    if isinstance(error, ssl.SSLError):
+        return getattr(error, "verify_message", "") or error.reason or "TLS failed"
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else type(error).__name__
+
+
+class SseParser:
+    """Server-sent events in any pieces, as (event, data)."""
+
+    __slots__ = ("_data", "_event", "_line")
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._event = ""
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> list[tuple[str, str]]:
+        """Return the events that this chunk completes."""
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        events = []
+        for line in lines:
+            if text := line.removesuffix(b"\r").decode("utf-8", "replace"):
+                self._read_field(text)
+            elif self._data or self._event:
+                events.append((self._event, "\n".join(self._data)))
+                self._event, self._data = "", []
+        return events
+
+    def _read_field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._event = value
+        elif name == "data":
+            self._data.append(value)

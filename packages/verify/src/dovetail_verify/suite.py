@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from dovetail_model import DovetailError
 from dovetail_verify import scripted
 from dovetail_verify.black_box import (
     chat,
@@ -14,19 +13,18 @@ from dovetail_verify.black_box import (
     messages_requests,
     messages_stream,
     metadata,
+    output,
     responses_requests,
     responses_stream,
     transport,
+    usage,
 )
-from dovetail_verify.black_box import messages_requests as stability
-from dovetail_verify.black_box import output as answers
-from dovetail_verify.black_box import output as structured
-from dovetail_verify.black_box import usage as accounting
 from dovetail_verify.black_box.errors import refusal_reason
 from dovetail_verify.black_box.samples import QUESTION
 from dovetail_verify.check import Check, CheckFailed, CheckOutcome, CheckResult, NotApplicable
 from dovetail_verify.dialects import DIALECTS
 from dovetail_verify.exchange import HttpExchange
+from dovetail_verify.http_client import TargetUnreachable
 from dovetail_verify.target import TargetServer
 
 _CONTEXT_LENGTH_FIELDS = ("max_model_len", "context_length", "context_window", "max_input_tokens")
@@ -183,8 +181,8 @@ async def _evaluate(target: TargetServer, check: Check) -> tuple[CheckOutcome, s
         return CheckOutcome.FAIL, str(fault), fault.sent, fault.received
     except NotApplicable as reason:
         return CheckOutcome.NOT_APPLICABLE, str(reason), "", ""
-    except DovetailError as fault:  # of the line: no answer, a broken one, silence
-        return CheckOutcome.ERROR, fault.message, "", ""
+    except TargetUnreachable as error:  # no response, a broken one, silence
+        return CheckOutcome.ERROR, str(error), "", ""
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as fault:
         # An answer of a shape that the check did not expect is the server's fault, and told as one.
         return CheckOutcome.FAIL, f"an answer of an unexpected shape ({fault!r})", "", ""
@@ -205,12 +203,12 @@ BLACK_BOX_CHECKS = _sort_by_api(
         *messages_stream.CHECKS,
         *responses_stream.CHECKS,
         *chat.CHECKS,
-        *answers.CHECKS,
+        *output.CHECKS,
         *messages_requests.CHECKS,
         *responses_requests.CHECKS,
-        *structured.STRUCTURED_CHECKS,
-        *accounting.CHECKS,
-        *stability.BILLING_CHECKS,
+        *output.STRUCTURED_CHECKS,
+        *usage.CHECKS,
+        *messages_requests.BILLING_CHECKS,
         *errors.CHECKS,
         *transport.CHECKS,
     )

@@ -1,6 +1,6 @@
-"""The server under test, as checks see it: ask it something, look at what came.
+"""The server under test, as checks see it: send a request, look at the response.
 
-Independent of our codecs on purpose: bytes and plain JSON are read here, for they are judged.
+Independent of Dovetail's codecs on purpose: bytes and plain JSON are read here, for they are judged.
 """
 
 import asyncio
@@ -13,11 +13,9 @@ from uuid import uuid4
 
 import msgspec
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
-from dovetail.net.http_client import ClientRequest, ClientResponse, Endpoint, Timeouts, send_request
-from dovetail_protocols import SseReader
 from dovetail_verify.check import CheckFailed, NotApplicable
 from dovetail_verify.exchange import HttpExchange, SentRequest, SseFrame
+from dovetail_verify.http_client import Endpoint, SseParser, StreamedResponse, open_connection
 
 ANTHROPIC_HEADERS = {"anthropic-version": "2023-06-01"}
 API_PATHS = {
@@ -29,20 +27,45 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 
+class RecordedRequest(
+    msgspec.Struct,
+    frozen=True,
+    rename={
+        "started_at": "began",
+        "prompt_tokens": "prompt",
+        "prompt_text": "text",
+        "cached_count": "cached",
+        "output_tokens": "output",
+        "output_text": "said",
+    },
+):
+    """A request as the scripted engine recorded it: what it was given and what it generated.
+
+    The names of the file differ because its format is older than these.
+    """
+
+    started_at: float
+    prompt_tokens: tuple[int, ...]
+    cached_count: int
+    output_tokens: tuple[int, ...]
+    prompt_text: str = ""
+    output_text: str = ""
+
+
 class EngineRecording(Protocol):
     """What the engine behind the server was given: its prompts, in scripted mode."""
 
-    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
-        """The requests whose prompts contain a marker, oldest first, once there are enough."""
+    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
+        """Return the requests whose prompts contain a marker, oldest first, once there are enough."""
         ...
 
 
 class TargetServer:
     """One server and one model on it. Remembers what was exchanged, as evidence.
 
-    `facts` are what is known of the server: a check whose `needs` are not among them does not
-    apply. `missing` are the APIs that the server does not serve, with what it said. `window` is the
-    length of prompt and answer that it names.
+    `features` are what is known of the server: a check whose `requires` are not among them does not
+    apply. `missing_apis` are the APIs that it does not serve, with its response. `context_length`
+    is the number of tokens that it states for prompt and output.
     """
 
     def __init__(
@@ -68,20 +91,18 @@ class TargetServer:
         self._run_id = uuid4().hex[:8]
 
     def new_nonce(self) -> str:
-        """A word that no prompt had before, so that no cache knows what follows it."""
+        """Return a word that no prompt had before, so that no cache knows what follows it."""
         return f"{self._run_id}-{next(self._counter)}"
 
     def auth_headers(self, path: str, *, authenticated: bool = True) -> dict[str, str]:
-        """The headers that a client of this API sends by itself; with the key if it is signed."""
+        """Return the headers that a client of this API sends by itself."""
         anthropic = path.startswith("/v1/messages")
         headers = dict(ANTHROPIC_HEADERS) if anthropic else {}
         if self.api_key is not None and authenticated:
-            named = (
-                ("x-api-key", self.api_key)
-                if anthropic
-                else ("authorization", f"Bearer {self.api_key}")
-            )
-            headers[named[0]] = named[1]
+            if anthropic:
+                headers["x-api-key"] = self.api_key
+            else:
+                headers["authorization"] = f"Bearer {self.api_key}"
         return headers
 
     async def request(
@@ -93,10 +114,10 @@ class TargetServer:
         *,
         authenticated: bool = True,
     ) -> HttpExchange:
-        """One exchange, read to its end. Unless it is `signed`, `headers` bring the key."""
+        """Send a request and read its response. Unless `authenticated`, the key is left out."""
         sent = SentRequest(method, path, body, headers or {}, authenticated)
-        async with self.open_stream(sent) as (reply, since):
-            exchange = await _read_exchange(sent, reply, since)
+        async with self.open_stream(sent) as (response, started_at):
+            exchange = await _read_exchange(sent, response, started_at)
         self.exchanges.append(exchange)
         return exchange
 
@@ -113,78 +134,83 @@ class TargetServer:
     @asynccontextmanager
     async def open_stream(
         self, request: SentRequest
-    ) -> AsyncIterator[tuple[ClientResponse, float]]:
-        """An answer that the caller reads, and when it was asked for. Leaving hangs up."""
+    ) -> AsyncIterator[tuple[StreamedResponse, float]]:
+        """Send a request and yield its response and its start. Leaving the block disconnects."""
         headers = {
+            "connection": "close",
             **self.auth_headers(request.path, authenticated=request.authenticated),
             **request.headers,
         }
-        patience = Timeouts(10.0, self.timeout)
-        since = asyncio.get_running_loop().time()
-        call = ClientRequest(request.method, request.path, request.payload, headers, patience)
-        async with send_request(self.endpoint, call) as reply:
-            yield reply, since
+        started_at = asyncio.get_running_loop().time()
+        async with open_connection(self.endpoint, self.timeout) as connection:
+            yield (
+                await connection.stream(request.method, request.path, headers, request.payload),
+                started_at,
+            )
 
     async def memoize(self, name: str, make: Callable[["TargetServer"], Awaitable[T]]) -> T:
-        """What several checks look at, made for the first of them. Its evidence is kept with it."""
+        """Return what several checks look at, made for the first of them, with its evidence."""
         if name not in self._memo:
             mark = len(self.exchanges)
-            value = await make(self)
-            self._memo[name] = value, self.exchanges[mark:]
+            made = await make(self)
+            self._memo[name] = made, self.exchanges[mark:]
         else:
             self.exchanges.extend(self._memo[name][1])
-        kept: T = self._memo[name][0]
-        return kept
+        value: T = self._memo[name][0]
+        return value
 
     def last_evidence(self) -> tuple[str, str]:
-        """What was sent and came last."""
+        """Return what was sent and received last."""
         if not self.exchanges:
             return "", ""
         exchange = self.exchanges[-1]
         return str(exchange.request), exchange.summary
 
     def require_api(self, api: str) -> None:
-        """The check does not apply where the server lacks the API."""
+        """Raise `NotApplicable` where the server lacks the API."""
         if api in self.missing_apis:
             raise NotApplicable(f"API not served: {self.missing_apis[api]}")
 
 
-async def _read_exchange(sent: SentRequest, reply: ClientResponse, since: float) -> HttpExchange:
+async def _read_exchange(
+    sent: SentRequest, response: StreamedResponse, started_at: float
+) -> HttpExchange:
     loop = asyncio.get_running_loop()
-    reader, frames, chunks = SseReader(), list[SseFrame](), list[bytes]()
-    streamed = "event-stream" in reply.headers.get("content-type", "")
-    async for chunk in reply.iter_chunks():
+    parser, frames, chunks = SseParser(), list[SseFrame](), list[bytes]()
+    streamed = "event-stream" in response.headers.get("content-type", "")
+    async for chunk in response.iter_chunks():
         chunks.append(chunk)
         if streamed:
-            at = loop.time() - since
-            frames += [SseFrame(event.event, event.data, at) for event in reader.feed(chunk)]
-    ended = loop.time() - since
-    return HttpExchange(sent, reply.status, reply.headers, b"".join(chunks), frames, ended)
+            elapsed = loop.time() - started_at
+            frames += [SseFrame(event, data, elapsed) for event, data in parser.feed(chunk)]
+    total = loop.time() - started_at
+    return HttpExchange(sent, response.status, response.headers, b"".join(chunks), frames, total)
 
 
-RECORD_TIMEOUT_SECONDS = 10.0  # seconds: an engine writes its line when the last token has left
+RECORD_TIMEOUT_SECONDS = 10.0  # the engine writes its line after the last token
 POLL_SECONDS = 0.02
 
 
 class FileRecording:
     """The file that `--record` of the scripted engine names. Each line is read once."""
 
-    __slots__ = ("_offset", "_path", "_requests")
+    __slots__ = ("_offset", "_path", "_requests", "_timeout")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout_seconds: float = RECORD_TIMEOUT_SECONDS) -> None:
         self._path = path
+        self._timeout = timeout_seconds
         self._offset = 0
-        self._requests: list[RecordedGeneration] = []
+        self._requests: list[RecordedRequest] = []
 
-    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
-        """The requests whose prompts contain a marker, oldest first, once there are enough."""
-        until = asyncio.get_running_loop().time() + RECORD_TIMEOUT_SECONDS
+    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
+        """Return the requests whose prompts contain a marker, oldest first, once there are enough."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
         while True:
             self._read_new_lines()
-            found = [heard for heard in self._requests if marker in heard.text]
+            found = [request for request in self._requests if marker in request.prompt_text]
             if len(found) >= min_count:
-                return sorted(found, key=lambda heard: heard.began)
-            if asyncio.get_running_loop().time() > until:
+                return sorted(found, key=lambda request: request.started_at)
+            if asyncio.get_running_loop().time() > deadline:
                 raise CheckFailed(
                     f"the engine was given {len(found)} prompts with the user's words, "
                     f"{min_count} were sent"
@@ -192,7 +218,7 @@ class FileRecording:
             await asyncio.sleep(POLL_SECONDS)
 
     def _read_new_lines(self) -> None:
-        """What has been written since."""
+        """Read what has been written since the last call, whole lines only."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -200,5 +226,5 @@ class FileRecording:
             whole, end, _ = file.read().rpartition(b"\n")
         self._offset += len(whole) + len(end)
         self._requests += [
-            msgspec.json.decode(line, type=RecordedGeneration) for line in whole.splitlines()
+            msgspec.json.decode(line, type=RecordedRequest) for line in whole.splitlines()
         ]

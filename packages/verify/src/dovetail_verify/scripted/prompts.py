@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.api_checks import check_each_api
 from dovetail_verify.check import Check, require
 from dovetail_verify.exchange import abbreviate
@@ -24,7 +23,7 @@ from dovetail_verify.scripted.scenarios import (
     PLAIN_TEXT,
     Scenario,
 )
-from dovetail_verify.target import Json, TargetServer
+from dovetail_verify.target import Json, RecordedRequest, TargetServer
 
 
 @check_each_api(
@@ -37,8 +36,8 @@ async def exact_usage(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
     body = first_request(api, target, user_message(INTERLEAVED, nonce), stream=True)
     shape = parse_response(api, await send_request(api, target, body))
-    heard = (await _recorded_requests(target, nonce))[0]
-    prompt, output = len(heard.prompt), len(heard.output)
+    record = (await _recorded_requests(target, nonce))[0]
+    prompt, output = len(record.prompt_tokens), len(record.output_tokens)
     require(
         shape.prompt_tokens == prompt, f"{prompt} prompt tokens, {shape.prompt_tokens} are reported"
     )
@@ -61,7 +60,7 @@ async def start_usage(target: TargetServer, api: str) -> str:
     told = exchange.events_of_type("message_start")[0]["message"]["usage"]
     kinds = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     came = sum(told.get(kind) or 0 for kind in kinds)
-    prompt = len((await _recorded_requests(target, nonce))[0].prompt)
+    prompt = len((await _recorded_requests(target, nonce))[0].prompt_tokens)
     require(came == prompt, f"{prompt} prompt tokens, {came} are told at the start")
     return f"{prompt} tokens"
 
@@ -78,7 +77,7 @@ async def exact_count(target: TargetServer, api: str) -> str:
     asked = {key: body[key] for key in ("model", "messages", "tools", "system")}
     told = (await target.post("/v1/messages/count_tokens", asked)).require_ok().json["input_tokens"]
     parse_response(api, await send_request(api, target, body))
-    prompt = len((await _recorded_requests(target, nonce))[0].prompt)
+    prompt = len((await _recorded_requests(target, nonce))[0].prompt_tokens)
     require(told == prompt, f"{prompt} prompt tokens, {told} are counted")
     return f"{prompt} tokens"
 
@@ -97,8 +96,8 @@ async def billing_line_excluded(target: TargetServer, api: str) -> str:
         body["system"] = [{"type": "text", "text": line}, *body["system"]]
         (await send_request(api, target, body)).require_ok()
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
-    require("cc_version" not in first.text, "the line is in the prompt", received=first.text[:300])
-    require(first.prompt == second.prompt, "two prompts differ")
+    require("cc_version" not in first.prompt_text, "the line is in the prompt", received=first.prompt_text[:300])
+    require(first.prompt_tokens == second.prompt_tokens, "two prompts differ")
     return "prompts are the same"
 
 
@@ -122,8 +121,8 @@ async def string_or_list(target: TargetServer, api: str) -> str:
         body["messages"][-1]["content"] = content
         (await send_request(api, target, body)).require_ok()
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
-    require(first.prompt == second.prompt, "two prompts differ", received=second.text[-300:])
-    return f"{len(first.prompt)} tokens both times"
+    require(first.prompt_tokens == second.prompt_tokens, "two prompts differ", received=second.prompt_text[-300:])
+    return f"{len(first.prompt_tokens)} tokens both times"
 
 
 @check_each_api(
@@ -138,17 +137,17 @@ async def control_tokens(target: TargetServer, api: str) -> str:
     plain, spelled = target.new_nonce(), target.new_nonce()
     body = first_request(api, target, user_message(PLAIN, plain), stream=True)
     parse_response(api, await send_request(api, target, body))
-    heard = (await _recorded_requests(target, plain))[0]
-    stop, spelling = heard.output[-1], heard.output_text.rpartition(PLAIN_TEXT)[2]
+    record = (await _recorded_requests(target, plain))[0]
+    stop, spelling = record.output_tokens[-1], record.output_text.rpartition(PLAIN_TEXT)[2]
     require(bool(spelling), "the engine ended its answer without a token that ends turns")
     text = f"{user_message(PLAIN, spelled)} {spelling}\n"
     parse_response(
         api, await send_request(api, target, first_request(api, target, text, stream=True))
     )
     after = (await _recorded_requests(target, spelled))[0]
-    more = after.prompt.count(stop) - heard.prompt.count(stop)
+    more = after.prompt_tokens.count(stop) - record.prompt_tokens.count(stop)
     require(more == 0, f"{spelling} in the user's text became {more} control token(s)")
-    require(spelling in after.text, f"{spelling} vanished from the user's text")
+    require(spelling in after.prompt_text, f"{spelling} vanished from the user's text")
     return f"{spelling} stayed text"
 
 
@@ -165,7 +164,7 @@ async def inline_system_position(target: TargetServer, api: str) -> str:
     reminder = f"The reminder of {nonce}."
     body["messages"] = [*body["messages"], {"role": "system", "content": reminder}]
     (await send_request(api, target, body)).require_ok()
-    text = (await _recorded_requests(target, user_message(PLAIN, nonce)))[0].text
+    text = (await _recorded_requests(target, user_message(PLAIN, nonce)))[0].prompt_text
     require(reminder in text, "the reminder is not in the prompt", received=text[-300:])
     in_place = text.index(reminder) > text.index(user_message(PLAIN, nonce))
     require(in_place, "the reminder stands before the user's message", received=text[:300])
@@ -184,13 +183,13 @@ async def default_thinking(target: TargetServer, api: str) -> str:
         body = first_request(api, target, user_message(PLAIN, nonce), stream=False)
         (await send_request(api, target, {**body, **said})).require_ok()
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
-    require(first.prompt == second.prompt, "two prompts differ", received=second.text[-300:])
-    return f"{len(first.prompt)} tokens both times"
+    require(first.prompt_tokens == second.prompt_tokens, "two prompts differ", received=second.prompt_text[-300:])
+    return f"{len(first.prompt_tokens)} tokens both times"
 
 
 async def _recorded_requests(
     target: TargetServer, nonce: str, min_count: int = 1
-) -> list[RecordedGeneration]:
+) -> list[RecordedRequest]:
     assert target.recording is not None
     return await target.recording.find_requests(nonce, min_count)
 
@@ -219,20 +218,20 @@ class ReplayedTurns:
 
     first: ParsedResponse
     second: ParsedResponse
-    first_record: RecordedGeneration
-    second_record: RecordedGeneration
+    first_record: RecordedRequest
+    second_record: RecordedRequest
 
     @property
     def matching_tokens(self) -> int:
         """How many tokens of the first prompt and its answer the next prompt begins with."""
-        spoken = (*self.first_record.prompt, *self.first_record.output)
-        both = list(zip(spoken, self.second_record.prompt, strict=False))
+        spoken = (*self.first_record.prompt_tokens, *self.first_record.output_tokens)
+        both = list(zip(spoken, self.second_record.prompt_tokens, strict=False))
         return next((at for at, (a, b) in enumerate(both) if a != b), len(both))
 
     @property
     def expected_tokens(self) -> int:
         """Without the last one: in some families it depends on what follows the turn."""
-        return len(self.first_record.prompt) + len(self.first_record.output) - 1
+        return len(self.first_record.prompt_tokens) + len(self.first_record.output_tokens) - 1
 
 
 async def run_two_turns(
@@ -252,8 +251,8 @@ async def run_two_turns(
         again = followup_request(api, body, first, nonce, calls_last=calls_last)
         second = parse_response(api, await send_request(api, stage, again))
         assert stage.recording is not None
-        heard = await stage.recording.find_requests(nonce, 2)
-        return ReplayedTurns(first, second, heard[0], heard[-1])
+        records = await stage.recording.find_requests(nonce, 2)
+        return ReplayedTurns(first, second, records[0], records[-1])
 
     return await target.memoize(f"{api} {scenario.name} conversation {calls_last}", make)
 
@@ -293,8 +292,8 @@ async def moved_calls_order(target: TargetServer, api: str) -> str:
 
 def _require_order(turns: ReplayedTurns, scenario: Scenario) -> str:
     """Each part behind the last one, in the prompt's own text."""
-    grown = turns.second_record.text[
-        turns.second_record.text.index(user_message(scenario, "")[:12]) :
+    grown = turns.second_record.prompt_text[
+        turns.second_record.prompt_text.index(user_message(scenario, "")[:12]) :
     ]
     said = [(p.kind, p.text or str((p.arguments or {}).get("city"))) for p in scenario.parts]
     wanted = [*said, ("result", " 0: sunny"), ("result", " 1: sunny")]
@@ -329,7 +328,7 @@ async def moved_calls_exact_prefix(target: TargetServer, api: str) -> str:
 
 def _require_exact_prefix(turns: ReplayedTurns) -> str:
     kept, spoken = turns.matching_tokens, turns.expected_tokens
-    added = turns.second_record.text[len(turns.first_record.text) - 60 :]
+    added = turns.second_record.prompt_text[len(turns.first_record.prompt_text) - 60 :]
     came = f"the prompt: … {abbreviate(added, 700)}"
     sent = f"the model wrote: {abbreviate(turns.first_record.output_text, 500)}"
     require(kept >= spoken, f"{kept} of {spoken} tokens are the same", sent=sent, received=came)
@@ -344,7 +343,7 @@ def _require_exact_prefix(turns: ReplayedTurns) -> str:
 )
 async def cached_tokens(target: TargetServer, api: str) -> str:
     turns = await run_two_turns(target, api, INTERLEAVED)
-    told, truth = turns.second.cached_tokens, turns.second_record.cached
+    told, truth = turns.second.cached_tokens, turns.second_record.cached_count
     require(told == truth, f"the engine found {truth} tokens in its cache, {told} are reported")
     return f"{truth} tokens"
 
@@ -360,7 +359,7 @@ async def ids_excluded(target: TargetServer, api: str) -> str:
     named = [part.id for part in turns.first.parts_of("call")]
     named += [item["id"] for item in turns.first.items if item.get("id")]
     named += [part.signature for part in turns.first.parts if len(part.signature) > 12]
-    found = [id for id in [*named, "meta-"] if id and id in turns.second_record.text]
+    found = [id for id in [*named, "meta-"] if id and id in turns.second_record.prompt_text]
     require(not found, f"in the prompt: {abbreviate(', '.join(found))}")
     return f"{len(named)} ids looked for"
 

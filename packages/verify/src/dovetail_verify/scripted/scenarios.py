@@ -6,15 +6,13 @@ this order; how they are written is the family's matter.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import yaml
 
-from dovetail.prompt.messages import ToolNames
-from dovetail.prompt.turn_writer import TurnWriter
-from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, Turn
-from dovetail_parsers import resolve_family
+from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_parsers import resolve_family, write_message
 from dovetail_verify.black_box.samples import MULTIBYTE_TEXT
 from dovetail_verify.dialects import TOOL_NAME
 
@@ -57,22 +55,32 @@ class Scenario:
 
 
 class FamilyWriter:
-    """Writes parts as one family of models does."""
+    """Writes parts in the notation of a family of models."""
 
     def __init__(self, tool_parser: str, reasoning_parser: str) -> None:
-        self._writer = TurnWriter(tool_parser, reasoning_parser)
+        family = resolve_family(tool_parser)
+        if family is None:
+            raise ValueError(f"no parser of calls is named {tool_parser!r}")
+        if family.unified is None:
+            family = replace(family, pairs_with=reasoning_parser)
+        self._family = family
 
     def write(self, parts: Sequence[ScriptedPart]) -> str:
-        """The model's own text."""
-        said = tuple(part.block for part in parts)
-        text = self._writer.write(Turn("assistant", said), ToolNames(()), str, "")
-        if text is None:
-            raise ValueError("this family cannot write thoughts and calls in turn")
-        return text
+        """Return the text that the model generates for these parts."""
+        try:
+            return write_message([part.block for part in parts], self._family)
+        except ValueError:
+            raise ValueError("this family cannot write thoughts and calls in turn") from None
 
     @property
     def reasoning_end(self) -> str:
-        return self._writer.reasoning_end().strip()
+        """Marker that ends a reasoning span; empty where the family has none."""
+        content = "\N{NULL}"
+        try:
+            text = write_message([ReasoningBlock(content)], self._family)
+        except ValueError:
+            return ""
+        return text.partition(content)[2].strip()
 
 
 def reasoning_part(text: str) -> ScriptedPart:
@@ -227,43 +235,37 @@ SCENARIOS = (
 
 _NUMBER_WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
 _TAIL_CHARS = 400  # characters: what was asked last, and what the template puts behind it
-P = TypeVar("P")
-P_in = TypeVar("P_in", contravariant=True)
 ScriptEntry = dict[str, Any]
 
 
-class PartWriter(Protocol[P_in]):
-    """Writes parts of an answer as a family of models does."""
+def black_box_rules(writer: FamilyWriter) -> list[ScriptEntry]:
+    """Return the rules for the prompts of black-box checks, in the order in which they are tried."""
 
-    def write(self, parts: Sequence[P_in]) -> str: ...
-
-
-def black_box_rules(
-    writer: PartWriter[P],
-    say: Callable[[str], P],
-    think: Callable[[str], P],
-    call: Callable[..., P],
-) -> list[ScriptEntry]:
-    """The rules, in the order in which they are tried."""
-
-    def entry(text: str, *parts: P, **more: Any) -> ScriptEntry:
+    def entry(text: str, *parts: ScriptedPart, **more: Any) -> ScriptEntry:
         return {"when": {"text": text, "tail": _TAIL_CHARS}, "text": writer.write(parts), **more}
 
-    weather = think("The tool knows."), call(TOOL_NAME, city="Paris")
-    inside = think("The tool knows."), call(f"weather__{TOOL_NAME}", city="Paris")
-    patch = think("A patch."), call("apply_patch", input="*** Begin Patch\n")
-    far = {"when": {"text": f"weather__{TOOL_NAME}"}, "text": writer.write(inside)}
+    weather = reasoning_part("The tool knows."), call_part(TOOL_NAME, city="Paris")
+    namespaced = (
+        reasoning_part("The tool knows."),
+        call_part(f"weather__{TOOL_NAME}", city="Paris"),
+    )
+    patch = reasoning_part("A patch."), call_part("apply_patch", input="*** Begin Patch\n")
+    many = reasoning_part("Many.")
     return [
-        far,
-        entry("with the key title", think("Short."), say('{"title": "The weather"}')),
+        {"when": {"text": f"weather__{TOOL_NAME}"}, "text": writer.write(namespaced)},
+        entry(
+            "with the key title", reasoning_part("Short."), text_part('{"title": "The weather"}')
+        ),
         entry("Use the tool.", *weather),
         entry("apply_patch", *patch),
-        entry("Repeat exactly:", think("As it is."), say(MULTIBYTE_TEXT), chunks=1),
         entry(
-            "one to one thousand", think("Many."), say(_NUMBER_WORDS * 20), delay={"between": 0.05}
+            "Repeat exactly:", reasoning_part("As it is."), text_part(MULTIBYTE_TEXT), chunks=1
         ),
-        entry("one to one hundred", think("Many."), say(_NUMBER_WORDS * 8)),
-        entry("Name three colours", think("Warm ones."), say("Red\nOrange\nYellow")),
+        entry("one to one thousand", many, text_part(_NUMBER_WORDS * 20), delay={"between": 0.05}),
+        entry("one to one hundred", many, text_part(_NUMBER_WORDS * 8)),
+        entry(
+            "Name three colours", reasoning_part("Warm ones."), text_part("Red\nOrange\nYellow")
+        ),
     ]
 
 
@@ -285,14 +287,14 @@ _BlockStyleDumper.add_representer(str, _represent_text)
 
 def render_script(family: str = DEFAULT_FAMILY) -> str:
     """The script as YAML. `TOOL+REASONING` names two parsers, one name also the one beside it."""
-    notation = FamilyWriter(*resolve_parser_names(family))
-    after = notation.write([reasoning_part("So it is."), text_part(NEXT_TEXT)])
+    writer = FamilyWriter(*resolve_parser_names(family))
+    after = writer.write([reasoning_part("So it is."), text_part(NEXT_TEXT)])
     rules: list[dict[str, Any]] = [{"when": {"text": NEXT_TRIGGER}, "text": after}]
     rules += [
-        {"when": {"text": f"{scene.trigger} "}, **scene.build_entry(notation, scene)}
-        for scene in SCENARIOS
+        {"when": {"text": f"{scenario.trigger} "}, **scenario.build_entry(writer, scenario)}
+        for scenario in SCENARIOS
     ]
-    rules += black_box_rules(notation, text_part, reasoning_part, call_part)
+    rules += black_box_rules(writer)
     script = {"rules": rules, "turns": [{"text": PLAIN_TEXT}]}
     return yaml.dump(
         script, Dumper=_BlockStyleDumper, allow_unicode=True, sort_keys=False, width=100

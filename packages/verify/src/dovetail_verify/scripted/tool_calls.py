@@ -212,9 +212,9 @@ async def _judge_generation_stopped(target: TargetServer, api: str) -> str:
         require(reply.status == 200, f"answered with status {reply.status}")
         await anext(reply.iter_chunks())
     assert target.recording is not None
-    heard = (await target.recording.find_requests(nonce))[0]
-    require(LAST_LINE not in heard.output_text, "the engine went on to the end of its answer")
-    return f"stopped after {len(heard.output)} tokens"
+    record = (await target.recording.find_requests(nonce))[0]
+    require(LAST_LINE not in record.output_text, "the engine went on to the end of its answer")
+    return f"stopped after {len(record.output_tokens)} tokens"
 
 
 def _only_call(parsed: ParsedResponse, scenario: Scenario) -> OutputPart:
