@@ -15,6 +15,7 @@ def test_each_wheel_stands_alone(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "dovetail_model imports; installed for it: dovetail-model msgspec\n" in done.stdout
+    assert "dovetail_verify imports" in done.stdout
     assert (
         "dovetail_parsers imports; installed for it: dovetail-model dovetail-parsers msgspec\n"
         in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from server_process import Running, dovetail, served
 from verify_failures import faulty_server, turned_away
 
-from dovetail_verify.scripted import prepare_scripted_server
+from dovetail.launch.scripted_server import prepare_scripted_server
 from dovetail_verify.suite import BLACK_BOX_CHECKS, SCRIPTED_CHECKS
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from verify_failures import Asked, Fault, Play, Told, answer, faulty_server, turned_away
 
-from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import CheckOutcome, CheckResult
 from dovetail_verify.exchange import HttpExchange, SentRequest, SseFrame, abbreviate
+from dovetail_verify.http_client import Endpoint
 from dovetail_verify.suite import (
     BLACK_BOX_CHECKS,
     TargetUnusable,

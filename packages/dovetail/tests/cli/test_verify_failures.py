@@ -8,8 +8,8 @@ import pytest
 from verify_failure_table import FAULTS
 from verify_failures import Fault, Play, faulty_server
 
-from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import Check, CheckOutcome, CheckResult
+from dovetail_verify.http_client import Endpoint
 from dovetail_verify.suite import BLACK_BOX_CHECKS, discover_target, run_checks
 from dovetail_verify.target import TargetServer
 

@@ -26,13 +26,13 @@ from verify_faulty_servers import (
 )
 
 from dovetail.engines.scripted import parse_script
-from dovetail.engines.scripted.generation_log import RecordedGeneration
-from dovetail.net.http_client import Endpoint
+from dovetail.launch.scripted_server import prepare_scripted_server
 from dovetail_verify.check import Check, CheckOutcome, CheckResult
-from dovetail_verify.scripted import CHECKS, FileRecording, prepare_scripted_server, render_script
+from dovetail_verify.http_client import Endpoint
+from dovetail_verify.scripted import CHECKS, FileRecording, render_script
 from dovetail_verify.scripted.scenarios import INTERLEAVED, LAST_LINE
 from dovetail_verify.suite import run_checks, select_checks
-from dovetail_verify.target import TargetServer
+from dovetail_verify.target import RecordedRequest, TargetServer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -127,23 +127,27 @@ def _refused(path: str, body: Json) -> Json:
     return {"model": "another"} if len(turns) > 2 else body
 
 
-def _as_control(heard: RecordedGeneration) -> RecordedGeneration:
+def _as_control(heard: RecordedRequest) -> RecordedRequest:
     """As if the tokenizer had taken the spelling of a control token for the token."""
-    spelled = heard.text.count("<|im_end|>") - heard.prompt.count(heard.output[-1])
-    prompt = (*heard.prompt, *(heard.output[-1:] * spelled))
-    return msgspec.structs.replace(heard, prompt=prompt)
+    spelled = heard.prompt_text.count("<|im_end|>") - heard.prompt_tokens.count(
+        heard.output_tokens[-1]
+    )
+    tokens = (*heard.prompt_tokens, *(heard.output_tokens[-1:] * spelled))
+    return msgspec.structs.replace(heard, prompt_tokens=tokens)
 
 
-def _grouped_prompt(heard: RecordedGeneration) -> RecordedGeneration:
+def _grouped_prompt(heard: RecordedRequest) -> RecordedRequest:
     """As if the template had one field for the thoughts of a turn."""
     first, second = (part.text for part in INTERLEAVED.parts if part.kind == "thought")
-    text = heard.text.replace(second, "").replace(first, f"{first} {second}")
-    return msgspec.structs.replace(heard, text=text)
+    text = heard.prompt_text.replace(second, "").replace(first, f"{first} {second}")
+    return msgspec.structs.replace(heard, prompt_text=text)
 
 
-def _hoisted(heard: RecordedGeneration) -> RecordedGeneration:
-    found = re.search(r"The reminder of \S+", heard.text)
-    return msgspec.structs.replace(heard, text=f"{found[0] if found else ''} {heard.text}")
+def _hoisted(heard: RecordedRequest) -> RecordedRequest:
+    found = re.search(r"The reminder of \S+", heard.prompt_text)
+    return msgspec.structs.replace(
+        heard, prompt_text=f"{found[0] if found else ''} {heard.prompt_text}"
+    )
 
 
 def _no_thoughts_unless_asked(path: str, body: Json) -> Json:

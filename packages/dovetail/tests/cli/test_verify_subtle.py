@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from verify_failures import Asked, Fault, Play, Told, faulty_server
 
-from dovetail.net.http_client import Endpoint
 from dovetail_verify.check import CheckOutcome, CheckResult
+from dovetail_verify.http_client import Endpoint
 from dovetail_verify.suite import BLACK_BOX_CHECKS, discover_target, run_checks, select_checks
 from dovetail_verify.target import TargetServer
 

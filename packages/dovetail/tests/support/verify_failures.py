@@ -11,11 +11,11 @@ from threading import Thread
 from typing import Any
 
 from dovetail.http.app import App
+from dovetail.launch.scripted_server import prepare_scripted_server
 from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.server.build import build_service
 from dovetail.server.http_server import create_server
 from dovetail.settings.config import Config
-from dovetail_verify.scripted import prepare_scripted_server
 
 LINGER = 1.3  # seconds that a lingering server keeps a stream open
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]

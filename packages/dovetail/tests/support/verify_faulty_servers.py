@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_verify.exchange import HttpExchange, SseFrame
 from dovetail_verify.scripted import FileRecording
-from dovetail_verify.target import TargetServer
+from dovetail_verify.target import RecordedRequest, TargetServer
 
 Json = dict[str, Any]
 Change = Callable[[str, str], str]
@@ -29,14 +28,14 @@ class Spoiler:
 
     request: Callable[[str, Json], Json] = lambda path, body: body
     answer: Callable[[HttpExchange], HttpExchange] = lambda exchange: exchange
-    heard: Callable[[RecordedGeneration], RecordedGeneration] = lambda heard: heard
+    heard: Callable[[RecordedRequest], RecordedRequest] = lambda heard: heard
 
 
 class SpoiledRecording:
     def __init__(self, recording: FileRecording, spoiler: Spoiler) -> None:
         self._recording, self._spoiler = recording, spoiler
 
-    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedGeneration]:
+    async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
         return [
             self._spoiler.heard(one)
             for one in await self._recording.find_requests(marker, min_count)

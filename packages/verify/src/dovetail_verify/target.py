@@ -1,6 +1,6 @@
 """The server under test, as checks see it: send a request, look at the response.
 
-Independent of Dovetail's codecs on purpose: bytes and plain JSON are read here, for they are judged.
+Independent of Dovetail's codecs on purpose: they are judged, so bytes and plain JSON are read here.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class EngineRecording(Protocol):
     """What the engine behind the server was given: its prompts, in scripted mode."""
 
     async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
-        """Return the requests whose prompts contain a marker, oldest first, once there are enough."""
+        """Return the requests with a marker in the prompt, oldest first, once there are enough."""
         ...
 
 
@@ -203,7 +203,7 @@ class FileRecording:
         self._requests: list[RecordedRequest] = []
 
     async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
-        """Return the requests whose prompts contain a marker, oldest first, once there are enough."""
+        """Return the requests with a marker in the prompt, oldest first, once there are enough."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         while True:
             self._read_new_lines()

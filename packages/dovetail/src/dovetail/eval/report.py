@@ -14,18 +14,7 @@ from dovetail.eval.metrics import PassMetrics, TaskResult
 from dovetail.eval.target import EvalTarget
 from dovetail.eval.tools import can_contain_tools
 from dovetail.watch.report import FINDING_DESCRIPTIONS
-from dovetail_verify.html_page import (
-    BadgeTone,
-    Content,
-    Html,
-    KeyFigure,
-    PageSection,
-    render_badge,
-    render_definitions,
-    render_figures,
-    render_page,
-    render_table,
-)
+from dovetail_verify.html_page import render_template
 
 UNKNOWN_VALUE = "unknown"
 
@@ -196,46 +185,32 @@ def to_report_json(subject: EvalTarget, passes: Sequence[PassMetrics]) -> dict[s
 
 
 def render_html(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
-    """The report as a page."""
-    names = [one.name for one in passes]
-    numbers = render_table(
-        ["", *names, "what it is"],
-        [
-            [_keep_spacing(row.name), *_row_values(row, passes), row.description]
+    """Render the report as a page."""
+    return render_template(
+        "eval_report.html",
+        package="dovetail.eval",
+        target=subject,
+        names=[one.name for one in passes],
+        headline=_headline(passes),
+        metrics=[
+            (_keep_spacing(row.name), _row_values(row, passes), row.description)
             for row in METRIC_ROWS
         ],
+        tasks=[_task_results(at, passes) for at in range(_max_tasks(passes))],
+        sections=build_notes(subject, passes),
     )
-    tasks = render_table(
-        ["task", *names], [_task_row(at, passes) for at in range(_max_tasks(passes))]
-    )
-    about = render_definitions(
-        [
-            ("server", str(subject.endpoint)),
-            ("model", subject.model),
-            ("Dovetail speaks to it as", f"{subject.engine}: {subject.engine_reason}"),
-            ("off", "the agent asks the server's own Chat Completions"),
-            ("on", "the agent asks a Dovetail before the same server, over the API named"),
-        ]
-    )
-    sections = [
-        PageSection("Figures", [_render_headline(passes), numbers]),
-        PageSection("Tasks", [tasks]),
-    ]
-    sections += [PageSection(title, said) for title, said in build_notes(subject, passes)]
-    sections.append(PageSection("What was tried", [about]))
-    return render_page(f"Acceptance of {subject.model}", sections, str(subject.endpoint))
 
 
-def _render_headline(passes: Sequence[PassMetrics]) -> Html:
-    """What most people look for: without Dovetail, and with it over the first API."""
+def _headline(passes: Sequence[PassMetrics]) -> list[tuple[str, str]]:
+    """Return the figures shown large: without Dovetail, and with it over the first API."""
     compared = [next((one for one in passes if one.dovetail == on), None) for on in (False, True)]
     rows = [row for row in METRIC_ROWS if row.name.strip() in _HEADLINE_ROWS]
-    return render_figures(
-        KeyFigure(_keep_spacing(format_value(row, one)), f"{row.name.strip()}, {one.name}")
+    return [
+        (_keep_spacing(format_value(row, one)), f"{row.name.strip()}, {one.name}")
         for row in rows
         for one in compared
         if one is not None
-    )
+    ]
 
 
 def _row_values(row: MetricRow, passes: Sequence[PassMetrics]) -> list[str]:
@@ -247,19 +222,10 @@ def _keep_spacing(text: str) -> str:
     return _SPACE_BEFORE_UNIT.sub("\u00a0", text.replace("  ", "\u2003"))
 
 
-def _task_row(at: int, passes: Sequence[PassMetrics]) -> list[Content]:
-    lines = [one.done[at] if at < len(one.done) else None for one in passes]
-    name = next(line.task for line in lines if line is not None)
-    return [name, *(_task_badge(line) for line in lines)]
-
-
-def _task_badge(done: TaskResult | None) -> Content:
-    if done is None:
-        return render_badge("not run", "dim")
-    tone: BadgeTone = "good" if done.solved else "warn"
-    return render_badge(
-        f"{'solved' if done.solved else 'not solved'}, {done.requests} requests", tone
-    )
+def _task_results(at: int, passes: Sequence[PassMetrics]) -> tuple[str, list[TaskResult | None]]:
+    """Return a task's name and its result in each pass, None where it was not run."""
+    results = [one.done[at] if at < len(one.done) else None for one in passes]
+    return next(result.task for result in results if result is not None), results
 
 
 def _max_tasks(passes: Sequence[PassMetrics]) -> int:

@@ -96,7 +96,11 @@ async def billing_line_excluded(target: TargetServer, api: str) -> str:
         body["system"] = [{"type": "text", "text": line}, *body["system"]]
         (await send_request(api, target, body)).require_ok()
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
-    require("cc_version" not in first.prompt_text, "the line is in the prompt", received=first.prompt_text[:300])
+    require(
+        "cc_version" not in first.prompt_text,
+        "the line is in the prompt",
+        received=first.prompt_text[:300],
+    )
     require(first.prompt_tokens == second.prompt_tokens, "two prompts differ")
     return "prompts are the same"
 
@@ -121,7 +125,11 @@ async def string_or_list(target: TargetServer, api: str) -> str:
         body["messages"][-1]["content"] = content
         (await send_request(api, target, body)).require_ok()
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
-    require(first.prompt_tokens == second.prompt_tokens, "two prompts differ", received=second.prompt_text[-300:])
+    require(
+        first.prompt_tokens == second.prompt_tokens,
+        "two prompts differ",
+        received=second.prompt_text[-300:],
+    )
     return f"{len(first.prompt_tokens)} tokens both times"
 
 
@@ -183,7 +191,11 @@ async def default_thinking(target: TargetServer, api: str) -> str:
         body = first_request(api, target, user_message(PLAIN, nonce), stream=False)
         (await send_request(api, target, {**body, **said})).require_ok()
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
-    require(first.prompt_tokens == second.prompt_tokens, "two prompts differ", received=second.prompt_text[-300:])
+    require(
+        first.prompt_tokens == second.prompt_tokens,
+        "two prompts differ",
+        received=second.prompt_text[-300:],
+    )
     return f"{len(first.prompt_tokens)} tokens both times"
 
 

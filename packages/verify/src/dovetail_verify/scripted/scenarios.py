@@ -239,7 +239,7 @@ ScriptEntry = dict[str, Any]
 
 
 def black_box_rules(writer: FamilyWriter) -> list[ScriptEntry]:
-    """Return the rules for the prompts of black-box checks, in the order in which they are tried."""
+    """Return the rules for the prompts of black-box checks, in order of precedence."""
 
     def entry(text: str, *parts: ScriptedPart, **more: Any) -> ScriptEntry:
         return {"when": {"text": text, "tail": _TAIL_CHARS}, "text": writer.write(parts), **more}
@@ -258,14 +258,10 @@ def black_box_rules(writer: FamilyWriter) -> list[ScriptEntry]:
         ),
         entry("Use the tool.", *weather),
         entry("apply_patch", *patch),
-        entry(
-            "Repeat exactly:", reasoning_part("As it is."), text_part(MULTIBYTE_TEXT), chunks=1
-        ),
+        entry("Repeat exactly:", reasoning_part("As it is."), text_part(MULTIBYTE_TEXT), chunks=1),
         entry("one to one thousand", many, text_part(_NUMBER_WORDS * 20), delay={"between": 0.05}),
         entry("one to one hundred", many, text_part(_NUMBER_WORDS * 8)),
-        entry(
-            "Name three colours", reasoning_part("Warm ones."), text_part("Red\nOrange\nYellow")
-        ),
+        entry("Name three colours", reasoning_part("Warm ones."), text_part("Red\nOrange\nYellow")),
     ]
 
 
