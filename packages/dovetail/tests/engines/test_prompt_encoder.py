@@ -17,16 +17,13 @@ STEPS = st.lists(st.tuples(PARTS, st.sampled_from(["a", "b", None])), max_size=8
 
 @given(STEPS)
 def test_encoded_prompt_equals_the_prompt(steps: list[tuple[list[list[int]], str | None]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_ids, "MIN_CACHED_TOKENS", 1)
-        patch.setattr(token_ids, "MAX_CACHED_BYTES", 60)
-        encoder = PromptEncoder()
-        for parts, session in steps:
-            ids: list[int] = []
-            for part in parts:  # grown part by part, and beginning anew with the next step
-                ids += part
-                assert json.loads(bytes(encoder.encode(array("I", ids), session))) == ids
-        assert encoder._cached_bytes == sum(len(text) for _, text in encoder._cache.values()) <= 60
+    encoder = PromptEncoder(min_tokens=1, max_bytes=60)
+    for parts, session in steps:
+        ids: list[int] = []
+        for part in parts:  # grown part by part, and beginning anew with the next step
+            ids += part
+            assert json.loads(bytes(encoder.encode(array("I", ids), session))) == ids
+    assert encoder._cache.total_size == sum(len(text) for _, text in encoder._cache.values()) <= 60
 
 
 def test_cached_prefix_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,14 +45,14 @@ def test_digests_of_large_turns_do_not_hold_all_of_them(kind: str) -> None:
     held = [turn for turn, _ in digests._digests.values()]
     assert held == turns[-len(held) :]
     assert 5 <= len(held) <= 10
-    assert digests._chars == sum(digests.get(turn).chars for turn in held)
+    assert digests._digests.total_size == sum(digests.get(turn).chars for turn in held)
 
 
 def test_a_turn_larger_than_all_room_is_not_held() -> None:
     digests = TurnDigestCache(max_chars=100)
     assert digests.get(Turn("user", (TextBlock(BIG),))).chars == 1000
     assert not digests._digests
-    assert digests._chars == 0
+    assert digests._digests.total_size == 0
 
 
 def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
@@ -62,9 +62,9 @@ def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
     assert len(walks._matches) == 10
     for _ in range(50):
         walks.put(("tenant", "session-49", b""), _walk(1000))
-    assert (len(walks._matches), walks._chars) == (10, 10_000)
+    assert (len(walks._matches), walks._matches.total_size) == (10, 10_000)
     walks.put(("tenant", "another", b""), _walk(10_001))
-    assert (len(walks._matches), walks._chars) == (0, 0)
+    assert (len(walks._matches), walks._matches.total_size) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_line_holds_what_was_seen_last(prompts: list[tuple[list[int], list[int
         prompt = PromptObservation("s", "", array("I", ids), system=system)
         one.compare(prompt)
         one.record_output("s", said, prompt=prompt)
-        line = one._sessions["s"][-1]
+        line = one._branches("s")[-1]
         assert line.token_bytes == array("I", ids + said).tobytes()
         assert line.ends_with(prompt)
 

@@ -429,5 +429,5 @@ def test_what_is_remembered_is_bounded() -> None:
         turns = (user(f"session {session}"), *long_history(20)[1:])
         warm.normalize(Request("m", turns=turns))
         held = sum(known.chars for known in warm._histories.values())
-        assert held == warm._cached_chars <= 200_000
+        assert held == warm._histories.total_size <= 200_000
     assert 0 < len(warm._histories) < 40

@@ -7,9 +7,10 @@ are encoded.
 
 import sys
 from array import array
-from collections import OrderedDict
 
 import msgspec
+
+from dovetail.storage.lru import LruCache
 
 MAX_CACHED_SESSIONS = 64
 MAX_CACHED_BYTES = 64 << 20
@@ -21,28 +22,23 @@ _encode = msgspec.json.encode
 class PromptEncoder:
     """Encode prompts as JSON, with an LRU cache of each session's last prompt."""
 
-    __slots__ = ("_cache", "_cached_bytes")
+    __slots__ = ("_cache", "_min_tokens")
 
-    def __init__(self) -> None:
-        self._cache: OrderedDict[str, tuple[array[int], bytes]] = OrderedDict()
-        self._cached_bytes = 0
+    def __init__(
+        self, *, min_tokens: int = MIN_CACHED_TOKENS, max_bytes: int = MAX_CACHED_BYTES
+    ) -> None:
+        self._min_tokens = min_tokens
+        self._cache: LruCache[str, tuple[array[int], bytes]] = LruCache(
+            MAX_CACHED_SESSIONS, max_size=max_bytes, size_of=_encoded_bytes
+        )
 
     def encode(self, prompt: "array[int]", session: str | None) -> msgspec.Raw:
         """The ids as a JSON list."""
-        if session is None or len(prompt) < MIN_CACHED_TOKENS:
+        if session is None or len(prompt) < self._min_tokens:
             return msgspec.Raw(_encode(prompt.tolist()))
-        text = self._encode_suffix(prompt, self._evict(session))
-        self._cache[session] = (prompt, text)
-        self._cached_bytes += len(text)
-        while len(self._cache) > MAX_CACHED_SESSIONS or self._cached_bytes > MAX_CACHED_BYTES:
-            self._evict(next(iter(self._cache)))
+        text = self._encode_suffix(prompt, self._cache.peek(session))
+        self._cache.put(session, (prompt, text))
         return msgspec.Raw(text)
-
-    def _evict(self, session: str) -> tuple["array[int]", bytes] | None:
-        cached = self._cache.pop(session, None)
-        if cached is not None:
-            self._cached_bytes -= len(cached[1])
-        return cached
 
     def _encode_suffix(
         self, prompt: "array[int]", cached: tuple["array[int]", bytes] | None
@@ -52,6 +48,10 @@ class PromptEncoder:
         prefix, text = cached
         rest = prompt[len(prefix) :]
         return text[:-1] + b"," + _encode(rest.tolist())[1:] if rest else text
+
+
+def _encoded_bytes(cached: tuple["array[int]", bytes]) -> int:
+    return len(cached[1])
 
 
 def _has_prefix(prompt: "array[int]", prefix: "array[int]") -> bool:

@@ -1,12 +1,14 @@
 """Ledger entries and their token ids in memory, least recently used first."""
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 from dovetail.ledger.entry import EntrySpan, LedgerEntry
 from dovetail.ledger.store import MAX_LOOKUP_IDS, SessionStats, make_call_keys
+from dovetail.storage.lru import LruCache
 
 _ENTRY_OVERHEAD_BYTES = 800  # the objects around the bytes, and the places in the indexes
 _SPAN_OVERHEAD_BYTES = 250
@@ -21,18 +23,29 @@ def estimate_entry_bytes(entry: LedgerEntry) -> int:
     return _ENTRY_OVERHEAD_BYTES + ids + sum(map(_estimate_span_bytes, entry.spans))
 
 
+@dataclass(slots=True)
+class _CachedEntry:
+    entry: LedgerEntry
+    used_at: float
+
+    @property
+    def size(self) -> int:
+        return estimate_entry_bytes(self.entry)
+
+
 class EntryCache:
     """A bounded set of entries with indexes by call, chain and session.
 
     An entry that is read or added becomes the most recently used.
     """
 
-    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_sessions", "_total_bytes")
+    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_sessions")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._total_bytes = 0
-        self._entries: OrderedDict[EntryKey, tuple[LedgerEntry, float]] = OrderedDict()
+        self._entries: LruCache[EntryKey, _CachedEntry] = LruCache(
+            max_size=max_bytes, size_of=attrgetter("size"), on_evict=self._remove_from_indexes
+        )
         self._calls: _Index = {}
         self._chains: _Index = {}
         self._sessions: _Index = {}
@@ -43,48 +56,40 @@ class EntryCache:
     @property
     def total_bytes(self) -> int:
         """The estimated size of all entries."""
-        return self._total_bytes
+        return self._entries.total_size
 
     def peek(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry without marking it as used."""
-        found = self._entries.get((tenant, id))
-        return found[0] if found else None
+        found = self._entries.peek((tenant, id))
+        return found.entry if found is not None else None
 
     def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry and mark it as used."""
         found = self._entries.get((tenant, id))
-        if found is None:
-            return None
-        self._entries.move_to_end((tenant, id))
-        return found[0]
+        return found.entry if found is not None else None
 
     def touch(self, tenant: str, id: str, now: float) -> None:
         """Mark the entry as used at `now`, which must not be before any other use."""
         found = self._entries.get((tenant, id))
         if found is not None:
-            self._entries[tenant, id] = (found[0], now)
-            self._entries.move_to_end((tenant, id))
+            found.used_at = now
 
     def add(self, entry: LedgerEntry, now: float = 0.0) -> None:
         """Add an entry and evict the oldest. An entry larger than the cache is not added."""
         key = (entry.tenant, entry.id)
-        cost = estimate_entry_bytes(entry)
-        if cost > self._max_bytes:
+        if estimate_entry_bytes(entry) > self._max_bytes:
             return
         if key in self._entries:
             self.touch(*key, now)
             return
-        self._entries[key] = (entry, now)
-        self._total_bytes += cost
         for index, name in self._index_keys(entry):
             index.setdefault((entry.tenant, name), {})[entry.id] = None
-        while self._total_bytes > self._max_bytes:
-            self._evict_oldest()
+        self._entries.put(key, _CachedEntry(entry, now))
 
     def evict_older_than(self, time: float) -> None:
         """Drop what was last used before that time."""
-        while self._entries and next(iter(self._entries.values()))[1] < time:
-            self._evict_oldest()
+        while (oldest := self._entries.oldest()) is not None and oldest[1].used_at < time:
+            self._remove_from_indexes(*self._entries.pop_oldest())
 
     def find_by_call(self, tenant: str, key: str) -> tuple[str, ...]:
         """Ids of the entries with that call, newest first."""
@@ -101,10 +106,14 @@ class EntryCache:
     def list_sessions(self, tenant: str) -> list[SessionStats]:
         """The sessions of a tenant. Iterates over those of all tenants."""
         return [
-            SessionStats(str(name), len(ids), max(self._entries[tenant, id][1] for id in ids))
+            SessionStats(str(name), len(ids), self._last_use(tenant, ids))
             for (owner, name), ids in self._sessions.items()
             if owner == tenant
         ]
+
+    def _last_use(self, tenant: str, ids: Iterable[str]) -> float:
+        found = (self._entries.peek((tenant, id)) for id in ids)
+        return max(one.used_at for one in found if one is not None)
 
     def _index_keys(self, entry: LedgerEntry) -> list[tuple[_Index, str | bytes]]:
         keys: list[tuple[_Index, str | bytes]] = [
@@ -115,14 +124,13 @@ class EntryCache:
             keys.append((self._sessions, entry.session))
         return keys
 
-    def _evict_oldest(self) -> None:
-        _, (entry, _) = self._entries.popitem(last=False)
-        self._total_bytes -= estimate_entry_bytes(entry)
-        for index, name in self._index_keys(entry):
-            ids = index[entry.tenant, name]
-            del ids[entry.id]
+    def _remove_from_indexes(self, key: EntryKey, cached: _CachedEntry) -> None:
+        tenant, id = key
+        for index, name in self._index_keys(cached.entry):
+            ids = index[tenant, name]
+            del ids[id]
             if not ids:
-                del index[entry.tenant, name]
+                del index[tenant, name]
 
 
 def _estimate_span_bytes(span: EntrySpan) -> int:
@@ -143,42 +151,34 @@ class TokenIdCache:
     past, and older token ids are a prefix of newer ones.
     """
 
-    __slots__ = ("_bytes", "_ids", "_max_bytes", "_parents")
+    __slots__ = ("_ids", "_max_bytes", "_parents")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._bytes = 0
-        self._ids: OrderedDict[EntryKey, array[int]] = OrderedDict()
         self._parents: dict[EntryKey, EntryKey] = {}
+        self._ids: LruCache[EntryKey, array[int]] = LruCache(
+            max_size=max_bytes,
+            size_of=_array_bytes,
+            on_evict=lambda key, ids: self._parents.pop(key, None),
+        )
 
     def get(self, tenant: str, id: str) -> "array[int] | None":
         """The token ids of an entry."""
-        key = (tenant, id)
-        found = self._ids.get(key)
-        if found is not None:
-            self._ids.move_to_end(key)
-        return found
+        return self._ids.get((tenant, id))
 
     def add(self, entry: LedgerEntry, token_ids: "array[int]") -> None:
         """Add token ids. Those of the parent become the next to evict: sessions rarely go back."""
         key = (entry.tenant, entry.id)
-        size = _array_bytes(token_ids)
-        if key in self._ids or size > self._max_bytes:
+        if key in self._ids or _array_bytes(token_ids) > self._max_bytes:
             return
-        self._ids[key] = token_ids
-        self._bytes += size
         if entry.parent is not None:
             parent = self._parents[key] = (entry.tenant, entry.parent)
-            self._evict(self._parents.get(parent))
-            if parent in self._ids:
-                self._ids.move_to_end(parent, last=False)
-        while self._bytes > self._max_bytes:
-            self._evict(next(iter(self._ids)))
+            self._remove(self._parents.get(parent))
+            self._ids.demote(parent)
+        self._ids.put(key, token_ids)
 
-    def _evict(self, key: EntryKey | None) -> None:
-        dropped = self._ids.pop(key, None) if key is not None else None
-        if dropped is not None and key is not None:
-            self._bytes -= _array_bytes(dropped)
+    def _remove(self, key: EntryKey | None) -> None:
+        if key is not None and self._ids.pop(key) is not None:
             self._parents.pop(key, None)
 
 

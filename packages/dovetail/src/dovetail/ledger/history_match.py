@@ -6,12 +6,13 @@ Two histories that look the same but differ in reasoning share the chain and dif
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.turn_digest import DIGEST_BYTES, TurnDigest, compute_digest, extend_chain
+from dovetail.storage.lru import LruCache
 from dovetail_model import Turn
 
 EMPTY_CHAIN = bytes(DIGEST_BYTES)
@@ -142,19 +143,19 @@ class HistoryMatch:
 class HistoryMatchCache:
     """The last match of each history of a session, bounded in number and in characters."""
 
-    __slots__ = ("_chars", "_matches", "_max_chars")
+    __slots__ = ("_matches",)
 
     def __init__(self, max_chars: int = _MAX_CHARS) -> None:
-        self._matches: OrderedDict[HistoryKey, HistoryMatch] = OrderedDict()
-        self._max_chars = max_chars
-        self._chars = 0
+        self._matches: LruCache[HistoryKey, HistoryMatch] = LruCache(
+            _MAX_HISTORIES, max_size=max_chars, size_of=attrgetter("chars")
+        )
 
     def resume(self, key: HistoryKey, turns: tuple[Turn, ...]) -> HistoryMatch:
         """Return the steps that these turns begin with, cheaply: known turns are the same objects.
 
         The last turns are looked up again: they may be known by now.
         """
-        known = self._matches.get(key)
+        known = self._matches.peek(key)
         if known is None:
             return HistoryMatch(turns)
         same = min(len(known.turns) - 2, len(turns))
@@ -163,8 +164,4 @@ class HistoryMatchCache:
         return known.truncate(turns, max(same, 0))
 
     def put(self, key: HistoryKey, match: HistoryMatch) -> None:
-        replaced = self._matches.pop(key, None)
-        self._chars += match.chars - (replaced.chars if replaced is not None else 0)
-        self._matches[key] = match
-        while len(self._matches) > _MAX_HISTORIES or self._chars > self._max_chars:
-            self._chars -= self._matches.popitem(last=False)[1].chars
+        self._matches.put(key, match)

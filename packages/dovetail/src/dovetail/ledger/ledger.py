@@ -22,8 +22,8 @@ from dovetail.ledger.store import (
     StoreError,
     make_call_key,
 )
-from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.faults import StoreFaults
+from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 
 STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long a turn's end waits for a store that others read
@@ -78,13 +78,13 @@ class Ledger:
         self.has_worker_peers = has_worker_peers
         self._clock = clock
         # The ids of all entries with a chain, where the store was queried.
-        self._entries_by_chain: BoundedMap[tuple[str, bytes], tuple[str, ...]] = BoundedMap(
+        self._entries_by_chain: LruCache[tuple[str, bytes], tuple[str, ...]] = LruCache(
             _MAX_TRACKED_CHAINS
         )
         # When all ancestors of an entry were last touched.
-        self._renewed_at: BoundedMap[tuple[str, str], float] = BoundedMap(_MAX_TRACKED_CHAINS)
+        self._renewed_at: LruCache[tuple[str, str], float] = LruCache(_MAX_TRACKED_CHAINS)
         # The sequence number of the last turn recorded here with a chain.
-        self._last_sequence: BoundedMap[tuple[str, bytes], int] = BoundedMap(_MAX_TRACKED_CHAINS)
+        self._last_sequence: LruCache[tuple[str, bytes], int] = LruCache(_MAX_TRACKED_CHAINS)
         self.sequence = 0  # turns recorded here
 
     @property
@@ -122,7 +122,7 @@ class Ledger:
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> list[LedgerEntry]:
         """All entries with that chain, newest first, at most `MAX_LOOKUP_IDS`."""
-        ids = None if self._shared else self._entries_by_chain.get((tenant, chain))
+        ids = None if self._shared else self._entries_by_chain.peek((tenant, chain))
         if ids is None:
             ids = await self._find_same_chain(tenant, chain)
         return await self._load_all(tenant, ids)
@@ -134,7 +134,7 @@ class Ledger:
     def has_recorded_since(self, tenant: str, chains: Iterable[bytes], sequence: int) -> bool:
         """Whether a turn with one of these chains was recorded here after `sequence`."""
         latest = self._last_sequence
-        return any((latest.get((tenant, chain)) or 0) > sequence for chain in chains)
+        return any((latest.peek((tenant, chain)) or 0) > sequence for chain in chains)
 
     async def record(self, entry: LedgerEntry, prompt: "array[int]") -> None:
         """Record a turn; `prompt` is all of its prompt's ids. Does not wait for the disk.
@@ -147,10 +147,10 @@ class Ledger:
         self._token_cache.add(entry, token_ids)
         self._entry_cache.add(entry)
         self.sequence += 1
-        self._last_sequence.set((entry.tenant, entry.chain), self.sequence)
-        same_chain = self._entries_by_chain.get((entry.tenant, entry.chain))
+        self._last_sequence.put((entry.tenant, entry.chain), self.sequence)
+        same_chain = self._entries_by_chain.peek((entry.tenant, entry.chain))
         if same_chain is not None and entry.id not in same_chain:
-            self._entries_by_chain.set(
+            self._entries_by_chain.put(
                 (entry.tenant, entry.chain), (entry.id, *same_chain)[:MAX_LOOKUP_IDS]
             )
         self._backlog.put(entry)
@@ -237,13 +237,13 @@ class Ledger:
         if stored is None:
             return cached
         same_chain = (*(id for id in cached if id not in stored), *stored)[:MAX_LOOKUP_IDS]
-        self._entries_by_chain.set((tenant, chain), same_chain)
+        self._entries_by_chain.put((tenant, chain), same_chain)
         return same_chain
 
     async def _write(self, entry: LedgerEntry) -> None:
         """Store an entry, and look up now what the next request would have to wait for."""
         await self._store.put(entry)
-        if not self._shared and self._entries_by_chain.get((entry.tenant, entry.chain)) is None:
+        if not self._shared and self._entries_by_chain.peek((entry.tenant, entry.chain)) is None:
             await self._find_same_chain(entry.tenant, entry.chain)
         await self._renew_ancestors(entry)
 
@@ -252,13 +252,13 @@ class Ledger:
         now = self._clock()
         key = (entry.tenant, entry.id)
         if entry.parent is None:
-            self._renewed_at.set(key, now)
+            self._renewed_at.put(key, now)
             return
-        renewed = self._renewed_at.get((entry.tenant, entry.parent))
+        renewed = self._renewed_at.peek((entry.tenant, entry.parent))
         if renewed is not None and now - renewed < RENEW_INTERVAL_SECONDS:
-            self._renewed_at.set(key, renewed)
+            self._renewed_at.put(key, renewed)
             return
-        self._renewed_at.set(key, now)
+        self._renewed_at.put(key, now)
         ancestors = await self.load_ancestors(entry.tenant, entry.parent)
         await self._store.touch(entry.tenant, [above.id for above in ancestors])
 

@@ -7,7 +7,6 @@ handle decides, the client's copy is used: a wrong splice is worse than a missed
 
 import re
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -28,6 +27,7 @@ from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import read_entry_id
 from dovetail.ledger.store import MAX_LOOKUP_IDS, make_call_key
 from dovetail.ledger.turn_digest import TurnDigest, TurnDigestCache, extend_chain
+from dovetail.storage.lru import LruCache
 from dovetail_model import ToolSpec, Turn
 
 ReplayPolicy = Literal["auto", "exact", "client"]
@@ -100,11 +100,10 @@ class TurnRecognizer:
         self._ledger = ledger
         self._restorer = restorer
         self._replay = replay
-        self._max_handle_matches = max_handle_matches
         self._digests = TurnDigestCache(max_handle_matches)
         self._matches = HistoryMatchCache()
         # The chain and digest of a client's copy -> its match, if that was by a handle.
-        self._handle_matches: OrderedDict[bytes, TurnMatch] = OrderedDict()
+        self._handle_matches: LruCache[bytes, TurnMatch] = LruCache(max_handle_matches)
 
     async def match_turns(self, turns: tuple[Turn, ...], scope: RecognitionScope) -> HistoryMatch:
         """Match all turns, except a last one that the model is to continue."""
@@ -268,7 +267,7 @@ class TurnRecognizer:
     ) -> TurnMatch:
         """Recognize an assistant turn; `chain` is the visible chain with the client's copy."""
         copy_key = chain + self._digests.get(turn).copy_digest
-        known = self._handle_matches.get(copy_key)
+        known = self._handle_matches.peek(copy_key)
         if known is not None:
             return known
         candidates = await self._find_by_handles(self._digests.get(turn), scope)
@@ -289,9 +288,7 @@ class TurnRecognizer:
         found = TurnMatch(
             entry.chain if entry.chain_before == chain_before else chain, entry.id, "handle"
         )
-        self._handle_matches[copy_key] = found
-        if len(self._handle_matches) > self._max_handle_matches:
-            self._handle_matches.popitem(last=False)
+        self._handle_matches.put(copy_key, found)
         return found
 
     async def _find_by_handles(

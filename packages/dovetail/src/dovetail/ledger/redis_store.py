@@ -8,7 +8,6 @@ not, and each would keep building another prompt for the same conversation.
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
@@ -28,6 +27,7 @@ from dovetail.ledger.store import (
     make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults
+from dovetail.storage.lru import LruCache
 from dovetail.storage.redis_client import RedisClient
 
 _SCAN_KEYS = 1000  # keys scanned in one step when counting
@@ -49,7 +49,6 @@ class RedisLedgerStore:
     __slots__ = (
         "_client",
         "_pending",
-        "_pending_bytes",
         "_prefix",
         "_redis",
         "_retry_task",
@@ -69,8 +68,11 @@ class RedisLedgerStore:
         self._redis = self._client.redis
         self._prefix = prefix
         self._ttl_ms = max(1, round(max_age * 1000))
-        self._pending: OrderedDict[tuple[str, str], LedgerEntry] = OrderedDict()
-        self._pending_bytes = 0
+        self._pending: LruCache[tuple[str, str], LedgerEntry] = LruCache(
+            max_size=_MAX_PENDING_BYTES,
+            size_of=estimate_entry_bytes,
+            on_evict=lambda key, entry: self.faults.record_loss(),
+        )
         self._retry_task: asyncio.Task[None] | None = None
 
     @property
@@ -151,11 +153,7 @@ class RedisLedgerStore:
         key = (entry.tenant, entry.id)
         if key in self._pending:
             return
-        self._pending[key] = entry
-        self._pending_bytes += estimate_entry_bytes(entry)
-        while self._pending_bytes > _MAX_PENDING_BYTES:
-            self._pending_bytes -= estimate_entry_bytes(self._pending.popitem(last=False)[1])
-            self.faults.record_loss()
+        self._pending.put(key, entry)
         self.faults.pending = len(self._pending)
         if self._retry_task is None or self._retry_task.done():
             self._retry_task = asyncio.create_task(self._retry_pending())
@@ -168,11 +166,10 @@ class RedisLedgerStore:
     async def _flush_pending(self) -> None:
         """Store pending entries until one fails. Safe to run concurrently."""
         while self._pending:
-            key, entry = self._pending.popitem(last=False)
+            key, entry = self._pending.pop_oldest()
             if not await self._try_put(entry):
-                self._pending[key] = entry
+                self._pending.put(key, entry)
                 return
-            self._pending_bytes -= estimate_entry_bytes(entry)
             self.faults.pending = len(self._pending)
 
     async def _newest_ids(self, key: str) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ of numbers in arguments.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from dovetail.storage.lru import LruCache
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -45,26 +45,24 @@ class TurnDigestCache:
     The cache holds references to the turns, so it is bounded in turns and in characters.
     """
 
-    __slots__ = ("_chars", "_digests", "_max_chars", "_max_turns")
+    __slots__ = ("_digests",)
 
     def __init__(self, max_turns: int = 65536, max_chars: int = 64 << 20) -> None:
-        self._digests: OrderedDict[int, tuple[Turn, TurnDigest]] = OrderedDict()
-        self._max_turns = max_turns
-        self._max_chars = max_chars
-        self._chars = 0
+        self._digests: LruCache[int, tuple[Turn, TurnDigest]] = LruCache(
+            max_turns, max_size=max_chars, size_of=_cached_chars
+        )
 
     def get(self, turn: Turn) -> TurnDigest:
-        known = self._digests.get(id(turn))
+        known = self._digests.peek(id(turn))
         if known is not None and known[0] is turn:
             return known[1]
         digest = digest_turn(turn)
-        if known is not None:
-            self._chars -= known[1].chars
-        self._digests[id(turn)] = (turn, digest)
-        self._chars += digest.chars
-        while len(self._digests) > self._max_turns or self._chars > self._max_chars:
-            self._chars -= self._digests.popitem(last=False)[1][1].chars
+        self._digests.put(id(turn), (turn, digest))
         return digest
+
+
+def _cached_chars(known: tuple[Turn, TurnDigest]) -> int:
+    return known[1].chars
 
 
 def digest_turn(turn: Turn) -> TurnDigest:

@@ -5,7 +5,6 @@ probed by itself, once. Most sessions use one or two.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -15,6 +14,7 @@ from dovetail.models.template_probe import probe_template
 from dovetail.models.template_probe.switches import HISTORY_SWITCHES
 from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.template import RenderError
+from dovetail.storage.lru import LruCache
 
 _MAX_RENDERERS = 32  # settings that are remembered
 
@@ -24,7 +24,7 @@ class RendererCache:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._renderers: OrderedDict[tuple[bool, str], PromptRenderer] = OrderedDict()
+        self._renderers: LruCache[tuple[bool, str], PromptRenderer] = LruCache(_MAX_RENDERERS)
         self.default = self.get(True, model.switches)
 
     def get(self, tools: bool, switches: Mapping[str, Any]) -> PromptRenderer:
@@ -35,10 +35,8 @@ class RendererCache:
         key = (tools, _switch_key(speech, switches))
         known = self._renderers.get(key)
         if known is None:
-            known = self._renderers[key] = self._create(speech, switches, key[1])
-            if len(self._renderers) > _MAX_RENDERERS:
-                self._renderers.popitem(last=False)
-        self._renderers.move_to_end(key)
+            known = self._create(speech, switches, key[1])
+            self._renderers.put(key, known)
         return known
 
     def _create(

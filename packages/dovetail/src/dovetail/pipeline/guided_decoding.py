@@ -1,6 +1,5 @@
 """What a request demands of the form of its answer, as a constraint that the engine can keep."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +8,7 @@ import msgspec
 from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.storage.lru import LruCache
 from dovetail_model import Unsupported
 from dovetail_parsers import build_guided_grammar
 
@@ -39,8 +39,8 @@ class ConstraintBuilder:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._cache: OrderedDict[tuple[object, ...], tuple[object, OutputConstraint]] = (
-            OrderedDict()
+        self._cache: LruCache[tuple[object, ...], tuple[object, OutputConstraint]] = LruCache(
+            _MAX_CACHED
         )
 
     def build(
@@ -55,13 +55,11 @@ class ConstraintBuilder:
         in_reasoning = phase == "thought" or (phase == "start" and prepared.prompt.in_reasoning)
         form = msgspec.json.encode((request.tool_choice, request.output))
         key = (id(request.tools), form, syntaxes, thinks, in_reasoning)
-        known = self._cache.get(key)
+        known = self._cache.peek(key)
         if known is not None and known[0] is request.tools:
             return known[1]
         made = self._compile(prepared, syntaxes, thinks, in_reasoning)
-        self._cache[key] = (request.tools, made)
-        if len(self._cache) > _MAX_CACHED:
-            self._cache.popitem(last=False)
+        self._cache.put(key, (request.tools, made))
         return made
 
     def _may_reason(self, prepared: PreparedRequest) -> bool:

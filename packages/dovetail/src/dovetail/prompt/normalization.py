@@ -6,9 +6,9 @@ is one of tuples: for turns that are the same objects it costs nanoseconds, for 
 and turns that were made here (a tool turn out of a user's) come out as the same objects each time.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dovetail.prompt.turn_order import (
     LateResultError,
@@ -18,6 +18,7 @@ from dovetail.prompt.turn_order import (
     split_leading_system,
 )
 from dovetail.prompt.volatile_text import NormalizationOptions, TextCleaner
+from dovetail.storage.lru import LruCache
 from dovetail_model import (
     Block,
     DocumentBlock,
@@ -53,15 +54,15 @@ class PromptNormalizer:
     Not for use by several threads at once.
     """
 
-    __slots__ = ("_cached_chars", "_cleaner", "_histories", "_max_chars")
+    __slots__ = ("_cleaner", "_histories")
 
     def __init__(
         self, options: NormalizationOptions | None = None, *, max_chars: int = 64 << 20
     ) -> None:
         self._cleaner = TextCleaner(options or NormalizationOptions())
-        self._histories: OrderedDict[_HistoryKey, _NormalizedHistory] = OrderedDict()
-        self._max_chars = max_chars
-        self._cached_chars = 0
+        self._histories: LruCache[_HistoryKey, _NormalizedHistory] = LruCache(
+            max_size=max_chars, size_of=attrgetter("chars")
+        )
 
     def normalize(self, request: Request) -> Request:
         """The request without what must not reach the token prefix, its turns in one order."""
@@ -103,9 +104,9 @@ class PromptNormalizer:
         for at in range(len(given) - 1, 0, -1):
             if given[at].role == "assistant":
                 mark = _history_key(at, given[at])
-                known = self._histories.get(mark)
+                known = self._histories.peek(mark)
                 if known is not None and known.original_turns == given[:at]:
-                    self._histories.move_to_end(mark)
+                    self._histories.get(mark)  # used, now that it is known to fit
                     return mark, known
         return None, _EMPTY_HISTORY
 
@@ -115,13 +116,9 @@ class PromptNormalizer:
         """Keeps it in place of what it grew from."""
         at = len(known.original_turns)
         mark = _history_key(at, given[at])
-        for gone in (old, mark):
-            if gone is not None:
-                self._cached_chars -= self._histories.pop(gone, _EMPTY_HISTORY).chars
-        self._histories[mark] = known
-        self._cached_chars += known.chars
-        while self._cached_chars > self._max_chars:
-            self._cached_chars -= self._histories.popitem(last=False)[1].chars
+        if old is not None:
+            self._histories.pop(old)
+        self._histories.put(mark, known)
 
 
 def _history_key(index: int, turn: Turn) -> _HistoryKey:

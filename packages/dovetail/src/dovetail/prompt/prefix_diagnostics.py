@@ -7,11 +7,12 @@ was heard of longest ago goes first.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, get_args
+
+from dovetail.storage.lru import LruCache
 
 DivergenceReason = Literal[
     "first", "header", "tools", "switches", "history", "policy", "resume", "retokenization"
@@ -235,7 +236,8 @@ class PrefixDiagnostics:
     def __init__(self, *, max_bytes: int = 64 << 20, decode: Decode) -> None:
         self._max_bytes = max_bytes
         self._decode = decode
-        self._sessions: OrderedDict[str, list[_Branch]] = OrderedDict()  # the newest last
+        # Branches grow after they were put, so `_held_bytes` is counted here.
+        self._sessions: LruCache[str, list[_Branch]] = LruCache()
         self._held_bytes = 0
         self._anonymous_count = 0
 
@@ -265,7 +267,7 @@ class PrefixDiagnostics:
         told from one that was tokenized anew. `prompt` is the one it answers, the session's last
         if not given.
         """
-        lines = reversed(self._sessions.get(session, ())) if session is not None else ()
+        lines = reversed(self._branches(session))
         line = next((one for one in lines if prompt is None or one.ends_with(prompt)), None)
         if line is None:  # forgotten already
             return
@@ -337,14 +339,17 @@ class PrefixDiagnostics:
 
     def _session_branches(self, seen: PromptObservation) -> Iterator[_Branch]:
         """The lines of its session that it may go on from, the newest first."""
-        lines = self._sessions.get(seen.session, ()) if seen.session is not None else ()
-        return (line for line in reversed(lines) if not line.is_unrelated(seen))
+        lines = reversed(self._branches(seen.session))
+        return (line for line in lines if not line.is_unrelated(seen))
+
+    def _branches(self, session: str | None) -> Sequence[_Branch]:
+        return () if session is None else self._sessions.peek(session) or ()
 
     def _other_sessions(self, seen: PromptObservation) -> Iterator[_Branch]:
         """The newest line of recent sessions of the same harness."""
         newest = (
             lines[-1]
-            for session, lines in islice(reversed(self._sessions.items()), 8 * _MAX_OTHER_SESSIONS)
+            for session, lines in islice(self._sessions.newest_first(), 8 * _MAX_OTHER_SESSIONS)
             if session != seen.session
         )
         return islice(
@@ -373,20 +378,20 @@ class PrefixDiagnostics:
         if session is None:  # a name that no client can send
             self._anonymous_count += 1
             session = f"\0{self._anonymous_count}"
-        lines = [one for one in self._sessions.pop(session, ()) if one is not line]
+        lines = [one for one in self._sessions.pop(session) or () if one is not line]
         if line is None:
             line = _Branch(seen)
         else:
             self._held_bytes -= line.size
             line.extend(seen, common)
         lines.append(line)
-        self._sessions[session] = lines[-_MAX_BRANCHES:]
+        self._sessions.put(session, lines[-_MAX_BRANCHES:])
         self._held_bytes += line.size - sum(one.size for one in lines[:-_MAX_BRANCHES])
         self._evict()
 
     def _evict(self) -> None:
         while self._held_bytes > self._max_bytes:
-            _, lines = self._sessions.popitem(last=False)
+            _, lines = self._sessions.pop_oldest()
             self._held_bytes -= sum(line.size for line in lines)
 
 

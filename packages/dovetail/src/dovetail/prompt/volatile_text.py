@@ -6,11 +6,11 @@ a user wrote or a tool returned is never touched. `^` and `$` match at every lin
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import is_
 
+from dovetail.storage.lru import LruCache
 from dovetail_model import Block, TextBlock, Turn
 
 _NUMBER = r"-?\$?\d[\d,.]*[kKmM]?"
@@ -145,7 +145,7 @@ class TextCleaner:
     def __init__(self, options: NormalizationOptions) -> None:
         self._strip_preamble = options.strip_preamble
         self._volatile = VolatilePatterns(options.volatile)
-        self._cache: OrderedDict[str, str] = OrderedDict()
+        self._cache: LruCache[str, str] = LruCache(_MAX_CACHED_TEXTS)
 
     def clean_system(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
         """The blocks of a system prompt. It is long and comes again and again: remembered."""
@@ -164,12 +164,10 @@ class TextCleaner:
     def _clean_cached(self, text: str) -> str:
         if len(text) > _MAX_CACHED_TEXT_CHARS:
             return self._clean_system_text(text)
-        clean = self._cache.pop(text, None)
+        clean = self._cache.get(text)
         if clean is None:
             clean = self._clean_system_text(text)
-            while len(self._cache) >= _MAX_CACHED_TEXTS:
-                self._cache.popitem(last=False)
-        self._cache[text] = clean
+            self._cache.put(text, clean)
         return clean
 
     def _clean_system_text(self, text: str) -> str:

@@ -1,12 +1,13 @@
 """Responses that one connection holds: the last few, each with all that came before it."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from weakref import WeakSet
 
 import msgspec
 
 from dovetail.responses.backend import StoredResponse, response_size
+from dovetail.storage.lru import LruCache
 
 DEFAULT_MAX_RESPONSES = 32  # twice as many as a connection can have answered at once
 _MAX_DELETED = 1024  # responses that are deleted while one is made
@@ -19,26 +20,24 @@ class ConnectionCacheBudget:
     longest holds nothing any more: its client is told so, and sends everything again.
     """
 
-    __slots__ = ("_held", "_max_bytes", "used_bytes")
+    __slots__ = ("_held",)
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held: OrderedDict[ConnectionCache, int] = OrderedDict()
-        self.used_bytes = 0
+        self._held: LruCache[ConnectionCache, int] = LruCache(
+            max_size=max_bytes, size_of=int, on_evict=lambda cache, size: cache.clear()
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        return self._held.total_size
 
     def set_usage(self, cache: "ConnectionCache", size: int) -> None:
         """This connection holds so many bytes now."""
-        self.release(cache)
-        self._held[cache] = size
-        self.used_bytes += size
-        while self.used_bytes > self._max_bytes:
-            oldest = next(iter(self._held))
-            self.release(oldest)
-            oldest.clear()
+        self._held.put(cache, size)
 
     def release(self, cache: "ConnectionCache") -> None:
         """It holds nothing any more."""
-        self.used_bytes -= self._held.pop(cache, 0)
+        self._held.pop(cache)
 
 
 class ConnectionCache:
@@ -56,7 +55,7 @@ class ConnectionCache:
     ) -> None:
         self._max_responses = max_responses
         self._budget = budget
-        self._held: OrderedDict[str, ResponseChain] = OrderedDict()
+        self._held: LruCache[str, ResponseChain] = LruCache()  # bounded by `_pick_eviction`
         self._chains: Counter[str] = Counter()  # of a response, in how many it stands
         self._size = 0  # what is in several chains counts once
         self._reservations: WeakSet[CacheReservation] = WeakSet()  # of responses in the making
@@ -78,10 +77,7 @@ class ConnectionCache:
 
     def get_chain(self, id: str) -> ResponseChain | None:
         """The response and all before it, the oldest first; None if it is not held."""
-        found = self._held.get(id)
-        if found is not None:
-            self._held.move_to_end(id)
-        return found
+        return self._held.get(id)
 
     def delete(self, tenant: str, id: str) -> None:
         """It was deleted: as in a store, nothing is gone on from that went on from it."""
@@ -112,14 +108,14 @@ class ConnectionCache:
         return next((id for id in self._held if id in old), next(iter(self._held)))
 
     def _add(self, chain: ResponseChain) -> None:
-        self._held[chain[-1].id] = chain
+        self._held.put(chain[-1].id, chain)
         for one in chain:
             self._chains[one.id] += 1
             if self._chains[one.id] == 1:
                 self._size += response_size(one)
 
     def _drop(self, id: str) -> None:
-        for one in self._held.pop(id, ()):
+        for one in self._held.pop(id) or ():
             self._chains[one.id] -= 1
             if not self._chains[one.id]:
                 del self._chains[one.id]

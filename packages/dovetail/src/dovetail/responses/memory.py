@@ -1,8 +1,9 @@
 """Responses in this process's memory: gone with it."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 from dovetail.responses.backend import (
     DEFAULT_MAX_AGE_SECONDS,
@@ -13,60 +14,66 @@ from dovetail.responses.backend import (
     response_size,
 )
 from dovetail.storage.faults import StoreFaults
+from dovetail.storage.lru import LruCache
 
 ResponseKey = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _CachedResponse:
+    response: StoredResponse
+    used_at: float
+
+    @property
+    def size(self) -> int:
+        return response_size(self.response)
 
 
 class ResponseCache:
     """By tenant and id. The time is that of the last use, in seconds of anybody's clock."""
 
-    __slots__ = ("_entries", "_max_bytes", "size_bytes")
+    __slots__ = ("_entries", "_max_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[ResponseKey, tuple[float, StoredResponse]] = OrderedDict()
-        self.size_bytes = 0
+        self._entries: LruCache[ResponseKey, _CachedResponse] = LruCache(
+            max_size=max_bytes, size_of=attrgetter("size")
+        )
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def size_bytes(self) -> int:
+        return self._entries.total_size
+
     def get(self, tenant: str, id: str) -> StoredResponse | None:
-        found = self._entries.get((tenant, id))
-        return None if found is None else found[1]
+        found = self._entries.peek((tenant, id))
+        return None if found is None else found.response
 
     def put(self, response: StoredResponse, now: float = 0.0) -> None:
         """Hold it, in place of an older form of it. One that is larger than all may be is not."""
         key = (response.tenant, response.id)
-        self.remove(*key)
         if response_size(response) > self._max_bytes:
-            return
-        self._entries[key] = (now, response)
-        self.size_bytes += response_size(response)
-        while self.size_bytes > self._max_bytes:
-            self.remove(*next(iter(self._entries)))
+            self.remove(*key)
+        else:
+            self._entries.put(key, _CachedResponse(response, now))
 
     def touch(self, tenant: str, id: str, now: float = 0.0) -> bool:
         """It was used again. False: it is not here."""
         found = self._entries.get((tenant, id))
         if found is None:
             return False
-        self._entries[tenant, id] = (now, found[1])
-        self._entries.move_to_end((tenant, id))
+        found.used_at = now
         return True
 
     def remove(self, tenant: str, id: str) -> bool:
-        found = self._entries.pop((tenant, id), None)
-        if found is not None:
-            self.size_bytes -= response_size(found[1])
-        return found is not None
+        return self._entries.pop((tenant, id)) is not None
 
     def remove_older(self, oldest: float) -> None:
         """Drop all that were not used since."""
-        while self._entries:
-            key, (used, _) = next(iter(self._entries.items()))
-            if used >= oldest:
-                return
-            self.remove(*key)
+        while (first := self._entries.oldest()) is not None and first[1].used_at < oldest:
+            self._entries.pop_oldest()
 
 
 class MemoryResponseBackend:

@@ -22,8 +22,8 @@ from dovetail.responses.backend import (
 )
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail.responses.memory import ResponseCache
-from dovetail.storage.bounded_map import BoundedMap
 from dovetail.storage.faults import StoreError, StoreFaults
+from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
@@ -82,7 +82,7 @@ class ResponseStore:
             self._write, size_of=response_size, faults=backend.faults
         )
         # Of a response, when all that it goes on from was last touched.
-        self._touched: BoundedMap[tuple[str, str], float] = BoundedMap(_MAX_TOUCHED)
+        self._touched: LruCache[tuple[str, str], float] = LruCache(_MAX_TOUCHED)
         self._read_slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
     def put(self, response: StoredResponse) -> None:
@@ -264,15 +264,15 @@ class ResponseStore:
         now, last = self._clock(), chain[-1]
         for one in chain:
             self._cache.touch(tenant, one.id)
-        renewed = self._touched.get((tenant, last.id))
+        renewed = self._touched.peek((tenant, last.id))
         if renewed is None and last.previous is not None:
-            renewed = self._touched.get((tenant, last.previous))
+            renewed = self._touched.peek((tenant, last.previous))
         elif renewed is None:
             renewed = now  # it is alone, and new or fetched just now
         if renewed is None or now - renewed > TOUCH_INTERVAL_SECONDS:
             renewed = now
             await self._query(self._backend.touch(tenant, [one.id for one in chain]))
-        self._touched.set((tenant, last.id), renewed)
+        self._touched.put((tenant, last.id), renewed)
 
     async def _write(self, response: StoredResponse) -> None:
         await self._backend.put(response)

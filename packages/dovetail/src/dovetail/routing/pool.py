@@ -8,7 +8,6 @@ already generated, and sends a new request that continues from there.
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.engines.engine import (
@@ -20,6 +19,7 @@ from dovetail.engines.engine import (
 )
 from dovetail.engines.token_stream import collect_token_ids
 from dovetail.routing.replica import ActivitySink, Replica
+from dovetail.storage.lru import LruCache
 
 MAX_SESSION_HOMES = 1 << 16
 STALL_CHECK_INTERVAL_SECONDS = 10.0
@@ -43,7 +43,7 @@ class ReplicaPool:
         self.replicas = tuple(Replica(engine, index) for index, engine in enumerate(engines))
         self.name = engines[0].name
         self._consistent = consistent
-        self._session_homes: OrderedDict[str, Replica] = OrderedDict()
+        self._session_homes: LruCache[str, Replica] = LruCache(MAX_SESSION_HOMES)
         self._warming: dict[Replica, asyncio.Task[None]] = {}
         self._stall_check: asyncio.Task[None] | None = None
         self.warmed_prompts = 0
@@ -149,14 +149,11 @@ class ReplicaPool:
     def _select_replica(self, session: str | None) -> Replica:
         if len(self.replicas) == 1:
             return self.replicas[0]
-        home = self._session_homes.get(session) if session is not None else None
+        home = self._session_homes.peek(session) if session is not None else None
         if home is None or not home.is_available or home.in_backoff:
             home = self._assign_home(session)
         if session is not None:
-            self._session_homes[session] = home
-            self._session_homes.move_to_end(session)
-            if len(self._session_homes) > MAX_SESSION_HOMES:
-                self._session_homes.popitem(last=False)
+            self._session_homes.put(session, home)
         return home
 
     def _assign_home(self, session: str | None) -> Replica:

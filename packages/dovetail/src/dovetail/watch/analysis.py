@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from dovetail.storage.lru import LruCache
+
 TokenBasis = Literal["confirmed", "counted", "estimated"]
 """How sure a number of tokens is.
 
@@ -183,7 +185,7 @@ class TrafficSummary:
     def __init__(self, verdicts: Iterable[ExchangeAnalysis] = ()) -> None:
         self.recent: deque[ExchangeAnalysis] = deque(maxlen=_MAX_RECENT_EXCHANGES)
         self.total = TrafficTotals("all")
-        self.sessions: dict[str, TrafficTotals] = {}
+        self.sessions: LruCache[str, TrafficTotals] = LruCache(_MAX_SESSIONS)
         self.session_count = 0
         for verdict in verdicts:
             self.add(verdict)
@@ -191,12 +193,11 @@ class TrafficSummary:
     def add(self, verdict: ExchangeAnalysis) -> None:
         self.recent.append(verdict)
         self.total.add(verdict)
-        sums = self.sessions.get(verdict.session)
+        sums = self.sessions.peek(verdict.session)
         if sums is None:
-            sums = self.sessions[verdict.session] = TrafficTotals(verdict.session)
+            sums = TrafficTotals(verdict.session)
+            self.sessions.put(verdict.session, sums)
             self.session_count += 1
-            if len(self.sessions) > _MAX_SESSIONS:
-                del self.sessions[next(iter(self.sessions))]
         sums.add(verdict)
 
 

@@ -1,11 +1,12 @@
 """Which requests belong together, and which one each goes on from."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
 
 from dovetail.ledger.turn_digest import compute_digest, digest_turn
+from dovetail.storage.lru import LruCache
 from dovetail_model import Request, Turn
 
 _MAX_EXCHANGES_PER_SESSION = 16  # exchanges of a session that the next one may go on from
@@ -58,9 +59,12 @@ class SessionTracker:
     """Finds the session of a request: by the name it gives, else by the turns it repeats."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[str, ObservedSession] = OrderedDict()
+        self._sessions: LruCache[str, ObservedSession] = LruCache(
+            _MAX_SESSIONS, on_evict=self._release
+        )
         self._labels: dict[str, str] = {}  # -> the name of the session that has it
-        self._chains: OrderedDict[bytes, str] = OrderedDict()  # the turns of a prompt -> its name
+        # The turns of a prompt -> its name. A name is not kept for being found again.
+        self._chains: LruCache[bytes, str] = LruCache(_MAX_CHAINS)
         self._unnamed_count = 0
         self._total_bytes = 0
 
@@ -68,10 +72,8 @@ class SessionTracker:
         name = request.identity.session or self._match_by_turns(request)
         session = self._sessions.get(name)
         if session is None:
-            session = self._sessions[name] = ObservedSession(name, self._create_label(name))
-            if len(self._sessions) > _MAX_SESSIONS:
-                self._evict_oldest()
-        self._sessions.move_to_end(name)
+            session = ObservedSession(name, self._create_label(name))
+            self._sessions.put(name, session)
         session.request_count += 1
         return session
 
@@ -82,15 +84,14 @@ class SessionTracker:
         if len(session.exchanges) > _MAX_EXCHANGES_PER_SESSION:
             self._total_bytes -= session.exchanges.popleft().body_bytes
         while self._total_bytes > _MAX_BODY_BYTES and len(self._sessions) > 1:
-            self._evict_oldest()
+            self._release(*self._sessions.pop_oldest())
         while self._total_bytes > _MAX_BODY_BYTES and len(session.exchanges) > 1:
             self._total_bytes -= session.exchanges.popleft().body_bytes
 
-    def _evict_oldest(self) -> None:
-        """Lets go of the session that was silent for longest."""
-        _, oldest = self._sessions.popitem(last=False)
-        self._total_bytes -= sum(past.body_bytes for past in oldest.exchanges)
-        self._labels.pop(oldest.label, None)
+    def _release(self, name: str, session: ObservedSession) -> None:
+        """Drop what is held for a session that was evicted."""
+        self._total_bytes -= sum(past.body_bytes for past in session.exchanges)
+        self._labels.pop(session.label, None)
 
     def _create_label(self, name: str) -> str:
         """A name that fits a line: of an id its beginning, as long as no other one has it.
@@ -114,15 +115,13 @@ class SessionTracker:
         for one in turn_digests(request):
             chain = compute_digest(chain, one)
             chains.append(chain)
-        known = (self._chains[c] for c in reversed(chains[:-1]) if c in self._chains)
-        name = next(known, None)
+        known = map(self._chains.peek, reversed(chains[:-1]))
+        name = next(filter(None, known), None)
         if name is None:
             self._unnamed_count += 1
             name = f"unnamed {self._unnamed_count}"
         if chains:
-            self._chains[chains[-1]] = name
-            if len(self._chains) > _MAX_CHAINS:
-                self._chains.popitem(last=False)
+            self._chains.put(chains[-1], name)
         return name
 
 

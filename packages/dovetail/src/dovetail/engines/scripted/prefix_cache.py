@@ -35,6 +35,7 @@ class PrefixCache:
         self._capacity = capacity
         self._roots: dict[str | None, _Node] = {}
         # Every node but the roots, the next to evict first: a child is before its parent.
+        # Not an `LruCache`: a node is evicted block by block, from the end of its run.
         self._eviction_order: OrderedDict[_Node, None] = OrderedDict()
         self.blocks = 0
 

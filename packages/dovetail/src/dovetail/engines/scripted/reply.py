@@ -2,7 +2,6 @@
 
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, repeat, takewhile
@@ -13,6 +12,7 @@ import msgspec
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.scripted.script import ReplyInterruption, Script, ScriptedReply, ScriptError
+from dovetail.storage.lru import LruCache
 from dovetail_model import TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
@@ -54,11 +54,13 @@ class ReplyBuilder:
         replies = {reply: None for rule in script.rules for reply in rule.replies}
         self._pieces = {reply: self._tokenize(reply) for reply in replies}
         self._explicit_stop_ids = {reply: self._explicit_stop_id(reply) for reply in replies}
-        self._full_replies: OrderedDict[
+        self._full_replies: LruCache[
             tuple[ScriptedReply, int | None, frozenset[int]], PreparedReply
-        ] = OrderedDict()
+        ] = LruCache(MAX_REMEMBERED)
         # Per request id: its reply, and the reply's offset at the end of a prompt of each length.
-        self._progress: OrderedDict[str, tuple[ScriptedReply, dict[int, int]]] = OrderedDict()
+        self._progress: LruCache[str, tuple[ScriptedReply, dict[int, int]]] = LruCache(
+            MAX_REMEMBERED
+        )
 
     def resume(self, request: EngineRequest) -> PreparedReply | None:
         """The rest of a reply, for a request that continues one.
@@ -67,7 +69,7 @@ class ReplyBuilder:
         request with the same id for what follows. The script continues after its own end of the
         span. There may be several spans, each closed in its turn.
         """
-        reply, offsets = self._progress.get(request.id, (None, {}))
+        reply, offsets = self._progress.peek(request.id) or (None, {})
         length = max((known for known in offsets if known < len(request.prompt)), default=None)
         if reply is None or length is None:
             return None
@@ -84,20 +86,17 @@ class ReplyBuilder:
         """The reply as this request gets it."""
         whole = self._full_reply(source, request)
         replayed = _replayed_tokens(whole.ids, request.prompt) if self._continues else 0
-        self._progress[request.id] = (source, {len(request.prompt): replayed})
-        if len(self._progress) > MAX_REMEMBERED:
-            self._progress.popitem(last=False)
+        self._progress.put(request.id, (source, {len(request.prompt): replayed}))
         return _truncate(_skip_tokens(whole, replayed), request.max_tokens)
 
     def _full_reply(self, source: ScriptedReply, request: EngineRequest) -> PreparedReply:
         """The whole reply with its stop token. Requests are mostly alike, so it is cached."""
         stop = self._stop_id(source, request)
         key = (source, stop, request.stop_ids)
-        reply = self._full_replies.get(key)
+        reply = self._full_replies.peek(key)
         if reply is None:
-            reply = self._full_replies[key] = self._build_full_reply(*key)
-            if len(self._full_replies) > MAX_REMEMBERED:
-                self._full_replies.popitem(last=False)
+            reply = self._build_full_reply(*key)
+            self._full_replies.put(key, reply)
         return reply
 
     def _build_full_reply(

@@ -2,12 +2,12 @@
 
 import re
 from array import array
-from collections import OrderedDict
 from functools import cached_property
 from hashlib import blake2b
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.scripted.script import RuleCondition, Script, ScriptedReply, ScriptRule
+from dovetail.storage.lru import LruCache
 from dovetail_model import EngineError
 from dovetail_tokenizers import Tokenizer
 
@@ -61,7 +61,7 @@ class _RuleState:
         self._end = script.end
         self._remaining = rule.times
         self._regex = re.compile(rule.when.regex) if rule.when and rule.when.regex else None
-        self._sessions: OrderedDict[str, int] = OrderedDict()
+        self._sessions: LruCache[str, int] = LruCache(MAX_SESSIONS)
         self._prompts = _PromptHistory()
 
     def matches(self, request: EngineRequest, prompt: _PromptText) -> bool:
@@ -97,10 +97,8 @@ class _RuleState:
         """How many turns of its session came before this request."""
         if request.session is None:
             return self._prompts.depth(request.prompt)
-        turn = self._sessions.pop(request.session, 0)
-        self._sessions[request.session] = turn + 1
-        if len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
+        turn = self._sessions.peek(request.session) or 0
+        self._sessions.put(request.session, turn + 1)
         return turn
 
 
@@ -120,7 +118,7 @@ class _PromptHistory:
     """
 
     def __init__(self) -> None:
-        self._depths: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._depths: LruCache[tuple[int, bytes], int] = LruCache(MAX_PROMPTS)
 
     def depth(self, prompt: "array[int]") -> int:
         """The length of the chain of seen prompts that this one extends."""
@@ -129,12 +127,9 @@ class _PromptHistory:
         for length in sorted({length for length, _ in self._depths if length < len(view)}):
             digest.update(view[at:length])
             at = length
-            key = (length, digest.digest())
-            if key in self._depths:
-                depth = max(depth, self._depths[key] + 1)
-                self._depths.move_to_end(key)
+            known = self._depths.get((length, digest.digest()))
+            if known is not None:
+                depth = max(depth, known + 1)
         digest.update(view[at:])
-        self._depths[len(view), digest.digest()] = depth
-        if len(self._depths) > MAX_PROMPTS:
-            self._depths.popitem(last=False)
+        self._depths.put((len(view), digest.digest()), depth)
         return depth

@@ -6,9 +6,9 @@ Each runs as a stream like any other, into a list of frames. Who wants to see it
 import asyncio
 import copy
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from operator import attrgetter
 
 import msgspec
 
@@ -30,6 +30,7 @@ from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.store import ResponseStore
+from dovetail.storage.lru import LruCache
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import InternalError, InvalidRequest, RateLimited
 from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response
@@ -60,7 +61,9 @@ class BackgroundResponses:
         self._draining = draining or DrainController()
         self.peers: ResponsePeers = NoResponsePeers()
         self._running: dict[ResponseKey, BackgroundRun] = {}
-        self._finished: OrderedDict[ResponseKey, FrameLog] = OrderedDict()
+        self._finished: LruCache[ResponseKey, FrameLog] = LruCache(
+            _MAX_FINISHED, max_size=_MAX_FINISHED_BYTES, size_of=attrgetter("size")
+        )
 
     @property
     def running(self) -> int:
@@ -95,7 +98,7 @@ class BackgroundResponses:
     def find_frames(self, key: ResponseKey) -> FrameLog | None:
         """The stream of a response that is made here, or was a while ago."""
         run = self._running.get(key)
-        return run.frames if run is not None else self._finished.get(key)
+        return run.frames if run is not None else self._finished.peek(key)
 
     async def follow(self, exchange: ApiExchange, id: str, after: int) -> None:
         """The stream of a response, from behind a frame on. InvalidRequest where it is gone."""
@@ -159,13 +162,13 @@ class BackgroundResponses:
 
     async def forget(self, key: ResponseKey) -> None:
         """A response that was deleted is not worked on, and nothing of it is shown any more."""
-        self._finished.pop(key, None)
+        self._finished.pop(key)
         self._store.evict(*key)
         run = self._running.get(key)
         if run is not None:
             run.mark_deleted()
             await run.stop()
-            self._finished.pop(key, None)
+            self._finished.pop(key)
         await self._store.delete(*key)  # it may have been kept once more since it was deleted
 
     async def close(self) -> None:
@@ -210,7 +213,7 @@ class BackgroundResponses:
         finally:
             run.frames.end()
             del self._running[key]
-            self._retain_finished(key, run.frames)
+            self._finished.put(key, run.frames)  # it can be followed for a while
             self._metrics.add_background_responses(-1)
             account.finish(None if account.request_body is None else run.frames.head(MOST_KEPT))
 
@@ -230,15 +233,6 @@ class BackgroundResponses:
             if time.time() - told > _HEARTBEAT_SECONDS:
                 told = time.time()
                 run.save_progress()
-
-    def _retain_finished(self, key: ResponseKey, frames: FrameLog) -> None:
-        """It can be followed for a while."""
-        self._finished[key] = frames
-        size = sum(one.size for one in self._finished.values())
-        while self._finished and (
-            len(self._finished) > _MAX_FINISHED or size > _MAX_FINISHED_BYTES
-        ):
-            size -= self._finished.popitem(last=False)[1].size
 
     def _save_status(self, response: StoredResponse, status: str, error: object) -> StoredResponse:
         """A response whose run is not here, as it stands from now on."""

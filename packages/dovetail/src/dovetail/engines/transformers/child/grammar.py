@@ -1,7 +1,6 @@
 """Grammars, held by llguidance: which tokens each request's output may go on with."""
 
 import json
-from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from dovetail.engines.engine import Constraint, ConstraintSyntax
+from dovetail.storage.lru import LruCache
 from dovetail_model import InvalidRequest, Unsupported
 
 #: The notations that llguidance reads, the best first.
@@ -82,7 +82,7 @@ class GrammarCompiler:
         self._file = folder / "tokenizer.json"
         self._vocabulary = vocabulary
         self._eos_ids = sorted(id for id in eos_ids if 0 <= id < vocabulary)
-        self._matchers: OrderedDict[Constraint, Any] = OrderedDict()
+        self._matchers: LruCache[Constraint, Any] = LruCache(MAX_CACHED_GRAMMARS)
         self._lock = Lock()
         self._tokenizer: Any = None
 
@@ -116,10 +116,7 @@ class GrammarCompiler:
         matcher = self._matchers.get(constraint)
         if matcher is None:
             matcher = self._compile(constraint)
-            self._matchers[constraint] = matcher
-            if len(self._matchers) > MAX_CACHED_GRAMMARS:
-                self._matchers.popitem(last=False)
-        self._matchers.move_to_end(constraint)
+            self._matchers.put(constraint, matcher)
         return matcher
 
     def _compile(self, constraint: Constraint) -> Any:
