@@ -1,1 +1,1 @@
-"""What the stores of turns and of responses share: a SQLite file, its thread, a Redis server."""
+"""What stores and caches share: a bounded LRU, a SQLite file and its thread, a Redis client."""
