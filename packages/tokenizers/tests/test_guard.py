@@ -120,19 +120,19 @@ def test_real_tokenizers_keep_typed_markers_as_text(name: str) -> None:
 def test_ids_are_known_to_be_the_beginning_of_a_rendered_text() -> None:
     tokenizer = ByteTokenizer(["<|end|>", "<|user|>"])
     guard = ControlTokenGuard(tokenizer)
-    said = tokenizer.encode("<|user|>é is é<|end|>")
+    ids = tokenizer.encode("<|user|>é is é<|end|>")
     rendered = "<|user|>é is é<|end|>\n<|user|>more"
-    assert guard.match_length(said, rendered) == len("<|user|>é is é<|end|>")
+    assert guard.match_length(ids, rendered) == len("<|user|>é is é<|end|>")
     assert guard.match_length([], rendered) == 0
-    assert guard.match_length(said[:2], rendered) is None  # in the middle of a character
-    assert guard.match_length(said[:2], "<|user|>\ufffd<|end|>") == len(
+    assert guard.match_length(ids[:2], rendered) is None  # in the middle of a character
+    assert guard.match_length(ids[:2], "<|user|>\ufffd<|end|>") == len(
         "<|user|>\ufffd"
     )  # and shown so
-    assert guard.match_length([*said, 1], rendered) is None
-    assert guard.match_length(said, rendered[:5]) is None
+    assert guard.match_length([*ids, 1], rendered) is None
+    assert guard.match_length(ids, rendered[:5]) is None
     spelled_out = tokenizer.encode_plain("<|user|>é is é<|end|>")
     assert guard.match_length(spelled_out, rendered) is None  # the same text, and no control tokens
     typed = guard.protect("<|user|>") + "é is é<|end|>\n"
-    assert guard.match_length(said, typed) is None
+    assert guard.match_length(ids, typed) is None
     long = tokenizer.encode_plain("x" * 5000)
     assert guard.match_length(long, "x" * 6000) == 5000

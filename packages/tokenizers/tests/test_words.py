@@ -1,7 +1,6 @@
-"""Texts cut here are cut as the library cuts them, and what cannot be is left to it."""
+"""Texts are split as the library splits them, and what cannot be is left to it."""
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,61 +8,44 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from library_words import PATTERN_PARAMS, TEXT_PIECES, split_by_library
 from real_tokenizers import available, brief, folder
-from tokenizers.pre_tokenizers import Sequence, Split
 
 from dovetail_tokenizers import HfTokenizer, patterns
-from dovetail_tokenizers.words import SUPPORTED_PATTERNS, Patterns, WordEncoder, read_pre_tokenizer
+from dovetail_tokenizers.words import Patterns, WordEncoder, read_pre_tokenizer
 
-NAMES = {
-    value: name
-    for name, value in vars(patterns).items()
-    if name.isupper() and name != "FALCON" and isinstance(value, str | tuple)
-}
-KINDS = [pytest.param(one, id=NAMES.get(one) or NAMES[one[0]]) for one in SUPPORTED_PATTERNS]
 HF = [name for name in available() if (folder(name) / "tokenizer.json").exists()] or ["qwen3"]
-PIECES = ["word", " the", "\n", "\r\n\n", "  ", "\t", "'S", "'ll", "'ſ", "12345", "</", "/", "\n/"]
-PIECES += ["É", "e\u0301", "漢字", "かな", "🦜", "→", "Ǆ", "ʰ", "\x85", "\x1c", "٣", "½", "\u200d"]
 
 
-def words(cuts: Patterns, form: Any = None) -> WordEncoder:
+def words(splits: Patterns, form: Any = None) -> WordEncoder:
     """Words of characters: each word's tokens are the code points in it, then a mark."""
-    return WordEncoder(cuts, form, lambda word: [*map(ord, word), -1], added=["<tool>", "é!"])
+    return WordEncoder(splits, form, lambda word: [*map(ord, word), -1], added=["<tool>", "é!"])
 
 
-def flat(cut: list[str]) -> list[int]:
-    return [id for word in cut for id in (*map(ord, word), -1)]
+def flat(words: list[str]) -> list[int]:
+    return [id for word in words for id in (*map(ord, word), -1)]
 
 
-@cache
-def library(cuts: Patterns) -> Sequence:
-    return Sequence([Split(tokenizers.Regex(pattern), "isolated") for pattern in cuts])
-
-
-def cut_by_library(cuts: Patterns, text: str) -> list[str]:
-    return [piece for piece, _ in library(cuts).pre_tokenize_str(text)]
-
-
-@pytest.mark.parametrize("cuts", KINDS)
-def test_every_character_is_of_the_kind_that_the_library_takes_it_for(cuts: Patterns) -> None:
-    encoder, cut = words(cuts), 0
+@pytest.mark.parametrize("splits", PATTERN_PARAMS)
+def test_every_character_is_of_the_kind_that_the_library_takes_it_for(splits: Patterns) -> None:
+    encoder, supported = words(splits), 0
     for start in range(0, 0x20000, 256):
         if 0xD800 <= start < 0xE000:
             continue
         known = [c for c in map(chr, range(start, start + 256)) if encoder.encode(c) is not None]
-        cut += len(known)
+        supported += len(known)
         text = "".join(f"a{c}B1{c} {c}\n{c}' {c}{c}" for c in known)
-        assert encoder.encode(text) == flat(cut_by_library(cuts, text)), hex(start)
-    assert cut > 40_000
+        assert encoder.encode(text) == flat(split_by_library(splits, text)), hex(start)
+    assert supported > 40_000
 
 
-@pytest.mark.parametrize("cuts", KINDS)
+@pytest.mark.parametrize("splits", PATTERN_PARAMS)
 @settings(max_examples=60)
-@given(pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12))
-def test_a_text_is_cut_as_by_the_library(cuts: Patterns, pieces: list[str]) -> None:
+@given(pieces=st.lists(st.sampled_from(TEXT_PIECES) | st.text(max_size=4), max_size=12))
+def test_text_is_split_as_by_the_library(splits: Patterns, pieces: list[str]) -> None:
     text = "".join(pieces)
-    found = words(cuts).encode(text)
-    assert found is None or found == flat(cut_by_library(cuts, text))
+    found = words(splits).encode(text)
+    assert found is None or found == flat(split_by_library(splits, text))
 
 
 @pytest.mark.parametrize(
@@ -84,21 +66,21 @@ def test_a_text_is_cut_as_by_the_library(cuts: Patterns, pieces: list[str]) -> N
         ("\u0378", None, False),
     ],
 )
-def test_what_the_library_has_to_say_is_left_to_it(text: str, form: Any, known: bool) -> None:
+def test_unsupported_text_is_left_to_the_library(text: str, form: Any, known: bool) -> None:
     assert (words((patterns.QWEN2,), form).encode(text) is not None) == known
 
 
 def test_no_more_words_are_remembered_than_are_wanted() -> None:
-    asked: list[str] = []
+    merged: list[str] = []
 
     def merge(word: str) -> list[int]:
-        asked.append(word)
+        merged.append(word)
         return [0]
 
     encoder = WordEncoder((patterns.GPT2,), None, merge)
     for _ in range(2):
         assert encoder.encode("one two" + "!" * 100) == [0, 0, 0]
-    assert asked == ["one", " two", "!" * 100, "!" * 100]
+    assert merged == ["one", " two", "!" * 100, "!" * 100]
     many = " ".join(f"{chr(97 + n % 26)}{'x' * (n // 26 % 50)}{'y' * (n // 1300)}"
                     for n in range(70_000))  # fmt: skip
     assert encoder.encode(many) == encoder.encode(many)
@@ -106,7 +88,7 @@ def test_no_more_words_are_remembered_than_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("name", HF)
-def test_the_kinds_of_vocabularies_that_are_cut_here(name: str) -> None:
+def test_vocabularies_that_are_split_here(name: str) -> None:
     definition = json.loads((folder(name) / "tokenizer.json").read_bytes())
     assert (read_pre_tokenizer(definition) is not None) == (name != "gemma3")
     for change in (

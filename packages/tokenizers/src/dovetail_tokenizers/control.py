@@ -17,7 +17,7 @@ WHITESPACE_RUN = re.compile(f"[{WHITESPACE}]*")
 
 @dataclass(frozen=True, slots=True)
 class AddedTokenFlags:
-    """What a token does to its surroundings: swallow white space, or touch no word."""
+    """How an added token matches: whether it strips white space, and only stands between words."""
 
     lstrip: bool = False
     rstrip: bool = False
@@ -37,7 +37,7 @@ class ControlMatch:
 
 
 class ControlTable(Mapping[str, int]):
-    """Spelling to id, with the one pattern that finds the spellings."""
+    """Control tokens by their spelling, with the pattern that finds them in a text."""
 
     __slots__ = (
         "_competitors",
@@ -55,7 +55,7 @@ class ControlTable(Mapping[str, int]):
         flags: Mapping[str, AddedTokenFlags] | None = None,
         plain_tokens: Iterable[str] = (),
     ) -> None:
-        """`others` are the plain added tokens: where one overlaps a control token, they compete."""
+        """`plain_tokens` are the other added tokens; they compete with control tokens they overlap."""
         self._ids = {spelling: id for spelling, id in ids.items() if spelling}
         self._flags = {
             s: e for s, e in (flags or {}).items() if s in self._ids and e != DEFAULT_FLAGS
@@ -115,15 +115,15 @@ class ControlTable(Mapping[str, int]):
         """Plain texts (without id) and control tokens in order, swallowed white space left out."""
         done = 0
         for found in self.find(text, pattern):
-            edges = self._flags.get(found.spelling, DEFAULT_FLAGS)
+            flags = self._flags.get(found.spelling, DEFAULT_FLAGS)
             plain = text[done : found.start]
-            if edges.lstrip:
+            if flags.lstrip:
                 plain = plain.rstrip(WHITESPACE)
             if plain:
                 yield plain, None
             yield found.spelling, self._ids[found.spelling]
             done = max(done, found.end)
-            if edges.rstrip:
+            if flags.rstrip:
                 done = _skip_whitespace(text, done)
         if done < len(text):
             yield text[done:], None
@@ -138,15 +138,15 @@ class ControlTable(Mapping[str, int]):
         )
 
 
-def _find_competitors(others: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:
+def _find_competitors(plain_tokens: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:
     """The tokens whose spelling holds a control token's, or ends as one begins."""
     whole = longest_literal_pattern(controls)
-    begun = proper_prefixes(controls)
-    for other in others:
-        if other in controls:
+    partial = proper_prefixes(controls)
+    for token in plain_tokens:
+        if token in controls:
             continue
-        if whole.search(other) or any(other[at:] in begun for at in range(1, len(other))):
-            yield other
+        if whole.search(token) or any(token[at:] in partial for at in range(1, len(token))):
+            yield token
 
 
 def _skip_whitespace(text: str, start: int) -> int:

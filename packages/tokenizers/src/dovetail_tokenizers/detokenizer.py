@@ -1,4 +1,4 @@
-"""Ids to text, as they come."""
+"""Incremental detokenization."""
 
 from codecs import utf_8_decode
 from collections.abc import Container, Sequence
@@ -7,10 +7,10 @@ from dovetail_tokenizers.tokenizer import Piece, Tokenizer
 
 
 class TokenTextCache(dict[int, str | None]):
-    """What plain ids read as, each looked up once; None where an id needs a closer look.
+    """The texts of plain ids, each looked up once; None where an id is not plain text.
 
-    That is: a control token, a part of a character, no token at all, or one of `apart`, ids that
-    mean something to the caller. Shared by all streams of a model, and so are its strings.
+    That is: a control token, a part of a character, no token at all, or one of `excluded`, ids
+    that mean something to the caller. Shared by all streams of a model, and so are its strings.
     """
 
     __slots__ = ("_excluded", "_tokenizer")
@@ -30,7 +30,7 @@ class TokenTextCache(dict[int, str | None]):
 
 
 class Detokenizer:
-    """Decodes ids one feed at a time; the pieces joined are `decode` of all ids at once.
+    """Decode ids incrementally; the pieces joined are `decode` of all ids at once.
 
     A character whose bytes are spread over several tokens appears when its last byte has come.
     A leading space is never stripped: the ids continue a prompt. With the `texts` of a model, which
@@ -89,9 +89,9 @@ class Detokenizer:
         return pieces
 
     def _add(self, pieces: list[Piece], plain: bytes | bytearray, *, final: bool) -> None:
-        come = self._pending + plain
-        text, read = utf_8_decode(come, "replace", final)
-        self._pending = come[read:]
+        pending = self._pending + plain
+        text, read = utf_8_decode(pending, "replace", final)
+        self._pending = pending[read:]
         if text:
             pieces.append(Piece(text, False))
 

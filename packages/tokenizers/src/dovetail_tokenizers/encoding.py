@@ -1,4 +1,4 @@
-"""Small things that every tokenizer does to text."""
+"""Functions shared by all tokenizers: encoding by parts, decoding, encoding a suffix."""
 
 import importlib
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ def encode_parts(tokenizer: Tokenizer, controls: ControlTable, text: str) -> lis
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    """What the ids stand for, in one text."""
+    """Decode ids to one text."""
     return b"".join(map(tokenizer.bytes_of, ids)).decode("utf-8", "replace")
 
 
@@ -52,12 +52,12 @@ def encode_suffix(
     token itself is encoded with it: some swallow the white space behind them.
     """
     table = ControlTable.from_mapping(tokenizer.controls)
-    for kept in range(len(known_ids) - 1, -1, -1):
-        spelling = table.spelling(known_ids[kept])
+    for last_control in range(len(known_ids) - 1, -1, -1):
+        spelling = table.spelling(known_ids[last_control])
         if spelling is not None:
             start = table.find_last(known_text, spelling)
             if start > 0 and not _is_extendable(table, known_text, start):
-                return [*known_ids[:kept], *tokenizer.encode(known_text[start:] + new_text)]
+                return [*known_ids[:last_control], *tokenizer.encode(known_text[start:] + new_text)]
             break
     return tokenizer.encode(known_text + new_text)
 

@@ -123,8 +123,8 @@ def _pairs(merges: list[object]) -> list[list[str]]:
     """Merges as pairs. The space is searched behind the first character, which may be one."""
     pairs = []
     for merge in map(str, merges):
-        cut = merge.find(" ", 1)
-        pairs.append([merge[:cut], merge[cut + 1 :]])
+        space = merge.find(" ", 1)
+        pairs.append([merge[:space], merge[space + 1 :]])
     return pairs
 
 
@@ -138,10 +138,10 @@ def _merges_by_score(
         if kind in (NORMAL, USER_DEFINED) and isinstance(score, float | int)
     }
     merges = [
-        (score, name[:cut], name[cut:])
+        (score, name[:split], name[split:])
         for name, score in usable.items()
-        for cut in range(1, len(name))
-        if name[:cut] in usable and name[cut:] in usable
+        for split in range(1, len(name))
+        if name[:split] in usable and name[split:] in usable
     ]
     merges.sort(key=lambda merge: -merge[0])
     return [(left, right) for _, left, right in merges]

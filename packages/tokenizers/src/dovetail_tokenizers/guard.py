@@ -1,6 +1,6 @@
-"""Keeps the text of messages from becoming control tokens.
+"""Prevent the text of messages from becoming control tokens.
 
-A chat template writes control tokens and message text into one string. Afterwards nobody can tell
+A chat template writes control tokens and message text into one string. Afterwards one cannot tell
 a `<|im_end|>` of the template from one that a user typed or a tool returned. So each message text
 is protected before rendering: a nonce is put into every control token's spelling in it. What still
 stands unbroken in the rendered prompt is the template's own.
@@ -24,7 +24,7 @@ _REPLACEMENT_CHARACTER = "\ufffd"  # stands for bytes that are no character, or 
 
 
 class ControlTokenGuard:
-    """Breaks the control tokens' spellings in message texts, and puts them together again."""
+    """Break the control tokens' spellings in message texts, and restore them."""
 
     __slots__ = ("_breakable", "_nonce", "_table", "_tokenizer", "_unbroken")
 
@@ -112,12 +112,12 @@ class ControlTokenGuard:
         return 0, 0
 
     def _match_decoded(self, ids: "array[int]", rendered: str) -> int | None:
-        begun = self._tokenizer.decode(ids)
-        if not rendered.startswith(begun):
+        decoded = self._tokenizer.decode(ids)
+        if not rendered.startswith(decoded):
             return None
-        written = [id for _, id in self._table.split(begun, self._unbroken) if id is not None]
-        spoken = [id for id in ids if self._tokenizer.is_control(id)]
-        return len(begun) if written == spoken else None
+        written = [id for _, id in self._table.split(decoded, self._unbroken) if id is not None]
+        given = [id for id in ids if self._tokenizer.is_control(id)]
+        return len(decoded) if written == given else None
 
     def _add_plain(self, parts: list[Segment], text: str) -> None:
         if plain := self.reveal(text):

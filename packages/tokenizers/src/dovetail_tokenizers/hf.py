@@ -5,7 +5,7 @@ a secret name: no text can spell it, neither as an added token nor through the m
 vocabulary. The control tokens of a template's text are found here instead, and what stands between
 them is encoded by the library. Texts that are not first follow a secret anchor token, so that the
 library treats them as it would in the middle of the whole string. Most texts never come to it: the
-words that vocabularies of the byte-level kind are asked for again and again are remembered.
+words of byte-level vocabularies recur and are cached.
 
 Control tokens are found in the text as it is, before any normalization. That is what the library
 does for tokens with `normalized: false`, as nearly all are; for others it is the same unless the
@@ -92,10 +92,10 @@ class HfTokenizer:
     def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
         if len(text) < MIN_LONG_CHARS:
             return array("I", self.encode_plain(text, first=first))
-        way: EncodeMode = "first" if first else "later"
-        known = self._long_texts.get(way, text)
+        mode: EncodeMode = "first" if first else "later"
+        known = self._long_texts.get(mode, text)
         return (
-            self._long_texts.put(way, text, self._encode_long(text, first))
+            self._long_texts.put(mode, text, self._encode_long(text, first))
             if known is None
             else known
         )
@@ -109,7 +109,7 @@ class HfTokenizer:
         return self._encode_with_library(text, first) if known is None else known
 
     def _encode_with_library(self, text: str, first: bool) -> list[int]:
-        """The ids as the library has them."""
+        """Encode with the library."""
         if not text:
             return []
         text = replace_lone_surrogates(text)
@@ -144,7 +144,7 @@ class HfTokenizer:
     def _build_word_encoder(
         self, definition: Definition, added: list[dict[str, Any]]
     ) -> WordEncoder | None:
-        """What encodes the texts that can be cut here, if the vocabulary is of that kind."""
+        """The encoder of texts that can be split here, if the vocabulary is of that kind."""
         known = read_pre_tokenizer(definition)
         if known is None:
             return None
@@ -172,13 +172,13 @@ class HfTokenizer:
 def _control_table(added: list[dict[str, Any]], named: frozenset[str]) -> ControlTable:
     chosen = [token for token in added if token.get("special") or token["content"] in named]
     ids = {token["content"]: token["id"] for token in chosen}
-    edges = {
+    flags = {
         token["content"]: AddedTokenFlags(
             bool(token.get("lstrip")), bool(token.get("rstrip")), bool(token.get("single_word"))
         )
         for token in chosen
     }
-    return ControlTable(ids, edges, (token["content"] for token in added))
+    return ControlTable(ids, flags, (token["content"] for token in added))
 
 
 def _names(definition: Definition, added: list[dict[str, Any]]) -> list[str]:
@@ -238,14 +238,14 @@ def _hide_in_model(model: Definition, controls: ControlTable, secret: str) -> di
     return hidden
 
 
-def _merges_without(merges: list[Any], gone: frozenset[str]) -> list[Any]:
+def _merges_without(merges: list[Any], removed: frozenset[str]) -> list[Any]:
     """The merges that neither make nor use one of these tokens."""
-    kept = []
+    remaining = []
     for merge in merges:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-        if left + right not in gone and left not in gone and right not in gone:
-            kept.append(merge)
-    return kept
+        if left + right not in removed and left not in removed and right not in removed:
+            remaining.append(merge)
+    return remaining
 
 
 def _load(definition: dict[str, Any]) -> "tokenizers.Tokenizer":

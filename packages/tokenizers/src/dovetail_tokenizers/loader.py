@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, whatever form it has."""
+"""Load the tokenizer of a model folder, whatever its format."""
 
 import json
 from collections.abc import Iterable
@@ -53,8 +53,8 @@ def _find(folder: Path) -> Path:
 
 def _load_tiktoken(file: Path, controls: frozenset[str]) -> TiktokenTokenizer:
     """A bare vocabulary: added tokens, and at best the pattern, stand in the folder's config."""
-    beside = file.with_name("tokenizer_config.json")
-    config: dict[str, Any] = json.loads(beside.read_bytes()) if beside.is_file() else {}
+    config_file = file.with_name("tokenizer_config.json")
+    config: dict[str, Any] = json.loads(config_file.read_bytes()) if config_file.is_file() else {}
     specials: dict[str, int] = {}
     ordinary: dict[str, int] = {}
     for id, token in config.get("added_tokens_decoder", {}).items():

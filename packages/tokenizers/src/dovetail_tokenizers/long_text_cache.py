@@ -1,12 +1,11 @@
-"""The ids of long texts that were encoded before.
+"""A cache of the ids of long texts.
 
 Sessions of one harness begin with the same system text and the same tools, tens of thousands of
 tokens of them, and a conversation that is rendered anew repeats all of its history. Such texts are
-remembered whole, and compared whole: a wrong prompt is worse than a slow one.
+cached whole, and compared whole: a wrong prompt is worse than a slow one.
 
-A memory knows nothing of who asked. All tenants may share one: it answers only to whoever has the
-very same text. What it could tell at most, by the time that encoding takes, is that somebody had
-that text before.
+All tenants may share a cache: an entry is only found with the very same text. The time that
+encoding takes can reveal at most that somebody had that text before.
 """
 
 from array import array
@@ -17,24 +16,24 @@ from threading import Lock
 from typing import Literal
 from zlib import crc32
 
-MIN_LONG_CHARS = 2048  # characters; what is shorter is not worth a place
+MIN_LONG_CHARS = 2048  # shorter texts are not worth an entry
 MAX_BYTES = 64 * 2**20
-MIN_PIECE_CHARS = 2 * MIN_LONG_CHARS  # characters of a piece at least
+MIN_PIECE_CHARS = 2 * MIN_LONG_CHARS
 SOFT_MAX_PIECE_CHARS = 4 * MIN_PIECE_CHARS  # characters behind which it need not end with a line
-LINE_CUT_INTERVAL = 8  # one line of so many may begin a piece
+SPLIT_LINE_INTERVAL = 8  # one line of so many may begin a piece
 
 _ENTRY_OVERHEAD_BYTES = 300  # bytes that an entry takes besides its text and its ids
-_CUTTABLE_BEFORE = frozenset(
+_SPLITTABLE_BEFORE = frozenset(
     map(chr, range(0x21, 0x7F))
 )  # a line break that a text may be cut behind
-_CUTTABLE_AFTER = _CUTTABLE_BEFORE - {"/"}
+_SPLITTABLE_AFTER = _SPLITTABLE_BEFORE - {"/"}
 
 EncodeMode = Literal["words", "first", "later"]
 CacheKey = tuple[EncodeMode, str]
 
 
 class LongTextCache:
-    """Ids by texts, the bytes of both bounded; those that were not asked for longest go first.
+    """Ids by text, bounded by the bytes of both; the least recently used are evicted first.
 
     Threads may share one: at worst a text is encoded twice.
     """
@@ -49,13 +48,13 @@ class LongTextCache:
 
     @property
     def size(self) -> int:
-        """The bytes that are held."""
+        """The bytes in the cache."""
         return self._size
 
     def get(self, mode: EncodeMode, text: str) -> "array[int] | None":
-        """The ids of a text; None if they are not known. Nobody may change them.
+        """The ids of a text, which must not be changed; None if they are not cached.
 
-        `way` says how it was encoded: by its words, or in its place in a prompt.
+        `mode` says how it was encoded: by its words, or by its position in a prompt.
         """
         key = (mode, text)
         with self._lock:
@@ -65,7 +64,7 @@ class LongTextCache:
             return known
 
     def put(self, mode: EncodeMode, text: str, ids: Iterable[int]) -> "array[int]":
-        """The ids packed. They are remembered if the text is long, but leaves room for others."""
+        """Pack the ids, and cache them if the text is long, but not too large for the cache."""
         key, made = (mode, text), array("I", ids)
         size = _size_of(key, made)
         if len(text) < MIN_LONG_CHARS or size > self._max_bytes // 4:
@@ -82,30 +81,30 @@ class LongTextCache:
 def split_text(
     text: str,
     min_chars: int = MIN_PIECE_CHARS,
-    interval: int = LINE_CUT_INTERVAL,
+    interval: int = SPLIT_LINE_INTERVAL,
     soft_max_chars: int = SOFT_MAX_PIECE_CHARS,
 ) -> Iterator[str]:
-    """A long text in pieces of lines, of at least so many characters; joined, the text itself.
+    """Split a long text into pieces of lines, of at least so many characters.
 
-    Each is cut into words as it would be inside the whole. None of the patterns of `words` lets a
+    Each is split into words as it would be inside the whole. None of the patterns of `words` lets a
     word go on behind a single line break, but for a slash; nor does a word before it depend on
     what follows. The same holds before a single space between two letters: very long lines are
-    cut there.
+    split there.
 
     What a line begins with says whether a piece may begin there. So behind a line that is new the
     pieces are soon the same again: a text that differs in its first line is known but for that.
     """
     start = 0
     while len(text) - start >= 2 * min_chars and (
-        end := _next_cut(text, start + min_chars, interval, soft_max_chars)
+        end := _next_split(text, start + min_chars, interval, soft_max_chars)
     ):
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-def _next_cut(text: str, start: int, interval: int, soft_max_chars: int) -> int:
-    """The first place from here on where a text may be cut; 0 if there is none."""
+def _next_split(text: str, start: int, interval: int, soft_max_chars: int) -> int:
+    """The first position from here on where a text may be split; 0 if there is none."""
     reach = min(start + soft_max_chars, len(text) - 1)
     return _line_end(text, start, reach, interval) or _word_end(text, reach)
 
@@ -123,8 +122,8 @@ def _line_end(text: str, start: int, reach: int, interval: int) -> int:
     at = text.find("\n", start, reach)
     while at >= 0:
         if (
-            text[at - 1] in _CUTTABLE_BEFORE
-            and text[at + 1] in _CUTTABLE_AFTER
+            text[at - 1] in _SPLITTABLE_BEFORE
+            and text[at + 1] in _SPLITTABLE_AFTER
             and _digest(text, at + 1) % interval == 0
         ):
             return at + 1

@@ -1,4 +1,4 @@
-"""How vocabularies cut text into words before merging, by the names that files use.
+"""The patterns by which vocabularies split text into words, by the names that files use.
 
 A word never spans two tokens' merges, so the pattern is as much part of a tokenizer as its
 vocabulary. GGUF files only name it (`tokenizer.ggml.pre`); `.tiktoken` files do not even do that.

@@ -1,4 +1,4 @@
-"""What the name of a token in a `tokenizer.json` stands for.
+"""The bytes that a token's name in a `tokenizer.json` stands for.
 
 Vocabularies write bytes as text in two ways: byte-level ones map each byte to a printable
 character, SentencePiece ones write a space as `▁` and a byte as `<0x0A>`. The definition's decoder

@@ -1,4 +1,4 @@
-"""What a tokenizer is to the rest of Dovetail.
+"""The interface of tokenizers.
 
 A control token is a token that gives a prompt its structure (`<|im_start|>`, `<think>`): every
 added token marked special, and those that the caller names because a chat template or a parser
@@ -6,7 +6,7 @@ relies on them. All other tokens are plain.
 
 `decode` joins what the tokens stand for and strips nothing. Tokenizers of the SentencePiece kind
 put a space before the very first word of a text; as ids nearly always continue a prompt, that
-space is part of what was said, and removing it would glue two words together.
+space is part of the text, and removing it would join two words.
 """
 
 from array import array
@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
         """
 
     def pack_plain(self, text: str, *, first: bool = False) -> "array[int]":
-        """The same, packed. Nobody may change what it gives: it may be remembered."""
+        """The same, packed. The result may be cached and must not be changed."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, control tokens spelled out, invalid UTF-8 as U+FFFD."""

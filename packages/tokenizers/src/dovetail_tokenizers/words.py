@@ -1,15 +1,15 @@
-"""The words of a text, cut as the vocabulary's own patterns cut it, and the tokens of each.
+"""Split text into words by the vocabulary's own patterns, and cache the tokens of each word.
 
-Byte-pair merges never leave a word, and texts say the same words over and over. So a word is given
-to the library once and its tokens are remembered; a text costs its cutting and a look-up for each
-word, a small part of what the library takes for it.
+Byte-pair merges never leave a word, and words recur. So a word is given to the library once and
+its tokens are cached; a text costs its splitting and a look-up for each word, a small part of
+what the library takes for it.
 
-The cut must be the library's own, on every text. Hence only patterns that the tests compare with
+The words must be the library's own, on every text. Hence only patterns that the tests compare with
 the library on every character, and only characters whose kind no version of Unicode has changed;
 all other texts are left to the library, as are those that are not in the normal form it would put
 them in and those that spell an added token.
 
-Long texts are remembered by pieces: what was said before is not even cut.
+Long texts are cached by pieces: what is cached is not even split.
 """
 
 import re
@@ -51,7 +51,7 @@ _MAX_PIECE_CHARS = (
 )  # characters; cutting, and merging one word, let no other thread work meanwhile
 _SET_OR_CATEGORY = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)+)\]|\\(?:p\{\w+\}|s|S)")
 _CATEGORY = re.compile(r"\\p\{(\w+)\}|\\s")
-# Symbols that are said most, of those that came later: beyond U+FFFF, all since Unicode 10, ...
+# The most frequent of the symbols that were added later: beyond U+FFFF, all since Unicode 10, ...
 _PICTOGRAPHS = (
     r"\U0001f300-\U0001f64f\U0001f680-\U0001f6c5\U0001f6e0-\U0001f6ec\U0001f910-\U0001f91e"
     r"\U0001f920-\U0001f927\U0001f933-\U0001f93e\U0001f980-\U0001f991\U0001f9d0-\U0001f9e6"
@@ -61,7 +61,7 @@ _LATE_SYMBOLS = frozenset((*range(0x23E9, 0x23F4), *range(0x2600, 0x27C0), 0x2B5
 
 
 class WordEncoder:
-    """Encodes the texts that it can cut."""
+    """Encode the texts that can be split here."""
 
     __slots__ = ("_added", "_cache", "_normal_form", "_split_patterns", "_split_text", "_unstable")
 
@@ -85,18 +85,18 @@ class WordEncoder:
         )
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of a text; None if the library has to say."""
+        """The ids of a text; None if it is left to the library."""
         if not text.isascii() and not self._is_plain(text):
             return None
         if self._added.search(text):
             return None
         words: Iterable[str] = (text,)
-        for cut in self._split_patterns:
-            words = filter(None, chain.from_iterable(map(cut.split, words)))
+        for pattern in self._split_patterns:
+            words = filter(None, chain.from_iterable(map(pattern.split, words)))
         return list(chain.from_iterable(map(self._cache.__getitem__, words)))
 
     def encode_long(self, text: str, cache: LongTextCache) -> Iterable[int] | None:
-        """The same, with what is remembered of the text's pieces."""
+        """The same, with the cached ids of the text's pieces."""
         parts = list(self._split_text(text))
         if max(map(len, parts)) > _MAX_PIECE_CHARS:
             return None
@@ -120,7 +120,7 @@ class WordEncoder:
 
 
 class _WordCache(dict[str, tuple[int, ...]]):
-    """The tokens of words: those said before, and any other when asked for it."""
+    """The tokens of words, merged when first needed."""
 
     __slots__ = ("_merge",)
 

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail_tokenizers import Tokenizer, load_tokenizer
 
-FOLDER = Path(__file__).resolve().parents[3] / ".cache" / "tokenizers"
+FOLDER = Path(__file__).resolve().parents[4] / ".cache" / "tokenizers"
 COMPLETE = ".complete"
 # Markers that parsers and templates rely on, though some vocabularies do not mark them special.
 MARKERS = (
@@ -31,7 +31,7 @@ MARKERS = (
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
 )
-# Kept for other tests of the same package: a vocabulary only, not in a form that `load` reads.
+# For other tests of the same package: a vocabulary only, not in a format that is loaded.
 RAW = frozenset({"mistral_spm"})
 _BRIEF = frozenset({"qwen3", "deepseek_v3", "mistral_tekken"})  # one of each kind
 

@@ -90,7 +90,7 @@ def test_real_tokenizers_stream_as_they_decode(name: str, data: st.DataObject, t
     assert streamed(tokenizer, feeds) == tokenizer.decode(id for part in feeds for id in part)
 
 
-def test_a_leading_space_is_kept_because_ids_continue_a_prompt() -> None:
+def test_leading_space_is_retained_because_ids_continue_a_prompt() -> None:
     """The library's decoder would strip it from a text of its own."""
     tokenizer = real("gemma3")
     (id,) = tokenizer.encode(" world")

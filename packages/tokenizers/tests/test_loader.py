@@ -88,7 +88,7 @@ def test_sentence_piece_encodes_as_llama_cpp(text: str, ids: list[int]) -> None:
     assert mistral().encode(text) == ids
 
 
-def test_a_leading_space_is_kept_by_a_vocabulary_that_adds_it() -> None:
+def test_leading_space_is_retained_by_a_vocabulary_that_adds_it() -> None:
     tokenizer = mistral()
     ids = tokenizer.encode_plain("Hello world")
     machine = Detokenizer(tokenizer)
@@ -138,7 +138,7 @@ def sizes(message: bytes, at: int, kind: int) -> tuple[int, int]:
             return size, at
 
 
-def test_gguf_metadata_tells_what_a_server_needs() -> None:
+def test_gguf_metadata_of_a_real_file() -> None:
     metadata = read_gguf_metadata(folder("smollm2") / "smollm2.gguf")
     assert metadata["general.architecture"] == "llama"
     assert metadata["llama.context_length"] == 8192

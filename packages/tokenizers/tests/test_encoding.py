@@ -9,6 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import MARKERS, available, folder, real
+from synthetic_tokenizer import added_token, tokenizer_definition
 
 from dovetail_tokenizers import ByteTokenizer, HfTokenizer, Tokenizer, encode_suffix
 
@@ -133,50 +134,19 @@ def test_gemma_tags_stay_ordinary() -> None:
     assert gemma.bytes_of(gemma.encode("\x00")[0]) == b"\x00"
 
 
-def synthetic(**changes: Any) -> dict[str, Any]:
-    """A small definition in which the vocabulary itself can spell its control tokens."""
-    names = ["<unk>", "<s>", "<", "s", ">", "▁", "a", "▁a", "s>", "<s", "b"]
-    definition: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [added(1, "<s>"), added(11, "<|end|>")],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Metaspace",
-            "replacement": "▁",
-            "prepend_scheme": "first",
-            "split": False,
-        },
-        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"},
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {name: id for id, name in enumerate(names)},
-            "merges": [["▁", "a"], ["s", ">"], ["<", "s>"], ["<", "s"]],
-        },
-    }
-    return {**definition, **changes}
-
-
-def added(id: int, content: str, **flags: bool) -> dict[str, Any]:
-    edges = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
-    return {"id": id, "content": content, "special": True, **edges, **flags}
-
-
 def library(definition: dict[str, Any]) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(definition))
 
 
 def test_a_vocabulary_that_spells_a_control_token_is_split() -> None:
-    tokenizer = HfTokenizer(synthetic())
+    tokenizer = HfTokenizer(tokenizer_definition())
     assert tokenizer.encode("<s>") == [1]
     assert tokenizer.encode_plain("<s>") == [2, 8]
     assert tokenizer.decode([2, 8]) == "<s>"
 
 
 def test_only_the_first_text_gets_the_first_words_space() -> None:
-    tokenizer = HfTokenizer(synthetic())
+    tokenizer = HfTokenizer(tokenizer_definition())
     assert tokenizer.encode_plain("a", first=True) == [7]
     assert tokenizer.encode_plain("a") == [6]
     assert tokenizer.encode("a<s>a") == [7, 1, 6]
@@ -187,21 +157,25 @@ SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 UNIGRAM = [["<unk>", 0.0], ["<s>", -1.0], ["<", -5.0], ["s>", -5.0], ["▁", -4.0], ["▁a", -3.0]]
 UNIGRAM += [["a", -6.0], ["s", -6.0], [">", -6.0], ["|", -6.0], ["b", -6.0]]
 VARIANTS = {
-    "first": synthetic(),
-    "legacy_space_after_every_token": synthetic(
+    "first": tokenizer_definition(),
+    "legacy_space_after_every_token": tokenizer_definition(
         normalizer={
             "type": "Sequence",
             "normalizers": [{"type": "Prepend", "prepend": "▁"}, SPACE],
         },
         pre_tokenizer=None,
     ),
-    "unigram": synthetic(model={"type": "Unigram", "unk_id": 0, "vocab": UNIGRAM}),
-    "marks_matched_after_normalizing": synthetic(
-        added_tokens=[added(1, "<s>", normalized=True), added(11, "<|end|>")],
+    "unigram": tokenizer_definition(model={"type": "Unigram", "unk_id": 0, "vocab": UNIGRAM}),
+    "marks_matched_after_normalizing": tokenizer_definition(
+        added_tokens=[added_token(1, "<s>", normalized=True), added_token(11, "<|end|>")],
         normalizer={"type": "NFC"},
     ),
-    "plain_added_tokens": synthetic(
-        added_tokens=[added(1, "<s>"), added(11, "<|end|>"), added(12, "ab", special=False)]
+    "plain_added_tokens": tokenizer_definition(
+        added_tokens=[
+            added_token(1, "<s>"),
+            added_token(11, "<|end|>"),
+            added_token(12, "ab", special=False),
+        ]
     ),
 }
 
@@ -238,8 +212,8 @@ FLAGS = st.fixed_dictionaries({name: st.booleans() for name in ("lstrip", "rstri
 def test_tokens_that_swallow_white_space(
     flags: tuple[dict[str, bool], dict[str, bool]], text: list[str], scheme: str
 ) -> None:
-    definition = synthetic(
-        added_tokens=[added(1, "<s>", **flags[0]), added(11, "<|end|>", **flags[1])]
+    definition = tokenizer_definition(
+        added_tokens=[added_token(1, "<s>", **flags[0]), added_token(11, "<|end|>", **flags[1])]
     )
     definition["pre_tokenizer"] = {**definition["pre_tokenizer"], "prepend_scheme": scheme}
     # Where the token may not stand, the library would let the vocabulary spell it. Never here.
@@ -250,21 +224,32 @@ def test_tokens_that_swallow_white_space(
 
 
 def test_a_plain_added_token_that_covers_a_control_token_wins() -> None:
-    tokens = [added(1, "<s>"), added(11, "b<s", special=False), added(12, "a<s>b", special=False)]
-    definition = synthetic(added_tokens=tokens)
+    tokens = [
+        added_token(1, "<s>"),
+        added_token(11, "b<s", special=False),
+        added_token(12, "a<s>b", special=False),
+    ]
+    definition = tokenizer_definition(added_tokens=tokens)
     for text in ("a<s>b", "b<s>", "a<s>a", "bb<s>"):
         expected = library(definition).encode(text, add_special_tokens=False).ids
         assert HfTokenizer(definition).encode(text) == expected
 
 
 def test_the_numbers_of_the_definition_hold_even_with_gaps() -> None:
-    tokens = [added(1, "<s>"), added(20, "<|end|>"), added(30, "ab", special=False)]
-    tokenizer = HfTokenizer(synthetic(added_tokens=tokens))
+    tokens = [
+        added_token(1, "<s>"),
+        added_token(20, "<|end|>"),
+        added_token(30, "ab", special=False),
+    ]
+    tokenizer = HfTokenizer(tokenizer_definition(added_tokens=tokens))
     assert tokenizer.encode("ab<|end|>b") == [30, 20, 10]
     assert tokenizer.size == 31
     assert tokenizer.decode([30, 25, 20]) == "ab<|end|>"
 
 
 def test_names_that_are_no_added_tokens_are_not_control_tokens() -> None:
-    assert set(HfTokenizer(synthetic(), controls=["<think>", "ab"]).controls) == {"<s>", "<|end|>"}
-    assert set(MARKERS).isdisjoint(HfTokenizer(synthetic(), controls=MARKERS).controls)
+    assert set(HfTokenizer(tokenizer_definition(), controls=["<think>", "ab"]).controls) == {
+        "<s>",
+        "<|end|>",
+    }
+    assert set(MARKERS).isdisjoint(HfTokenizer(tokenizer_definition(), controls=MARKERS).controls)

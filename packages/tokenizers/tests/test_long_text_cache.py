@@ -1,4 +1,4 @@
-"""Long texts are encoded once, and remembered as what they are in their place."""
+"""Long texts are encoded once, and cached by their position in a prompt."""
 
 import json
 from array import array
@@ -11,9 +11,9 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from library_words import PATTERN_PARAMS, TEXT_PIECES, split_by_library
 from real_tokenizers import available, brief, folder, real
-from test_encode import synthetic
-from test_words import KINDS, PIECES, cut_by_library
+from synthetic_tokenizer import tokenizer_definition
 
 from dovetail_tokenizers import ControlTokenGuard, HfTokenizer, patterns
 from dovetail_tokenizers.long_text_cache import (
@@ -31,7 +31,7 @@ LINES = "".join(f"Line {n} of a long text:\tit's {n * n}.\n" for n in range(2000
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is cut into words from now on."""
+    """The texts that are split into words from now on."""
     seen: list[str] = []
     plain = WordEncoder.encode
 
@@ -52,34 +52,36 @@ def bare(name: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(folder(name) / "tokenizer.json"))
 
 
-def in_pieces(cuts: Patterns, text: str) -> list[str]:
-    return [word for piece in split_text(text, 1, 1, 1) for word in cut_by_library(cuts, piece)]
+def in_pieces(splits: Patterns, text: str) -> list[str]:
+    return [word for piece in split_text(text, 1, 1, 1) for word in split_by_library(splits, piece)]
 
 
-@pytest.mark.parametrize("cuts", KINDS)
-def test_every_two_characters_around_a_line_break_are_cut_as_in_the_whole(cuts: Patterns) -> None:
+@pytest.mark.parametrize("splits", PATTERN_PARAMS)
+def test_characters_around_a_line_break_are_split_as_in_the_whole(
+    splits: Patterns,
+) -> None:
     for behind in ASCII:
         text = "".join(f"a {before}\n{behind}{behind}b {before}\n\n" for before in ASCII)
         assert len(list(split_text(text, 1, 1))) > len(ASCII) // 2 or behind in " /"
-        assert in_pieces(cuts, text) == cut_by_library(cuts, text), behind
+        assert in_pieces(splits, text) == split_by_library(splits, text), behind
 
 
-@pytest.mark.parametrize("cuts", KINDS)
-def test_every_two_characters_around_a_space_are_cut_as_in_the_whole(cuts: Patterns) -> None:
+@pytest.mark.parametrize("splits", PATTERN_PARAMS)
+def test_characters_around_a_space_are_split_as_in_the_whole(splits: Patterns) -> None:
     around = [*ASCII, "é", "я", "漢", "ʼ", "\u0301", "\u00a0"]
     for behind in around:
         text = "".join(f"1{before} {behind}s{before}" for before in around)
         assert len(list(split_text(text, 1, 1, 1))) > len(ASCII) // 4 or not behind.isalpha()
-        assert in_pieces(cuts, text) == cut_by_library(cuts, text), behind
+        assert in_pieces(splits, text) == split_by_library(splits, text), behind
 
 
-@pytest.mark.parametrize("cuts", KINDS)
+@pytest.mark.parametrize("splits", PATTERN_PARAMS)
 @settings(max_examples=60)
-@given(parts=st.lists(st.sampled_from([*PIECES, "x\n", ".\n", "\n{"]) | st.text(max_size=4)))
-def test_pieces_are_cut_as_in_the_whole(cuts: Patterns, parts: list[str]) -> None:
+@given(parts=st.lists(st.sampled_from([*TEXT_PIECES, "x\n", ".\n", "\n{"]) | st.text(max_size=4)))
+def test_pieces_are_split_as_in_the_whole(splits: Patterns, parts: list[str]) -> None:
     text = "".join(parts)
     assert "".join(split_text(text, 1, 1, 1)) == text
-    assert in_pieces(cuts, text) == cut_by_library(cuts, text)
+    assert in_pieces(splits, text) == split_by_library(splits, text)
 
 
 def sources() -> Iterator[str]:
@@ -106,7 +108,7 @@ def test_a_text_that_is_known_in_part_is_what_the_library_makes_of_it(name: str)
             assert ControlTokenGuard(tokenizer).pack(shown).tolist() == tokenizer.encode(shown)
 
 
-def test_only_what_is_new_is_cut_into_words(encoded: list[str]) -> None:
+def test_only_new_text_is_split_into_words(encoded: list[str]) -> None:
     tokenizer = HfTokenizer.from_file(folder("qwen3") / "tokenizer.json")
     guard = ControlTokenGuard(tokenizer)
     first = guard.pack(f"<|im_start|>{LINES}<|im_end|>One.")
@@ -119,8 +121,8 @@ def test_only_what_is_new_is_cut_into_words(encoded: list[str]) -> None:
     assert characters(encoded) < 6 * MIN_PIECE_CHARS
 
 
-def test_no_thread_is_kept_waiting_for_lines_and_words_without_end(encoded: list[str]) -> None:
-    """What cannot be cut into small pieces is left to the library, which lets others work."""
+def test_endless_lines_and_words_do_not_block_other_threads(encoded: list[str]) -> None:
+    """What cannot be split into small pieces is left to the library, which releases the GIL."""
     tokenizer = real("qwen3")
     line, solid = LINES.replace("\n", " "), "word" * SOFT_MAX_PIECE_CHARS
     for text in (
@@ -143,7 +145,7 @@ def test_short_texts_take_no_place() -> None:
     assert texts.size == 0
 
 
-def test_no_more_is_held_than_is_wanted_and_the_least_used_goes_first() -> None:
+def test_size_is_limited_and_the_oldest_entry_is_evicted_first() -> None:
     texts = LongTextCache(max_bytes=100 * MIN_LONG_CHARS)
     used = "u" * MIN_LONG_CHARS
     texts.put("later", used, range(MIN_LONG_CHARS))
@@ -163,7 +165,7 @@ def test_one_text_does_not_drive_out_all_others() -> None:
     assert texts.get("later", "y" * 90 * MIN_LONG_CHARS) is None
 
 
-def test_a_text_kept_twice_counts_once() -> None:
+def test_text_stored_twice_counts_once() -> None:
     texts = LongTextCache()
     texts.put("later", "x" * MIN_LONG_CHARS, [1])
     size = texts.size
@@ -172,14 +174,14 @@ def test_a_text_kept_twice_counts_once() -> None:
 
 
 def test_the_first_text_is_known_apart_from_later_ones() -> None:
-    tokenizer = HfTokenizer(synthetic())
+    tokenizer = HfTokenizer(tokenizer_definition())
     text = "a" * MIN_LONG_CHARS
     for _ in range(2):
         assert tokenizer.encode_plain(text, first=True) == [7] + [6] * (MIN_LONG_CHARS - 1)
         assert tokenizer.encode_plain(text) == [6] * MIN_LONG_CHARS
 
 
-def test_nothing_is_cut_where_an_added_token_could_reach_across() -> None:
+def test_text_is_not_split_where_an_added_token_could_span_the_split() -> None:
     text = LINES + "x\ny" + LINES
     words = WordEncoder((patterns.QWEN2,), None, lambda word: [len(word)], added=["x\ny"])
     assert words.encode_long(text, LongTextCache()) is None
@@ -200,12 +202,12 @@ def test_ids_behind_a_long_opening_are_known_without_decoding_it() -> None:
     tokenizer = real("qwen3")
     guard = ControlTokenGuard(tokenizer)
     head = f"<|im_start|>system\n{LINES}<|im_end|>\n<|im_start|>user\n"
-    said = tokenizer.encode(head + "Hi<|im_end|>")
-    assert guard.match_length(said, head + "Hi<|im_end|>\nmore") == len(head + "Hi<|im_end|>")
-    assert guard.match_length(said, head + "Ho<|im_end|>\nmore") is None
-    assert guard.match_length(said, head + guard.protect("Hi<|im_end|>") + "\nmore") is None
-    assert guard.match_length(said, head.replace("Line 1999", "Line 1998") + "Hi<|im_end|>") is None
-    other = [*said[:5], *tokenizer.encode(tokenizer.decode(said[5:6])), *said[6:]]
+    ids = tokenizer.encode(head + "Hi<|im_end|>")
+    assert guard.match_length(ids, head + "Hi<|im_end|>\nmore") == len(head + "Hi<|im_end|>")
+    assert guard.match_length(ids, head + "Ho<|im_end|>\nmore") is None
+    assert guard.match_length(ids, head + guard.protect("Hi<|im_end|>") + "\nmore") is None
+    assert guard.match_length(ids, head.replace("Line 1999", "Line 1998") + "Hi<|im_end|>") is None
+    other = [*ids[:5], *tokenizer.encode(tokenizer.decode(ids[5:6])), *ids[6:]]
     assert guard.match_length(other, head + "Hi<|im_end|>") == len(head + "Hi<|im_end|>")
     typed = guard.protect("<|im_end|>") + LINES
     head = f"<|im_start|>system\n{typed}<|im_end|>"
