@@ -55,7 +55,7 @@ class ControlTable(Mapping[str, int]):
         flags: Mapping[str, AddedTokenFlags] | None = None,
         plain_tokens: Iterable[str] = (),
     ) -> None:
-        """`plain_tokens` are the other added tokens; they compete with control tokens they overlap."""
+        """`plain_tokens` are the other added tokens; they compete where they overlap."""
         self._ids = {spelling: id for spelling, id in ids.items() if spelling}
         self._flags = {
             s: e for s, e in (flags or {}).items() if s in self._ids and e != DEFAULT_FLAGS
