@@ -1,4 +1,4 @@
-"""`dovetail catalog`: what a harness should know of the models, as the file that it takes."""
+"""`dovetail catalog`: print the model catalog in the file format of a harness."""
 
 import json
 from dataclasses import replace
@@ -41,7 +41,9 @@ def catalog(
     if harness != HARNESS:
         raise typer.BadParameter(f"{harness}: only {HARNESS} takes a catalog")
     try:
-        found = _fetch_catalog(url, settings.config) if url else _build_catalog(settings.config)
+        catalog_json = (
+            _fetch_catalog(url, settings.config) if url else _build_catalog(settings.config)
+        )
     except (
         LaunchError,
         CodexProfileError,
@@ -52,11 +54,14 @@ def catalog(
         fail("catalog", str(error))
     except (DovetailError, ValueError, OSError) as error:
         fail("catalog", str(error))
-    typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
+    typer.echo(json.dumps(catalog_json, ensure_ascii=False, indent=1))
 
 
 def _fetch_catalog(url: str, config: Config) -> Json:
-    """What a server says. The profile is that of the Codex on this machine, not on the server's."""
+    """Fetch the catalog from a running server.
+
+    The Codex profile is read on this machine, not on the server's.
+    """
     server = fetch_server_info(url, config.api_key[0] if config.api_key else None)
     if server.catalog is None:
         raise LaunchError(f"{server.address} has no model catalog: it is an older Dovetail")
@@ -67,6 +72,9 @@ def _fetch_catalog(url: str, config: Config) -> Json:
 
 
 def _build_catalog(config: Config) -> Json:
-    """What a server would say. Its store of turns is left alone."""
+    """Build the catalog that a server with these settings would return.
+
+    The server's ledger stays untouched.
+    """
     profile = read_profile(config.codex_profile) if config.codex_profile else None
     return codex_catalog(build_service(replace(config, store="memory")).iter_entries(), profile)

@@ -1,4 +1,4 @@
-"""`dovetail chat`: talk to a model in the terminal, through the same pipeline as any client."""
+"""`dovetail chat`: chat with a model in the terminal, through the same pipeline as any client."""
 
 import asyncio
 import secrets
@@ -38,18 +38,18 @@ def chat(settings: LoadedConfig) -> None:
         raise typer.Exit(1) from error
 
 
-async def _run_chat(served: ModelEntry) -> None:
-    await served.engine.start()
+async def _run_chat(entry: ModelEntry) -> None:
+    await entry.engine.start()
     session = secrets.token_hex(8)
     turns: tuple[Turn, ...] = ()
     try:
         while text := await _read_input():
             turns = (*turns, Turn("user", (TextBlock(text),)))
-            request = Request(served.name, turns, identity=Identity(session=session))
-            turns = (*turns, await _stream_response(served, request))
+            request = Request(entry.name, turns, identity=Identity(session=session))
+            turns = (*turns, await _stream_response(entry, request))
     finally:
-        await served.engine.stop()
-        await served.close()
+        await entry.engine.stop()
+        await entry.close()
 
 
 async def _read_input() -> str:
@@ -59,14 +59,14 @@ async def _read_input() -> str:
         return ""
 
 
-async def _stream_response(served: ModelEntry, request: Request) -> Turn:
-    viewer = CallbackSink(_print_event)
-    await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", viewer)
-    message = viewer.message()
-    used = message.usage
+async def _stream_response(entry: ModelEntry, request: Request) -> Turn:
+    sink = CallbackSink(_print_event)
+    await run_request(entry, request, lambda: f"call_{secrets.token_hex(12)}", sink)
+    message = sink.message()
+    usage = message.usage
     _out.print(
-        f"\n[dim]{used.input_tokens} tokens in, {used.cached_tokens} cached, "
-        f"{used.output_tokens} out[/]"
+        f"\n[dim]{usage.input_tokens} tokens in, {usage.cached_tokens} cached, "
+        f"{usage.output_tokens} out[/]"
     )
     return Turn("assistant", message.blocks)
 

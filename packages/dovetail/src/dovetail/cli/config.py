@@ -1,4 +1,4 @@
-"""`dovetail config`: the settings as they would be, and where each comes from."""
+"""`dovetail config`: print the effective settings and the source of each."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from rich.table import Table
 from dovetail.cli.flags import with_settings
 from dovetail.settings.sources import LoadedConfig, dump_config
 
-_MAX_LINE_CHARS = 10_000  # characters of a line that no terminal has to fit
+_MAX_LINE_CHARS = 10_000  # line width when the output is not a terminal
 
 
 @with_settings

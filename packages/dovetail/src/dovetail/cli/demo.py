@@ -1,4 +1,4 @@
-"""`dovetail demo`: a recorded agent session, live in the terminal."""
+"""`dovetail demo`: replay a recorded agent session in the terminal."""
 
 import asyncio
 from typing import Annotated

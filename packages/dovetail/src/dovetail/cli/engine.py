@@ -1,4 +1,4 @@
-"""`dovetail engine`: an engine as a process of its own, for others to connect to."""
+"""`dovetail engine`: run an engine as a process of its own."""
 
 import typer
 

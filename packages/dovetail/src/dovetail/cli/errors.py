@@ -1,4 +1,4 @@
-"""How a command tells that it cannot do what was asked: in one line, and by its status."""
+"""Report the failure of a command: one line on stderr and an exit status."""
 
 from typing import NoReturn
 
@@ -6,5 +6,6 @@ import typer
 
 
 def fail(command: str, message: str, status: int = 1) -> NoReturn:
+    """Print a message for a command and exit with a status."""
     typer.echo(f"dovetail {command}: {message}", err=True)
     raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""`dovetail eval`: agent tasks on an endpoint, with Dovetail before it and without."""
+"""`dovetail eval`: run agent tasks on an endpoint, with and without Dovetail."""
 
 import asyncio
 import fnmatch
@@ -19,8 +19,7 @@ from dovetail.eval.agent import TaskRun
 from dovetail.eval.client import APIS
 from dovetail.eval.metrics import PassMetrics
 from dovetail.eval.report import render_html, render_terminal, to_report_json
-from dovetail.eval.runner import EvalPlan
-from dovetail.eval.runner import run_eval as run
+from dovetail.eval.runner import EvalPlan, run_eval
 from dovetail.eval.target import EvalError, EvalOptions, EvalTarget, inspect_target
 from dovetail.eval.tasks import TASKS, EvalTask
 from dovetail.models.loader import ModelLoadError
@@ -91,28 +90,28 @@ def evaluate(  # noqa: PLR0913 - each is a flag
     Eight small tasks with tools, each with one right result, run in a scratch folder. The status is
     1 if the protocol failed anywhere, 0 however weak the model is, 2 if nothing could be tried.
     """
-    configure_logging(level="error")  # what is worth telling is in the report
+    configure_logging(level="error")  # the report has everything else
     try:
-        chosen = _select_tasks(tasks or ["*"])
+        selected = _select_tasks(tasks or ["*"])
         if list_tasks:
-            _print_tasks(chosen)
+            _print_tasks(selected)
             return
         if not url:
             raise EvalError("the address of a server is needed: eval http://127.0.0.1:8000")
         for path in (json_file, html_file):
             _check_writable(path)
-        notation = ParserNames(tool_call_parser, reasoning_parser)
-        wish = EvalOptions(url, api_key, model, engine, tokenizer, notation)
+        parsers = ParserNames(tool_call_parser, reasoning_parser)
+        options = EvalOptions(url, api_key, model, engine, tokenizer, parsers)
         plan = EvalPlan(
-            tasks=chosen,
+            tasks=selected,
             apis=_validate_apis(api or [*APIS]),
             include_baseline=off,
             repeat=repeat,
             max_requests=turns,
             sampling=Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed),
         )
-        subject, passes = _run_eval(wish, plan)
-        _write_report(subject, passes, json_file, html_file)
+        target, passes = _inspect_and_run(options, plan)
+        _write_report(target, passes, json_file, html_file)
     except (
         EvalError,
         ModelLoadError,
@@ -128,7 +127,7 @@ def evaluate(  # noqa: PLR0913 - each is a flag
 
 
 def _check_writable(path: Path | None) -> None:
-    """Tells now, and not at the end, that a report cannot be written. No empty one is left."""
+    """Fail before the run if a report cannot be written. No empty file is left behind."""
     if path is None or path == _STDOUT:
         return
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -143,10 +142,10 @@ def _validate_apis(names: list[str]) -> tuple[str, ...]:
 
 
 def _select_tasks(patterns: list[str]) -> tuple[EvalTask, ...]:
-    chosen = [t for t in TASKS if any(fnmatch.fnmatchcase(t.id, each) for each in patterns)]
-    if not chosen:
+    selected = [t for t in TASKS if any(fnmatch.fnmatchcase(t.id, each) for each in patterns)]
+    if not selected:
         raise EvalError(f"there is no such task, only {', '.join(task.id for task in TASKS)}")
-    return tuple(chosen)
+    return tuple(selected)
 
 
 def _print_tasks(tasks: tuple[EvalTask, ...]) -> None:
@@ -154,35 +153,35 @@ def _print_tasks(tasks: tuple[EvalTask, ...]) -> None:
         typer.echo(f"{task.id:10}{task.title}")
 
 
-def _run_eval(wish: EvalOptions, plan: EvalPlan) -> tuple[EvalTarget, list[PassMetrics]]:
+def _inspect_and_run(options: EvalOptions, plan: EvalPlan) -> tuple[EvalTarget, list[PassMetrics]]:
     # As Ctrl-C does: no scratch folder is left.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        subject = runner.run(inspect_target(wish))
-        _err.print(f"{subject.model} at {subject.endpoint}", markup=False)
+        target = runner.run(inspect_target(options))
+        _err.print(f"{target.model} at {target.endpoint}", markup=False)
         _err.print(
-            f"Dovetail speaks to it as {subject.engine}: {subject.engine_reason}", markup=False
+            f"Dovetail speaks to it as {target.engine}: {target.engine_reason}", markup=False
         )
-        return subject, runner.run(run(subject, plan, _print_progress))
+        return target, runner.run(run_eval(target, plan, _print_progress))
 
 
 def _print_progress(name: str, run: TaskRun) -> None:
-    took = sum(step.response.exchange.ended for step in run.steps)
-    ended = "solved" if run.is_solved else f"not solved: {run.failure_reason}"
+    seconds = sum(step.response.exchange.ended for step in run.steps)
+    outcome = "solved" if run.is_solved else f"not solved: {run.failure_reason}"
     count = len(run.steps)
     requests = "1 request" if count == 1 else f"{count} requests"
-    _err.print(f"{name}: {run.task}: {requests}, {took:.1f} s, {ended}", markup=False)
+    _err.print(f"{name}: {run.task}: {requests}, {seconds:.1f} s, {outcome}", markup=False)
 
 
 def _write_report(
-    subject: EvalTarget, passes: list[PassMetrics], json_file: Path | None, html_file: Path | None
+    target: EvalTarget, passes: list[PassMetrics], json_file: Path | None, html_file: Path | None
 ) -> None:
-    told = json.dumps(to_report_json(subject, passes), ensure_ascii=False, indent=2) + "\n"
+    report = json.dumps(to_report_json(target, passes), ensure_ascii=False, indent=2) + "\n"
     if json_file == _STDOUT:
-        sys.stdout.write(told)
+        sys.stdout.write(report)
     else:
-        Console(highlight=False).print(render_terminal(subject, passes))
+        Console(highlight=False).print(render_terminal(target, passes))
     if json_file is not None and json_file != _STDOUT:
-        json_file.write_text(told)
+        json_file.write_text(report)
     if html_file is not None:
-        html_file.write_text(render_html(subject, passes))
+        html_file.write_text(render_html(target, passes))

@@ -1,4 +1,4 @@
-"""`dovetail export`: a session's turns out of the ledger, as ids."""
+"""`dovetail export`: write a session's turns from the ledger as token ids."""
 
 import asyncio
 import os
@@ -58,8 +58,8 @@ def export(  # noqa: PLR0913 - each is a flag
         raise typer.BadParameter("one of SESSION, --all and --list is wanted")
     try:
         settings = load_config({"data_dir": data_dir, "store": store}, os.environ, config).config
-        asked = _ExportRequest(name, tenant, every, listing)
-        asyncio.run(_run_export(asked, settings, output))
+        request = _ExportRequest(name, tenant, every, listing)
+        asyncio.run(_run_export(request, settings, output))
     except BrokenPipeError:
         # Who reads has read enough (`| head`). What is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -77,7 +77,7 @@ class _ExportRequest:
 
 @dataclass
 class _ExportSummary:
-    """What was written, and what could not be."""
+    """Counts of what was exported, and the branches that could not be."""
 
     samples: int = 0
     turns: int = 0
@@ -92,44 +92,44 @@ class _ExportSummary:
         self.chosen += sum(sample.loss_mask)
 
 
-async def _run_export(asked: _ExportRequest, settings: Config, output: Path | None) -> None:
+async def _run_export(request: _ExportRequest, settings: Config, output: Path | None) -> None:
     async with _open_existing_ledger(settings) as ledger:
-        if asked.listing:
-            _print_sessions(await ledger.list_sessions(asked.tenant))
+        if request.listing:
+            _print_sessions(await ledger.list_sessions(request.tenant))
             return
-        exporting = LedgerExporter(ledger, asked.tenant)
-        names = [asked.name]
-        if asked.every:
-            names = [one.session for one in await ledger.list_sessions(asked.tenant)]
-        elif not await exporting.find(asked.name):
+        exporter = LedgerExporter(ledger, request.tenant)
+        names = [request.name]
+        if request.every:
+            names = [one.session for one in await ledger.list_sessions(request.tenant)]
+        elif not await exporter.find(request.name):
             names = []
         if not names:  # before a file is opened: it may hold an earlier export
-            whose = f" of tenant {asked.tenant!r}" if asked.tenant else ""
-            what = f" of {asked.name!r}" if asked.name else ""
+            whose = f" of tenant {request.tenant!r}" if request.tenant else ""
+            what = f" of {request.name!r}" if request.name else ""
             raise ValueError(f"no turns{what}{whose} are kept: see --list, --tenant, --data-dir")
-        told = _ExportSummary()
+        summary = _ExportSummary()
         with _open_output(output) as file:
             for name in names:
-                await _write_samples(exporting, name, file, told)
-    _print_summary(told)
-    if not told.samples:
+                await _write_samples(exporter, name, file, summary)
+    _print_summary(summary)
+    if not summary.samples:
         raise typer.Exit(1)
 
 
 async def _write_samples(
-    exporting: LedgerExporter, name: str, file: BinaryIO, told: _ExportSummary
+    exporter: LedgerExporter, name: str, file: BinaryIO, summary: _ExportSummary
 ) -> None:
-    async for made in exporting.iter_samples(await exporting.find(name)):
-        if isinstance(made, MissingBranch):
-            told.missing_turns.append(made)
+    async for item in exporter.iter_samples(await exporter.find(name)):
+        if isinstance(item, MissingBranch):
+            summary.missing_turns.append(item)
         else:
-            told.add(made)
-            file.write(msgspec.json.encode(made) + b"\n")
+            summary.add(item)
+            file.write(msgspec.json.encode(item) + b"\n")
 
 
 @asynccontextmanager
 async def _open_existing_ledger(settings: Config) -> AsyncIterator[Ledger]:
-    """The server's ledger. One that does not exist is not made."""
+    """Open the server's ledger. A missing one is not created."""
     folder = settings.data_dir or default_data_dir()
     if settings.store == "memory":
         raise ValueError("--store memory: such turns are in the server's memory alone")
@@ -144,7 +144,7 @@ async def _open_existing_ledger(settings: Config) -> AsyncIterator[Ledger]:
 
 @contextmanager
 def _open_output(output: Path | None) -> Iterator[BinaryIO]:
-    """Where to write. Ids are what was said: a file is for its owner alone."""
+    """Open the output. Token ids are user content: a file is readable by its owner only."""
     if output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -162,14 +162,13 @@ def _print_sessions(sessions: Sequence[SessionStats]) -> None:
         typer.echo(f"{when}  {one.turns:6} {noun}  {one.session}")
 
 
-def _print_summary(told: _ExportSummary) -> None:
+def _print_summary(summary: _ExportSummary) -> None:
     typer.echo(
-        f"{_pluralize(told.samples, 'sample')}, {_pluralize(told.turns, 'turn')}, {told.ids} ids, "
-        f"{told.chosen} of them "
-        "chosen by the model",
+        f"{_pluralize(summary.samples, 'sample')}, {_pluralize(summary.turns, 'turn')}, "
+        f"{summary.ids} ids, {summary.chosen} of them chosen by the model",
         err=True,
     )
-    for one in told.missing_turns:
+    for one in summary.missing_turns:
         typer.echo(
             f"left out: {_pluralize(one.turns, 'turn')} from {one.entry} on; what they grew from "
             "is not kept any more",

@@ -1,4 +1,4 @@
-"""Every setting as a flag, made from the fields of `Config`: no flag is written twice."""
+"""Derive the command-line flags from the fields of `Config`, and load models by name."""
 
 import inspect
 import os
@@ -35,21 +35,21 @@ _ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML fil
 def with_settings(
     command: Callable[Concatenate[LoadedConfig, ...], None], *, search_working_dir: bool = True
 ) -> Callable[..., None]:
-    """The command with a flag for each setting; it gets them together with file and environment.
+    """Add a flag for each setting to a command, and pass it the loaded settings.
 
-    Settings are its first parameter. Others are its own arguments and flags, and come before.
-    `here`: a file in the working folder counts, though nobody named it.
+    The settings are the command's first parameter. Its other parameters are its own arguments and
+    flags, which come first. `search_working_dir`: read a settings file of the working folder.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
-    unnamed = {} if search_working_dir else {CONFIG_FILE_ENV: ""}
+    no_file = {} if search_working_dir else {CONFIG_FILE_ENV: ""}
 
     def run(config: Path | None = None, **flags: Any) -> None:
-        given = {one.name: flags.pop(one.name) for one in own}
+        own_arguments = {one.name: flags.pop(one.name) for one in own}
         try:
-            settings = load_config(_drop_unset(flags), {**unnamed, **os.environ}, config)
+            settings = load_config(_drop_unset(flags), {**no_file, **os.environ}, config)
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
-        command(settings, **given)
+        command(settings, **own_arguments)
 
     kinds = get_type_hints(Config)
     flags = [
@@ -77,7 +77,7 @@ def _build_parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _flag_help(text: str, default: Any) -> str:
-    """What a flag is for, and what holds without it, unless that is nothing."""
+    """The help text of a flag with its default, unless there is none."""
     if isinstance(default, bool):
         return f"{text} (default: on)" if default else text
     if isinstance(default, float):
@@ -88,16 +88,16 @@ def _flag_help(text: str, default: Any) -> str:
 def _build_flag(name: str, kind: Any, help: str) -> Any:
     if name == "model":
         return Annotated[str | None, typer.Argument(help=help, metavar="[MODEL]")]
-    spelled = f"--{name.replace('_', '-')}"
+    flag = f"--{name.replace('_', '-')}"
     if kind is bool:
         return Annotated[
-            bool | None, typer.Option(f"{spelled}/--no-{name.replace('_', '-')}", help=help)
+            bool | None, typer.Option(f"{flag}/--no-{name.replace('_', '-')}", help=help)
         ]
     if get_origin(kind) is tuple:
-        return Annotated[list[str] | None, typer.Option(spelled, help=f"{help} (repeatable)")]
-    spellings = _FLAG_ALIASES.get(name, (spelled,))
-    known = "|".join(literal_values(kind)) or None
-    return Annotated[_flag_type(kind) | None, typer.Option(*spellings, help=help, metavar=known)]
+        return Annotated[list[str] | None, typer.Option(flag, help=f"{help} (repeatable)")]
+    flags = _FLAG_ALIASES.get(name, (flag,))
+    choices = "|".join(literal_values(kind)) or None
+    return Annotated[_flag_type(kind) | None, typer.Option(*flags, help=help, metavar=choices)]
 
 
 def _flag_type(kind: Any) -> Any:
@@ -119,7 +119,10 @@ def find_and_load_model(
     reasoning_parser: str | None = None,
     custom_template: Path | None = None,
 ) -> Model:
-    """The model of a name or path. Raises `WeightsError` or `CatalogError` with what is wrong."""
+    """Load a model by name or path.
+
+    Raises `ModelUnavailableError` or `ModelLoadError`.
+    """
     return load_model(
         find_model(model),
         tool_parser=tool_parser,

@@ -1,4 +1,4 @@
-"""`dovetail inspect`: what a model's files say, what its template does, whether its parsers fit."""
+"""`dovetail inspect`: show a model's files, its template's behaviour and its parser self-test."""
 
 import dataclasses
 import json
@@ -62,7 +62,7 @@ def inspect(
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """Everything that is known of a model, as JSON."""
+    """Describe a model as JSON."""
     return {
         "model": model.name,
         "path": str(model.path),
@@ -94,8 +94,8 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 def _facts_to_json(facts: TemplateProfile) -> dict[str, Any]:
     plain = dataclasses.asdict(facts)
-    on_off = {"on" if on else "off": dict(s) for on, s in facts.thinking_switches.items()}
-    return {**plain, "thinking_switches": on_off}
+    switches = {"on" if on else "off": dict(s) for on, s in facts.thinking_switches.items()}
+    return {**plain, "thinking_switches": switches}
 
 
 def _build_table(model: Model) -> Table:
@@ -112,13 +112,13 @@ def _build_table(model: Model) -> Table:
 
 
 def _file_rows(model: Model) -> dict[str, str]:
-    token = model.tokenizer
+    tokenizer = model.tokenizer
     window = f"{model.context_length:,} tokens" if model.context_length else "not stated"
     names = ", ".join(model.template_source.templates)
     sampling = {f: getattr(model.sampling, f) for f in _SAMPLING_FIELDS}
     return {
         "path": str(model.path),
-        "tokenizer": f"{token.size:,} tokens, {len(token.controls)} of them control tokens",
+        "tokenizer": f"{tokenizer.size:,} tokens, {len(tokenizer.controls)} of them control tokens",
         "template": f"{model.template_source.origin} ({names})",
         "window": window,
         "ends a turn": "  ".join(model.stop_strings) or "nothing known",
@@ -188,8 +188,8 @@ def _format_outcome(outcome: SelfTestOutcome) -> str:
     return "\n".join(lines) or "ok"
 
 
-def _format_flags(found: dict[str, bool]) -> str:
-    return "\n".join(f"{'yes' if there else 'no ':3} {name}" for name, there in found.items())
+def _format_flags(flags: dict[str, bool]) -> str:
+    return "\n".join(f"{'yes' if is_set else 'no ':3} {name}" for name, is_set in flags.items())
 
 
 def _format_switches(switches: Any) -> str:

@@ -1,4 +1,4 @@
-"""`dovetail keys`: keys for the file that a server reads them from."""
+"""`dovetail keys`: create and check API keys for a server's key file."""
 
 import os
 import secrets
@@ -15,8 +15,8 @@ from dovetail.access.key_file import ApiKey, KeyFileError, parse_keys, read_keys
 from dovetail.access.limits import RateLimits
 from dovetail.cli.errors import fail
 
-KEY_PREFIX = "dvt_"  # by which a key that leaked can be found
-_UNSET = -1  # a limit of which a line says nothing: the settings have it
+KEY_PREFIX = "dvt_"  # lets secret scanners find a leaked key
+_UNSET = -1  # a limit that a line leaves to the settings
 
 app = typer.Typer(
     help="Make and check keys of clients.", no_args_is_help=True, rich_markup_mode=None
@@ -68,15 +68,15 @@ def new(
 def check(file: Annotated[Path, typer.Argument(help="a file of keys")]) -> None:
     """Read a file of keys as a server would, and show whose they are."""
     try:
-        found = read_keys(file, RateLimits(_UNSET, _UNSET, _UNSET))
+        keys = read_keys(file, RateLimits(_UNSET, _UNSET, _UNSET))
     except KeyFileError as error:
         fail("keys", str(error))
-    for key in found:
+    for key in keys:
         typer.echo(_format_key(key, time.time()))
 
 
 def _format_key(key: ApiKey, now: float) -> str:
-    """Whose it is, with so much of the hash as tells it from others, and what it may do."""
+    """Format a key: its tenant, the start of its hash, its limits and expiry."""
     words = [f"{key.tenant}:{key.digest.hex()[:12]}…"]
     words += [
         f"{name}={'none' if value is None else value}"
@@ -90,15 +90,15 @@ def _format_key(key: ApiKey, now: float) -> str:
 
 
 def _append_line(file: Path, line: str) -> None:
-    """One more line. A file that is broken already is left alone."""
-    text = ""
+    """Append a line. A file that is already broken stays untouched."""
+    separator = ""
     if file.exists() and file.stat().st_size:
         read_keys(file)
         with file.open("rb") as old:
             old.seek(-1, os.SEEK_END)
-            text = "" if old.read(1) == b"\n" else "\n"
-    place = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            separator = "" if old.read(1) == b"\n" else "\n"
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(place, f"{text}{line}\n".encode())
+        os.write(descriptor, f"{separator}{line}\n".encode())
     finally:
-        os.close(place)
+        os.close(descriptor)

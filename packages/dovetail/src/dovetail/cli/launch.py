@@ -1,4 +1,4 @@
-"""`dovetail launch`: a harness on a model of your own, in one command."""
+"""`dovetail launch`: run a coding agent on a model that Dovetail serves."""
 
 import os
 import shlex
@@ -35,11 +35,11 @@ from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import LoadedConfig
 
 DEFAULT_PORTS = (8000, 8001)
-#: Settings that are of use with a server that runs already.
+#: Settings that apply to a server that is already running.
 _CLIENT_SETTINGS = frozenset({"api_key", "codex_profile", "data_dir"})
 
 
-# Agents are run in folders that come from anywhere: what lies there must not say where prompts go.
+# Agents run in untrusted folders: a settings file there must not decide where prompts go.
 @partial(with_settings, search_working_dir=False)
 def launch(  # noqa: PLR0913 - each is a flag
     settings: LoadedConfig,
@@ -70,18 +70,20 @@ def launch(  # noqa: PLR0913 - each is a flag
     agent stand behind --.
     """
     try:
-        known = get_harness(harness)
-        chosen = _select_api(known, api)
-        executable = known.executable if printed else find_executable(known)
+        spec = get_harness(harness)
+        selected_api = _select_api(spec, api)
+        executable = spec.executable if printed else find_executable(spec)
         data = settings.config.data_dir or default_data_dir()
-        folder = data.expanduser().absolute() / "launch" / known.name
-        wish = _ServerRequest(known, url, model, printed)
-        with _select_server(wish, settings, folder) as use:
-            target = use.target
-            _check_window(known, target.model, target.context_length)
-            past = build_proxy_bypass(target.address, os.environ)
-            order = LaunchRequest(target, chosen, tuple(arguments or ()), executable, folder, past)
-            status = _execute_plan(known.prepare_plan(order), use, printed)
+        folder = data.expanduser().absolute() / "launch" / spec.name
+        wanted = _ServerRequest(spec, url, model, printed)
+        with _select_server(wanted, settings, folder) as selected:
+            target = selected.target
+            _check_window(spec, target.model, target.context_length)
+            proxy_bypass = build_proxy_bypass(target.address, os.environ)
+            request = LaunchRequest(
+                target, selected_api, tuple(arguments or ()), executable, folder, proxy_bypass
+            )
+            status = _execute_plan(spec.prepare_plan(request), selected, printed)
     except (LaunchError, CodexProfileError, OSError) as error:  # the last: what is no program
         _fail(str(error))
     raise typer.Exit(status)
@@ -89,7 +91,7 @@ def launch(  # noqa: PLR0913 - each is a flag
 
 @dataclass(frozen=True)
 class _ServerRequest:
-    """Which server and model were asked for, and for what."""
+    """The server and model that were requested, and the harness they are for."""
 
     harness: Harness
     url: str | None
@@ -99,7 +101,7 @@ class _ServerRequest:
 
 @dataclass(frozen=True)
 class _SelectedServer:
-    """What is used, and whether the server is there for us alone."""
+    """The server to use, and whether this run started it."""
 
     target: LaunchTarget
     is_owned: bool
@@ -107,56 +109,58 @@ class _SelectedServer:
 
 @contextmanager
 def _select_server(
-    wish: _ServerRequest, settings: LoadedConfig, folder: Path
+    wanted: _ServerRequest, settings: LoadedConfig, folder: Path
 ) -> Iterator[_SelectedServer]:
-    """The server of the address, or one that is found, or one that is started."""
+    """Select the server at --url, else a running one, else start one."""
     key = next(iter(settings.config.api_key), None)
-    for_a_server = _find_server_flag(settings)
-    if wish.url is not None:
-        if for_a_server:
-            raise LaunchError(f"{for_a_server} is for a server to be started, not beside --url")
-        yield _use_running_server(fetch_server_info(wish.url, key), wish, settings)
+    server_flag = _find_server_flag(settings)
+    if wanted.url is not None:
+        if server_flag:
+            raise LaunchError(f"{server_flag} is for a server to be started, not beside --url")
+        yield _use_running_server(fetch_server_info(wanted.url, key), wanted, settings)
         return
-    found, others = (None, []) if for_a_server else find_server(_candidate_urls(settings), key)
-    if found is not None and (wish.model is None or found.has_model(wish.model)):
+    found, others = (None, []) if server_flag else find_server(_candidate_urls(settings), key)
+    if found is not None and (wanted.model is None or found.has_model(wanted.model)):
         _print_message(f"using the server at {found.address}")
-        yield _use_running_server(found, wish, settings)
+        yield _use_running_server(found, wanted, settings)
         return
-    if found is not None and wish.model is not None:
-        _print_message(found.describe_missing_model(wish.model))
-    built_in = find_builtin_window(settings.config, wish.model)
+    if found is not None and wanted.model is not None:
+        _print_message(found.describe_missing_model(wanted.model))
+    built_in = find_builtin_window(settings.config, wanted.model)
     if built_in is not None:
         for other in others:  # it is a better engine than what comes with us
             _print_message(other)
-        _check_window(wish.harness, *built_in)  # before it is fetched
-    arguments = build_serve_arguments(settings, wish.model)
-    if wish.print_only:
-        shown = " ".join(map(shlex.quote, arguments))
-        raise LaunchError(f"no server runs whose settings could be shown: dovetail serve {shown}")
+        _check_window(wanted.harness, *built_in)  # before it is fetched
+    arguments = build_serve_arguments(settings, wanted.model)
+    if wanted.print_only:
+        command_line = " ".join(map(shlex.quote, arguments))
+        raise LaunchError(
+            f"no server runs whose settings could be shown: dovetail serve {command_line}"
+        )
     log = folder / "server.log"
     _print_message(f"starting a server (log: {log})")
     with start_server(
         [*arguments, *build_port_arguments(settings)], build_secret_environment(settings), log
     ) as child:
-        named = wish.model if settings.config.models else None
+        model = wanted.model if settings.config.models else None
         yield _SelectedServer(
-            fetch_server_info(child.address, key).select_target(named), is_owned=True
+            fetch_server_info(child.address, key).select_target(model), is_owned=True
         )
         if not child.is_running:
             _print_message(f"the server ended before the harness did\n{child.read_log_tail()}")
 
 
 def _use_running_server(
-    server: ServerInfo, wish: _ServerRequest, settings: LoadedConfig
+    server: ServerInfo, wanted: _ServerRequest, settings: LoadedConfig
 ) -> _SelectedServer:
     profile = settings.config.codex_profile
     if profile is not None:
         server = server.with_codex_profile(profile)
-    return _SelectedServer(server.select_target(wish.model), is_owned=False)
+    return _SelectedServer(server.select_target(wanted.model), is_owned=False)
 
 
 def _find_server_flag(settings: LoadedConfig) -> str | None:
-    """A flag that only makes sense for a server to be started."""
+    """Find a flag that is only meaningful for a server to be started."""
     for name, origin in settings.origins.items():
         if origin == "flag" and name not in _CLIENT_SETTINGS:
             return f"--{name.replace('_', '-')}"
@@ -168,31 +172,31 @@ def _candidate_urls(settings: LoadedConfig) -> list[str]:
     return [f"http://127.0.0.1:{one}" for one in ((port,) if port else DEFAULT_PORTS)]
 
 
-def _execute_plan(plan: LaunchPlan, use: _SelectedServer, printed: bool) -> int:
-    target = use.target
+def _execute_plan(plan: LaunchPlan, selected: _SelectedServer, printed: bool) -> int:
+    target = selected.target
     if printed:
         for line in to_shell_lines(plan, target.key):
             typer.echo(line)
         return 0
     environment = build_environment(plan, os.environ)
-    return run_harness(plan, environment) if use.is_owned else exec_harness(plan, environment)
+    return run_harness(plan, environment) if selected.is_owned else exec_harness(plan, environment)
 
 
-def _select_api(harness: Harness, named: str | None) -> str:
-    if named is None or named in harness.apis:
-        return named or harness.apis[0]
-    raise LaunchError(f"{harness.title} speaks {', '.join(harness.apis)}, not {named!r}")
+def _select_api(harness: Harness, name: str | None) -> str:
+    if name is None or name in harness.apis:
+        return name or harness.apis[0]
+    raise LaunchError(f"{harness.title} speaks {', '.join(harness.apis)}, not {name!r}")
 
 
 def _check_window(harness: Harness, model: str, window: int | None) -> None:
-    least = harness.min_context_tokens
-    if window is None or window >= least:
+    min_tokens = harness.min_context_tokens
+    if window is None or window >= min_tokens:
         return
     raise LaunchError(
-        f"{harness.title} does not fit into the window of {model!r}: it needs {least:,} tokens for "
-        f"its own prompt and room to work, and there are {window:,}. Serve a model with a longer "
-        "window (--model, or --engine vllm --engine-url URL), or raise --context-length where this "
-        "one has more"
+        f"{harness.title} does not fit into the window of {model!r}: it needs {min_tokens:,} "
+        f"tokens for its own prompt and room to work, and there are {window:,}. Serve a model with "
+        "a longer window (--model, or --engine vllm --engine-url URL), or raise --context-length "
+        "where this one has more"
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The `dovetail` command line: its commands, loaded on demand."""
 
 import sys
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-#: In the order of the help page. Each is a function in its own module, of the same name.
+#: In the order of the help page. Each is a function in a module of the same name.
 COMMANDS = (
     *("serve", "launch", "catalog", "verify", "eval", "config", "chat", "demo", "export"),
     *("inspect", "render", "parse", "tokenize", "models", "watch"),
@@ -22,7 +22,7 @@ _HELP = "The joint between agent harnesses and inference engines: exact turns fo
 
 
 def build_app(names: Iterable[str] = ALL_COMMANDS) -> typer.Typer:
-    """The commands of these names."""
+    """Build the application with the commands of these names."""
     app = typer.Typer(
         name="dovetail",
         help=_HELP,
@@ -43,25 +43,25 @@ def build_app(names: Iterable[str] = ALL_COMMANDS) -> typer.Typer:
     return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"dovetail {version('dovetail')}")
         raise typer.Exit
 
 
 def _global_options(
-    told: Annotated[
+    show_version: Annotated[
         bool,
         typer.Option(
             "--version", help="Show the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
-    """Flags of the command as such."""
+    """Options of the command itself."""
 
 
 def main() -> None:
-    """The entry point of the `dovetail` command. Loads only what is asked for: it takes time."""
+    """Run the `dovetail` command. Only the requested command is imported, to start quickly."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    named = [name for name in (*ALL_COMMANDS, *ALIASES) if name == first]
-    build_app(named if named or first == "--version" else ALL_COMMANDS)()
+    requested = [name for name in (*ALL_COMMANDS, *ALIASES) if name == first]
+    build_app(requested if requested or first == "--version" else ALL_COMMANDS)()

@@ -1,4 +1,4 @@
-"""`dovetail models`: what can be served by name, and which parsers there are."""
+"""`dovetail models`: list the built-in models and the parsers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`dovetail parse`: what a parser makes of a model's output."""
+"""`dovetail parse`: parse a model's raw output."""
 
 import sys
 from pathlib import Path
@@ -43,14 +43,14 @@ def parse(
         parser = Parser(tool, reasoning, in_reasoning=in_reasoning)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    found: list[Event] = []
+    parsed: list[Event] = []
     size = chunk or len(text) or 1
-    for at in range(0, len(text), size):
-        found += parser.feed(text[at : at + size])
-    found += parser.finish()
-    message = fold(found)
-    for shown in found if events else (*message.blocks, *message.diagnostics):
-        typer.echo(msgspec.json.encode(shown))
+    for start in range(0, len(text), size):
+        parsed += parser.feed(text[start : start + size])
+    parsed += parser.finish()
+    message = fold(parsed)
+    for item in parsed if events else (*message.blocks, *message.diagnostics):
+        typer.echo(msgspec.json.encode(item))
 
 
 def _resolve_parsers(tool: str | None, reasoning: str | None) -> tuple[str | None, str | None]:

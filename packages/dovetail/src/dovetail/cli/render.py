@@ -1,4 +1,4 @@
-"""`dovetail render`: the exact prompt of a request, and where each part of it comes from."""
+"""`dovetail render`: print the exact prompt of a request and the origin of its parts."""
 
 import asyncio
 import json
@@ -98,9 +98,9 @@ def _prompt_to_json(model: Model, prepared: PreparedRequest) -> dict[str, object
 
 
 def _print_prompt(model: Model, prepared: PreparedRequest, ids: bool) -> None:
-    """The text; what the ledger gave is underlined, control tokens are bold."""
+    """Print the text: ledger tokens are underlined, control tokens are bold."""
     prompt, tokenizer = prepared.prompt, model.tokenizer
-    shown = Text()
+    text = Text()
     for part, style in (
         (prompt.ids[: prompt.reused_tokens], "underline"),
         (prompt.ids[prompt.reused_tokens :], ""),
@@ -108,18 +108,18 @@ def _print_prompt(model: Model, prepared: PreparedRequest, ids: bool) -> None:
         start = 0
         for at, id in enumerate(part):
             if tokenizer.is_control(id):
-                shown.append(tokenizer.decode(part[start:at]), style or None)
-                shown.append(tokenizer.decode([id]), f"bold cyan {style}".strip())
+                text.append(tokenizer.decode(part[start:at]), style or None)
+                text.append(tokenizer.decode([id]), f"bold cyan {style}".strip())
                 start = at + 1
-        shown.append(tokenizer.decode(part[start:]), style or None)
+        text.append(tokenizer.decode(part[start:]), style or None)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(shown)
+    console.print(text)
     if ids:
         console.print(" ".join(map(str, prompt.ids)))
-    told = f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them "
-    told += f"({prompt.origin})"
+    summary = f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them "
+    summary += f"({prompt.origin})"
     if prompt.in_reasoning:
-        told += "; ends inside an open thought"
-    typer.echo(f"\n{told}", err=True)
+        summary += "; ends inside an open thought"
+    typer.echo(f"\n{summary}", err=True)
     for note in prompt.notes:
         typer.echo(f"note: {note}", err=True)

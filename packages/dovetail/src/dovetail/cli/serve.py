@@ -1,4 +1,4 @@
-"""`dovetail serve`: a server, and what to paste to try it."""
+"""`dovetail serve`: run a server and print example requests for it."""
 
 import asyncio
 import json
@@ -52,18 +52,18 @@ def serve(settings: LoadedConfig) -> None:
             raise ValueError("--workers: several need one store of turns, sqlite or redis://")
         if config.workers > 1 and sys.platform != "linux":
             raise ValueError("--workers: only Linux spreads connections over several processes")
-        # Before the model is loaded: a port that is taken is told at once.
-        place = bind_socket(config.http_host, resolve_port(config))
+        # Before the model is loaded, to report a port in use at once.
+        listener = bind_socket(config.http_host, resolve_port(config))
     except (OSError, OverflowError, ValueError) as error:
         fail("serve", str(error))
     scheme = "http" if certificate is None else "https"
     if config.workers > 1:
-        _serve_with_workers(config, options, place, scheme)
+        _serve_with_workers(config, options, listener, scheme)
         return
     try:
         metrics = Metrics()
-        front = ServerFrontend(
-            options, certificate, place, metrics, open_recorders(config, metrics)
+        frontend = ServerFrontend(
+            options, certificate, listener, metrics, open_recorders(config, metrics)
         )
     except (OSError, ValueError) as error:
         fail("serve", str(error))
@@ -73,41 +73,41 @@ def serve(settings: LoadedConfig) -> None:
     emit_warnings(config, *_startup_warnings(config, options))
 
     def ready() -> None:
-        _log_serving(place, scheme, [one.name for one in service.entries], config.workers)
+        _log_started(listener, scheme, [one.name for one in service.entries], config.workers)
         _print_examples(
-            _client_url(place, scheme), first.name, first.context_length, bool(options.keys)
+            _client_url(listener, scheme), first.name, first.context_length, bool(options.keys)
         )
         notify("READY=1")
 
-    serve_in_process(config, front, service, ready)
+    serve_in_process(config, frontend, service, ready)
 
 
 def _serve_with_workers(
-    config: Config, options: HttpOptions, place: socket.socket, scheme: str
+    config: Config, options: HttpOptions, listener: socket.socket, scheme: str
 ) -> None:
-    """Several processes on one port. This one keeps them, and holds the port for them."""
-    port = place.getsockname()[1]
-    place.close()
+    """Serve one port with several worker processes. This process supervises them."""
+    port = listener.getsockname()[1]
+    listener.close()
     try:
-        place = bind_socket(config.http_host, port, shared=True)
+        listener = bind_socket(config.http_host, port, shared=True)
     except OSError as error:
         fail("serve", str(error))
     emit_warnings(config, *_startup_warnings(config, options))
 
     def ready(facts: dict[str, Any]) -> None:
-        _log_serving(place, scheme, facts["models"], config.workers)
+        _log_started(listener, scheme, facts["models"], config.workers)
         _print_examples(
-            _client_url(place, scheme), facts["name"], facts["window"], bool(options.keys)
+            _client_url(listener, scheme), facts["name"], facts["window"], bool(options.keys)
         )
 
     async def run() -> signal.Signals | None:
-        crew = WorkerSupervisor(config, port)
-        await crew.run(ready)
-        return crew.stop_signal
+        supervisor = WorkerSupervisor(config, port)
+        await supervisor.run(ready)
+        return supervisor.stop_signal
 
     try:
         stopped_by = asyncio.run(run())
-        _log.info("stopped")
+        _log.info("server_stopped")
     except SupervisorError as error:
         fail("serve", str(error))
     if stopped_by is not None:
@@ -115,13 +115,13 @@ def _serve_with_workers(
 
 
 def _startup_warnings(config: Config, options: HttpOptions) -> tuple[str | None, str | None]:
-    """What an operator should know of these settings."""
+    """Warnings about risky settings."""
     return exposure_warning(config.http_host, options.keys), _payload_warning(config)
 
 
-def _client_url(place: socket.socket, scheme: str) -> str:
-    """Where clients on this machine reach it. The port may be a free one."""
-    host, port = place.getsockname()[:2]
+def _client_url(listener: socket.socket, scheme: str) -> str:
+    """The URL for clients on this machine. The port may have been chosen by the system."""
+    host, port = listener.getsockname()[:2]
     return _format_url(scheme, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
@@ -129,19 +129,19 @@ def _format_url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _log_serving(place: socket.socket, scheme: str, models: list[str], workers: int) -> None:
-    """In the log: from now on requests are taken."""
+def _log_started(listener: socket.socket, scheme: str, models: list[str], workers: int) -> None:
+    """Log that requests are accepted from now on."""
     fields = {
         "version": VERSION,
-        "address": _format_url(scheme, *place.getsockname()[:2]),
+        "address": _format_url(scheme, *listener.getsockname()[:2]),
         "models": ",".join(models),
         "workers": workers,
     }
-    _log.info("serving", extra={"fields": fields})
+    _log.info("server_started", extra={"fields": fields})
 
 
 def _payload_warning(config: Config) -> str | None:
-    """That somebody reads along."""
+    """Warn that payloads are written to the trace."""
     if config.trace_file is None or not config.trace_payloads:
         return None
     return (
@@ -150,16 +150,16 @@ def _payload_warning(config: Config) -> str | None:
     )
 
 
-def _print_examples(address: str, name: str, window: int, keyed: bool) -> None:
-    """The address, and a line to paste for each API."""
-    key = ' -H "x-api-key: $KEY"' if keyed else ""
-    ask = {
+def _print_examples(address: str, name: str, window: int, needs_key: bool) -> None:
+    """Print the address and an example command for each API."""
+    key = ' -H "x-api-key: $KEY"' if needs_key else ""
+    chat_body = {
         "model": name,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     bodies = {
-        "/v1/messages": {**ask, "max_tokens": 100},
-        "/v1/chat/completions": ask,
+        "/v1/messages": {**chat_body, "max_tokens": 100},
+        "/v1/chat/completions": chat_body,
         "/v1/responses": {"model": name, "input": "What is the capital of France?"},
     }
     typer.echo(f"serving {name} at {address}\n")
@@ -168,12 +168,14 @@ def _print_examples(address: str, name: str, window: int, keyed: bool) -> None:
             f"curl -s {address}{path}{key} -H 'content-type: application/json' "
             f"-d {shlex.quote(json.dumps(body))}"
         )
-    typer.echo("\n" + "\n".join(_launch_commands(address, window, keyed)) + "\n")
+    typer.echo("\n" + "\n".join(_launch_commands(address, window, needs_key)) + "\n")
     sys.stdout.flush()
 
 
-def _launch_commands(address: str, window: int, keyed: bool) -> list[str]:
-    """A line for each coding agent that the window has room for."""
-    key = 'DOVETAIL_API_KEY="$KEY" ' if keyed else ""  # a flag could be seen in the process list
+def _launch_commands(address: str, window: int, needs_key: bool) -> list[str]:
+    """A command for each coding agent whose prompt fits into the context window."""
+    key = (
+        'DOVETAIL_API_KEY="$KEY" ' if needs_key else ""
+    )  # a flag could be seen in the process list
     fit = [one.name for one in HARNESSES.values() if one.min_context_tokens <= window]
     return [f"{key}dovetail launch {name} --url {address}" for name in fit]

@@ -1,4 +1,4 @@
-"""One server in this process: its place, its service, its life."""
+"""Build and run one server in this process."""
 
 import asyncio
 import logging
@@ -19,8 +19,7 @@ from dovetail.net.listener import freeze_gc
 from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.server.build import DEFAULT_MODEL, SETUP_ERRORS, build_service
-from dovetail.server.http_server import create_server, wait_until_started
-from dovetail.server.http_server import run_server as run_server
+from dovetail.server.http_server import create_server, run_server, wait_until_started
 from dovetail.server.process import notify
 from dovetail.server.reload import reload_on_change
 from dovetail.settings.config import Config
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServerFrontend:
-    """What a server shows to the outside, known before any model is loaded."""
+    """The parts of a server that exist before any model is loaded."""
 
     options: HttpOptions
     certificate: TlsCertificate | None
@@ -49,14 +48,14 @@ def serve_in_process(
     on_ready: Callable[[], None],
     lifespan: Callable[[App], AbstractAsyncContextManager[None]] = lambda app: nullcontext(),
 ) -> None:
-    """Serves until told to stop. `ready` is called once it takes requests.
+    """Serve until stopped. `on_ready` is called once requests are accepted.
 
-    What runs `beside` the application does so for as long as it is served.
+    `lifespan` is entered for as long as the application is served.
     """
     request_memory.max_bytes = config.max_held_bytes
     app = App(service, frontend.options, frontend.metrics, frontend.recorders)
     app.draining.on_start(lambda: notify("STOPPING=1"))
-    serving = create_server(
+    server = create_server(
         app,
         config.http_host,
         frontend.listener.getsockname()[1],
@@ -69,15 +68,15 @@ def serve_in_process(
 
     async def run() -> None:
         async with reload_on_change(frontend.options.keys, frontend.certificate), lifespan(app):
-            task = asyncio.create_task(run_server(serving, [frontend.listener]))
-            if await wait_until_started(serving, task):
+            task = asyncio.create_task(run_server(server, [frontend.listener]))
+            if await wait_until_started(server, task):
                 freeze_gc()
                 on_ready()
             await task
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
-    if not serving.started:
+    if not server.started:
         fail(
             "serve",
             app.startup_error or "the server could not be started; what went wrong is told above",
@@ -85,33 +84,33 @@ def serve_in_process(
 
 
 def resolve_port(config: Config) -> int:
-    """Remote engines mostly listen on 8000 themselves."""
+    """The port to listen on. Remote engines usually listen on 8000 themselves."""
     if config.http_port is not None:
         return config.http_port
     return 8001 if config.engine_url or any(m.get("engine_url") for m in config.models) else 8000
 
 
 def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A place to listen, where nobody listens yet, or only who shares it with us."""
-    place: socket.socket | None = None
+    """Bind a listening socket. Only processes that also pass `shared` can use the same port."""
+    listener: socket.socket | None = None
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-        family, kind, number, _, address = found[0]
-        place = socket.socket(family, kind, number)
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        addresses = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        family, kind, number, _, address = addresses[0]
+        listener = socket.socket(family, kind, number)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        place.bind((address[0], port, *address[2:]))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((address[0], port, *address[2:]))
     except (OSError, OverflowError) as error:
-        if place is not None:
-            place.close()
+        if listener is not None:
+            listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise OSError(f"cannot listen on {host}, port {port}: {reason}") from error
-    return place
+    return listener
 
 
 def load_certificate(config: Config) -> TlsCertificate | None:
-    """What HTTPS is served with, if it is."""
+    """Load the TLS certificate, if HTTPS is configured."""
     if config.tls_cert_path is not None:
         return TlsCertificate(config.tls_cert_path, config.tls_key_path)
     if config.tls_key_path is not None:
@@ -119,17 +118,17 @@ def load_certificate(config: Config) -> TlsCertificate | None:
     return None
 
 
-def emit_warnings(config: Config, *told: str | None) -> None:
-    """What an operator should know before the first request, where that is read: screen or log."""
-    for warning in filter(None, told):
+def emit_warnings(config: Config, *warnings: str | None) -> None:
+    """Print or log warnings for the operator before the first request."""
+    for warning in filter(None, warnings):
         if config.log_format == "json" or not _err.is_terminal:
-            _log.warning("warning", extra={"fields": {"text": warning}})
+            _log.warning("warning_emitted", extra={"fields": {"text": warning}})
         else:
             _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
 
 def build_with_progress(config: Config) -> ModelRegistry:
-    """The service; how far a download is, is shown in a terminal."""
+    """Build the model registry, with a progress bar for downloads in a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -138,14 +137,14 @@ def build_with_progress(config: Config) -> ModelRegistry:
     )
     quiet = not _err.is_terminal
     with Progress(*columns, console=_err, transient=True, disable=quiet) as progress:
-        what = f"fetching {config.model or DEFAULT_MODEL}"
-        task = progress.add_task(what, total=None, visible=False)
+        title = f"fetching {config.model or DEFAULT_MODEL}"
+        task = progress.add_task(title, total=None, visible=False)
 
-        def tell(done: int, total: int | None) -> None:
+        def update_progress(done: int, total: int | None) -> None:
             progress.update(task, completed=done, total=total, visible=True)
 
         try:
-            return build_service(config, tell)
+            return build_service(config, update_progress)
         except SETUP_ERRORS as error:
             progress.stop()
             fail("serve", str(error))

@@ -1,4 +1,4 @@
-"""`dovetail tokenize`: a text as a model's tokenizer sees it."""
+"""`dovetail tokenize`: print the tokens of a text."""
 
 import json
 import sys
@@ -29,12 +29,12 @@ def tokenize(
     except (ModelLoadError, ModelUnavailableError) as error:
         typer.echo(f"dovetail tokenize: {error}", err=True)
         raise typer.Exit(1) from error
-    given = sys.stdin.read() if text is None else text
-    ids = tokenizer.encode_plain(given, first=True) if plain else tokenizer.encode(given)
+    input_text = sys.stdin.read() if text is None else text
+    ids = tokenizer.encode_plain(input_text, first=True) if plain else tokenizer.encode(input_text)
     if as_json:
         typer.echo(json.dumps(ids))
         return
     for id in ids:
-        shown = repr(tokenizer.bytes_of(id).decode("utf-8", "backslashreplace"))
-        typer.echo(f"{id:>8}  {shown}{'  control' if tokenizer.is_control(id) else ''}")
+        token_text = repr(tokenizer.bytes_of(id).decode("utf-8", "backslashreplace"))
+        typer.echo(f"{id:>8}  {token_text}{'  control' if tokenizer.is_control(id) else ''}")
     typer.echo(f"{len(ids)} tokens", err=True)

@@ -1,4 +1,4 @@
-"""`dovetail trace`: what a trace of requests shows."""
+"""`dovetail trace`: summarize and draw traces of requests."""
 
 import os
 import sys
@@ -38,13 +38,13 @@ def perfetto(
     tenant: TenantOption = None,
 ) -> None:
     """Draw a timeline that ui.perfetto.dev opens: turns, thoughts, calls, waits for tools."""
-    drawn = msgspec.json.encode(build_timeline(_read_filtered(files, session, tenant))) + b"\n"
+    timeline = msgspec.json.encode(build_timeline(_read_filtered(files, session, tenant))) + b"\n"
     if output is None:
-        sys.stdout.buffer.write(drawn)
+        sys.stdout.buffer.write(timeline)
         return
     try:
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(drawn)
+            file.write(timeline)
     except OSError as error:
         fail("trace", f"{output} cannot be written: {error.strerror}")
 
@@ -80,7 +80,7 @@ def _read_filtered(files: list[Path], session: str | None, tenant: str | None) -
         fail("trace", str(error))
     if trace.skipped_lines:
         typer.echo(f"dovetail trace: {trace.skipped_lines} lines were passed over", err=True)
-    found = trace.select(session, tenant)
-    if not found.lines:
+    selected = trace.select(session, tenant)
+    if not selected.lines:
         fail("trace", "there is no such request in it")
-    return found
+    return selected

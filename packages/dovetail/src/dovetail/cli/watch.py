@@ -1,4 +1,4 @@
-"""`dovetail watch`: a passthrough before a running server, and what it finds out."""
+"""`dovetail watch`: relay to a running server and report on its prefix cache use."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ from dovetail.watch.report import create_display
 from dovetail.watch.watcher import Watcher, WatchOptions
 from dovetail_model import DovetailError
 
-SWITCH_INTERVAL_SECONDS = 0.0005  # seconds that the observer may hold up the relay at a time
+SWITCH_INTERVAL_SECONDS = 0.0005  # how long the observer thread may block the relay
 
 
 def watch(  # noqa: PLR0913 - each is a flag
@@ -92,7 +92,7 @@ def watch(  # noqa: PLR0913 - each is a flag
     )
     try:
         if json_file is not None:
-            json_file.touch(0o600)  # to tell now, and not at the end, that it cannot be written
+            json_file.touch(0o600)  # fail now, and not at the end, if it cannot be written
         if replay is not None:
             _run_replay(replay, flags)
         else:
@@ -105,7 +105,7 @@ def watch(  # noqa: PLR0913 - each is a flag
 
 @dataclass(frozen=True)
 class _WatchFlags:
-    """What was said on the command line."""
+    """The command-line options."""
 
     url: str
     listen_address: tuple[str, int]
@@ -116,12 +116,12 @@ class _WatchFlags:
     json_file: Path | None
 
     def reference_model(self) -> ReferenceModel | None:
-        """The model that the user named."""
-        named = self.tokenizer
-        return None if named is None else load_reference(find_model(named), self.parsers)
+        """Load the model that the user named."""
+        name = self.tokenizer
+        return None if name is None else load_reference(find_model(name), self.parsers)
 
     def build_config(self) -> Config:
-        """The settings of a server that answers in place of the watched one."""
+        """Settings of a server that responds in place of the watched one."""
         return Config(
             engine="vllm",
             engine_url=(self.url,),
@@ -136,34 +136,36 @@ def _run_watch(flags: _WatchFlags, fix: bool) -> None:
     if not flags.url:
         raise ValueError("the address of a server is needed: dovetail watch http://127.0.0.1:8000")
     endpoint = _parse_endpoint(flags.url, flags.key)
-    named = flags.reference_model()
+    named_model = flags.reference_model()
     app = App(build_service(flags.build_config())) if fix else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         listed = runner.run(fetch_listed_models(endpoint))
-        lenses = ReferenceModels(named, listed, flags.parsers)
-        lens = lenses.get(listed[0].id) if listed else named  # now, while nobody waits
-        for note in _startup_notes(listed, lens, lenses.warnings):
+        references = ReferenceModels(named_model, listed, flags.parsers)
+        reference = (
+            references.get(listed[0].id) if listed else named_model
+        )  # now, before the first request
+        for note in _startup_notes(listed, reference, references.warnings):
             typer.echo(note)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         options = WatchOptions(record=flags.record)
-        watching = Watcher(endpoint, lenses, create_display(Console()), options)
+        watcher = Watcher(endpoint, references, create_display(Console()), options)
         if app is None:
-            runner.run(_run_relay(watching, endpoint.base, flags))
+            runner.run(_run_relay(watcher, endpoint.base, flags))
         else:
-            runner.run(_run_fix(watching, app, endpoint, flags))
+            runner.run(_run_fix(watcher, app, endpoint, flags))
 
 
 def _startup_notes(
-    listed: Sequence[ListedModel], lens: ReferenceModel | None, faults: Sequence[str]
+    listed: Sequence[ListedModel], reference: ReferenceModel | None, warnings: Sequence[str]
 ) -> list[str]:
-    """What is known of the server, and by what tokens are counted."""
-    notes = list(faults)
+    """What is known about the server, and how tokens are counted."""
+    notes = list(warnings)
     if not listed:
         notes.append("the server does not say what it serves, or is not up yet")
-    if lens is not None and lens.has_tokenizer:
-        return [*notes, f"tokens are counted by {lens.origin}"]
-    what = f"{listed[0].id!r}" if listed else "its model"
-    return [*notes, f"no tokenizer of {what} here (--tokenizer names one): tokens are estimated"]
+    if reference is not None and reference.has_tokenizer:
+        return [*notes, f"tokens are counted by {reference.origin}"]
+    model = f"{listed[0].id!r}" if listed else "its model"
+    return [*notes, f"no tokenizer of {model} here (--tokenizer names one): tokens are estimated"]
 
 
 def _parse_endpoint(url: str, key: str | None) -> Endpoint:
@@ -171,34 +173,34 @@ def _parse_endpoint(url: str, key: str | None) -> Endpoint:
     return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
 
 
-async def _run_relay(watching: Watcher, base: str, flags: _WatchFlags) -> None:
-    """Passes on and looks until it is told to stop."""
-    ended = _install_signal_handlers(watching, flags.json_file)
-    address = await watching.relay.listen(*flags.listen_address)
+async def _run_relay(watcher: Watcher, base: str, flags: _WatchFlags) -> None:
+    """Relay and observe until stopped."""
+    ended = _install_signal_handlers(watcher, flags.json_file)
+    address = await watcher.relay.listen(*flags.listen_address)
     _print_address(address + base, "watching")
-    watching.start()
+    watcher.start()
     await ended.wait()
-    await watching.relay.close()
-    _finish(watching, flags.json_file)
+    await watcher.relay.close()
+    _finish(watcher, flags.json_file)
 
 
-async def _run_fix(watching: Watcher, app: App, endpoint: Endpoint, flags: _WatchFlags) -> None:
-    """Answers through Dovetail until it is told to stop."""
-    fixing = FixApp(app, endpoint, watching.observer.add_exchange, watching.count_fallback)
-    serving = create_server(fixing, *flags.listen_address, drain=app.draining)
+async def _run_fix(watcher: Watcher, app: App, endpoint: Endpoint, flags: _WatchFlags) -> None:
+    """Respond through Dovetail until stopped."""
+    fix_app = FixApp(app, endpoint, watcher.observer.add_exchange, watcher.count_fallback)
+    server = create_server(fix_app, *flags.listen_address, drain=app.draining)
     _install_signal_handlers(
-        watching, flags.json_file
+        watcher, flags.json_file
     )  # the server raises the one that ends it once more
-    watching.start()
-    task = asyncio.create_task(serving.serve())
-    if await wait_until_started(serving, task):
-        name, number = serving.servers[0].sockets[0].getsockname()[:2]
+    watcher.start()
+    task = asyncio.create_task(server.serve())
+    if await wait_until_started(server, task):
+        name, number = server.servers[0].sockets[0].getsockname()[:2]
         _print_address(f"http://{name}:{number}", "fixing")
     await task
-    _finish(watching, flags.json_file)
+    _finish(watcher, flags.json_file)
 
 
-def _install_signal_handlers(watching: Watcher, json_file: Path | None) -> asyncio.Event:
+def _install_signal_handlers(watcher: Watcher, json_file: Path | None) -> asyncio.Event:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -208,32 +210,32 @@ def _install_signal_handlers(watching: Watcher, json_file: Path | None) -> async
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGUSR1, lambda: _print_report(watching, json_file))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: _print_report(watcher, json_file))
     return ended
 
 
-def _print_address(address: str, doing: str) -> None:
-    typer.echo(f"{doing} at {address}")
+def _print_address(address: str, mode: str) -> None:
+    typer.echo(f"{mode} at {address}")
     typer.echo(f"  Claude Code: ANTHROPIC_BASE_URL={address}   others: base URL {address}/v1\n")
     sys.stdout.flush()
 
 
-def _finish(watching: Watcher, json_file: Path | None) -> None:
-    watching.close()
-    _print_report(watching, json_file)
+def _finish(watcher: Watcher, json_file: Path | None) -> None:
+    watcher.close()
+    _print_report(watcher, json_file)
 
 
-def _print_report(watching: Watcher, json_file: Path | None) -> None:
-    typer.echo(f"\n{watching.format_report()}")
+def _print_report(watcher: Watcher, json_file: Path | None) -> None:
+    typer.echo(f"\n{watcher.format_report()}")
     sys.stdout.flush()
     if json_file is not None:
-        write_private_file(json_file, json.dumps(watching.build_report_json(), indent=2) + "\n")
+        write_private_file(json_file, json.dumps(watcher.build_report_json(), indent=2) + "\n")
 
 
 def _run_replay(path: Path, flags: _WatchFlags) -> None:
-    """A recording, looked at as if it happened now."""
-    lenses = ReferenceModels(flags.reference_model(), parsers=flags.parsers)
-    watching = Watcher(Endpoint(), lenses, create_display(Console()))
+    """Analyze a recording as if it were live traffic."""
+    references = ReferenceModels(flags.reference_model(), parsers=flags.parsers)
+    watcher = Watcher(Endpoint(), references, create_display(Console()))
     for exchange in read_recording(path):
-        watching.process(exchange)
-    _finish(watching, flags.json_file)
+        watcher.process(exchange)
+    _finish(watcher, flags.json_file)

@@ -1,4 +1,4 @@
-"""`python -m dovetail.cli.worker`: one of several processes that serve one port."""
+"""`python -m dovetail.cli.worker`: one worker process of `dovetail serve --workers N`."""
 
 import logging
 import sys
@@ -33,43 +33,43 @@ from dovetail.telemetry.recorders import open_recorders
 
 
 def main() -> int:
-    """Serves until told to stop, by a signal or by the end of the parent."""
-    order = receive_spec(WorkerSpec)
-    configure_logging(order.config.log_format, order.config.log_level)
-    _tag_log_records(order.number)
+    """Serve until stopped by a signal or by the exit of the supervisor."""
+    spec = receive_spec(WorkerSpec)
+    configure_logging(spec.config.log_format, spec.config.log_level)
+    _tag_log_records(spec.number)
     exit_with_parent()
-    hold_runtime_dir(order.folder)
+    hold_runtime_dir(spec.folder)
     try:
-        _run_worker(order)
+        _run_worker(spec)
     except typer.Exit as end:
         return end.exit_code
     return 0
 
 
 def _tag_log_records(number: int) -> None:
-    """Has every line of the log say whose it is."""
+    """Add the worker's number to every log record."""
 
-    def sign(record: logging.LogRecord) -> bool:
+    def add_worker(record: logging.LogRecord) -> bool:
         record.fields = {**getattr(record, "fields", {}), "worker": number}
         return True
 
     for handler in logging.getLogger().handlers:
-        handler.addFilter(sign)
+        handler.addFilter(add_worker)
 
 
-def _run_worker(order: WorkerSpec) -> None:
-    config = order.config
+def _run_worker(spec: WorkerSpec) -> None:
+    config = spec.config
     try:
         metrics = Metrics()
-        metrics.count_restarts(order.restarts)
-        front = ServerFrontend(
+        metrics.count_restarts(spec.restarts)
+        frontend = ServerFrontend(
             build_http_options(
                 config,
-                SharedLimitStore(order.folder / LIMITS_FILE, order.number),
-                reloading=order.restarts > 0,
+                SharedLimitStore(spec.folder / LIMITS_FILE, spec.number),
+                reloading=spec.restarts > 0,
             ),
             load_certificate(config),
-            bind_socket(config.http_host, order.port, shared=True),
+            bind_socket(config.http_host, spec.port, shared=True),
             metrics,
             open_recorders(config, metrics),
         )
@@ -77,17 +77,17 @@ def _run_worker(order: WorkerSpec) -> None:
         fail("serve", str(error))
     service = build_with_progress(config)
     first = service.entries[0]
-    if order.number == 0:
+    if spec.number == 0:
         emit_warnings(config, *(warning for one in service.entries for warning in one.warnings))
 
-    def beside(app: App) -> AbstractAsyncContextManager[None]:
-        return join_peers(app, order.folder, order.number, config.workers)
+    def peers_lifespan(app: App) -> AbstractAsyncContextManager[None]:
+        return join_peers(app, spec.folder, spec.number, config.workers)
 
     def ready() -> None:
         names = [one.name for one in service.entries]
         report_ready({"name": first.name, "window": first.context_length, "models": names})
 
-    serve_in_process(config, front, service, ready, beside)
+    serve_in_process(config, frontend, service, ready, peers_lifespan)
 
 
 if __name__ == "__main__":

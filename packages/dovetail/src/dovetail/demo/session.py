@@ -1,4 +1,4 @@
-"""The demo itself: an agent, the scripted engine and the whole way between them."""
+"""Replay a scripted agent session through the whole pipeline and show its events."""
 
 import json
 import secrets
@@ -43,7 +43,7 @@ from dovetail_tokenizers import ByteTokenizer
 
 
 class DemoDisplay:
-    """Shows events as they come."""
+    """Show events as they are emitted."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -74,7 +74,7 @@ class DemoDisplay:
                 pass
 
     def close(self, mark: str = "") -> None:
-        """Ends the block that is on the screen, with a line below it if there is one to say."""
+        """Finish the block on the screen, with an optional line below it."""
         if self._live is None:
             return
         self._live.stop()
@@ -128,17 +128,17 @@ CHAT_TEMPLATE = """\
 
 
 def build_demo_model() -> Model:
-    """A model that keeps its thoughts and writes calls as Qwen3-Coder does."""
+    """A model that keeps its reasoning and writes calls as Qwen3-Coder does."""
     tokenizer = ByteTokenizer(CONTROL_TOKENS)
     template = ChatTemplate(CHAT_TEMPLATE)
-    speech = ProbedTemplate(template, probe_template(template))
+    probed = ProbedTemplate(template, probe_template(template))
     return Model(
         name="demo",
         path=Path("demo"),
         tokenizer=tokenizer,
         template_source=TemplateSource({"default": CHAT_TEMPLATE}, {}, "demo"),
-        chat_template=speech,
-        tool_chat_template=speech,
+        chat_template=probed,
+        tool_chat_template=probed,
         parsers=ModelParsers("qwen3_coder", "qwen3", "demo"),
         switches={},
         stop_ids=frozenset({tokenizer.controls["<|im_end|>"]}),
@@ -159,21 +159,23 @@ TOOL_SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
 async def run_demo(console: Console, *, fast: bool = False) -> bool:
-    """Plays the session. True if every turn stood in the next prompt token for token."""
-    served = _build_token_model(0.0 if fast else TOKENS_PER_SECOND)
-    await served.engine.start()
+    """Run the session. True if every turn appeared in the next prompt token for token."""
+    model = _build_token_model(0.0 if fast else TOKENS_PER_SECOND)
+    await model.engine.start()
     history: list[dict[str, object]] = [{"role": "user", "content": "Fix the empty basket."}]
-    spoken: list[int] = []
+    previous_ids: list[int] = []
     exact = True
     for number in range(TURNS):
         console.rule(f"request {number + 1}", style="dim")
-        prepared, message = await _run_turn(served, history, DemoDisplay(console))
+        prepared, message = await _run_turn(model, history, DemoDisplay(console))
         ids = prepared.prompt.ids.tolist()
-        exact = exact and ids[: len(spoken)] == spoken
-        _print_turn_summary(console, prepared, message, ids[: len(spoken)] == spoken, len(spoken))
-        spoken = ids + served.model.tokenizer.encode(message.raw)
+        exact = exact and ids[: len(previous_ids)] == previous_ids
+        _print_turn_summary(
+            console, prepared, message, ids[: len(previous_ids)] == previous_ids, len(previous_ids)
+        )
+        previous_ids = ids + model.model.tokenizer.encode(message.raw)
         history += _to_history(message)
-    await served.engine.stop()
+    await model.engine.stop()
     verdict = "yes" if exact else "NO"
     console.print(f"\nEvery turn, token for token, in the next prompt: [bold]{verdict}[/]")
     return exact
@@ -189,51 +191,51 @@ def _build_token_model(rate: float) -> TokenModel:
 
 
 async def _run_turn(
-    served: TokenModel, history: list[dict[str, object]], screen: DemoDisplay
+    model: TokenModel, history: list[dict[str, object]], display: DemoDisplay
 ) -> tuple[PreparedRequest, Message]:
-    """One request as a client of the Messages API sends it, and its answer as it comes."""
+    """Send one request as a client of the Messages API does, and stream its response."""
     tools = [{"name": name, "input_schema": TOOL_SCHEMA} for name in TOOL_RESULTS]
     body = {"model": "demo", "max_tokens": 4096, "messages": history, "tools": tools}
     headers = {"x-claude-code-session-id": "demo"}
     request = MESSAGES.decode(json.dumps(body).encode(), headers)
-    seen: list[PreparedRequest] = []
-    viewer = CallbackSink(screen.show)
-    watch = RequestObserver(on_prepared=seen.append)
-    await run_request(served, request, lambda: f"toolu_{secrets.token_hex(12)}", viewer, watch)
-    screen.close()
-    return seen[0], viewer.message()
+    prepared: list[PreparedRequest] = []
+    sink = CallbackSink(display.show)
+    observer = RequestObserver(on_prepared=prepared.append)
+    await run_request(model, request, lambda: f"toolu_{secrets.token_hex(12)}", sink, observer)
+    display.close()
+    return prepared[0], sink.message()
 
 
 def _print_turn_summary(
-    console: Console, prepared: PreparedRequest, message: Message, exact: bool, before: int
+    console: Console, prepared: PreparedRequest, message: Message, exact: bool, previous: int
 ) -> None:
-    prompt, used = prepared.prompt, message.usage
+    prompt, usage = prepared.prompt, message.usage
     console.print(
-        f"[dim]prompt of {used.input_tokens} tokens, {used.cached_tokens} in the engine's cache, "
-        f"{used.output_tokens} generated[/]"
+        f"[dim]prompt of {usage.input_tokens} tokens, {usage.cached_tokens} in the engine's cache, "
+        f"{usage.output_tokens} generated[/]"
     )
-    if before:
-        kept = "[green]exact[/]" if exact else "[red]not exact[/]"
+    if previous:
+        verdict = "[green]exact[/]" if exact else "[red]not exact[/]"
         console.print(
-            f"[dim]the last turn and its prompt, {before} tokens:[/] {kept} ({prompt.origin})"
+            f"[dim]the last turn and its prompt, {previous} tokens:[/] {verdict} ({prompt.origin})"
         )
 
 
 def _to_history(message: Message) -> list[dict[str, object]]:
-    """What a client sends back: the blocks in their order, and the results of the calls."""
-    said: list[dict[str, object]] = []
+    """The turns that a client sends back: the blocks in order, and the results of the calls."""
+    content: list[dict[str, object]] = []
     results: list[dict[str, object]] = []
     for block in message.blocks:
         match block:
             case ReasoningBlock(text=text, seal=seal):
-                said.append({"type": "thinking", "thinking": text, "signature": seal or ""})
+                content.append({"type": "thinking", "thinking": text, "signature": seal or ""})
             case TextBlock(text=text):
-                said.append({"type": "text", "text": text})
+                content.append({"type": "text", "text": text})
             case ToolCallBlock(id=id, name=name, arguments=arguments):
-                given = json.loads(arguments)
-                said.append({"type": "tool_use", "id": id, "name": name, "input": given})
+                input = json.loads(arguments)
+                content.append({"type": "tool_use", "id": id, "name": name, "input": input})
                 results.append(
                     {"type": "tool_result", "tool_use_id": id, "content": TOOL_RESULTS[name]}
                 )
-    turns: list[dict[str, object]] = [{"role": "assistant", "content": said}]
+    turns: list[dict[str, object]] = [{"role": "assistant", "content": content}]
     return [*turns, {"role": "user", "content": results}] if results else turns

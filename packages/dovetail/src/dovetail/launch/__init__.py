@@ -1,1 +1,1 @@
-"""Running coding agents on what Dovetail serves: what each has to be told, and how it is run."""
+"""Run coding agents on a Dovetail server: their settings and their processes."""

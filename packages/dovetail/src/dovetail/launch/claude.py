@@ -1,16 +1,16 @@
-"""Claude Code: its environment, and the same once more as settings of this run."""
+"""Launch plan of Claude Code: environment variables, repeated in a settings file of the run."""
 
 import json
 from collections.abc import Mapping
 
 from dovetail.launch.plan import LaunchPlan, LaunchRequest, LaunchTarget
 
-#: Where it compacts, it leaves room for an answer, but for no more than this of it.
+#: Claude Code reserves room for the output when it compacts, but no more than this.
 MAX_RESERVED_OUTPUT_TOKENS = 20_000
-#: And so much besides.
+#: It subtracts this margin in addition.
 COMPACTION_MARGIN_TOKENS = 13_000
 
-#: Each would win over the address and key that are set, or stand in their way.
+#: Each would override or conflict with the address and key that are set.
 _CONFLICTING_VARIABLES = (
     "ANTHROPIC_API_KEY",
     "ANTHROPIC_CUSTOM_HEADERS",
@@ -23,7 +23,7 @@ _CONFLICTING_VARIABLES = (
     "CLAUDE_CODE_USE_MANTLE",
     "CLAUDE_CODE_USE_VERTEX",
 )
-#: Every name that it may ask for by itself: subagents, titles, the models of its own menu.
+#: Every model that it requests by itself: subagents, titles, the models of its own menu.
 _MODEL_VARIABLES = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_DEFAULT_FABLE_MODEL",
@@ -36,7 +36,7 @@ _MODEL_VARIABLES = (
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
-    """The user's own settings and sessions stay in use.
+    """Build the plan. The user's own settings and sessions stay in use.
 
     Variables that stand in the user's settings.json are stronger than the environment, and many
     have their company's gateway, its token and a proxy there. Settings of the command line are
@@ -57,14 +57,17 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
         **request.proxy_bypass,
     }
     settings = request.run_dir / "settings.json"
-    told = {"apiKeyHelper": "", "env": {**dict.fromkeys(_CONFLICTING_VARIABLES, ""), **environment}}
-    text = json.dumps(told, indent=2)
+    settings_json = {
+        "apiKeyHelper": "",
+        "env": {**dict.fromkeys(_CONFLICTING_VARIABLES, ""), **environment},
+    }
+    text = json.dumps(settings_json, indent=2)
     command = (request.executable, "--settings", str(settings), *request.arguments)
     return LaunchPlan(command, environment, {settings: f"{text}\n"}, _CONFLICTING_VARIABLES)
 
 
 def compaction_threshold(target: LaunchTarget) -> int | None:
-    """The tokens at which it compacts by itself, with the settings of a plan."""
+    """Prompt tokens at which Claude Code compacts, with the settings of a plan."""
     window = target.context_length
     reserved = min(target.max_output_tokens, MAX_RESERVED_OUTPUT_TOKENS)
     return None if window is None else window - reserved - COMPACTION_MARGIN_TOKENS

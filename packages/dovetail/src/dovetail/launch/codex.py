@@ -1,4 +1,4 @@
-"""Codex: settings on its command line, its key in the environment, the catalog in a file."""
+"""Launch plan of Codex: settings on its command line, the catalog in a file."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ WEBSOCKET_API = "websocket"
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
-    """Settings stand before the user's arguments, where every subcommand of Codex reads them.
+    """Build the plan. Settings precede the user's arguments, where every subcommand reads them.
 
     They are stronger than the user's config.toml, which stays in use otherwise. A name of its own
     for the provider keeps Codex from asking for a login.
@@ -30,11 +30,11 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
     }
     if request.api == WEBSOCKET_API:
         provider["supports_websockets"] = True
-    told = ", ".join(f"{key}={json.dumps(value)}" for key, value in provider.items())
+    provider_toml = ", ".join(f"{key}={json.dumps(value)}" for key, value in provider.items())
     settings = {
         "model": json.dumps(target.model),
         "model_provider": json.dumps(PROVIDER_NAME),
-        f"model_providers.{PROVIDER_NAME}": f"{{{told}}}",
+        f"model_providers.{PROVIDER_NAME}": f"{{{provider_toml}}}",
         "analytics.enabled": "false",  # it would send figures of this run to its maker
     }
     files = {}
@@ -49,7 +49,7 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
 
 
 def _build_limit_settings(target: LaunchTarget) -> dict[str, str]:
-    """Limits of its entry: those that a user's config.toml has for another model would win."""
+    """Limits of the model: a user's config.toml for another model would override them."""
     entries: list[dict[str, Any]] = (target.catalog or {}).get("models", [])
     own = next((one for one in entries if one.get("slug") == target.model), {})
     limits = {

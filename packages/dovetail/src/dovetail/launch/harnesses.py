@@ -58,10 +58,10 @@ HARNESSES: Mapping[str, Harness] = {
 
 
 def get_harness(name: str | None) -> Harness:
-    """The harness of a name."""
-    found = HARNESSES.get(name or "")
-    if found is None:
+    """Look up a harness by name. Raises LaunchError."""
+    harness = HARNESSES.get(name or "")
+    if harness is None:
         known = ", ".join(f"{one.name} ({one.title})" for one in HARNESSES.values())
-        asked = "which harness?" if name is None else f"there is no harness {name!r};"
-        raise LaunchError(f"{asked} known are {known}")
-    return found
+        problem = "which harness?" if name is None else f"there is no harness {name!r};"
+        raise LaunchError(f"{problem} known are {known}")
+    return harness

@@ -1,4 +1,4 @@
-"""OpenClaw: a configuration and a state folder of its own, since it has one file for everything."""
+"""Launch plan of OpenClaw: a configuration file and a state folder of its own."""
 
 import json
 
@@ -12,12 +12,12 @@ from dovetail.launch.plan import (
     provider_base_url,
 )
 
-#: What is run when nothing is said: it talks in this terminal, without a gateway.
+#: The default: chat in this terminal, without a gateway.
 _DEFAULT_ARGUMENTS = ("chat",)
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
-    """The user's own OpenClaw, its channels and its sessions are not touched."""
+    """Build the plan. The user's own OpenClaw, its channels and its sessions stay untouched."""
     target = request.target
     config = {
         "agents": {"defaults": {"model": {"primary": f"{PROVIDER_NAME}/{target.model}"}}},

@@ -1,4 +1,4 @@
-"""OpenCode: a provider in a variable that is joined with the user's own configuration."""
+"""Launch plan of OpenCode: a provider in a variable that is merged with the user's own settings."""
 
 import json
 
@@ -10,13 +10,13 @@ _SDK_PACKAGES = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/open
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
-    """The variable is the strongest of its sources, and no file."""
+    """Build the plan. The variable overrides all files."""
     target = request.target
     model: dict[str, object] = {"name": target.model, "reasoning": True, "tool_call": True}
     if target.context_length is not None:
         model["limit"] = {"context": target.context_length, "output": target.max_output_tokens}
     if request.api == "chat":
-        # Thoughts are given back under the name that they came by.
+        # Reasoning is sent back under the name that it was received by.
         model["interleaved"] = {"field": "reasoning_content"}
     provider = {
         "name": "Dovetail",
@@ -44,13 +44,13 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
 
 
 def _add_model_flag(arguments: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """With the model named where that is understood, and no other is.
+    """Add the model flag where the subcommand accepts one and none is given.
 
-    A session that is resumed asks for the model that it had, which may be served no more.
+    A resumed session uses the model it had, which may not be served any more.
     """
     at = 1 if arguments[:1] == ("run",) else 0
-    understood = at or not arguments or arguments[0].startswith("-")
-    named = any(one.startswith(_MODEL_FLAGS) for one in arguments)
-    if named or not understood:
+    is_accepted = at or not arguments or arguments[0].startswith("-")
+    has_model = any(one.startswith(_MODEL_FLAGS) for one in arguments)
+    if has_model or not is_accepted:
         return arguments
     return (*arguments[:at], "-m", name, *arguments[at:])

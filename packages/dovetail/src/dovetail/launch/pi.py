@@ -1,4 +1,4 @@
-"""Pi: an extension that makes our provider known, beside the user's own settings."""
+"""Launch plan of Pi: an extension that registers our provider."""
 
 import json
 
@@ -14,7 +14,7 @@ from dovetail.launch.plan import (
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
-    """An extension is read beside the user's folder, where settings and sessions stay.
+    """Build the plan. An extension is read in addition to the user's folder, which stays in use.
 
     A models.json would have to be in that folder, or in another that has neither.
     """

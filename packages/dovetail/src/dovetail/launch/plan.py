@@ -1,4 +1,4 @@
-"""What is known before a harness runs, and what is then to be run: data, nothing more."""
+"""Data types of a launch: the target, the request and the resulting plan."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,23 +8,23 @@ from typing import Any
 
 #: The variable that holds the key where a harness lets us choose its name.
 API_KEY_VARIABLE = "KEY_OF_DOVETAIL"
-#: What is sent to a server that asks for no key: most harnesses insist on having one.
+#: Sent to a server without keys: most harnesses insist on having one.
 PLACEHOLDER_API_KEY = "none"
 #: Our name where harnesses keep a list of providers.
 PROVIDER_NAME = "dovetail"
-#: Tokens of the longest answer to ask for: an eighth of the window, and no more than this.
+#: Upper bound of the output limit, which is an eighth of the context window.
 MAX_OUTPUT_TOKENS = 32_000
 
 
 class LaunchError(Exception):
-    """Why a harness cannot be run, in words for the user."""
+    """A harness cannot be run; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """A server, the model that is to be used on it, and what the server says of that model.
+    """A server and the model to use on it.
 
-    `catalog` is the server's list of models as Codex reads it.
+    `catalog` is the server's list of models in the format of Codex.
     """
 
     address: str
@@ -35,22 +35,22 @@ class LaunchTarget:
 
     @property
     def auth_token(self) -> str:
-        """What goes where a harness wants a key."""
+        """The key to give to a harness."""
         return self.key or PLACEHOLDER_API_KEY
 
     @property
     def max_output_tokens(self) -> int:
-        """Harnesses keep so much of the window free: their usual figures would eat a small one."""
+        """The output limit. Harnesses reserve it: their own default would fill a small window."""
         window = self.context_length
         return MAX_OUTPUT_TOKENS if window is None else min(MAX_OUTPUT_TOKENS, max(1, window // 8))
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A harness's run as it was asked for.
+    """What to launch and with what.
 
-    `folder` is for what it keeps from run to run. `past_proxies` are the variables that keep a
-    proxy of the user's from being asked for the server.
+    `state_dir` holds what the harness keeps from run to run. `proxy_bypass` are the variables that
+    keep the user's proxy out of requests to the server.
     """
 
     target: LaunchTarget
@@ -63,16 +63,16 @@ class LaunchRequest:
     @property
     def run_dir(self) -> Path:
         """A folder for this server and model: harnesses read files again while they run."""
-        named = f"{self.target.address} {self.target.model}".encode()
-        return self.state_dir / sha256(named).hexdigest()[:12]
+        identity = f"{self.target.address} {self.target.model}".encode()
+        return self.state_dir / sha256(identity).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What would be run: a command, in the user's environment with a few changes.
+    """A command to run, in the user's environment with a few changes.
 
-    `files` are private ones that must be there before. `unset` names variables that would send the
-    harness elsewhere.
+    `files` are private files that must exist before. `unset_variables` are variables that would
+    redirect the harness.
     """
 
     command: tuple[str, ...]
@@ -83,10 +83,9 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Harness:
-    """A client that can be run. `apis` are those that it speaks, the usual one first.
+    """A client that can be launched. `apis` are those that it supports, the default first.
 
-    `least_window` are the tokens of its own prompt and room to work: below it there is no sense in
-    starting it.
+    `min_context_tokens`: its own prompt and room to work. It is not started with less.
     """
 
     name: str
@@ -103,7 +102,7 @@ class Harness:
         return f"npm install -g {self.package}"
 
     def prepare_plan(self, request: LaunchRequest) -> LaunchPlan:
-        """The plan of a run."""
+        """Build the plan and add the proxy bypass."""
         plan = self.build_plan(request)
         return replace(plan, environment={**request.proxy_bypass, **plan.environment})
 
@@ -116,13 +115,13 @@ PROVIDER_API_NAMES = {
 
 
 def provider_base_url(request: LaunchRequest) -> str:
-    """Clients of Anthropic's API add /v1 themselves."""
+    """The base URL. Clients of Anthropic's API add /v1 themselves."""
     address = request.target.address
     return address if request.api == "messages" else f"{address}/v1"
 
 
 def build_provider_model(target: LaunchTarget) -> dict[str, Any]:
-    """The model and its limits. It costs nothing that they could count."""
+    """Describe the model and its limits in a provider's list. Its cost is zero."""
     entry: dict[str, Any] = {
         "id": target.model,
         "name": target.model,

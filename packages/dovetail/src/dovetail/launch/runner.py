@@ -1,4 +1,4 @@
-"""Running a harness: its terminal, its signals and its exit status are the user's."""
+"""Run a harness with the user's terminal, signals and exit status."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from dovetail.launch.plan import Harness, LaunchError, LaunchPlan
 from dovetail.launch.private_files import remove_private_files, write_private_files
 
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-#: A harness and what it runs would go on ignoring them: `yes | head` would complain.
+#: Python ignores these; a harness would inherit that, and `yes | head` would complain.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def find_executable(harness: Harness) -> str:
-    """Where the harness is installed."""
+    """Find the installed harness. Raises LaunchError."""
     found = shutil.which(harness.executable)
     if found is None:
         raise LaunchError(
@@ -33,24 +33,26 @@ def find_executable(harness: Harness) -> str:
 
 
 def build_environment(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment with the plan's changes."""
-    kept = {name: value for name, value in inherited.items() if name not in plan.unset_variables}
-    return {**kept, **plan.environment}
+    """Apply the plan's changes to the inherited environment."""
+    retained = {
+        name: value for name, value in inherited.items() if name not in plan.unset_variables
+    }
+    return {**retained, **plan.environment}
 
 
 def build_proxy_bypass(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The server is not to be asked through a proxy that the user has for the rest of the world.
+    """Variables that keep requests to the server from the user's proxy.
 
-    Harnesses may have one in files of their own, so this is said whether or not we see one.
+    Harnesses may configure a proxy in files of their own, so they are set in any case.
     """
     host = urlsplit(address).hostname or ""
-    told = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
-    excepted = ",".join(part for part in (told, host) if part)
-    return {"no_proxy": excepted, "NO_PROXY": excepted}
+    existing = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
+    hosts = ",".join(part for part in (existing, host) if part)
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
 
 
 def exec_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
-    """This process becomes the harness: nothing can stand between it and its user."""
+    """Replace this process with the harness."""
     write_private_files(plan.files)
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
@@ -58,16 +60,16 @@ def exec_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
 
 
 def run_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
-    """Runs the harness to its end. Gives the status to exit with."""
+    """Run the harness to its end and return the status to exit with."""
     write_private_files(plan.files)
     process: subprocess.Popen[bytes] | None = None
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
+    def forward_signal(number: int, _frame: FrameType | None) -> None:
         # From the keyboard it has reached the harness, too.
         if process is not None and not (number == signal.SIGINT and _is_foreground()):
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in _FORWARDED_SIGNALS}
+    before = {number: signal.signal(number, forward_signal) for number in _FORWARDED_SIGNALS}
     try:
         process = subprocess.Popen(plan.command, env=environment)
         status = _wait_for_exit(process)
@@ -79,9 +81,9 @@ def run_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
 
 
 def _wait_for_exit(process: "subprocess.Popen[bytes]") -> int:
-    """Waits for its end. When the harness stops itself (Ctrl-Z), so do we: the shell waits for us.
+    """Wait for the exit. When the harness stops itself (Ctrl-Z), so do we: the shell waits for us.
 
-    Where the system cannot tell that, only the end counts.
+    Where the platform does not report stops, only the exit counts.
     """
     while hasattr(os, "waitid"):
         seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
@@ -113,7 +115,7 @@ _SHELL_SPECIAL = re.compile(r"[\\$`]")
 
 
 def to_shell_lines(plan: LaunchPlan, key: str | None) -> Iterator[str]:
-    """The lines. A key is shown as a reference to a variable, never in clear."""
+    """The plan as shell commands. A key is shown as a variable reference, never in clear."""
     if plan.unset_variables:
         yield f"unset {' '.join(plan.unset_variables)}"
     for name, value in plan.environment.items():
@@ -129,10 +131,10 @@ def _to_heredoc(path: Path, text: str, key: str | None) -> Iterator[str]:
     while end in text.splitlines():
         end += "_"
     quoted = f"'{end}'"
-    spelled = json.dumps(key or "")[1:-1]  # files that hold a key are JSON
-    if spelled and spelled in text:
+    encoded_key = json.dumps(key or "")[1:-1]  # files that hold a key are JSON
+    if encoded_key and encoded_key in text:
         # The shell puts the key in: it must leave the rest alone.
-        parts = [_SHELL_SPECIAL.sub(r"\\\g<0>", part) for part in text.split(spelled)]
+        parts = [_SHELL_SPECIAL.sub(r"\\\g<0>", part) for part in text.split(encoded_key)]
         text = f"${{{SHELL_KEY_VARIABLE}}}".join(parts)
         quoted = end
     folder, file = shlex.quote(str(path.parent)), shlex.quote(str(path))

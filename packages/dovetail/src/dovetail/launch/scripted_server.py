@@ -1,6 +1,6 @@
-"""Our own server to be verified: what it is started with, where nothing is at hand but Dovetail.
+"""A Dovetail server with the scripted engine, for verification without any model files.
 
-The model has a tokenizer of bytes and a small template, written here: no file has to be had first.
+The model has a byte tokenizer and a small chat template, both defined here.
 """
 
 import json
@@ -49,7 +49,7 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class ScriptedServer:
-    """Arguments of `dovetail serve`, and where its engine writes down what it was given."""
+    """Arguments of `dovetail serve`, and the file in which its engine records requests."""
 
     arguments: tuple[str, ...]
     record_path: Path
@@ -57,7 +57,7 @@ class ScriptedServer:
 
 
 def prepare_scripted_server(folder: Path) -> ScriptedServer:
-    """Writes what the server needs into a folder, and says how it is started."""
+    """Write the files that the server needs into a folder and return its arguments."""
     model, script, record = folder / "model", folder / "script.yaml", folder / "record.jsonl"
     model.mkdir()
     _byte_tokenizer().save(str(model / "tokenizer.json"))
@@ -81,7 +81,7 @@ def prepare_scripted_server(folder: Path) -> ScriptedServer:
 
 
 def _byte_tokenizer() -> Tokenizer:
-    """One token a byte, and the control tokens."""
+    """A tokenizer with one token per byte, and the control tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={one: at for at, one in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""Asking a server what it is and what it serves."""
+"""Query a server for its identity and its models."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ _AUTH_ERROR_STATUSES = (401, 403)
 
 
 class ServerNotFoundError(LaunchError):
-    """There is no server."""
+    """No server responds at the address."""
 
 
 class NotDovetailError(ServerNotFoundError):
-    """There is one, but it is no Dovetail."""
+    """A server responds, but it is not Dovetail."""
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """A Dovetail that answers, with its models in the order in which it names them."""
+    """A running Dovetail server, with its models in the order in which it lists them."""
 
     address: str
     key: str | None = field(repr=False)
@@ -36,16 +36,16 @@ class ServerInfo:
     catalog: Mapping[str, Any] | None = field(repr=False)
 
     def has_model(self, model: str) -> bool:
-        """Whether it knows a name."""
+        """Whether a model is listed."""
         return any(one["id"] == model for one in self.models)
 
     def describe_missing_model(self, model: str) -> str:
-        """That it does not serve a model, and what it does."""
+        """Message that a model is not served, with the list of those that are."""
         listed = ", ".join(repr(one["id"]) for one in self.models)
         return f"{self.address} does not serve {model!r}; it serves {listed}"
 
     def with_codex_profile(self, slug: str) -> "ServerInfo":
-        """With models shown to Codex as one of its own. That Codex is the one of this machine."""
+        """Show the models to Codex as one of its own, as known to the Codex of this machine."""
         if self.catalog is None:
             return self
         profile = read_profile(slug)
@@ -55,16 +55,16 @@ class ServerInfo:
         )
 
     def select_target(self, model: str | None) -> LaunchTarget:
-        """The model of a name, or the first one, as what a harness is to use."""
-        named = [one for one in self.models if model is None or one["id"] == model]
-        if model is not None and not named:
+        """Select a model by name, or the first one."""
+        matching = [one for one in self.models if model is None or one["id"] == model]
+        if model is not None and not matching:
             raise LaunchError(self.describe_missing_model(model))
-        window = named[0].get("context_length")
-        return LaunchTarget(self.address, named[0]["id"], self.key, window, self.catalog)
+        window = matching[0].get("context_length")
+        return LaunchTarget(self.address, matching[0]["id"], self.key, window, self.catalog)
 
 
 def fetch_server_info(url: str, key: str | None) -> ServerInfo:
-    """What a server says of itself. Raises if it does not answer, or is no Dovetail."""
+    """Query a server. Raises LaunchError if it does not respond or is not Dovetail."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
         endpoint = Endpoint.parse(address, {"authorization": f"Bearer {key}"} if key else {})
@@ -76,9 +76,9 @@ def fetch_server_info(url: str, key: str | None) -> ServerInfo:
 
 
 def find_server(addresses: Sequence[str], key: str | None) -> tuple[ServerInfo | None, list[str]]:
-    """The Dovetail at the first of these addresses that has one, and what is said of other servers.
+    """Find the first of these addresses with a Dovetail server; also describe other servers.
 
-    One that is locked is told of.
+    A server that requires another key raises LaunchError.
     """
     others: list[str] = []
     for address in addresses:

@@ -1,6 +1,6 @@
-"""`python -m dovetail.launch.server_main ARGUMENTS`: Dovetail that ends with its parent.
+"""`python -m dovetail.launch.server_main ARGUMENTS`: a Dovetail that ends with its parent.
 
-The end of its stdin is its order to end, however the parent came to its end.
+It terminates at the end of its stdin, however the parent ended.
 """
 
 import os

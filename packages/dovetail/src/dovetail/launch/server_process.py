@@ -1,4 +1,4 @@
-"""A server of our own for the time of one run."""
+"""Run a Dovetail server for the duration of one launch."""
 
 import json
 import os
@@ -20,27 +20,27 @@ from dovetail.settings.sources import CONFIG_FILE_ENV, ENV_PREFIX, SECRET_SETTIN
 
 _READY_LINE = re.compile(r"^serving .* at (\S+)$")
 _LOG_TAIL_LINES = 15
-_STOP_TIMEOUT_SECONDS = 15.0  # seconds to end by itself
+_STOP_TIMEOUT_SECONDS = 15.0  # then it is killed
 
 
 @contextmanager
 def start_server(
     arguments: Sequence[str], secrets: Mapping[str, str], log_path: Path
 ) -> Iterator["DovetailProcess"]:
-    """`dovetail serve` with these arguments, until the block is left."""
-    with open_private_file(log_path) as lines:
+    """Run `dovetail serve` with these arguments until the block is left."""
+    with open_private_file(log_path) as log_file:
         # A session of its own: a Ctrl-C is meant for the harness.
         process = subprocess.Popen(
             # -P: agents are run in other people's projects, and nothing of these is imported.
             [sys.executable, "-P", "-m", "dovetail.launch.server_main", "serve", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=lines,
+            stderr=log_file,
             text=True,
             env={CONFIG_FILE_ENV: "", **os.environ, **secrets},
             start_new_session=True,
         )
-        child = DovetailProcess(process, log_path, lines)
+        child = DovetailProcess(process, log_path, log_file)
         try:
             child.wait_until_ready()
             yield child
@@ -49,14 +49,14 @@ def start_server(
 
 
 class DovetailProcess:
-    """A running server. Its log is a file, still open: another run may have taken its name."""
+    """A running server. Its log file stays open: another run may have replaced it by name."""
 
     __slots__ = ("_log_file", "_log_path", "_process", "address")
 
-    def __init__(self, process: "subprocess.Popen[str]", log: Path, lines: IO[str]) -> None:
+    def __init__(self, process: "subprocess.Popen[str]", log_path: Path, log_file: IO[str]) -> None:
         self._process = process
-        self._log_path = log
-        self._log_file = lines
+        self._log_path = log_path
+        self._log_file = log_file
         self.address = ""
 
     @property
@@ -64,7 +64,7 @@ class DovetailProcess:
         return self._process.poll() is None
 
     def wait_until_ready(self) -> None:
-        """Reads its greeting. Raises with its last words if it ends before."""
+        """Wait for the ready line. Raises with the end of the log if the process exits before."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             found = _READY_LINE.match(line.rstrip())
@@ -76,7 +76,7 @@ class DovetailProcess:
         raise LaunchError(f"the server did not start:\n{self.read_log_tail()}")
 
     def stop(self) -> None:
-        """Ends the server and waits for it."""
+        """Stop the server and wait for its exit."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
@@ -87,14 +87,14 @@ class DovetailProcess:
             self._process.wait()
 
     def read_log_tail(self) -> str:
-        """The end of its log, and where all of it is."""
+        """The last lines of the log, and its path."""
         self._log_file.seek(0)
         lines = self._log_file.read().splitlines()[-_LOG_TAIL_LINES:]
         return "\n".join([*lines, f"(its log: {self._log_path})"])
 
 
 def _drain(stream: IO[str]) -> None:
-    """What it says further is not for the harness's screen, and must not make it wait."""
+    """Discard further output so that the server never blocks on a full pipe."""
     for _ in stream:
         pass
 
@@ -103,7 +103,7 @@ _NON_FILE_ORIGINS = ("flag", "environment")
 
 
 def build_serve_arguments(settings: LoadedConfig, model: str | None) -> list[str]:
-    """The arguments of `dovetail serve`. Keys do not stand among them: anybody can see those."""
+    """Arguments of `dovetail serve`. Keys are left out: the process list shows arguments."""
     arguments = [] if model is None or settings.config.models else [model]
     file = next((one for one in settings.origins.values() if one not in _NON_FILE_ORIGINS), None)
     if file is not None:
@@ -115,27 +115,27 @@ def build_serve_arguments(settings: LoadedConfig, model: str | None) -> list[str
 
 
 def build_port_arguments(settings: LoadedConfig) -> list[str]:
-    """A free port, where none is asked for: others may run beside it."""
+    """A free port unless one is set, to run alongside other servers."""
     return [] if "http_port" in settings.origins else ["--http-port", "0"]
 
 
 def build_secret_environment(settings: LoadedConfig) -> dict[str, str]:
-    """The keys, as variables of its environment."""
-    found = {name: getattr(settings.config, name) for name in SECRET_SETTINGS}
+    """The keys as environment variables."""
+    secrets = {name: getattr(settings.config, name) for name in SECRET_SETTINGS}
     return {
         f"{ENV_PREFIX}{name.upper()}": value if isinstance(value, str) else ",".join(value)
-        for name, value in found.items()
+        for name, value in secrets.items()
         if value
     }
 
 
 def find_builtin_window(config: Config, model: str | None) -> tuple[str, int] | None:
-    """The model that would be served and its window, where it is known without fetching it."""
-    named = model or config.model or DEFAULT_MODEL
-    if config.engine_url or config.models or named not in BUILT_IN_MODELS:
+    """The name and context length of a built-in model, known before it is downloaded."""
+    name = model or config.model or DEFAULT_MODEL
+    if config.engine_url or config.models or name not in BUILT_IN_MODELS:
         return None
-    window = BUILT_IN_MODELS[named].context_length
-    return named, min(window, config.context_length or window)
+    window = BUILT_IN_MODELS[name].context_length
+    return name, min(window, config.context_length or window)
 
 
 def _to_flag_arguments(name: str, value: Any) -> list[str]:

@@ -1,1 +1,1 @@
-"""settings."""
+"""Settings of a server: their definition, and loading them from file, environment and flags."""

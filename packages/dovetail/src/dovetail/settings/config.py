@@ -1,4 +1,4 @@
-"""Everything that can be set about a server, in one place and with one set of names.
+"""All settings of a server, with one set of names.
 
 The names are those of the flags (`--served-model-name` is `served_model_name`), of the TOML file
 and of the environment (`DOVETAIL_SERVED_MODEL_NAME`).
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 
 def _setting(default: Any, help: str, *, per_model: bool = False) -> Any:
-    """A field with its help. A mutable default is made anew for each config."""
+    """A field with its help text. A mutable default is created per config."""
     metadata = {"help": help, "per_model": per_model}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -28,7 +28,7 @@ def _model_setting(default: Any, help: str) -> Any:
 class Config:
     """The settings of one server."""
 
-    # What is served
+    # Models
     model: str | None = _model_setting(
         None,
         "a built-in name, a GGUF file, a model folder, or a hub id (default: smollm2); "
@@ -47,7 +47,7 @@ class Config:
         None, "the most tokens of a prompt and its answer together"
     )
 
-    # What generates
+    # Engines
     engine: str = _model_setting(
         "auto",
         "what generates: auto, llamacpp, scripted or transformers here; vllm, sglang or openai at "
@@ -84,7 +84,7 @@ class Config:
     slots: int = _model_setting(4, "requests that the embedded engine works on at once")
     gpu_layers: int | None = _model_setting(None, "layers that the embedded engine puts on a GPU")
 
-    # How the model is read
+    # Parsers and templates
     tool_call_parser: str | None = _model_setting(
         None, "how the model writes calls; by default found out from the model"
     )
@@ -124,7 +124,7 @@ class Config:
         False, "log what each prompt shares with the last one of its session"
     )
 
-    # What is kept
+    # Storage
     data_dir: Path | None = _setting(None, "where weights, keys and turns are kept")
     store: str = _setting("sqlite", "where turns are kept: sqlite, memory, or a redis:// URL")
     seal_key_file: Path | None = _setting(
@@ -193,7 +193,7 @@ class Config:
         None, "show models to Codex under this entry of its own bundled catalog, such as gpt-5.5"
     )
 
-    # What it tells
+    # Logs and traces
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "how much is logged")
     log_format: Literal["logfmt", "json"] = _setting("logfmt", "how a line of the log is written")
     log_peers: bool = _setting(True, "log the address that each request comes from")
@@ -209,7 +209,7 @@ class Config:
         None, "send spans to this OpenTelemetry collector, by OTLP over HTTP (dovetail[otel])"
     )
 
-    # Sampling, where a request does not say
+    # Sampling defaults
     temperature: float | None = _model_setting(None, "stronger than the model's own default")
     top_p: float | None = _model_setting(None, "stronger than the model's own default")
     top_k: int | None = _model_setting(None, "stronger than the model's own default")

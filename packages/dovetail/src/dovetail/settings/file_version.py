@@ -1,29 +1,29 @@
-"""Whether a file is another one than before, without reading it."""
+"""Detect changes of a file without reading it."""
 
 import os
 import time
 from pathlib import Path
 
-#: What tells two versions of a file apart; None where there is none that can be read.
+#: Identifies a version of a file; None if the file cannot be read.
 FileVersion = tuple[int, int, int, int] | None
-_TIMESTAMP_GRANULARITY_SECONDS = 2.0  # seconds in which a file can change without its time telling
+_TIMESTAMP_GRANULARITY_SECONDS = 2.0  # a file can change twice within one timestamp
 
 
 def get_file_version(path: Path) -> FileVersion:
-    """The version of a file. One that has just changed may do so again unseen: it is like no other.
+    """The version of a file. One that just changed equals no other: it may change again unnoticed.
 
-    The time is that of any change, also of who may read it.
+    The change time (ctime) also covers permissions.
     """
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    unsure = (
-        time.time_ns() if abs(time.time() - found.st_ctime) < _TIMESTAMP_GRANULARITY_SECONDS else 0
+    recent = (
+        time.time_ns() if abs(time.time() - stat.st_ctime) < _TIMESTAMP_GRANULARITY_SECONDS else 0
     )
-    return (found.st_ino, found.st_size, found.st_ctime_ns, unsure)
+    return (stat.st_ino, stat.st_size, stat.st_ctime_ns, recent)
 
 
 def is_recently_changed(version: FileVersion) -> bool:
-    """Whether the file had just changed."""
+    """Whether the file had just changed when the version was taken."""
     return version is not None and version[3] != 0

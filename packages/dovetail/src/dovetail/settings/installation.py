@@ -1,4 +1,4 @@
-"""Where things are kept on this machine."""
+"""Locations and commands of this installation."""
 
 import os
 from collections.abc import Mapping
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 def default_data_dir(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of weights, keys and turns. It may not exist yet."""
-    named = os.environ if environment is None else environment
-    if home := named.get("DOVETAIL_HOME"):
+    """The folder of weights, keys and the ledger. It may not exist yet."""
+    variables = os.environ if environment is None else environment
+    if home := variables.get("DOVETAIL_HOME"):
         return Path(home).expanduser()
-    if shared := named.get("XDG_DATA_HOME"):
+    if shared := variables.get("XDG_DATA_HOME"):
         return Path(shared).expanduser() / "dovetail"
     return Path.home() / ".local" / "share" / "dovetail"
 
 
 def install_command(extra: str) -> str:
-    """A command for any shell. Who reads it has Dovetail: pip adds to the one that is there."""
+    """The shell command that adds an optional extra to this installation."""
     return f"pip install 'dovetail[{extra}]'"

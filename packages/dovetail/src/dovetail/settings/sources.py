@@ -1,6 +1,6 @@
-"""Settings from a file, the environment and flags, each stronger than the one before.
+"""Load settings from defaults, a TOML file, the environment and flags.
 
-defaults < TOML file < environment (DOVETAIL_...) < flags
+Later sources override earlier ones: defaults < TOML file < environment (DOVETAIL_...) < flags
 """
 
 import json
@@ -38,12 +38,12 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be, and where it comes from."""
+    """An invalid setting; the message names its source."""
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """The settings and, of each that is not a default, where it comes from."""
+    """The settings, and the source of each that is not a default."""
 
     config: Config
     origins: Mapping[str, str]
@@ -52,7 +52,7 @@ class LoadedConfig:
 def load_config(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
 ) -> LoadedConfig:
-    """All sources together. Flags that are None were not given."""
+    """Merge all sources. Flags that are None were not given."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     path = file or _find_config_file(environment)
@@ -70,7 +70,7 @@ def load_config(
 
 
 def dump_config(loaded: LoadedConfig, *, secrets: bool = False) -> dict[str, Any]:
-    """The settings as JSON values. Keys are not shown unless asked for."""
+    """The settings as JSON values. Keys are masked unless `secrets` is set."""
     return {
         one.name: _to_json_value(one.name, getattr(loaded.config, one.name), secrets)
         for one in fields(Config)
@@ -95,7 +95,7 @@ def _to_json_value(name: str, value: Any, secrets: bool) -> Any:
 
 
 def _find_config_file(environment: Mapping[str, str]) -> Path | None:
-    """The file that counts. A variable that is set and empty says: none."""
+    """The settings file to read. An empty variable disables it."""
     named = environment.get(CONFIG_FILE_ENV)
     if named is not None:
         return Path(named) if named else None
@@ -103,15 +103,15 @@ def _find_config_file(environment: Mapping[str, str]) -> Path | None:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Keys with hyphens or underscores; tables only group them."""
+    """Read a TOML file. Keys have hyphens or underscores; tables only group them."""
     try:
-        read = tomllib.loads(path.read_text("utf-8"))
+        parsed = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
     found: dict[str, Any] = {}
-    for name, value in read.items():
+    for name, value in parsed.items():
         key = name.replace("-", "_")
         if isinstance(value, dict) and key not in _TYPES:
             found |= {inner.replace("-", "_"): item for inner, item in value.items()}
@@ -136,7 +136,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parse_env_value(name: str, text: str) -> Any:
-    """A variable's text as the setting's kind: lists by commas, JSON for objects."""
+    """Convert a variable by the type of its setting: lists are split at commas."""
     kind = get_origin(_TYPES[name]) or _TYPES[name]
     if kind is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
@@ -160,22 +160,22 @@ def _convert_value(name: str, value: Any, origin: str) -> Any:
     try:
         typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
-        known = [repr(one) for one in literal_values(_TYPES[name])]
-        told = f"one of {', '.join(known)} is wanted, not {value!r}" if known else str(error)
-        raise ConfigError(f"{name} ({origin}): {told}") from error
-    least = _MIN_VALUES.get(name)
-    if least is not None and typed is not None and not least <= typed < _MAX_NUMBER:
-        raise ConfigError(f"{name} ({origin}): {least} at least is wanted, not {value!r}")
-    most = _MAX_VALUES.get(name)
-    if most is not None and typed is not None and typed > most:
-        raise ConfigError(f"{name} ({origin}): {most} at most is wanted, not {value!r}")
+        choices = [repr(one) for one in literal_values(_TYPES[name])]
+        problem = f"one of {', '.join(choices)} is wanted, not {value!r}" if choices else str(error)
+        raise ConfigError(f"{name} ({origin}): {problem}") from error
+    minimum = _MIN_VALUES.get(name)
+    if minimum is not None and typed is not None and not minimum <= typed < _MAX_NUMBER:
+        raise ConfigError(f"{name} ({origin}): {minimum} at least is wanted, not {value!r}")
+    maximum = _MAX_VALUES.get(name)
+    if maximum is not None and typed is not None and typed > maximum:
+        raise ConfigError(f"{name} ({origin}): {maximum} at most is wanted, not {value!r}")
     if name == "api_key" and "" in typed:  # a variable that was not set must not open the server
         raise ConfigError(f"{name} ({origin}): a key is wanted, not an empty text")
     return typed
 
 
 def _reject_per_model_flags(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """Beside tables of models, nobody can tell which of them a flag means."""
+    """Reject per-model flags if there are [[models]] tables: they would be ambiguous."""
     if not values.get("models"):
         return
     for name, origin in origins.items():
@@ -187,22 +187,22 @@ def _reject_per_model_flags(values: Mapping[str, Any], origins: Mapping[str, str
 
 
 def _convert_model_tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
-    """The tables of several models, each with the settings that a model may have of its own."""
+    """Convert the [[models]] tables, each with the per-model settings."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise ConfigError(f"models ({origin}): tables [[models]] in the file are wanted")
     tables = []
     for number, table in enumerate(value, 1):
         place = f"{origin}, model {number}"
-        named = {name.replace("-", "_"): one for name, one in table.items()}
-        for name in named:
+        settings = {name.replace("-", "_"): one for name, one in table.items()}
+        for name in settings:
             if name not in _PER_MODEL:
                 raise ConfigError(f"{place}: there is no setting {name!r} of a single model")
-        tables.append({name: _convert_value(name, one, place) for name, one in named.items()})
+        tables.append({name: _convert_value(name, one, place) for name, one in settings.items()})
     return tuple(tables)
 
 
 def literal_values(kind: Any) -> tuple[Any, ...]:
-    """The values of a setting that has only a few."""
+    """The allowed values of a Literal type, also inside unions."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     return tuple(one for inner in get_args(kind) for one in literal_values(inner))
