@@ -145,8 +145,8 @@ def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
     arguments: list[str | Path] = [place / "qwen", *scripted(str(place / "hello.txt"))[1:]]
     with served(*arguments, *flags, home=tmp_path) as running:
         log = running.log.read_text()
-        assert 'event=warning text="template and parsers do not fit' in log
-        assert 'event=warning text="listening on 0.0.0.0 without API keys' in log
+        assert 'event=warning_emitted text="template and parsers do not fit' in log
+        assert 'event=warning_emitted text="listening on 0.0.0.0 without API keys' in log
         assert running.url.startswith("http://127.0.0.1:")
         assert running.ask("GET", "/live").status == 200
 
@@ -159,11 +159,11 @@ def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
         running.process.wait(PATIENCE)
         lines = [json.loads(line) for line in running.log.read_text().splitlines()]
     *warnings, serving, draining, stopped = lines
-    assert {line["event"] for line in warnings} == {"warning"}
+    assert {line["event"] for line in warnings} == {"warning_emitted"}
     assert [line["event"] for line in (serving, draining, stopped)] == [
-        "serving",
+        "server_started",
         "draining",
-        "stopped",
+        "server_stopped",
     ]
     port = running.url.rpartition(":")[2]
     told = (serving["address"], serving["models"], serving["workers"], serving["version"])

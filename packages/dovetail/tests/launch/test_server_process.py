@@ -52,7 +52,7 @@ def test_it_is_there_for_the_run_and_gone_after_it(
     assert ran.status == status, ran.err
     log = tmp_path / "launch" / "codex" / "server.log"
     assert ran.err == f"dovetail launch: starting a server (log: {log})\n"
-    assert "event=stopped" in log.read_text()
+    assert "event=server_stopped" in log.read_text()
     assert harness.told["arguments"][-1] == "a b"
     assert harness.told["environment"]["KEY_OF_DOVETAIL"] == "k1"
     assert not _answers(_address(harness))

@@ -353,7 +353,7 @@ def test_a_store_that_fails_makes_turns_unknown(caplog: pytest.LogCaptureFixture
         await ledger.close()
 
     asyncio.run(main())
-    assert [record.getMessage() for record in caplog.records] == ["store_lost"]
+    assert [record.getMessage() for record in caplog.records] == ["store_write_lost"]
 
 
 def test_a_session_in_use_is_kept_from_its_first_turn_on() -> None:

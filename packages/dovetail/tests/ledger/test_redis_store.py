@@ -61,7 +61,7 @@ def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCapt
         assert await store.get("t", "e3") == turn("e3")
         assert await store.get("t", "e2") == turn("e2")  # what came meanwhile follows
         assert (store.faults.pending, store.faults.lost, store.faults.unavailable) == (0, 0, False)
-        assert _warnings(caplog) == ["store_failed", "store_back"]
+        assert _warnings(caplog) == ["store_failed", "store_recovered"]
         await store.close()
 
     asyncio.run(main())

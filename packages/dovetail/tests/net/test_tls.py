@@ -231,8 +231,10 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
         _asked(claude.with_options(default_headers={"x-forwarded-for": "203.0.113.9"}))
     assert _asked(claude.with_options(api_key=NEXT)) == "Hello."
     log = running.log.read_text()
-    assert "event=tls_failed peer=127.0.0.1 reason=untrusted detail=" in log
-    assert "event=tls_failed peer=127.0.0.1 reason=plain_http detail=HTTP_REQUEST\n" in log
+    assert "event=tls_handshake_failed peer=127.0.0.1 reason=untrusted detail=" in log
+    assert (
+        "event=tls_handshake_failed peer=127.0.0.1 reason=plain_http detail=HTTP_REQUEST\n" in log
+    )
     assert " status=401 peer=203.0.113.9 " in log
     assert " status=200 peer=127.0.0.1 " in log
     assert "event=keys_read" in log

@@ -408,7 +408,7 @@ def test_a_store_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) ->
         await kept.close()
 
     asyncio.run(scene())
-    assert [record.getMessage() for record in caplog.records] == ["store_lost"]
+    assert [record.getMessage() for record in caplog.records] == ["store_write_lost"]
 
 
 def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:

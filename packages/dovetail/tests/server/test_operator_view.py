@@ -87,7 +87,7 @@ def test_too_many_connections_are_counted_and_told_in_one_line(
             assert stage.metric("dovetail_refused_connections_total", reason="connections") == 5
 
     run(scene)
-    told = [one for one in caplog.records if one.message == "too_many_connections"]
+    told = [one for one in caplog.records if one.message == "connection_limit_reached"]
     assert [one.levelname for one in told] == ["WARNING"]
 
 
@@ -163,7 +163,7 @@ def test_a_response_that_the_server_cuts_short_is_an_error_in_the_log(
             await until(stage, asked.id, "in_progress")
 
     run(scene)
-    lines = [vars(one)["fields"] for one in caplog.records if one.message == "request"]
+    lines = [vars(one)["fields"] for one in caplog.records if one.message == "request_finished"]
     (line,) = [one for one in lines if one["endpoint"] == "responses"]
     assert (line["status"], line["reason"]) == (500, "draining")
     assert "disconnected" not in line

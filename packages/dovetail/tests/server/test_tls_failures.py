@@ -69,7 +69,9 @@ def play(
 def failures(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
     found: Lines = []
     yield found
-    found += [vars(one)["fields"] for one in caplog.records if one.message == "tls_failed"]
+    found += [
+        vars(one)["fields"] for one in caplog.records if one.message == "tls_handshake_failed"
+    ]
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 

@@ -166,7 +166,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path
         assert not any(end in text for text in broken for end in ENDS.values())
         until(lambda: count(running) == 2)
         assert victim not in children(running)
-        assert "worker_fell" in running.log.read_text()
+        assert "worker_crashed" in running.log.read_text()
         assert sorted(numbers(running, "dovetail_worker_restarts_total").values()) == [0, 1]
         for path in PATHS:
             running.post(path, body(path, "Again."))
@@ -176,7 +176,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path
 def test_an_engine_that_is_killed_comes_back_for_all_workers(tmp_path: Path) -> None:
     with crew(tmp_path) as running:
         os.kill(children(running, HOST)[0], signal.SIGKILL)
-        until(lambda: "engine_host_fell model=0 ended=SIGKILL" in running.log.read_text())
+        until(lambda: "engine_host_crashed model=0 exit_status=SIGKILL" in running.log.read_text())
         until(lambda: len(children(running, HOST)) == 1)
         until(lambda: all(running.ask("GET", "/ready").status == 200 for _ in range(8)))
         for at in range(8):
@@ -289,7 +289,7 @@ def test_a_server_that_still_waits_for_its_engine_can_be_stopped(tmp_path: Path)
             stderr=log,
         )
         try:
-            until(lambda: "waiting_for_engine" in (tmp_path / "log").read_text())
+            until(lambda: "engine_discovery_failed" in (tmp_path / "log").read_text())
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == -signal.SIGTERM
         finally:

@@ -30,9 +30,9 @@ def test_a_store_that_flickers_does_not_flood_the_log(caplog: pytest.LogCaptureF
     now = LOG_INTERVAL_SECONDS
     faults.record_failure(OSError("gone again"))
     assert _told(caplog) == [
-        ("store_failed", {"store": "ledger", "error": "gone", "failed": 1}),
-        ("store_back", {"store": "ledger", "failed": 1, "waiting": 0, "lost": 0}),
-        ("store_failed", {"store": "ledger", "error": "gone again", "failed": 101}),
+        ("store_failed", {"store": "ledger", "error": "gone", "failures": 1}),
+        ("store_recovered", {"store": "ledger", "failures": 1, "pending": 0, "lost": 0}),
+        ("store_failed", {"store": "ledger", "error": "gone again", "failures": 101}),
     ]
 
 
@@ -75,4 +75,4 @@ def test_a_turn_that_sqlite_cannot_write_is_counted(
     asyncio.run(scene())
     assert registry.get_sample_value("dovetail_store_lost_total", {"store": "ledger"}) == 1
     assert registry.get_sample_value("dovetail_store_failures_total", {"store": "ledger"}) == 1
-    assert [event for event, _ in _told(caplog)] == ["store_failed", "store_lost"]
+    assert [event for event, _ in _told(caplog)] == ["store_failed", "store_write_lost"]

@@ -101,7 +101,9 @@ def test_the_line_of_a_request() -> None:
 
 
 def record(**fields: Any) -> logging.LogRecord:
-    made = logging.LogRecord("dovetail.request", logging.INFO, "", 0, "request", None, None)
+    made = logging.LogRecord(
+        "dovetail.request", logging.INFO, "", 0, "request_finished", None, None
+    )
     made.fields = fields
     return made
 
@@ -109,7 +111,9 @@ def record(**fields: Any) -> logging.LogRecord:
 def test_logfmt_quotes_what_would_break_a_line() -> None:
     line = LogfmtFormatter().format(record(session='a"b\nc d', tokens=3, stream=True, model="x/y"))
     assert "\n" not in line
-    assert line.endswith(r'event=request session="a\"b\nc d" tokens=3 stream=true model=x/y')
+    assert line.endswith(
+        r'event=request_finished session="a\"b\nc d" tokens=3 stream=true model=x/y'
+    )
 
 
 @pytest.mark.parametrize("form", [LogfmtFormatter(), JsonFormatter()], ids=["logfmt", "json"])
@@ -121,7 +125,7 @@ def test_a_line_steers_no_terminal(form: logging.Formatter) -> None:
 
 def test_json_lines() -> None:
     line = json.loads(JsonFormatter().format(record(session="a\nb", tokens=3)))
-    assert (line["event"], line["session"], line["tokens"]) == ("request", "a\nb", 3)
+    assert (line["event"], line["session"], line["tokens"]) == ("request_finished", "a\nb", 3)
 
 
 @pytest.mark.parametrize("form", ["logfmt", "json"])

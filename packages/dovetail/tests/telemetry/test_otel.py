@@ -246,7 +246,7 @@ def test_a_request_without_end_has_so_many_parts() -> None:
         status=200,
         duration=9.0,
         calls=calls,
-        thoughts=(ReasoningSpan(0.5, 0.75),),
+        reasoning_spans=(ReasoningSpan(0.5, 0.75),),
         usage=Usage(input_tokens=1),
     )
     found = list(child_spans(end))

@@ -137,7 +137,7 @@ def test_what_takes_no_time_is_beside_each_other(tmp_path: Path) -> None:
     burst = tuple(ToolCallRecord(id, "look_up", 0.6, 0.6) for id in "abc")
     at_once = {"decoded": 0.0, "admitted": 0.0, "prepared": 0.0, "first_token": 0.0}
     drawn = session(
-        turn(1.0, session="s", thoughts=(ReasoningSpan(0.0, 0.0),), calls=burst, **at_once),
+        turn(1.0, session="s", reasoning_spans=(ReasoningSpan(0.0, 0.0),), calls=burst, **at_once),
         turn(1.6, session="s", results=("a", "b", "c"), calls=()),
         line(4.0, 0.0, session="s"),
         line(4.0, 0.0, session="s"),
@@ -181,7 +181,7 @@ def anything(draw: st.DrawFn) -> TraceLine:
         decoded=draw(st.none() | MOMENT),
         admitted=draw(st.none() | MOMENT),
         first_token=draw(st.none() | MOMENT),
-        thoughts=tuple(draw(st.lists(st.builds(ReasoningSpan, MOMENT, MOMENT), max_size=3))),
+        reasoning_spans=tuple(draw(st.lists(st.builds(ReasoningSpan, MOMENT, MOMENT), max_size=3))),
         calls=tuple(draw(st.lists(calls, max_size=4))),
         results=tuple(draw(st.lists(ids, max_size=2))),
         usage=draw(st.none() | st.just(Usage(5, 3, 2))),

@@ -78,9 +78,9 @@ def test_the_times_of_an_answer_are_in_order(path: str, stream: bool) -> None:
             reply = await stage.ask("POST", path, body(path, stream=stream), x_session_id="s-1")
             assert reply.status == 200
             end = await listener.next()
-            (thought,), (call,) = end.thoughts, end.calls
+            (thought,), (call,) = end.reasoning_spans, end.calls
             moments = [0.0, end.decoded, end.admitted, end.prepared, end.first_token]
-            moments += [thought.begin, thought.end, call.begin, call.dispatched, end.said]
+            moments += [thought.begin, thought.end, call.begin, call.dispatched, end.last_event]
             moments.append(end.duration)
             assert all(a is not None and b is not None and a <= b for a, b in pairwise(moments))
             assert (call.name, end.finish, end.session) == ("look_up", "tool_calls", "s-1")
@@ -140,7 +140,7 @@ def test_what_was_said_before_a_hang_up_is_counted(stream: bool) -> None:
             await said.wait()
             writer.close()
             end, line = await listener.next(), await stage.ended.get()
-            assert (end.status, end.disconnected, end.said) == (499, True, None)
+            assert (end.status, end.disconnected, end.last_event) == (499, True, None)
             assert end.usage is not None
             assert (end.usage.output_tokens, end.usage.cached_tokens) == (5, 7)
             assert (line["output"], line["input"]) == (5, len(stage.engine.asked[0].prompt))
@@ -166,7 +166,7 @@ def test_a_thought_that_a_hang_up_cuts_ends_with_it() -> None:
             await reader.readuntil(b", so")
             writer.close()
             end = await listener.next()
-            (thought,) = end.thoughts
+            (thought,) = end.reasoning_spans
             assert thought.begin <= thought.end <= end.duration
             assert end.first_token is not None
             assert end.first_token <= thought.begin
@@ -359,7 +359,7 @@ def test_of_several_choices_the_first_ones_parts_are_kept_and_all_tokens() -> No
             path = "/v1/chat/completions"
             await stage.ask("POST", path, body(path, n=2, stream=True))
             end = await listener.next()
-            assert (len(end.thoughts), len(end.calls)) == (1, 1)
+            assert (len(end.reasoning_spans), len(end.calls)) == (1, 1)
             assert end.usage is not None
             texts = (f"{THOUGHT}{CALL}", f"{THOUGHT}{THOUGHT}Yes.")
             said = sum(len(stage.engine.tokenizer.encode(text)) + 1 for text in texts)

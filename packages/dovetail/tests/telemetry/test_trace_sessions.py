@@ -86,7 +86,7 @@ def test_every_request_is_in_the_trace_once(recorded: tuple[Path, str]) -> None:
     assert len({line.id for line in trace.lines}) == 4 * STEPS
     for at, line in enumerate(trace.lines):
         last = at >= 4 * (STEPS - 1)
-        assert len(line.thoughts) == 1
+        assert len(line.reasoning_spans) == 1
         assert [call.name for call in line.calls] == ([] if last else ["run_command"])
         assert len(line.results) == (1 if at >= 4 else 0)
         assert line.prefix is not None
@@ -98,7 +98,7 @@ def test_every_request_is_in_the_trace_once(recorded: tuple[Path, str]) -> None:
 def test_there_are_no_words_in_trace_and_log(recorded: tuple[Path, str]) -> None:
     path, log = recorded
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    assert sum(line["event"] == "request" for line in lines) == 4 * STEPS
+    assert sum(line["event"] == "request_finished" for line in lines) == 4 * STEPS
     whole = log + repr(_read(path))
     assert not [word for word in ("xylophone", "zither", "ls 0", "nothing") if word in whole]
 
@@ -171,7 +171,7 @@ def test_payloads_are_announced_and_there(tmp_path: Path) -> None:
     assert line.payload is not None
     assert "xylophone" in (line.payload.request or "")
     agent = ClaudeCode()
-    agent.hear((line.payload.answer or "").encode())
+    agent.hear((line.payload.response or "").encode())
     assert "zither" in repr(agent.history)
 
 
@@ -195,7 +195,7 @@ def test_what_came_over_a_socket_is_in_the_trace(tmp_path: Path) -> None:
     for one, text in zip(answered, ("One.", "Two."), strict=True):
         assert one.payload is not None
         assert text in (one.payload.request or "")
-        assert "response.completed" in (one.payload.answer or "")
+        assert "response.completed" in (one.payload.response or "")
 
 
 @pytest.mark.long

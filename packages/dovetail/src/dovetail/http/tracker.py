@@ -267,7 +267,7 @@ class RequestTracker:
                 ids=None if made is None else made.prompt.ids,
                 key=b"" if made is None else made.owner.chain_key,
                 body=self.request_body,
-                answer=response_body,
+                response_body=response_body,
             )
             for recorder in self._recorders:
                 try:
@@ -294,7 +294,7 @@ class RequestTracker:
             transport=exchange.transport,
             traceparent=client_traceparent(exchange.headers.get("traceparent")),
             model=self._model,
-            asked=truncate_name(request.model) if request is not None else "",
+            requested_model=truncate_name(request.model) if request is not None else "",
             stream=request is not None and request.stream and not self.stream_not_requested,
             tenant=exchange.tenant,
             session=truncate_optional_name(identity.session) if identity is not None else None,
@@ -306,8 +306,8 @@ class RequestTracker:
             admitted=self._elapsed(self._admitted_at),
             prepared=self._elapsed(course.prepared_at),
             first_token=self._elapsed(self._first_token_at),
-            said=self._elapsed(self._timeline.ended_at),
-            thoughts=self._timeline.reasoning_spans(start, self._timeline.ended_at or now),
+            last_event=self._elapsed(self._timeline.ended_at),
+            reasoning_spans=self._timeline.reasoning_spans(start, self._timeline.ended_at or now),
             calls=self._timeline.tool_calls(start, _tool_names(request)),
             results=() if request is None else new_tool_result_ids(request),
             prefix=course.prefix,

@@ -1,1 +1,1 @@
-"""Responses that the server keeps, so that they can be fetched again and gone on from."""
+"""Stored responses of the Responses API, which clients retrieve and continue."""

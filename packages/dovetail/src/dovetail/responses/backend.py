@@ -1,4 +1,4 @@
-"""The seam, and what its three forms share."""
+"""The interface of response backends, the stored response, and its encoding."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
@@ -10,27 +10,27 @@ from dovetail.storage.faults import StoreFaults
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
-_OVERHEAD_BYTES = 1000  # bytes that one takes whatever is in it
+_OVERHEAD_BYTES = 1000  # of a response without content
 
 
 class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
-    """What one request brought and what was answered. What came before is behind `previous`.
+    """One response: its request's input and its output. Earlier ones are linked by `previous`.
 
-    `input` and `output` are JSON items, as the inside of an array; `head` is the response object
-    without its output. `asked` is when it was asked for, in seconds since the epoch. While it is
-    worked on in the background, `seen` is when its process last said so.
+    `input` and `output` are JSON items, without the brackets of an array; `head` is the response
+    object without its output. `created_at` is when it was requested, in seconds since the epoch.
+    While it runs in the background, `heartbeat_at` is when its process last reported so.
     """
 
     tenant: str
     id: str
-    asked: float
+    created_at: float
     status: ResponseStatus
     head: bytes
     input: bytes
     output: bytes = b""
     previous: str | None = None
     background: bool = False
-    seen: float = 0.0
+    heartbeat_at: float = 0.0
 
     @property
     def running(self) -> bool:
@@ -43,7 +43,7 @@ class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 def response_size(response: StoredResponse) -> int:
-    """About how many bytes it takes."""
+    """Estimated size in bytes."""
     return len(response.head) + len(response.input) + len(response.output) + _OVERHEAD_BYTES
 
 
@@ -53,57 +53,59 @@ DEFAULT_MAX_AGE_SECONDS = 30 * DAY_SECONDS
 
 Clock = Callable[[], float]
 
-_MAX_BODY_BYTES = 1 << 29  # no response comes near; a damaged header must not ask for all memory
+_MAX_BODY_BYTES = (
+    1 << 29
+)  # no response is that large; a damaged header must not allocate all memory
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StoredResponse)
 
 
 class ResponseStats(msgspec.Struct, frozen=True):
-    """What a store holds now."""
+    """What a backend holds."""
 
     responses: int
     bytes: int
 
 
 class ResponseBackend(Protocol):
-    """Keeps responses, each for its tenant alone, and forgets those not used for longest."""
+    """Stores responses per tenant, and drops the least recently used."""
 
     @property
     def faults(self) -> StoreFaults:
-        """What it could not do. Who asks it adds only what is lost for that."""
+        """Its failures. Callers only add losses."""
 
     async def ping(self) -> None:
-        """Have it told in the log, where it is not there."""
+        """Check the backend; a failure is logged."""
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """The response, or None if this tenant has none of that id."""
 
     async def put(self, response: StoredResponse) -> None:
-        """Keep it, in place of an older form of it."""
+        """Store it, in place of an older version."""
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Forget it. False: there was none."""
+        """Delete it. False if there is none."""
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these are there. None where that cannot be told at the moment."""
+        """Which of these exist. None if that is currently unknown."""
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """These were used again: their age begins anew."""
+        """Mark these as used: their age starts anew."""
 
     async def stats(self) -> ResponseStats:
-        """How much is held. Not for the hot path."""
+        """Count what is stored. Not for the hot path."""
 
     async def close(self) -> None:
-        """Finish what was begun and let go. A closed store is not used again."""
+        """Finish pending work and close. A closed backend is not used again."""
 
 
 def encode_response(response: StoredResponse) -> bytes:
-    """The response as one body."""
+    """Encode a response as a compressed body."""
     return zstandard.ZstdCompressor().compress(_encoder.encode(response))
 
 
 def decode_response(body: bytes) -> StoredResponse | None:
-    """The response of a body, or None if it is damaged or of a version that we do not know."""
+    """Decode a body; None if it is damaged or of an unknown version."""
     try:
         if zstandard.frame_content_size(body) > _MAX_BODY_BYTES:
             return None

@@ -1,4 +1,4 @@
-"""Responses that one connection holds: the last few, each with all that came before it."""
+"""Responses cached per WebSocket connection: the last few, each with its whole chain."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,15 +9,17 @@ import msgspec
 from dovetail.responses.backend import StoredResponse, response_size
 from dovetail.storage.lru import LruCache
 
-DEFAULT_MAX_RESPONSES = 32  # twice as many as a connection can have answered at once
-_MAX_DELETED = 1024  # responses that are deleted while one is made
+DEFAULT_MAX_RESPONSES = 32  # twice the concurrent requests of a connection
+_MAX_DELETED = 1024  # responses deleted while one is running
 
 ResponseChain = tuple[StoredResponse, ...]
 
 
 class ConnectionCacheBudget:
-    """How many bytes all connections may hold. Where they hold more, the one that was not used for
-    longest holds nothing any more: its client is told so, and sends everything again.
+    """The bytes that all connections may cache together.
+
+    Above it, the cache of the least recently used connection is cleared: its client gets an error
+    and sends the whole conversation again.
     """
 
     __slots__ = ("_held",)
@@ -41,9 +43,9 @@ class ConnectionCacheBudget:
 
 
 class ConnectionCache:
-    """Found before what everybody can find, and gone with the connection.
+    """Responses of one connection, looked up before the store.
 
-    A conversation shares what its responses have in common, so it is held once.
+    Chains share the responses that they have in common.
     """
 
     __slots__ = ("_budget", "_chains", "_held", "_max_responses", "_reservations", "_size")
@@ -61,13 +63,13 @@ class ConnectionCache:
         self._reservations: WeakSet[CacheReservation] = WeakSet()  # of responses in the making
 
     def reserve(self) -> "CacheReservation":
-        """A place for a response before it is known what it goes on from."""
-        place = CacheReservation(self)
-        self._reservations.add(place)
-        return place
+        """Reserve a place for a response that is about to run."""
+        reservation = CacheReservation(self)
+        self._reservations.add(reservation)
+        return reservation
 
     def put(self, previous: Sequence[StoredResponse], response: StoredResponse) -> None:
-        """Hold a response that goes on from these. Nobody fetches it here: items are enough."""
+        """Cache a response that continues these. Only its items are used: the head is dropped."""
         self._drop(response.id)
         self._add((*previous, msgspec.structs.replace(response, head=b"")))
         if len(self._held) > self._max_responses:
@@ -80,9 +82,9 @@ class ConnectionCache:
         return self._held.get(id)
 
     def delete(self, tenant: str, id: str) -> None:
-        """It was deleted: as in a store, nothing is gone on from that went on from it."""
-        for place in list(self._reservations):
-            place.delete(tenant, id)
+        """Drop a deleted response and all chains that continue it."""
+        for reservation in list(self._reservations):
+            reservation.delete(tenant, id)
         if id not in self._chains:
             return
         for last, chain in list(self._held.items()):
@@ -97,15 +99,15 @@ class ConnectionCache:
         self._size = 0
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Clear the cache: the connection is closed."""
         self.clear()
         if self._budget is not None:
             self._budget.release(self)
 
     def _pick_eviction(self) -> str:
-        """The oldest that was gone on from, if any was: resting lanes come back to theirs."""
-        old = {chain[-2].id for chain in self._held.values() if len(chain) > 1}
-        return next((id for id in self._held if id in old), next(iter(self._held)))
+        """Prefer the oldest that was already continued: idle lanes continue their last response."""
+        continued = {chain[-2].id for chain in self._held.values() if len(chain) > 1}
+        return next((id for id in self._held if id in continued), next(iter(self._held)))
 
     def _add(self, chain: ResponseChain) -> None:
         self._held.put(chain[-1].id, chain)
@@ -123,9 +125,9 @@ class ConnectionCache:
 
 
 class CacheReservation:
-    """Where a connection will hold a response that is being made.
+    """A place in the cache for a running response.
 
-    What was deleted since it was asked for may be what it goes on from: then it is not held.
+    It is not cached if a response that it continues was deleted meanwhile.
     """
 
     __slots__ = ("__weakref__", "_cache", "_deleted")
@@ -135,13 +137,13 @@ class CacheReservation:
         self._deleted: set[tuple[str, str]] = set()
 
     def put(self, previous: Sequence[StoredResponse], response: StoredResponse) -> None:
-        """Hold it, with all that it goes on from."""
-        whole = not any((one.tenant, one.id) in self._deleted for one in (*previous, response))
-        if self._cache is not None and whole:
+        """Cache it, with all that it continues."""
+        intact = not any((one.tenant, one.id) in self._deleted for one in (*previous, response))
+        if self._cache is not None and intact:
             self._cache.put(previous, response)
 
     def delete(self, tenant: str, id: str) -> None:
-        """It was deleted. Who deletes very many meanwhile has nothing held."""
+        """Record a deletion. After very many, the running response is not cached."""
         self._deleted.add((tenant, id))
         if len(self._deleted) > _MAX_DELETED:
             self._deleted.clear()

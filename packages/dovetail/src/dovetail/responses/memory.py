@@ -1,4 +1,4 @@
-"""Responses in this process's memory: gone with it."""
+"""Responses in memory: a size-bounded cache, and a backend without persistence."""
 
 import time
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class _CachedResponse:
 
 
 class ResponseCache:
-    """By tenant and id. The time is that of the last use, in seconds of anybody's clock."""
+    """An LRU cache by tenant and id. Times are in seconds of the caller's clock."""
 
     __slots__ = ("_entries", "_max_bytes")
 
@@ -52,7 +52,7 @@ class ResponseCache:
         return None if found is None else found.response
 
     def put(self, response: StoredResponse, now: float = 0.0) -> None:
-        """Hold it, in place of an older form of it. One that is larger than all may be is not."""
+        """Cache a response, in place of an older version, unless it exceeds the whole cache."""
         key = (response.tenant, response.id)
         if response_size(response) > self._max_bytes:
             self.remove(*key)
@@ -60,9 +60,9 @@ class ResponseCache:
             self._entries.put(key, _CachedResponse(response, now))
 
     def touch(self, tenant: str, id: str, now: float = 0.0) -> bool:
-        """It was used again. False: it is not here."""
-        found = self._entries.get((tenant, id))
-        if found is None:
+        """Mark it as used. False if it is not cached."""
+        entry = self._entries.get((tenant, id))
+        if entry is None:
             return False
         found.used_at = now
         return True
@@ -77,7 +77,7 @@ class ResponseCache:
 
 
 class MemoryResponseBackend:
-    """For tests, for trials, and for those who want nothing on disk."""
+    """A backend for tests, trials, and servers without a disk."""
 
     __slots__ = ("_cache", "_clock", "_max_age", "faults")
 
@@ -94,7 +94,7 @@ class MemoryResponseBackend:
         self.faults = StoreFaults("responses")
 
     async def ping(self) -> None:
-        """It is always there."""
+        """Do nothing: memory is always available."""
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """The response, or None if this tenant has none of that id."""
@@ -102,27 +102,27 @@ class MemoryResponseBackend:
         return self._cache.get(tenant, id)
 
     async def put(self, response: StoredResponse) -> None:
-        """Keep it."""
+        """Store it."""
         self._cache.put(response, self._expire())
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Forget it."""
+        """Delete it."""
         self._expire()
         return self._cache.remove(tenant, id)
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these are there."""
+        """Which of these exist."""
         self._expire()
         return {id for id in ids if self._cache.get(tenant, id) is not None}
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """These were used again."""
+        """Mark these as used."""
         now = self._expire()
         for id in ids:
             self._cache.touch(tenant, id, now)
 
     async def stats(self) -> ResponseStats:
-        """How much is held."""
+        """Count what is stored."""
         self._expire()
         return ResponseStats(len(self._cache), self._cache.size_bytes)
 

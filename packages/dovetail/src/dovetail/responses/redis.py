@@ -1,7 +1,7 @@
-"""Responses in Redis, for several frontends. They expire by age; the server bounds the memory.
+"""Responses in Redis, for several servers. They expire by age; Redis bounds the memory.
 
-A server that is away never delays an answer for long: responses are then unknown, and new ones
-are not kept, until it is back.
+While Redis is unavailable, responses are not found and new ones are not stored, without delaying
+requests for long.
 """
 
 import time
@@ -18,11 +18,11 @@ from dovetail.responses.backend import (
 from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.redis_client import RedisClient
 
-_SCAN_COUNT = 1000  # keys looked at in one step when counting
+_SCAN_COUNT = 1000  # keys per step when counting
 
 
 class RedisResponseBackend:
-    """A store shared over the network. All keys of a tenant fall in one cluster slot."""
+    """A backend shared over the network. All keys of a tenant are in one cluster slot."""
 
     __slots__ = ("_client", "_prefix", "_redis", "_ttl_ms")
 
@@ -44,49 +44,49 @@ class RedisResponseBackend:
 
     @property
     def faults(self) -> StoreFaults:
-        """What the server did not answer, and what it does not have for that."""
+        """Failed operations and lost writes."""
         return self._client.faults
 
     async def ping(self) -> None:
-        """Tells in the log where the server is not there."""
+        """Check the connection; a failure is logged."""
         await self._client.ping()
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """The response, or None if this tenant has none of that id."""
-        failed = self.faults.failures
+        failures = self.faults.failures
         body = await self._client.call(lambda: self._redis.get(self._key(tenant, id)))
-        if body is None and self.faults.failures > failed:
+        if body is None and self.faults.failures > failures:
             raise StoreError("the store of responses does not answer")
-        found = decode_response(body) if isinstance(body, bytes) else None
-        return found if found is not None and found.tenant == tenant else None
+        response = decode_response(body) if isinstance(body, bytes) else None
+        return response if response is not None and response.tenant == tenant else None
 
     async def put(self, response: StoredResponse) -> None:
-        """Keep it, or count it as lost."""
+        """Store it, or count it as lost."""
         key, body = self._key(response.tenant, response.id), encode_response(response)
         if await self._client.call(lambda: self._redis.set(key, body, px=self._ttl_ms)) is None:
             self.faults.record_loss()
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Forget it. StoreError where the server is away: nobody may believe that it is done."""
-        found = await self._client.call(lambda: self._redis.delete(self._key(tenant, id)))
-        if found is None:
+        """Delete it. StoreError if Redis is unavailable: the deletion must not seem done."""
+        deleted = await self._client.call(lambda: self._redis.delete(self._key(tenant, id)))
+        if deleted is None:
             raise StoreError("the store of responses does not answer; try again")
-        return bool(found)
+        return bool(deleted)
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these are there."""
+        """Which of these exist."""
 
-        async def look() -> set[str]:
+        async def check() -> set[str]:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for id in ids:
                     pipe.exists(self._key(tenant, id))
-                found = await pipe.execute()
-            return {id for id, there in zip(ids, found, strict=True) if there}
+                exists = await pipe.execute()
+            return {id for id, exist in zip(ids, exists, strict=True) if exist}
 
-        return await self._client.call(look)
+        return await self._client.call(check)
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """These were used again."""
+        """Mark these as used."""
 
         async def renew() -> None:
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -97,7 +97,7 @@ class RedisResponseBackend:
         await self._client.call(renew)
 
     async def stats(self) -> ResponseStats:
-        """How much is held. Walks over the server's keys, in steps: not for a busy loop."""
+        """Count what is stored. Scans the keys in steps: not for frequent use."""
         return await self._client.call(self._count, timeout_seconds=60.0) or ResponseStats(0, 0)
 
     async def close(self) -> None:
@@ -108,7 +108,7 @@ class RedisResponseBackend:
         return self._client.make_key(tenant, "response", id)
 
     async def _count(self) -> ResponseStats:
-        count = held = 0
+        count = size = 0
         async for key in self._redis.scan_iter(f"{self._prefix}:*:response:*", count=_SCAN_COUNT):
-            count, held = count + 1, held + await self._redis.strlen(key)
-        return ResponseStats(count, held)
+            count, size = count + 1, size + await self._redis.strlen(key)
+        return ResponseStats(count, size)

@@ -1,4 +1,4 @@
-"""Responses in one SQLite file: they survive restarts, and several processes may share them."""
+"""Responses in one SQLite file, which survives restarts and can be shared by processes."""
 
 import json
 import time
@@ -17,9 +17,9 @@ from dovetail.responses.backend import (
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
 
-_ROW_OVERHEAD_BYTES = 200  # the row's other columns and its places in the indexes
+_ROW_OVERHEAD_BYTES = 200  # the row's other columns and its index entries
 
-# The totals are kept by triggers, so that no look at the bounds ever counts rows.
+# Triggers maintain the totals, so that checking the bounds never counts rows.
 _TABLES = """
 CREATE TABLE responses (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -47,7 +47,7 @@ SCHEMA = DatabaseSchema("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
 
 
 class SqliteResponseBackend:
-    """The default store."""
+    """The default backend."""
 
     __slots__ = ("_bounds", "_connection", "_thread", "faults")
 
@@ -89,24 +89,24 @@ class SqliteResponseBackend:
         return bool(found[-1])
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these are there."""
+        """Which of these exist."""
         return await self._thread.read(lambda: self._get_existing_ids(tenant, ids))
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """These were used again."""
+        """Mark these as used."""
         rows = [(self._bounds.now(), tenant, id, self._bounds.min_used()) for id in ids]
         query = "UPDATE responses SET used = max(used, ?) WHERE tenant = ? AND id = ? AND used >= ?"
         await self._thread.write(lambda: self._execute_many(query, rows))
 
     async def stats(self) -> ResponseStats:
-        """How much is held. Responses past their age count until the next write."""
+        """Count what is stored. Expired responses count until the next write."""
         return await self._thread.read(self._stats)
 
     async def close(self) -> None:
-        """Finish what was asked for before, then close the file."""
+        """Finish the queued jobs, then close the file."""
         await self._thread.close()
 
-    # What follows runs in the thread.
+    # The methods below run in the thread.
 
     def _get(self, tenant: str, id: str) -> StoredResponse | None:
         query = "SELECT body FROM responses WHERE tenant = ? AND id = ? AND used >= ?"

@@ -1,6 +1,6 @@
-"""What is asked for kept responses. Memory first, then the store.
+"""Look up and store responses: memory first, then the backend.
 
-A store that fails makes responses unknown; it never fails an answer.
+A backend that fails makes responses unknown; it never fails a request.
 """
 
 import asyncio
@@ -27,28 +27,24 @@ from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
-TOUCH_INTERVAL_SECONDS = 3600.0  # seconds; well below the age at which stores forget
-STORE_TIMEOUT_SECONDS = 2.0  # seconds that the end of an answer waits for the store
+TOUCH_INTERVAL_SECONDS = 3600.0  # well below the age at which backends expire responses
+STORE_TIMEOUT_SECONDS = 2.0  # for which the end of a response waits for the backend
 
 _DEFAULT_CACHE_BYTES = 64 << 20
-_MAX_CONCURRENT_READS = (
-    8  # responses that are being unpacked: each may be many times what it is on disk
-)
-_MAX_TOUCHED = 16384  # responses of which it is known when they were last used
-_CHAIN_LINK_BYTES = (
-    256  # bytes that each one of a chain counts besides its items: none goes on without end
-)
+_MAX_CONCURRENT_READS = 8  # a decompressed response can be many times its size on disk
+_MAX_TOUCHED = 16384  # responses whose last touch is remembered
+_CHAIN_LINK_BYTES = 256  # overhead counted per response, to bound the length of a chain
 _VALID_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
 
 
 class ResponseStore:
-    """Responses remembered.
+    """Responses in memory and in a backend.
 
-    Whether one is there, the store decides: it bounds what is kept, and other processes may have
-    deleted from it. What is in memory here only saves reading it again. `shared` says that there
-    may be such processes, `siblings` that one of them may be asked for a response as soon as a
-    client has seen it: then `settled` is worth waiting for.
+    The backend decides which responses exist: it bounds them, and other processes may delete some.
+    The cache only saves reads. `shared`: other processes use the backend. `has_peers`: such a
+    process may get a request for a response as soon as the client has seen it, so `wait_stored` is
+    needed.
     """
 
     __slots__ = (
@@ -86,31 +82,31 @@ class ResponseStore:
         self._read_slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
     def put(self, response: StoredResponse) -> None:
-        """Remember it, or its newer form. From now on it is found; the disk is not waited for."""
+        """Store a response or its newer version. It is found at once, before it is written."""
         self._cache.put(response)
         self._writes.put(response)
 
     @property
     def pending_bytes(self) -> int:
-        """About how many bytes are not in the store yet."""
+        """Estimated bytes that are not in the backend yet."""
         return self._writes.pending_bytes
 
     @property
     def faults(self) -> StoreFaults:
-        """What the store could not do."""
+        """Failures of the backend."""
         return self._backend.faults
 
     async def ping(self) -> None:
-        """Have it told in the log, where the store is not there."""
+        """Check the backend; a failure is logged."""
         await self._backend.ping()
 
     async def drain(self) -> None:
-        """Returns when there is room for more: only where the store cannot keep up is it waited."""
+        """Wait while the backend is too slow for what is written."""
         if self.pending_bytes > self._cache_bytes:
             await self._writes.flush()
 
     async def wait_stored(self, response: StoredResponse) -> None:
-        """Returns when the response is in the store, or the store has had its time."""
+        """Wait until the response is in the backend, or for the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 await self._writes.wait_written(response.tenant, response.id)
@@ -126,37 +122,37 @@ class ResponseStore:
     ) -> Sequence[StoredResponse]:
         """The response and all before it, the oldest first, without heads.
 
-        PreviousNotFound if one is missing. `limit` bounds the bytes of their items. What the
-        connection holds is looked for first.
+        Raises PreviousResponseNotFound if one is missing. `limit` bounds the bytes of their items.
+        The connection's cache is searched first.
         """
         if not is_valid_id(id):
             raise PreviousResponseNotFound(
                 "Previous response not found.", param="previous_response_id"
             )
-        held = None if local is None else local.get_chain(id)
-        if held is not None:
-            return held
-        found = await self._walk(tenant, id, limit, whole=True)
-        for gone in await self._find_missing(tenant, [one.id for one in found]):
-            raise _previous_not_found(id, gone)
-        await self._touch_chain(tenant, found)
-        return found
+        cached = None if local is None else local.get_chain(id)
+        if cached is not None:
+            return cached
+        chain = await self._walk(tenant, id, limit, whole=True)
+        for missing in await self._find_missing(tenant, [one.id for one in chain]):
+            raise _previous_not_found(id, missing)
+        await self._touch_chain(tenant, chain)
+        return chain
 
     async def get_outputs(
         self, tenant: str, ids: Sequence[str], limit: int, local: ConnectionCache | None = None
     ) -> list[bytes]:
-        """What these responses answered, up to the first that is not there.
+        """The outputs of these responses, up to the first that does not exist.
 
-        `limit` bounds the bytes of it all. What they were given is not held meanwhile: packed, it
-        may be a thousand times smaller than in memory.
+        `limit` bounds their total bytes. Inputs are dropped at once: decompressed, they may be a
+        thousand times larger than stored.
         """
         own: list[bytes] = []
         found: dict[str, bytes] = {}
         size = 0
         for id in dict.fromkeys(ids):
-            held = None if local is None else local.get_chain(id)
-            if held is not None:
-                own.append(held[-1].output)
+            cached = None if local is None else local.get_chain(id)
+            if cached is not None:
+                own.append(cached[-1].output)
                 size += len(own[-1])
             elif one := self._get_cached(tenant, id) or await self._fetch(tenant, id):
                 found[id] = one.output
@@ -165,50 +161,50 @@ class ResponseStore:
                 break
             if size > limit:
                 raise RequestTooLarge(f"The responses that are named have more than {limit} bytes.")
-        for gone in await self._find_missing(tenant, list(found)):
-            del found[gone]
+        for missing in await self._find_missing(tenant, list(found)):
+            del found[missing]
         return [*found.values(), *own]
 
     async def get_available_chain(
         self, tenant: str, id: str, limit: int
     ) -> Sequence[StoredResponse]:
-        """The response and what is still there before it, the oldest first."""
-        found = await self._walk(tenant, id, limit, whole=False)
-        gone = set(await self._find_missing(tenant, [one.id for one in found]))
-        behind = takewhile(lambda one: one.id not in gone, reversed(found))
-        return list(behind)[::-1]
+        """The response and those before it that still exist, the oldest first."""
+        chain = await self._walk(tenant, id, limit, whole=False)
+        missing = set(await self._find_missing(tenant, [one.id for one in chain]))
+        available = takewhile(lambda one: one.id not in missing, reversed(chain))
+        return list(available)[::-1]
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Forget it, everywhere. False: there was none. StoreError if the store cannot."""
+        """Delete it everywhere. False if there is none. StoreError if the backend fails."""
         if not is_valid_id(id):
             return False
         await self._writes.wait_written(tenant, id)
         self._cache.remove(tenant, id)
         try:
             return await self._backend.delete(tenant, id)
-        except StoreError as error:  # where it lies and what ails it is not for clients
+        except StoreError as error:  # its location and error are not for clients
             raise StoreError("The store of responses does not answer: try again.") from error
 
     def evict(self, tenant: str, id: str) -> None:
-        """Another process has deleted it: it is not shown from memory, whatever the store does."""
+        """Drop it from the cache: another process has deleted it."""
         self._cache.remove(tenant, id)
 
     async def stats(self) -> ResponseStats:
-        """How much the store holds. StoreError if it cannot tell."""
+        """Count what the backend holds. StoreError if it fails."""
         return await self._backend.stats()
 
     async def close(self) -> None:
-        """Write what is left, then close the store."""
+        """Write what is pending, then close the backend."""
         await self._writes.flush()
         await self._backend.close()
 
     async def _walk(self, tenant: str, id: str, limit: int, *, whole: bool) -> list[StoredResponse]:
-        found: list[StoredResponse] = []
-        size, above = 0, id
+        chain: list[StoredResponse] = []
+        size, current = 0, id
         while True:
-            one = self._get_cached(tenant, above) or await self._fetch(tenant, above)
+            one = self._get_cached(tenant, current) or await self._fetch(tenant, current)
             if one is None and whole:
-                raise _previous_not_found(id, above)
+                raise _previous_not_found(id, current)
             if one is None:
                 break
             if one.running and whole:
@@ -216,51 +212,51 @@ class ResponseStore:
                     f"Previous response with id '{one.id}' is not finished yet.",
                     param="previous_response_id",
                 )
-            found.append(msgspec.structs.replace(one, head=b""))  # a head may be as large as a body
+            chain.append(msgspec.structs.replace(one, head=b""))  # a head may be as large as a body
             size += len(one.input) + len(one.output) + _CHAIN_LINK_BYTES
             if size > limit:
                 raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
             if one.previous is None:
                 break
-            above = one.previous
-        return found[::-1]
+            current = one.previous
+        return chain[::-1]
 
     def _get_cached(self, tenant: str, id: str) -> StoredResponse | None:
-        """What is still worked on may be worked on elsewhere: only the store knows how it is."""
-        held = self._cache.get(tenant, id)
-        return self._writes.get(tenant, id) or (None if held and held.running else held)
+        """A cached response, unless it was running: another process may be running it."""
+        cached = self._cache.get(tenant, id)
+        return self._writes.get(tenant, id) or (None if cached and cached.running else cached)
 
     async def _fetch(self, tenant: str, id: str) -> StoredResponse | None:
-        """From the store. Where that fails, what was known is better than nothing."""
+        """Read from the backend. If that fails, fall back to the cache."""
         failed = False
         try:
             async with self._read_slots:
-                found = await self._backend.get(tenant, id)
+                response = await self._backend.get(tenant, id)
         except StoreError:
-            failed, found = True, None
-        if found is not None:
-            self._cache.put(found)
+            failed, response = True, None
+        if response is not None:
+            self._cache.put(response)
         elif failed:
-            found = self._cache.get(tenant, id)
+            response = self._cache.get(tenant, id)
         else:
             self._cache.remove(tenant, id)
-        return found
+        return response
 
     async def _find_missing(self, tenant: str, ids: Sequence[str]) -> list[str]:
-        """What was at hand here may be deleted or too old by now: one question for all."""
+        """Which of these no longer exist in the backend: one query for all."""
         written = [id for id in ids if self._writes.get(tenant, id) is None]
-        alive = (
+        existing = (
             await self._query(self._backend.get_existing_ids(tenant, written)) if written else None
         )
-        if alive is None:
-            return []  # the store cannot tell: what is at hand has to do
-        gone = [id for id in written if id not in alive]
-        for id in gone:
+        if existing is None:
+            return []  # unknown: use what is cached
+        missing = [id for id in written if id not in existing]
+        for id in missing:
             self._cache.remove(tenant, id)
-        return gone
+        return missing
 
     async def _touch_chain(self, tenant: str, chain: Sequence[StoredResponse]) -> None:
-        """What is gone on from is in use, and so is all before it."""
+        """Mark a continued response and all before it as used."""
         now, last = self._clock(), chain[-1]
         for one in chain:
             self._cache.touch(tenant, one.id)
@@ -277,21 +273,21 @@ class ResponseStore:
     async def _write(self, response: StoredResponse) -> None:
         await self._backend.put(response)
 
-    async def _query(self, question: Awaitable[_T]) -> _T | None:
+    async def _query(self, operation: Awaitable[_T]) -> _T | None:
         try:
-            return await question
-        except StoreError:  # the store has told
+            return await operation
+        except StoreError:  # already logged
             return None
 
 
 def is_valid_id(id: str) -> bool:
-    """Whether it could be the id of a response at all: clients send anything."""
+    """Whether it has the form of a response id."""
     return _VALID_ID.fullmatch(id) is not None
 
 
-def _previous_not_found(id: str, gone: str) -> PreviousResponseNotFound:
-    """Which of the chain is gone is told to whom it belongs."""
+def _previous_not_found(id: str, missing: str) -> PreviousResponseNotFound:
+    """The error for a missing response, which names the missing one of a chain."""
     message = f"Previous response with id '{id}' not found."
-    if gone != id:
-        message = f"{message} It goes on from '{gone}', which is not kept any more."
+    if missing != id:
+        message = f"{message} It goes on from '{missing}', which is not kept any more."
     return PreviousResponseNotFound(message, param="previous_response_id")

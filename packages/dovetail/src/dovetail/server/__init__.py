@@ -1,1 +1,1 @@
-"""Several processes that serve one port over one store of turns, and the parent that keeps them."""
+"""Build and run the server: engines, HTTP server, worker processes and their supervisor."""

@@ -1,4 +1,4 @@
-"""One service out of many settings."""
+"""Build the model registry of a server, with its stores and engines, from the settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, NormalizationOptions
-from dovetail.responses import backend as responses
+from dovetail.responses.backend import ResponseBackend
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.sqlite import SqliteResponseBackend
 from dovetail.responses.store import ResponseStore
@@ -41,20 +41,22 @@ RESPONSES_FILE = "responses.sqlite"
 
 
 def open_ledger(config: Config, folder: Path) -> Ledger:
-    """The turns. Whoever shares a Redis does so to be asked for any of them, as workers are."""
-    kept = config.store != "memory"
+    """Open the ledger. Processes that share its store are peers and look turns up in it."""
+    persistent = config.store != "memory"
     return Ledger(
-        _open_ledger_store(config.store, folder), shared=kept, has_worker_peers=_has_peers(config)
+        _open_ledger_store(config.store, folder),
+        shared=persistent,
+        has_worker_peers=_has_peers(config),
     )
 
 
 def open_response_store(config: Config, folder: Path) -> ResponseStore:
-    """The responses that clients may fetch and go on from, where the turns are."""
-    # Two servers of one user share a folder unless told otherwise, and so do an old one that
-    # drains and the new one in its place.
-    kept = config.store != "memory"
+    """Open the store of responses that clients can retrieve and continue."""
+    # Two servers of one user share a data folder by default, and so do a draining server and
+    # its replacement.
+    persistent = config.store != "memory"
     return ResponseStore(
-        _open_response_backend(config, folder), shared=kept, has_peers=_has_peers(config)
+        _open_response_backend(config, folder), shared=persistent, has_peers=_has_peers(config)
     )
 
 
@@ -68,15 +70,15 @@ def _has_peers(config: Config) -> bool:
     return config.workers > 1 if config.store == "sqlite" else config.store != "memory"
 
 
-def _open_response_backend(config: Config, folder: Path) -> responses.ResponseBackend:
-    most, age = config.responses_max_bytes, config.responses_max_age
+def _open_response_backend(config: Config, folder: Path) -> ResponseBackend:
+    max_bytes, max_age = config.responses_max_bytes, config.responses_max_age
     if config.store == "memory":
-        return MemoryResponseBackend(max_bytes=most, max_age=age)
+        return MemoryResponseBackend(max_bytes=max_bytes, max_age=max_age)
     if config.store == "sqlite":
-        return SqliteResponseBackend(folder / RESPONSES_FILE, max_bytes=most, max_age=age)
+        return SqliteResponseBackend(folder / RESPONSES_FILE, max_bytes=max_bytes, max_age=max_age)
     from dovetail.responses.redis import RedisResponseBackend
 
-    return RedisResponseBackend(config.store, max_age=age)
+    return RedisResponseBackend(config.store, max_age=max_age)
 
 
 def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
@@ -94,19 +96,18 @@ def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
 
 
 DEFAULT_MODEL = "smollm2"
-CLAUDE_ALIAS = (
-    "claude-*"  # names that Claude Code uses beside the one it is told: of its small model, say
-)
+#: Claude Code requests models besides the configured one, such as its small model.
+CLAUDE_ALIAS = "claude-*"
 TEMPLATES = Path(models.__file__).parent / "templates"
 
-#: Sampling under which a built-in model answers well; the files of its weights say nothing.
+#: Sampling defaults of built-in models whose files have none.
 RECOMMENDED_SAMPLING = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
 Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
 class _SharedParts:
-    """What all models of a server have in common."""
+    """What all models of a server share."""
 
     folder: Path
     ledger: Ledger
@@ -114,15 +115,17 @@ class _SharedParts:
 
 
 def build_service(config: Config, progress: Progress | None = None) -> ModelRegistry:
-    """The service that the settings ask for. Its engines are started by `Service.start`."""
+    """Build the model registry from the settings. `ModelRegistry.start` starts its engines."""
     folder = config.data_dir or default_data_dir()
     shared = _SharedParts(folder, open_ledger(config, folder), open_keyring(config, folder))
-    each = [replace(config, models=(), **table) for table in config.models] or [config]
-    offered = [_build_model(one, shared, progress) for one in each]
-    usual = {CLAUDE_ALIAS: offered[0].name} if len(offered) == 1 and not config.model_alias else {}
+    configs = [replace(config, models=(), **table) for table in config.models] or [config]
+    entries = [_build_model(one, shared, progress) for one in configs]
+    default_aliases = (
+        {CLAUDE_ALIAS: entries[0].name} if len(entries) == 1 and not config.model_alias else {}
+    )
     return ModelRegistry(
-        offered,
-        parse_aliases(config) or usual,
+        entries,
+        parse_aliases(config) or default_aliases,
         open_response_store(config, folder),
         shared.ledger.faults,
     )
@@ -131,14 +134,14 @@ def build_service(config: Config, progress: Progress | None = None) -> ModelRegi
 def build_local_engine(
     config: Config, progress: Progress | None = None
 ) -> tuple[Model, ReplicaPool]:
-    """A model that runs here, and its engine alone: for a process that serves it to others."""
+    """Build a local model and its engine only, for a process that serves it to others."""
     path = _find_files(config, config.data_dir or default_data_dir(), None, progress)
     model = _load_model(config, path, None)
     return model, create_pool(config, model, path, None)
 
 
 def _build_model(config: Config, shared: _SharedParts, progress: Progress | None) -> ModelEntry:
-    """One model. A remote engine is asked first: it may know better what it serves."""
+    """Build one model. A remote engine is queried first: it may report what it serves."""
     remote = discover_remote_engine(config)
     if remote is not None and config.engine in UPSTREAMS:
         return _build_upstream_model(config, shared, remote)
@@ -148,7 +151,7 @@ def _build_model(config: Config, shared: _SharedParts, progress: Progress | None
 def _build_upstream_model(
     config: Config, shared: _SharedParts, remote: RemoteEngine
 ) -> UpstreamModel:
-    # A server that has many models is asked for the one that a client names, unless somebody chose.
+    # An upstream with many models gets the client's model name, unless the settings choose one.
     if config.model is not None or config.served_model_name:
         remote = replace(remote, model=replace(remote.model, names=(remote.model.name,)))
     return UpstreamModel(
@@ -193,15 +196,15 @@ def _load_model(config: Config, path: Path, remote: RemoteEngine | None) -> Mode
 def _find_files(
     config: Config, folder: Path, remote: RemoteEngine | None, progress: Progress | None
 ) -> Path:
-    """Where the model's tokenizer and template are; its weights too, where it runs here."""
+    """Find the model's tokenizer and template; for a local engine also its weights."""
     if remote is None:
         return find_model(_model_name(config), folder, progress)
-    named = config.model if config.model not in remote.model.names else None
-    return find_tokenizer_files(remote.model, config.tokenizer or named)
+    tokenizer_name = config.model if config.model not in remote.model.names else None
+    return find_tokenizer_files(remote.model, config.tokenizer or tokenizer_name)
 
 
 def _default_names(config: Config, path: Path, remote: RemoteEngine | None) -> tuple[str, ...]:
-    """What a model is called where nobody says."""
+    """The names of a model without `served_model_name`."""
     if remote is not None:
         return tuple(dict.fromkeys((remote.model.name, *remote.model.names)))
     name = _model_name(config)
@@ -213,21 +216,25 @@ def _model_name(config: Config) -> str:
 
 
 def bundled_template(model: str) -> Path | None:
-    """Our template for a built-in model: SmolLM2 answers better without its own system text."""
+    """The bundled template of a built-in model: SmolLM2 works better without its system text."""
     path = TEMPLATES / f"{model}.jinja"
     return path if path.is_file() else None
 
 
 def default_sampling(config: Config) -> Sampling:
-    """What holds where a request does not say: the operator's values, then what suits the model."""
+    """Sampling defaults: the operator's values, then those recommended for the model."""
     remote = bool(config.engine_url)
-    advised = Sampling() if remote else RECOMMENDED_SAMPLING.get(_model_name(config), Sampling())
-    given = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
-    return msgspec.structs.replace(advised, **{k: v for k, v in given.items() if v is not None})
+    recommended = (
+        Sampling() if remote else RECOMMENDED_SAMPLING.get(_model_name(config), Sampling())
+    )
+    configured = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    return msgspec.structs.replace(
+        recommended, **{k: v for k, v in configured.items() if v is not None}
+    )
 
 
 def preparation_settings(config: Config) -> PromptSettings:
-    """What an operator decides about prompts."""
+    """The prompt settings of a configuration."""
     return PromptSettings(
         replay=config.replay,
         normalization=NormalizationOptions(
@@ -242,14 +249,14 @@ def preparation_settings(config: Config) -> PromptSettings:
 
 
 def parse_aliases(config: Config) -> dict[str, str]:
-    """Aliases as written on the command line: ALIAS=NAME."""
-    found: dict[str, str] = {}
-    for written in config.model_alias:
-        alias, equals, name = written.partition("=")
+    """Parse the aliases of the settings: ALIAS=NAME."""
+    aliases: dict[str, str] = {}
+    for text in config.model_alias:
+        alias, equals, name = text.partition("=")
         if not (alias and equals and name):
-            raise ValueError(f"--model-alias {written}: ALIAS=NAME is wanted")
-        found[alias] = name
-    return found
+            raise ValueError(f"--model-alias {text}: ALIAS=NAME is wanted")
+        aliases[alias] = name
+    return aliases
 
 
 SETUP_ERRORS = (

@@ -1,4 +1,4 @@
-"""`python -m dovetail.server.engine_host`: serve an engine of this machine to all workers."""
+"""`python -m dovetail.server.engine_host`: serve a local engine to all worker processes."""
 
 import asyncio
 import signal
@@ -25,43 +25,43 @@ from dovetail.telemetry.log import configure_logging
 
 
 def main() -> int:
-    """Serves until told to stop. What is wrong is told in one line."""
-    order = receive_spec(EngineHostSpec)
-    configure_logging(order.config.log_format, order.config.log_level)
+    """Serve until stopped. Setup errors are reported in one line."""
+    spec = receive_spec(EngineHostSpec)
+    configure_logging(spec.config.log_format, spec.config.log_level)
     exit_with_parent()
-    hold_runtime_dir(order.socket.parent)
+    hold_runtime_dir(spec.socket.parent)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(order))
+            runner.run(_serve(spec))
     except SETUP_ERRORS as error:
         sys.stderr.write(f"dovetail serve: {error}\n")
         return 1
     return 0
 
 
-async def _serve(order: EngineHostSpec) -> None:
-    model, engine = build_local_engine(order.config)
+async def _serve(spec: EngineHostSpec) -> None:
+    model, engine = build_local_engine(spec.config)
     await engine.start()
     try:
         window = engine.capabilities.context_length or model.context_length or DEFAULT_MAX_MODEL_LEN
-        # Workers say themselves which tokens end a turn.
-        served = CompletionModel((HOSTED_MODEL_NAME,), model.tokenizer, (), window)
-        app = CompletionsServer(engine, served, api_key=order.key)
-        order.socket.unlink(missing_ok=True)
-        listener, _ = open_listener(ListenAddress(path=order.socket))
-        order.socket.chmod(0o600)
+        # Workers send the stop tokens with each request.
+        completion_model = CompletionModel((HOSTED_MODEL_NAME,), model.tokenizer, (), window)
+        app = CompletionsServer(engine, completion_model, api_key=spec.key)
+        spec.socket.unlink(missing_ok=True)
+        listener, _ = open_listener(ListenAddress(path=spec.socket))
+        spec.socket.chmod(0o600)
         freeze_gc()
         report_ready({"traits": msgspec.json.encode(describe_engine(engine)).decode()})
-        serving = _HostServer(uvicorn_config(app))
+        server = _HostServer(uvicorn_config(app))
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, serving.stop)
-        await serving.serve([listener])
+        loop.add_signal_handler(signal.SIGTERM, server.stop)
+        await server.serve([listener])
     finally:
         await engine.stop()
 
 
 class _HostServer(uvicorn.Server):
-    """Leaves signals to us: it would raise them again before the engine is stopped."""
+    """A server without signal handlers: uvicorn would re-raise signals before the engine stops."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()

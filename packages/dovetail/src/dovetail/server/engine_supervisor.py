@@ -1,4 +1,4 @@
-"""Engines that run here, each in one process for all workers.
+"""Run each local engine in one process that all workers share.
 
 A worker that loaded the weights for itself would need them once more in memory, and would know
 nothing of what the others have cached.
@@ -24,13 +24,13 @@ from dovetail.settings.config import Config
 
 ENGINE_HOST_MODULE = "dovetail.server.engine_host"
 HOSTED_ENGINE = "dovetail.engines.hosted:create"
-STOP_TIMEOUT_SECONDS = 15.0  # seconds to end
+STOP_TIMEOUT_SECONDS = 15.0  # then it is killed
 
 _log = logging.getLogger(__name__)
 
 
 class EngineSupervisor:
-    """The processes of a server's own engines. `config` is what workers are told, once they run."""
+    """The processes of local engines. `config` is the workers' configuration once they run."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config = config
@@ -38,7 +38,7 @@ class EngineSupervisor:
         self._hosts: list[_EngineHost] = []
 
     async def start(self) -> bool:
-        """Starts one for each model that is not served from elsewhere. Whether they all run."""
+        """Start a process for each model with a local engine. False if one failed."""
         each = [replace(self.config, models=(), **table) for table in self.config.models]
         models = each or [self.config]
         self._hosts = [
@@ -60,7 +60,7 @@ class EngineSupervisor:
         return True
 
     def cancel_start(self) -> None:
-        """Those that are not ready by now are not needed any more."""
+        """Stop the processes that are not ready yet."""
         for host in self._hosts:
             host.cancel_start()
 
@@ -69,7 +69,7 @@ class EngineSupervisor:
 
 
 class _EngineHost:
-    """One engine's process. It is started again when it falls, at the same address."""
+    """One engine's process. It is restarted at the same address when it crashes."""
 
     def __init__(self, config: Config, index: int, socket: Path) -> None:
         self.index = index
@@ -79,13 +79,13 @@ class _EngineHost:
         self.settings: Mapping[str, Any] = {}
 
     async def start(self) -> bool:
-        told = await self._process.start(self._spec)
-        if told is None:
+        facts = await self._process.start(self._spec)
+        if facts is None:
             return False
         options = {
             "address": f"unix://{self._spec.socket}",
             "key": self._spec.key,
-            "traits": told["traits"],
+            "traits": facts["traits"],
         }
         self.settings = {
             "engine": HOSTED_ENGINE,
@@ -110,12 +110,16 @@ class _EngineHost:
                 self._process.send(signal.SIGKILL)
 
     async def _keep_running(self) -> None:
-        fell = 0
+        failures = 0
         while True:
             status = await self._process.wait()
-            pause = RESTART_DELAYS_SECONDS[min(fell, len(RESTART_DELAYS_SECONDS) - 1)]
-            fields = {"model": self.index, "ended": describe_exit_status(status), "again_in": pause}
-            _log.error("engine_host_fell", extra={"fields": fields})
-            await asyncio.sleep(pause)
+            delay = RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)]
+            fields = {
+                "model": self.index,
+                "exit_status": describe_exit_status(status),
+                "restart_delay_seconds": delay,
+            }
+            _log.error("engine_host_crashed", extra={"fields": fields})
+            await asyncio.sleep(delay)
             self._process = ManagedProcess(ENGINE_HOST_MODULE)
-            fell = fell + 1 if await self._process.start(self._spec) is None else 0
+            failures = failures + 1 if await self._process.start(self._spec) is None else 0

@@ -1,4 +1,4 @@
-"""Remote engines, as far as they must be asked before anything can be loaded."""
+"""Discover remote engines and create the engines of a model."""
 
 import asyncio
 import logging
@@ -25,21 +25,21 @@ from dovetail.routing.pool import ReplicaPool
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
 
-POLL_INTERVAL_SECONDS = 2.0  # seconds between two looks at an engine that is awaited
+POLL_INTERVAL_SECONDS = 2.0  # between two attempts to reach an engine
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RemoteEngine:
-    """Servers of one model, and what the first that answered says about it."""
+    """The servers of one model, and the model that the first reachable one reports."""
 
     endpoints: tuple[Endpoint, ...]
     model: RemoteModel
 
 
 def discover_remote_engine(config: Config) -> RemoteEngine | None:
-    """Who listens at the engine's addresses; None for engines that run here."""
+    """Query the engine's addresses. None for local engines."""
     name = config.engine
     if name not in REMOTE_ENGINES:
         if config.engine_url and ":" not in name:
@@ -66,27 +66,29 @@ def _parse_endpoint(url: str, key: str | None) -> Endpoint:
 
 
 def _discover_any(name: str, endpoints: tuple[Endpoint, ...], timeout: float) -> RemoteModel:
-    """What the first server that answers says it serves."""
-    until = time.monotonic() + timeout
+    """Query the servers in turn until one responds, within the timeout."""
+    deadline = time.monotonic() + timeout
     while True:
-        faults = []
+        errors = []
         for endpoint in endpoints:
             try:
                 return _discover_in_thread(name, endpoint)
-            except DovetailError as fault:
-                faults.append(fault.message)
-        if time.monotonic() >= until:
-            told = f"the engine {name!r} does not answer: {'; '.join(faults)}"
+            except DovetailError as error:
+                errors.append(error.message)
+        if time.monotonic() >= deadline:
+            message = f"the engine {name!r} does not answer: {'; '.join(errors)}"
             hint = "" if timeout else " (--engine-wait SECONDS waits for one that starts)"
-            raise EngineUnavailable(told + hint)
-        _log.info("waiting_for_engine", extra={"fields": {"engine": name, "reason": faults[0]}})
+            raise EngineUnavailable(message + hint)
+        _log.info(
+            "engine_discovery_failed", extra={"fields": {"engine": name, "reason": errors[0]}}
+        )
         time.sleep(POLL_INTERVAL_SECONDS)
 
 
 def _discover_in_thread(name: str, endpoint: Endpoint) -> RemoteModel:
-    """Asks from a thread of its own: whoever sets up a server may be inside an event loop."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(discover_model(name, endpoint))).result()
+    """Query from a separate thread: the caller may be inside an event loop."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(lambda: asyncio.run(discover_model(name, endpoint))).result()
 
 
 def _select_model(config: Config, found: RemoteModel) -> RemoteModel:
@@ -111,9 +113,9 @@ def _select_model(config: Config, found: RemoteModel) -> RemoteModel:
 def create_pool(
     config: Config, model: Model, path: Path, remote: RemoteEngine | None
 ) -> ReplicaPool:
-    """The replicas of a token engine: one for each address, or as many as are wanted here."""
+    """Create the replicas of a token engine: one per address, or `replicas` local ones."""
     name = engine_name(config)
-    first = [
+    stop_token_ids = [
         id for stop in model.stop_strings if (id := model.tokenizer.controls.get(stop)) is not None
     ]
     endpoints = remote.endpoints if remote is not None else (None,) * max(1, config.replicas)
@@ -124,7 +126,7 @@ def create_pool(
             endpoint=endpoint,
             remote=remote.model if remote is not None else None,
             context_length=config.context_length,
-            stop_ids=(*first, *(model.stop_ids - set(first))),
+            stop_ids=(*stop_token_ids, *(model.stop_ids - set(stop_token_ids))),
             reasoning_end_ids=model.reasoning_end_ids,
             options=_engine_options(config, name),
         )
@@ -135,7 +137,7 @@ def create_pool(
 
 
 def create_upstream_engine(config: Config, remote: RemoteEngine) -> UpstreamEngine:
-    """An upstream that parses by itself."""
+    """Create an upstream engine, which renders and parses by itself."""
     if len(remote.endpoints) > 1:
         raise EngineSetupError(
             f"the engine {config.engine!r} takes one --engine-url: its answers cannot be taken "
@@ -168,9 +170,9 @@ def _engine_options(config: Config, name: str) -> dict[str, Any]:
         },
     }
     options = {key: value for key, value in flags.get(name, {}).items() if value is not None}
-    for written in config.engine_option:
-        key, equals, value = written.partition("=")
+    for text in config.engine_option:
+        key, equals, value = text.partition("=")
         if not (key and equals):
-            raise ValueError(f"--engine-option {written}: NAME=VALUE is wanted")
+            raise ValueError(f"--engine-option {text}: NAME=VALUE is wanted")
         options[key.replace("-", "_")] = value
     return options

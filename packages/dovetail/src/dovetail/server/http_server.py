@@ -1,4 +1,4 @@
-"""The server under the application: uvicorn on uvloop, with connections that are bounded."""
+"""The HTTP server: uvicorn with bounded connections, a TLS acceptor and graceful drain."""
 
 import asyncio
 import logging
@@ -31,11 +31,9 @@ from dovetail.net.tls import TlsCertificate
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
-ACCEPT_BATCH = 32  # connections more that are taken where one was waiting
-ACCEPT_RETRY_SECONDS = (
-    0.2  # seconds, where the system has no connection for us, though one is there
-)
-#: OpenSSL's names for what went wrong, and what we call it. Others are `other`.
+ACCEPT_BATCH = 32  # further connections accepted when one is pending
+ACCEPT_RETRY_SECONDS = 0.2  # after accept failed, as without free file descriptors
+#: OpenSSL's reasons -> values of `reason` in logs and metrics. Others are `other`.
 _REASONS = {
     "HTTP_REQUEST": "plain_http",
     "HTTPS_PROXY_REQUEST": "plain_http",
@@ -51,7 +49,7 @@ _REASONS = {
     "UNEXPECTED_MESSAGE": "not_tls",
     "BAD_RECORD_TYPE": "not_tls",
 }
-#: In the alerts of clients that refuse what they are shown.
+#: Parts of the alerts of clients that do not trust the certificate.
 _UNTRUSTED_ALERTS = ("UNKNOWN_CA", "CERTIFICATE")
 _UNUSED = "unused"
 
@@ -59,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class TlsAcceptor:
-    """Takes the connections of one server. Those that speak TLS become HTTP connections."""
+    """Accept the connections of one server and run their TLS handshakes."""
 
     def __init__(
         self,
@@ -69,10 +67,10 @@ class TlsAcceptor:
         client_addresses: ClientAddressResolver,
     ) -> None:
         self._context = context
-        self._on_refused = on_refused  # hears of connections for which there is no room
+        self._on_refused = on_refused  # called for connections over the limit
         self._metrics = metrics
         self._client_addresses = client_addresses
-        self._throttle = LogThrottle(event="tls_failures_not_logged", count_field="handshakes")
+        self._throttle = LogThrottle(event="tls_failure_logs_suppressed", count_field="handshakes")
         self._protocol_factory: Callable[[], asyncio.Protocol] = asyncio.Protocol
         self._connections: Collection[object] = ()
         self._accepting: list[asyncio.Task[None]] = []
@@ -84,54 +82,54 @@ class TlsAcceptor:
         protocol_factory: Callable[[], asyncio.Protocol],
         connections: Collection[object],
     ) -> None:
-        """Takes what comes to places that listen. `http` makes what a connection becomes, and
-        `connections` are those that it has made.
+        """Accept from these listening sockets.
+
+        `protocol_factory` creates the protocol of a connection; `connections` are the open ones.
         """
         self._protocol_factory, self._connections = protocol_factory, connections
-        for place in sockets:
-            place.setblocking(False)
-            self._accepting.append(asyncio.create_task(self._accept(place)))
+        for listener in sockets:
+            listener.setblocking(False)
+            self._accepting.append(asyncio.create_task(self._accept(listener)))
 
     async def stop(self) -> None:
-        """Nothing more is taken, and what is not done yet is given up."""
+        """Stop accepting and cancel pending handshakes."""
         tasks = (*self._accepting, *self._running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _accept(self, place: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                # Until there are no more for now, or one has gone again.
+                # Until none is pending, or one was aborted.
                 with suppress(BlockingIOError, ConnectionAbortedError):
-                    self._start_handshake(*await loop.sock_accept(place))
+                    self._start_handshake(*await loop.sock_accept(listener))
                     for _ in range(ACCEPT_BATCH):
-                        self._start_handshake(*place.accept())
-            except OSError:  # there are no more files
+                        self._start_handshake(*listener.accept())
+            except OSError:  # no free file descriptors
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
-            await asyncio.sleep(0)  # a flood of them must not keep others waiting
+            await asyncio.sleep(0)  # a flood of connections must not starve the loop
 
-    def _start_handshake(self, connected: socket.socket, client: Any) -> None:
+    def _start_handshake(self, connection: socket.socket, client: Any) -> None:
         if len(self._connections) + len(self._running) > max_connections():
             self._on_refused("connections")
-            connected.close()
+            connection.close()
             return
-        connected.setblocking(False)
-        task = asyncio.create_task(self._handshake(connected, client))
+        connection.setblocking(False)
+        task = asyncio.create_task(self._handshake(connection, client))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _handshake(self, connected: socket.socket, client: Any) -> None:
+    async def _handshake(self, connection: socket.socket, client: Any) -> None:
         try:
-            if not await _sends_data(connected):
-                self._metrics.count_tls_failure(
-                    _UNUSED
-                )  # without a line: load balancers look so for life
+            if not await _sends_data(connection):
+                # Not logged: load balancers probe like this.
+                self._metrics.count_tls_failure(_UNUSED)
                 return
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol_factory,
-                connected,
+                connection,
                 ssl=self._context,
                 ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS,
             )
@@ -144,54 +142,50 @@ class TlsAcceptor:
         self._metrics.count_tls_failure(reason)
         peer = self._client_addresses.normalize(client[0]) if isinstance(client, tuple) else None
         if self._throttle.allow(peer):
-            known = {"peer": peer, "reason": reason, "detail": detail}
-            fields = {name: value for name, value in known.items() if value is not None}
-            _log.warning("tls_failed", extra={"fields": fields})
+            details = {"peer": peer, "reason": reason, "detail": detail}
+            fields = {name: value for name, value in details.items() if value is not None}
+            _log.warning("tls_handshake_failed", extra={"fields": fields})
 
 
-async def _sends_data(connected: socket.socket) -> bool:
-    """Whether the client says anything in the time that it has; one that does not is closed."""
+async def _sends_data(connection: socket.socket) -> bool:
+    """Whether the client sends data within the timeout; one that does not is closed."""
     loop = asyncio.get_running_loop()
-    heard = False
+    has_data = False
     ready = asyncio.Event()
-    loop.add_reader(connected, ready.set)
+    loop.add_reader(connection, ready.set)
     try:
-        with suppress(OSError):  # it is gone, or, which is one too, there is no time left
+        with suppress(OSError):  # disconnected, or TimeoutError
             async with asyncio.timeout(HEADER_TIMEOUT_SECONDS):
                 await ready.wait()
-            heard = bool(connected.recv(1, socket.MSG_PEEK))
+            has_data = bool(connection.recv(1, socket.MSG_PEEK))
     finally:
-        loop.remove_reader(connected)
-        if not heard:
-            connected.close()
-    return heard
+        loop.remove_reader(connection)
+        if not has_data:
+            connection.close()
+    return has_data
 
 
 def classify_failure(error: OSError) -> tuple[str, str | None]:
-    """Why a handshake failed: in a word of ours, from a closed set, and in OpenSSL's own."""
+    """Classify a failed handshake: our reason, from a closed set, and OpenSSL's."""
     if isinstance(error, ssl.SSLError):
-        told: str = getattr(error, "reason", None) or ""
-        if "ALERT" in told and any(word in told for word in _UNTRUSTED_ALERTS):
-            return "untrusted", told
-        return _REASONS.get(told, "other"), told or None
-    if isinstance(error, ConnectionAbortedError):  # so both loops say that it took too long
+        reason: str = getattr(error, "reason", None) or ""
+        if "ALERT" in reason and any(word in reason for word in _UNTRUSTED_ALERTS):
+            return "untrusted", reason
+        return _REASONS.get(reason, "other"), reason or None
+    if isinstance(error, ConnectionAbortedError):  # both event loops raise it on a timeout
         return "timeout", None
     return "hung_up", None
 
 
-KEEP_ALIVE_TIMEOUT_SECONDS = (
-    120  # seconds that an unused connection stays open: agents pause between turns
-)
-FINAL_WRITE_TIMEOUT_SECONDS = (
-    2.0  # seconds for clients to read the end of an answer, or that it was broken off
-)
+KEEP_ALIVE_TIMEOUT_SECONDS = 120  # agents pause between turns
+FINAL_WRITE_TIMEOUT_SECONDS = 2.0  # for clients to read the end of a response, or its error
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that finishes what it has begun.
+    """A server that finishes running responses before it stops.
 
-    The first signal lets running answers go on for a while, the second breaks them off, the third
-    waits for nothing at all. What sets `should_exit` itself has the server end at once.
+    The first signal lets running responses finish for a while, the second aborts them, the third
+    exits at once. Setting `should_exit` stops the server without a drain.
     """
 
     def __init__(
@@ -208,7 +202,7 @@ class DrainingServer(uvicorn.Server):
         self._captured_signals.append(sig)
         self._signals += 1
         self.force_exit = self._signals > 2
-        # What is cut off in the middle then tells so, at length. It is what was asked for.
+        # uvicorn would log a traceback for each cancelled task, which is what was requested.
         logging.getLogger("uvicorn.error").disabled |= self.force_exit
 
     async def on_tick(self, counter: int) -> bool:
@@ -217,53 +211,55 @@ class DrainingServer(uvicorn.Server):
         return self.force_exit or (self._signals > 0 and self._is_drained())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Places to listen are given; where HTTPS is served, connections are not uvicorn's yet."""
-        handshakes = self._acceptor
-        if handshakes is None:
+        """Start on the given sockets. With TLS, the acceptor takes the connections, not uvicorn."""
+        acceptor = self._acceptor
+        if acceptor is None:
             await super().startup(sockets)
             return
         await super().startup([])
         config, state = self.config, self.server_state
-        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
-        http = partial(make, config=config, server_state=state, app_state=self.lifespan.state)
-        for place in sockets or ():
-            place.listen(config.backlog)
-        handshakes.start(sockets or (), http, state.connections)
+        protocol_class: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        protocol_factory = partial(
+            protocol_class, config=config, server_state=state, app_state=self.lifespan.state
+        )
+        for listener in sockets or ():
+            listener.listen(config.backlog)
+        acceptor.start(sockets or (), protocol_factory, state.connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tells it in the log: what raises the signal once more may leave no time for it."""
+        """Stop, and log it: a signal that is raised again may leave no time afterwards."""
         if self._acceptor is not None:
             await self._acceptor.stop()
         await super().shutdown(sockets)
-        _log.info("stopped")
+        _log.info("server_stopped")
 
     def _is_drained(self) -> bool:
-        """Whether there is nobody left to wait for."""
-        draining = self._drain
-        if not draining.started:
-            self._deadline = monotonic() + draining.timeout
-            draining.start()
+        """Advance the drain. True once no request has to be waited for."""
+        drain = self._drain
+        if not drain.started:
+            self._deadline = monotonic() + drain.timeout
+            drain.start()
             self._close_idle_connections()
         if self._signals > 1 and not self._aborted:
             self._deadline = monotonic()
-        if draining.active_requests and monotonic() < self._deadline:
+        if drain.active_requests and monotonic() < self._deadline:
             return False
-        if draining.active_requests and not self._aborted:
+        if drain.active_requests and not self._aborted:
             self._aborted = True
             self._deadline = monotonic() + FINAL_WRITE_TIMEOUT_SECONDS
-            draining.abort_all()
+            drain.abort_all()
             return False
         self.config.timeout_graceful_shutdown = math.ceil(FINAL_WRITE_TIMEOUT_SECONDS)
         return True
 
     def _close_idle_connections(self) -> None:
-        """Clients that come back find another server sooner over a new connection."""
+        """Close idle connections, so that clients reconnect to another server."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, BoundedHttpProtocol):
                 connection.close_when_idle()
 
 
-def create_server(  # noqa: PLR0913 - all but the first are said by name
+def create_server(  # noqa: PLR0913 - all but the first are keywords
     app: Any,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -274,77 +270,78 @@ def create_server(  # noqa: PLR0913 - all but the first are said by name
     metrics: Metrics | None = None,
     client_addresses: ClientAddressResolver | None = None,
 ) -> uvicorn.Server:
-    """A server for the application, not running yet.
+    """Create a server for the application, not running yet.
 
-    It offers WebSockets where it is told how large a message of theirs may be. `metrics` count what
-    is refused before there is a request, `peers` say how the log names where it came from.
+    WebSockets are served if `max_message_bytes` is set. `metrics` counts connections that
+    are refused before there is a request; `client_addresses` formats addresses in the log.
     """
     metrics = metrics or Metrics()
-    refused = _refusal_reporter(metrics)
-    handshakes = None
+    on_refused = _refusal_reporter(metrics)
+    acceptor = None
     if certificate is not None:
         metrics.track_certificate_expiry(lambda: certificate.expires_at)
-        handshakes = TlsAcceptor(
-            certificate.context, refused, metrics, client_addresses or ClientAddressResolver()
+        acceptor = TlsAcceptor(
+            certificate.context, on_refused, metrics, client_addresses or ClientAddressResolver()
         )
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=partial(BoundedHttpProtocol, on_refused=refused),  # type: ignore[arg-type]
+        http=partial(BoundedHttpProtocol, on_refused=on_refused),  # type: ignore[arg-type]
         loop="auto",  # uvloop where it is installed
         ws="none" if max_message_bytes is None else BoundedWebSocketProtocol,
         ws_max_size=max_message_bytes or 0,
         ws_ping_interval=PING_INTERVAL_SECONDS,
         ws_ping_timeout=PING_TIMEOUT_SECONDS,
-        ws_per_message_deflate=False,  # it would cost more than a token is worth
+        ws_per_message_deflate=False,  # costs more than it saves on single tokens
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # it would believe whoever is on this machine
+        proxy_headers=False,  # it would trust any local peer
         server_header=False,
         date_header=False,
         backlog=4096,
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT_SECONDS,
         timeout_graceful_shutdown=30,
     )
-    return DrainingServer(config, drain or DrainController(), handshakes)
+    return DrainingServer(config, drain or DrainController(), acceptor)
 
 
 def _refusal_reporter(metrics: Metrics) -> Callable[[str], None]:
-    """Counts connections that are refused, and says when there are too many: one line a minute."""
-    hush = LogThrottle(max_lines=1, event="connections_not_logged")
+    """A callback that counts refused connections, and logs once a minute that the limit is hit."""
+    throttle = LogThrottle(max_lines=1, event="connection_logs_suppressed")
 
-    def refused(reason: str) -> None:
+    def report_refused(reason: str) -> None:
         metrics.count_refused_connection(reason)
-        if reason == "connections" and hush.allow():
-            _log.warning("too_many_connections", extra={"fields": {"most": max_connections()}})
+        if reason == "connections" and throttle.allow():
+            fields = {"limit": max_connections()}
+            _log.warning("connection_limit_reached", extra={"fields": fields})
 
-    return refused
+    return report_refused
 
 
 async def run_server(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
-    """Serves until told to stop. uvicorn would end the process where the start fails.
+    """Serve until stopped. Where uvicorn would exit the process on a failed start, return instead.
 
-    Whether it did is told by `started`. Why it did not, the application says; uvicorn would say it
-    twice more.
+    `started` reports whether it started. The application reports why not; uvicorn's own messages
+    about it are filtered.
     """
     raise_file_limit()
-    uvicorns = logging.getLogger("uvicorn.error")
+    uvicorn_logger = logging.getLogger("uvicorn.error")
 
-    def has_news(record: logging.LogRecord) -> bool:
+    def is_relevant(record: logging.LogRecord) -> bool:
         return server.started or record.exc_info is not None
 
-    uvicorns.addFilter(has_news)
+    uvicorn_logger.addFilter(is_relevant)
     try:
         with suppress(SystemExit):
             await server.serve(sockets)
     finally:
-        uvicorns.removeFilter(has_news)
+        uvicorn_logger.removeFilter(is_relevant)
 
 
 async def wait_until_started(server: uvicorn.Server, task: "asyncio.Task[None]") -> bool:
-    """Waits for a server that is being started; False if its task has ended before."""
+    """Wait for a server to start. False if its task ended before."""
     while not server.started and not task.done():
         await asyncio.wait({task}, timeout=0.05)
     return server.started

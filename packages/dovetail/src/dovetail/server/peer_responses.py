@@ -1,4 +1,4 @@
-"""What an application asks of its siblings, and what it answers them."""
+"""Requests about stored and running responses between the worker processes of a server."""
 
 import asyncio
 from collections import Counter
@@ -17,75 +17,75 @@ from dovetail.server.worker_peers import (
 )
 from dovetail_model import RateLimited
 
-MAX_FOLLOWED_STREAMS = 256  # streams of siblings that are shown by one process
+MAX_FOLLOWED_STREAMS = 256  # streams of other workers that one process relays
 MAX_FOLLOWED_PER_TENANT = 64  # of one tenant
-RETRY_AFTER_SECONDS = 5.0  # seconds
-CANCEL_TIMEOUT_SECONDS = 30.0  # seconds for a run to end that was called off
+RETRY_AFTER_SECONDS = 5.0
+CANCEL_TIMEOUT_SECONDS = 30.0  # for a cancelled run to end
 
 FOLLOW, CANCEL, FORGET = "follow", "cancel", "forget"
 
 
 @asynccontextmanager
 async def join_peers(app: App, folder: Path, number: int, count: int) -> AsyncIterator[None]:
-    """Makes an application one of `count` that serve together, for as long as the block lasts."""
-    siblings = WorkerPeers(folder, number, count)
-    app.render_metrics = WorkerMetrics(app.metrics.registry, siblings).render
-    app.background.peers = _PeerResponses(siblings)
-    _PeerRequestHandlers(app).register(siblings)
-    await siblings.open()
+    """Connect an application to the other `count` - 1 workers while the block runs."""
+    peers = WorkerPeers(folder, number, count)
+    app.render_metrics = WorkerMetrics(app.metrics.registry, peers).render
+    app.background.peers = _PeerResponses(peers)
+    _PeerRequestHandlers(app).register(peers)
+    await peers.open()
     try:
         yield
     finally:
-        await siblings.close()
+        await peers.close()
 
 
 class _PeerResponses:
-    """What is asked about responses."""
+    """Client side: requests to the other workers."""
 
-    def __init__(self, siblings: WorkerPeers) -> None:
-        self._peers = siblings
-        self._followed_by_tenant: Counter[str] = Counter()  # by tenant
+    def __init__(self, peers: WorkerPeers) -> None:
+        self._peers = peers
+        self._followed_by_tenant: Counter[str] = Counter()
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
-        """The stream of a response that one of them makes, or made a while ago."""
+        """The stream of a response that another worker runs or ran recently."""
         followed = self._followed_by_tenant
         if followed.total() >= MAX_FOLLOWED_STREAMS or followed[key[0]] >= MAX_FOLLOWED_PER_TENANT:
             raise RateLimited("Too many streams are followed.", retry_after=RETRY_AFTER_SECONDS)
         return await await_first_frame(self._stream(PeerRequest(FOLLOW, *key, after)))
 
     async def cancel(self, key: ResponseKey) -> bool:
-        """Whether one of them has called it off, and has seen it to its end."""
-        found = await self._peers.request_first(PeerRequest(CANCEL, *key))
-        if found is None:
+        """Cancel a run on another worker and wait for its end. False if none has it."""
+        frames = await self._peers.request_first(PeerRequest(CANCEL, *key))
+        if frames is None:
             return False
         try:
-            async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS), aclosing(found):
-                async for _ in found:
+            async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS), aclosing(frames):
+                async for _ in frames:
                     pass
         except (PeerDisconnected, TimeoutError):
             return False
         return True
 
     async def forget(self, key: ResponseKey) -> None:
-        """Has them let go of a response that was deleted, and waits until they have."""
+        """Tell all workers to drop a deleted response, and wait until they have."""
         await self._peers.request_all(PeerRequest(FORGET, *key), CANCEL_TIMEOUT_SECONDS)
 
-    async def _stream(self, question: PeerRequest) -> AsyncGenerator[bytes]:
-        self._followed_by_tenant[question.tenant] += 1
+    async def _stream(self, request: PeerRequest) -> AsyncGenerator[bytes]:
+        self._followed_by_tenant[request.tenant] += 1
         try:
-            if (found := await self._peers.request_first(question)) is None:
+            if (frames := await self._peers.request_first(request)) is None:
                 return
-            async with aclosing(found):
+            async with aclosing(frames):
                 yield b""
-                async for part in found:
+                async for part in frames:
                     yield part
         finally:
-            self._followed_by_tenant[question.tenant] -= 1
-            self._followed_by_tenant += Counter()  # without those that follow none
+            self._followed_by_tenant[request.tenant] -= 1
+            self._followed_by_tenant += Counter()  # drop zero counts
 
 
 class _PeerRequestHandlers:
-    """What is answered about responses. First comes an empty frame, from the one that has it."""
+    """Server side: responses to the other workers. The owner sends an empty frame first."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -95,21 +95,21 @@ class _PeerRequestHandlers:
         peers.register(CANCEL, self._cancel)
         peers.register(FORGET, self._forget)
 
-    async def _follow(self, question: PeerRequest) -> AsyncGenerator[bytes]:
-        frames = self._app.background.find_frames(question.key)
+    async def _follow(self, request: PeerRequest) -> AsyncGenerator[bytes]:
+        frames = self._app.background.find_frames(request.key)
         if frames is None:
             return
         yield b""
-        async with aclosing(read_chunks(frames, question.after)) as stream:
+        async with aclosing(read_chunks(frames, request.after)) as stream:
             async for part in stream:
                 yield part
 
-    async def _cancel(self, question: PeerRequest) -> AsyncGenerator[bytes]:
+    async def _cancel(self, request: PeerRequest) -> AsyncGenerator[bytes]:
         background = self._app.background
-        if background.is_running(question.key):
+        if background.is_running(request.key):
             yield b""
-            await background.stop(question.key)
+            await background.stop(request.key)
 
-    async def _forget(self, question: PeerRequest) -> AsyncGenerator[bytes]:
-        await self._app.forget_response(question.key)
+    async def _forget(self, request: PeerRequest) -> AsyncGenerator[bytes]:
+        await self._app.forget_response(request.key)
         yield b""

@@ -1,4 +1,4 @@
-"""One process of the server's own."""
+"""Child processes of a server: their start, specification, readiness and runtime folder."""
 
 import asyncio
 import fcntl
@@ -25,34 +25,34 @@ NOTIFY_SOCKET_VARIABLE = "NOTIFY_SOCKET"
 
 
 def notify(state: str) -> None:
-    """Tells `READY=1`, `STOPPING=1` or `RELOADING=1`. Where nobody listens, nothing happens."""
+    """Send `READY=1`, `STOPPING=1` or `RELOADING=1` to systemd, if it manages this process."""
     address = os.environ.get(NOTIFY_SOCKET_VARIABLE)
     if not address or not hasattr(socket, "AF_UNIX"):
         return
-    if address.startswith("@"):  # systemd's spelling of a name that stands in no folder
+    if address.startswith("@"):  # systemd's notation of an abstract socket
         address = f"\0{address[1:]}"
     if state == "RELOADING=1":
         state += f"\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
-    # Whoever does not hear it has gone, or has not been there: no reason to fail.
+    # A missing receiver is no reason to fail.
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(address)
         sender.sendall(state.encode())
 
 
-MAX_LINE_BYTES = 1 << 20  # bytes
-#: Seconds before one that fell is started again, by how often it fell; the last repeats.
+MAX_LINE_BYTES = 1 << 20
+#: Delay before a crashed process is restarted, by its number of crashes; the last repeats.
 RESTART_DELAYS_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class ManagedProcess:
-    """A process: started once, asked for its end. `ready` from its first word on."""
+    """A child process. `ready` once it has reported so."""
 
     __slots__ = ("_module", "_pending_signal", "_process", "ready")
 
     def __init__(self, module: str) -> None:
         self._module = module
         self._process: asyncio.subprocess.Process | None = None
-        self._pending_signal: signal.Signals | None = None  # was sent before there was a process
+        self._pending_signal: signal.Signals | None = None  # sent before the process existed
         self.ready = False
 
     @property
@@ -60,17 +60,17 @@ class ManagedProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, spec: object) -> dict[str, Any] | None:
-        """Gives it its order. What it tells once it is ready; None if it ends before."""
-        # What manages the parent hears of the server from the parent alone.
+        """Start it. Returns what it reports when ready; None if it exits before."""
+        # Only the parent notifies the service manager.
         environment = {k: v for k, v in os.environ.items() if k != NOTIFY_SOCKET_VARIABLE}
         self._process = process = await asyncio.create_subprocess_exec(
-            # -P: what lies in the folder that the server was started in is not imported.
+            # -P: nothing of the working folder is imported.
             *(sys.executable, "-P", "-m", self._module),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,
             limit=MAX_LINE_BYTES,
-            start_new_session=True,  # Ctrl-C is for the parent to pass on
+            start_new_session=True,  # the parent forwards Ctrl-C
         )
         if self._pending_signal is not None:
             self.send(self._pending_signal)
@@ -87,7 +87,7 @@ class ManagedProcess:
         return msgspec.json.decode(line, type=dict[str, Any])
 
     async def wait(self) -> int:
-        """Its exit status, when it has one."""
+        """Wait for the exit status."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -100,7 +100,7 @@ class ManagedProcess:
 
 
 def describe_exit_status(status: int) -> str:
-    """How a process ended, in words."""
+    """Describe an exit status or signal."""
     if status >= 0:
         return f"status {status}"
     with suppress(ValueError):
@@ -108,15 +108,15 @@ def describe_exit_status(status: int) -> str:
     return f"signal {-status}"
 
 
-LIMITS_FILE = "limits"  # in the server's folder: what the limits of keys are counted in
+LIMITS_FILE = "limits"  # in the runtime folder: the shared rate limit counters
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker serves, where, and beside whom. `port` is what the server listens on.
+    """What a worker process serves. `port` is the one the server listens on.
 
-    The sockets of the others, and all that they share, lie in `folder`.
+    `folder` is the runtime folder with the sockets of all workers and their shared files.
     """
 
     number: int
@@ -128,7 +128,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class EngineHostSpec:
-    """The engine that a process runs for all workers, and where it listens."""
+    """The engine that a process runs for all workers, and its socket."""
 
     config: Config
     socket: Path
@@ -136,24 +136,24 @@ class EngineHostSpec:
 
 
 def receive_spec(spec_type: type[_T]) -> _T:
-    """The order of this process. What anything else prints is log from now on."""
+    """Read the specification of this process. Anything printed from now on goes to the log."""
     if sys.stdin.isatty():
         sys.exit("this is started by `dovetail serve --workers`")
     global _report_fd
     _report_fd = os.dup(1)
     os.dup2(2, 1)
-    order = pickle.load(sys.stdin.buffer)
-    assert isinstance(order, spec_type)
-    return order
+    spec = pickle.load(sys.stdin.buffer)
+    assert isinstance(spec, spec_type)
+    return spec
 
 
 def report_ready(facts: dict[str, Any]) -> None:
-    """Tells the parent that this process is ready."""
+    """Report to the parent that this process is ready."""
     os.write(_report_fd, msgspec.json.encode(facts) + b"\n")
 
 
 def exit_with_parent() -> None:
-    """Has this process end in good order when its parent is gone."""
+    """Terminate this process gracefully when its parent is gone."""
     Thread(target=_wait_for_parent_exit, name="dovetail-parent", daemon=True).start()
 
 
@@ -167,16 +167,16 @@ _report_fd = 1
 
 
 PREFIX = "dovetail-"
-LOCK_FILE = "held"  # the file that is locked
+LOCK_FILE = "held"
 
-_lock_fds: list[int] = []  # descriptors; the locks end with this process
+_lock_fds: list[int] = []  # the locks end with this process
 
 
 def create_runtime_dir() -> Path:
-    """A folder that nobody else can enter. What others left behind goes before."""
+    """Create a private runtime folder, after removing stale ones."""
     _remove_stale_dirs(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    # Locked before it has its name: a folder without it is never swept.
+    # Locked before it gets its name: a folder without the file is never removed.
     new = folder / f"{LOCK_FILE}.new"
     new.touch(mode=0o600)
     _lock(new)
@@ -185,7 +185,7 @@ def create_runtime_dir() -> Path:
 
 
 def hold_runtime_dir(folder: Path) -> None:
-    """Keeps the folder for as long as this process lives, however its parent ends."""
+    """Hold the folder while this process lives, however its parent ends."""
     _lock(folder / LOCK_FILE)
 
 
@@ -195,22 +195,22 @@ def _lock(path: Path) -> None:
     _lock_fds.append(descriptor)
 
 
-def _remove_stale_dirs(place: Path) -> None:
-    for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another parent may be at it
+def _remove_stale_dirs(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another supervisor may be removing it
             if _is_ours(folder) and _is_abandoned(folder):
                 shutil.rmtree(folder)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether it is a folder of this user that others cannot enter, as a parent makes it."""
-    found = folder.lstat()
-    private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
-    return private and found.st_uid == os.geteuid()
+    """Whether it is a private folder of this user, as a supervisor creates it."""
+    status = folder.lstat()
+    private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+    return private and status.st_uid == os.geteuid()
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether all processes that held it are gone. OSError where it is no such folder."""
+    """Whether all processes that held it are gone. OSError if it is not a runtime folder."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

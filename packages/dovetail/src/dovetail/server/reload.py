@@ -1,4 +1,4 @@
-"""Files that are read again while the server runs: when they change, and on SIGHUP."""
+"""Reload API keys and certificates on change and on SIGHUP."""
 
 import asyncio
 import os
@@ -15,31 +15,31 @@ from dovetail.net.tls import TlsCertificate
 async def reload_on_change(
     keys: ApiKeys, certificate: TlsCertificate | None
 ) -> AsyncIterator[None]:
-    """Keeps keys and certificate fresh for as long as the block lasts."""
+    """Keep keys and certificate up to date while the block runs."""
 
-    def read_again() -> None:
+    def reload() -> None:
         keys.reload()
         if certificate is not None:
             certificate.reload()
 
     loop = asyncio.get_running_loop()
-    heeded = not has_terminal()
-    if heeded:
-        loop.add_signal_handler(signal.SIGHUP, read_again)
-    looking = None if certificate is None else asyncio.create_task(certificate.watch())
+    handles_sighup = not has_terminal()
+    if handles_sighup:
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    watch_task = None if certificate is None else asyncio.create_task(certificate.watch())
     try:
         yield
     finally:
-        if heeded:
+        if handles_sighup:
             loop.remove_signal_handler(signal.SIGHUP)
-        if looking is not None:
-            looking.cancel()
+        if watch_task is not None:
+            watch_task.cancel()
             with suppress(asyncio.CancelledError):
-                await looking
+                await watch_task
 
 
 def has_terminal() -> bool:
-    """There SIGHUP says that the terminal is gone, and the server goes with it."""
+    """Whether a terminal is attached: there, SIGHUP means that the terminal is gone."""
     try:
         return sys.stdin is not None and os.isatty(sys.stdin.fileno())
     except (OSError, ValueError):

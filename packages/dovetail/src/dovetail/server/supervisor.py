@@ -1,4 +1,4 @@
-"""The parent of several workers: starts them, keeps them, and ends them in good order.
+"""Supervise worker processes: start them, restart them after crashes, and stop them gracefully.
 
 It serves nothing itself. Each worker listens on the port for itself, and the system spreads
 connections over them (SO_REUSEPORT): one that is dead or not ready yet gets none.
@@ -27,21 +27,19 @@ from dovetail.server.reload import has_terminal
 from dovetail.settings.config import Config
 
 WORKER_MODULE = "dovetail.cli.worker"
-CRASH_LOOP_SECONDS = (
-    60.0  # seconds after its start: who falls then is started again ever more slowly
-)
-MAX_FAILED_STARTS = 5  # starts in a row that came to nothing, while nobody else serves
-STOP_TIMEOUT_SECONDS = 30.0  # seconds beyond the time to drain, for one that does not end
+CRASH_LOOP_SECONDS = 60.0  # a worker that crashes this soon is restarted with growing delays
+MAX_FAILED_STARTS = 5  # in a row, while no other worker serves
+STOP_TIMEOUT_SECONDS = 30.0  # after the drain timeout; then a worker is killed
 
 _log = logging.getLogger(__name__)
 
 
 class SupervisorError(Exception):
-    """The workers cannot be kept running. What is wrong they have told themselves."""
+    """The workers cannot be kept running. They have reported the reason themselves."""
 
 
 class WorkerSupervisor:
-    """The processes of one server."""
+    """The worker processes of one server."""
 
     def __init__(self, config: Config, port: int) -> None:
         self._config = config
@@ -58,9 +56,9 @@ class WorkerSupervisor:
         self._signal_count = 0
 
     async def run(self, on_ready: Callable[[dict[str, Any]], None]) -> None:
-        """Serves until told to stop. `ready` gets what the first worker tells of itself.
+        """Serve until stopped. `on_ready` gets what the first worker reports.
 
-        Raises `CrewError` where the workers do not start, or do not stay.
+        Raises `SupervisorError` if the workers do not start or keep crashing.
         """
         self._install_signal_handlers()
         try:
@@ -76,7 +74,7 @@ class WorkerSupervisor:
             raise self._error
 
     async def _start(self) -> dict[str, Any] | None:
-        """The first worker alone: it fetches what is missing. None where it is told to stop."""
+        """Start the first worker alone: it downloads missing files. None if stopped meanwhile."""
         if not await self._engines.start():
             return self._start_failed("an engine could not be started")
         self._config = self._engines.config
@@ -88,43 +86,47 @@ class WorkerSupervisor:
             return self._start_failed("a worker could not be started")
         return facts
 
-    def _start_failed(self, what: str) -> dict[str, Any] | None:
-        """Nothing to tell. It is a fault, unless it was asked for."""
+    def _start_failed(self, problem: str) -> dict[str, Any] | None:
+        """Record the error, unless the start was interrupted by a stop."""
         if not self._stopping.is_set():
-            self._error = SupervisorError(f"{what}; what went wrong is told above")
+            self._error = SupervisorError(f"{problem}; what went wrong is told above")
         return None
 
     async def _spawn(self, number: int) -> dict[str, Any] | None:
         if self._stopping.is_set():
             return None
-        member = self._workers[number] = ManagedProcess(WORKER_MODULE)
-        order = WorkerSpec(number, self._config, self._port, self._folder, self._restarts[number])
-        return await member.start(order)
+        worker = self._workers[number] = ManagedProcess(WORKER_MODULE)
+        spec = WorkerSpec(number, self._config, self._port, self._folder, self._restarts[number])
+        return await worker.start(spec)
 
     async def _keep_running(self, number: int) -> None:
-        """Starts a worker again whenever it falls, ever more rarely if it falls soon."""
-        loop, fell = asyncio.get_running_loop(), 0
-        since = loop.time()
+        """Restart a worker whenever it crashes, with growing delays if it crashes soon."""
+        loop, crashes = asyncio.get_running_loop(), 0
+        started_at = loop.time()
         while True:
             status = await self._workers[number].wait()
             if self._stopping.is_set():
                 return
-            fell = fell + 1 if loop.time() - since < CRASH_LOOP_SECONDS else 0
-            pause = RESTART_DELAYS_SECONDS[min(fell, len(RESTART_DELAYS_SECONDS) - 1)]
-            fields = {"worker": number, "ended": describe_exit_status(status), "again_in": pause}
-            _log.error("worker_fell", extra={"fields": fields})
-            if fell >= MAX_FAILED_STARTS and not any(
+            crashes = crashes + 1 if loop.time() - started_at < CRASH_LOOP_SECONDS else 0
+            delay = RESTART_DELAYS_SECONDS[min(crashes, len(RESTART_DELAYS_SECONDS) - 1)]
+            fields = {
+                "worker": number,
+                "exit_status": describe_exit_status(status),
+                "restart_delay_seconds": delay,
+            }
+            _log.error("worker_crashed", extra={"fields": fields})
+            if crashes >= MAX_FAILED_STARTS and not any(
                 one.ready and one.alive for one in self._workers
             ):
                 self._error = SupervisorError("the workers fall as soon as they are started")
                 self._stop()
                 return
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
-            since = loop.time()
+                await asyncio.wait_for(self._stopping.wait(), delay)
+            started_at = loop.time()
             self._restarts[number] += 1
             if await self._spawn(number) is not None:
-                _log.warning("worker_started", extra={"fields": {"worker": number}})
+                _log.warning("worker_restarted", extra={"fields": {"worker": number}})
 
     def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -134,15 +136,15 @@ class WorkerSupervisor:
             loop.add_signal_handler(signal.SIGHUP, self._forward_reload)
 
     def _forward_reload(self) -> None:
-        """Workers read their keys and certificates again."""
+        """Have the workers reload their keys and certificates."""
         notify("RELOADING=1")
-        for member in self._workers:
-            if member.ready:
-                member.send(signal.SIGHUP)
+        for worker in self._workers:
+            if worker.ready:
+                worker.send(signal.SIGHUP)
         notify("READY=1")
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
-        """The first signal has the workers drain, the second break off, the third ends them."""
+        """Drain the workers on the first signal, abort on the second, kill them on the third."""
         self.stop_signal = self.stop_signal or number
         self._signal_count += 1
         self._stop(signal.SIGTERM if self._signal_count < 3 else signal.SIGKILL)
@@ -152,21 +154,21 @@ class WorkerSupervisor:
             self._stopping.set()
             notify("STOPPING=1")
             self._engines.cancel_start()
-        for member in self._workers:
-            member.send(number)
+        for worker in self._workers:
+            worker.send(number)
 
     async def _shutdown(self) -> None:
-        """Waits for the workers, and only then ends what they need."""
+        """Wait for the workers, and stop the engines after them."""
         self._stopping.set()
-        alive = [member for member in self._workers if member.alive]
+        alive = [worker for worker in self._workers if worker.alive]
         if self._signal_count == 0:
             self._stop()
-        patience = self._config.drain_timeout + STOP_TIMEOUT_SECONDS
-        waiting = [asyncio.create_task(member.wait()) for member in alive]
-        if waiting:
-            _, left = await asyncio.wait(waiting, timeout=patience)
-            for member in alive if left else ():
-                member.send(signal.SIGKILL)
-            await asyncio.gather(*waiting)
+        timeout = self._config.drain_timeout + STOP_TIMEOUT_SECONDS
+        exits = [asyncio.create_task(worker.wait()) for worker in alive]
+        if exits:
+            _, pending = await asyncio.wait(exits, timeout=timeout)
+            for worker in alive if pending else ():
+                worker.send(signal.SIGKILL)
+            await asyncio.gather(*exits)
         await self._engines.stop()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,8 +1,7 @@
-"""How the processes of one server ask each other.
+"""Request/response channel between the worker processes of one server, and merged metrics.
 
-Each listens on a socket in the server's folder, which nobody else can enter. A connection carries
-one question and its answer: frames, each behind its length, and a mark at the end. An answer
-without the mark was broken off.
+Each worker listens on a socket in the private runtime folder. A connection carries one request and
+its response: length-prefixed frames and an end mark. A response without the mark was truncated.
 """
 
 import asyncio
@@ -20,19 +19,19 @@ from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import ClientDisconnected, Message
 from dovetail_model import InternalError
 
-PEER_TIMEOUT_SECONDS = 2.0  # seconds for a question to come, and for an answer to begin
+PEER_TIMEOUT_SECONDS = 2.0  # for a request to arrive, and for a response to begin
 
-_END_MARK = (1 << 32) - 1  # stands where a length would
-_MAX_FRAME_BYTES = 1 << 28  # bytes of a frame
+_END_MARK = (1 << 32) - 1  # in place of a length
+_MAX_FRAME_BYTES = 1 << 28
 _BACKLOG = 1024
 
 _log = logging.getLogger(__name__)
 
 
 class PeerRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What is asked; about a response, where it is one, and from behind which of its frames on."""
+    """A request to another worker; `after` is the last frame of a response that is known."""
 
-    what: str
+    operation: str
     tenant: str = ""
     id: str = ""
     after: int = -1
@@ -46,81 +45,81 @@ PeerHandler = Callable[[PeerRequest], AsyncGenerator[bytes]]
 
 
 class PeerDisconnected(InternalError):
-    """A sibling did not tell all of its answer."""
+    """Another worker did not complete its response."""
 
 
 class WorkerPeers:
-    """Process `number` of the `count` that there are, and its way to the others."""
+    """Worker `number` of `count`, and its connections to the others."""
 
     def __init__(self, folder: Path, number: int, count: int) -> None:
         self.number = number
         self._folder = folder
-        self._peer_numbers = [at for at in range(count) if at != number]
+        self._peer_numbers = [peer for peer in range(count) if peer != number]
         self._handlers: dict[str, PeerHandler] = {}
         self._server: asyncio.Server | None = None
         self._active: set[asyncio.Task[object] | None] = set()
 
-    def register(self, what: str, handler: PeerHandler) -> None:
-        """This is answered so. An answer of no frames says that there is nothing to tell."""
-        self._handlers[what] = handler
+    def register(self, operation: str, handler: PeerHandler) -> None:
+        """Register the handler of an operation. A response without frames means: nothing found."""
+        self._handlers[operation] = handler
 
     async def open(self) -> None:
-        """Answers from now on."""
+        """Start to accept requests."""
         path = self._path(self.number)
-        path.unlink(missing_ok=True)  # of one that was here before, and fell
+        path.unlink(missing_ok=True)  # of a crashed predecessor
         self._server = await asyncio.start_unix_server(self._serve, path, backlog=_BACKLOG)
 
     async def close(self) -> None:
-        """What is being told has a little time to be read."""
+        """Stop. Running responses get a short time to be read."""
         if self._server is None:
             return
         self._server.close()
         self._path(self.number).unlink(missing_ok=True)
-        telling = {task for task in self._active if task is not None}
-        if telling:
-            _, late = await asyncio.wait(telling, timeout=PEER_TIMEOUT_SECONDS)
+        active = {task for task in self._active if task is not None}
+        if active:
+            _, late = await asyncio.wait(active, timeout=PEER_TIMEOUT_SECONDS)
             for task in late:
                 task.cancel()
 
     async def request_all(
         self, request: PeerRequest, timeout_seconds: float = PEER_TIMEOUT_SECONDS
     ) -> dict[int, bytes]:
-        """What each of the others tells in one frame. Who is silent is left out."""
-        asking = {
-            at: asyncio.create_task(_read_single_frame(self._request(at, request)))
-            for at in self._peer_numbers
+        """Collect a response of one frame from each of the others. Silent ones are left out."""
+        tasks = {
+            peer: asyncio.create_task(_read_single_frame(self._request(peer, request)))
+            for peer in self._peer_numbers
         }
         try:
-            if asking:
-                await asyncio.wait(asking.values(), timeout=timeout_seconds)
-            told = {at: task.result() for at, task in asking.items() if task.done()}
-            return {at: one for at, one in told.items() if one is not None}
+            if tasks:
+                await asyncio.wait(tasks.values(), timeout=timeout_seconds)
+            frames = {peer: task.result() for peer, task in tasks.items() if task.done()}
+            return {peer: frame for peer, frame in frames.items() if frame is not None}
         finally:
-            for task in asking.values():
+            for task in tasks.values():
                 task.cancel()
 
     async def request_first(self, request: PeerRequest) -> AsyncGenerator[bytes] | None:
-        """The answer of the one that has one, behind its first frame. None: nobody has.
+        """The response of the worker that has one, after its first frame. None if none has.
 
-        Whoever reads it closes it. It raises `BrokenOff`.
+        The caller closes it. Reading it can raise `PeerDisconnected`.
         """
-        asking = [
-            asyncio.create_task(await_first_frame(self._request(at, request)))
-            for at in self._peer_numbers
+        tasks = [
+            asyncio.create_task(await_first_frame(self._request(peer, request)))
+            for peer in self._peer_numbers
         ]
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PEER_TIMEOUT_SECONDS):
-                    for answer in asyncio.as_completed(asking):
-                        if (found := await answer) is not None:
-                            return found
+                    for task_result in asyncio.as_completed(tasks):
+                        if (response := await task_result) is not None:
+                            return response
             return None
         finally:
-            for task in asking:
+            for task in tasks:
                 task.cancel()
 
     async def _request(self, number: int, request: PeerRequest) -> AsyncGenerator[bytes]:
-        """What one of them tells. OSError where it is not there."""
+        """The response of one worker. OSError if it is not running."""
         reader, writer = await asyncio.open_unix_connection(self._path(number))
         try:
             writer.write(_encode_frame(msgspec.msgpack.encode(request)))
@@ -130,9 +129,9 @@ class WorkerPeers:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection. Who hangs up is told no more."""
+        """Handle one connection. A disconnect cancels the response."""
 
-        async def hung_up() -> Message:
+        async def receive() -> Message:
             with suppress(ConnectionError):
                 await reader.read(1)
             return {"type": "http.disconnect"}
@@ -140,23 +139,23 @@ class WorkerPeers:
         task = asyncio.current_task()
         self._active.add(task)
         try:
-            # Raised where whoever asked is gone.
+            # Raised when the requesting worker is gone.
             with suppress(PeerDisconnected, ConnectionError, ClientDisconnected, TimeoutError):
                 async with asyncio.timeout(PEER_TIMEOUT_SECONDS):
-                    asked = await _read_frame(reader)
-                async with DisconnectGuard(hung_up):
-                    await self._respond(asked or b"", writer)
+                    request = await _read_frame(reader)
+                async with DisconnectGuard(receive):
+                    await self._respond(request or b"", writer)
         except Exception as error:
-            _log.error("sibling_not_answered", exc_info=error)
+            _log.error("peer_request_failed", exc_info=error)
         finally:
             self._active.discard(task)
             writer.close()
 
-    async def _respond(self, asked: bytes, writer: asyncio.StreamWriter) -> None:
-        """The answer, no more of it at a time than is read."""
-        question = msgspec.msgpack.decode(asked, type=PeerRequest)
-        async with aclosing(self._handlers[question.what](question)) as answer:
-            async for frame in answer:
+    async def _respond(self, body: bytes, writer: asyncio.StreamWriter) -> None:
+        """Send the response, with backpressure."""
+        request = msgspec.msgpack.decode(body, type=PeerRequest)
+        async with aclosing(self._handlers[request.operation](request)) as response:
+            async for frame in response:
                 writer.write(_encode_frame(frame))
                 await writer.drain()
         writer.write(_END_MARK.to_bytes(4, "big"))
@@ -166,19 +165,19 @@ class WorkerPeers:
         return self._folder / f"worker-{number}"
 
 
-async def await_first_frame(answer: AsyncGenerator[bytes]) -> AsyncGenerator[bytes] | None:
-    """The answer, once its first frame is here. None: there is nothing, or nobody."""
+async def await_first_frame(response: AsyncGenerator[bytes]) -> AsyncGenerator[bytes] | None:
+    """Wait for the first frame. None if there is no response or no worker."""
     with suppress(PeerDisconnected, OSError, StopAsyncIteration):
-        await anext(answer)
-        return answer
+        await anext(response)
+        return response
     return None
 
 
-async def _read_single_frame(answer: AsyncGenerator[bytes]) -> bytes | None:
-    """The one frame of an answer. None: there is nothing, or nobody."""
+async def _read_single_frame(response: AsyncGenerator[bytes]) -> bytes | None:
+    """Read a response of one frame. None if there is no response or no worker."""
     with suppress(PeerDisconnected, OSError, StopAsyncIteration):
-        async with aclosing(answer):
-            return await anext(answer)
+        async with aclosing(response):
+            return await anext(response)
     return None
 
 
@@ -187,7 +186,7 @@ def _encode_frame(frame: bytes) -> bytes:
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame; None at the end of the answer."""
+    """Read the next frame; None at the end of the response."""
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
         if size == _END_MARK:
@@ -200,7 +199,7 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 WORKER_LABEL = "worker"
-METRICS_REQUEST = "numbers"  # is asked of siblings
+METRICS_REQUEST = "numbers"
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True):
@@ -210,7 +209,7 @@ class MetricSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
-    """The samples of one name."""
+    """The samples of one metric."""
 
     name: str
     help: str
@@ -220,7 +219,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerMetrics:
-    """The numbers of this process and of its siblings."""
+    """The metrics of all workers."""
 
     def __init__(self, registry: CollectorRegistry, peers: WorkerPeers) -> None:
         self._registry = registry
@@ -228,41 +227,45 @@ class WorkerMetrics:
         peers.register(METRICS_REQUEST, self._send_metrics)
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """All of them as text, and the type of that text, as the client can read it."""
-        told = await self._peers.request_all(PeerRequest(METRICS_REQUEST))
-        found = {at: theirs for at, one in told.items() if (theirs := _decode_families(one))}
-        found[self._peers.number] = _collect_families(self._registry)
+        """Render them in the format that the client accepts, with the content type."""
+        frames = await self._peers.request_all(PeerRequest(METRICS_REQUEST))
+        families = {
+            peer: decoded for peer, frame in frames.items() if (decoded := _decode_families(frame))
+        }
+        families[self._peers.number] = _collect_families(self._registry)
         encode, content_type = choose_encoder(accept)
-        return encode(_MergedRegistry(found)), content_type
+        return encode(_MergedRegistry(families)), content_type
 
-    async def _send_metrics(self, question: PeerRequest) -> AsyncGenerator[bytes]:
+    async def _send_metrics(self, request: PeerRequest) -> AsyncGenerator[bytes]:
         yield msgspec.msgpack.encode(_collect_families(self._registry))
 
 
 class _MergedRegistry:
-    """The families of all, as a registry shows them."""
+    """The metric families of all workers, in the form of a registry."""
 
-    def __init__(self, found: dict[int, list[MetricFamily]]) -> None:
-        self._families = found
+    def __init__(self, families: dict[int, list[MetricFamily]]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for number, told in sorted(self._families.items()):
-            for family in told:
-                named = families.setdefault(
+        for number, worker_families in sorted(self._families.items()):
+            for family in worker_families:
+                metric = families.setdefault(
                     family.name, Metric(family.name, family.help, family.kind, family.unit)
                 )
                 for one in family.samples:
-                    named.add_sample(one.name, {**one.labels, WORKER_LABEL: str(number)}, one.value)
-        here = Metric("dovetail_workers", "Processes that told their numbers.", "gauge")
-        here.add_sample("dovetail_workers", {}, len(self._families))
-        return [*families.values(), here]
+                    metric.add_sample(
+                        one.name, {**one.labels, WORKER_LABEL: str(number)}, one.value
+                    )
+        workers = Metric("dovetail_workers", "Processes that told their numbers.", "gauge")
+        workers.add_sample("dovetail_workers", {}, len(self._families))
+        return [*families.values(), workers]
 
 
-def _decode_families(told: bytes) -> list[MetricFamily]:
-    """The numbers of another process; none where it was started from another version."""
+def _decode_families(frame: bytes) -> list[MetricFamily]:
+    """Decode another worker's metrics; none if it runs another version."""
     with suppress(msgspec.MsgspecError):
-        return msgspec.msgpack.decode(told, type=list[MetricFamily])
+        return msgspec.msgpack.decode(frame, type=list[MetricFamily])
     return []
 
 

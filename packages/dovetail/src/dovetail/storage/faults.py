@@ -1,4 +1,4 @@
-"""What a store could not do: counted for the numbers, and told in the log without flooding it."""
+"""Count and log the failures of a store, without flooding the log."""
 
 import logging
 import time
@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 from dovetail_model import InternalError
 
-LOG_INTERVAL_SECONDS = 60.0  # seconds in which a store that fails is told of once
+LOG_INTERVAL_SECONDS = 60.0  # between two warnings about one store
 
 _log = logging.getLogger(__name__)
 
 
 class StoreFaults:
-    """The faults of one store, which `what` names.
+    """The failures of one store.
 
-    `failed` counts questions without an answer, `lost` what was not kept, and `waiting` says what
-    is kept as soon as the store is there again. `away` is whether it was not, when last asked.
+    `failures` counts failed operations, `lost` writes that were given up, `pending` writes that
+    wait for the store to come back. `unavailable` is whether the last operation could not reach it.
     """
 
     __slots__ = (
@@ -40,7 +40,7 @@ class StoreFaults:
         self._reported_at: float | None = None
 
     def record_failure(self, error: Exception | None = None, *, unavailable: bool = True) -> None:
-        """A question had no answer. A store that is not `away` refuses some, and answers others."""
+        """An operation failed. With `unavailable=False` the store rejected only this one."""
         self.failures += 1
         self.unavailable = self.unavailable or unavailable
         now = self._clock()
@@ -49,24 +49,24 @@ class StoreFaults:
         ):
             return
         self._reported, self._reported_at = True, now
-        self._warn("store_failed", error=str(error) or type(error).__name__, failed=self.failures)
+        self._warn("store_failed", error=str(error) or type(error).__name__, failures=self.failures)
 
     def record_success(self) -> None:
-        """A question had one."""
+        """An operation succeeded."""
         if not self.unavailable:
             return
         self.unavailable = False
         if self._reported:
             self._reported = False
-            counts = {"failed": self.failures, "waiting": self.pending, "lost": self.lost}
-            self._warn("store_back", **counts)
+            counts = {"failures": self.failures, "pending": self.pending, "lost": self.lost}
+            self._warn("store_recovered", **counts)
 
     def record_loss(self, error: BaseException | None = None) -> None:
-        """Something could not be kept, and will not be."""
+        """A write was given up."""
         self.lost += 1
-        if self.lost.bit_count() == 1:  # the first, and then ever more seldom
-            told = {} if error is None else {"error": str(error) or type(error).__name__}
-            self._warn("store_lost", lost=self.lost, **told)
+        if self.lost.bit_count() == 1:  # the first, then at powers of two
+            fields = {} if error is None else {"error": str(error) or type(error).__name__}
+            self._warn("store_write_lost", lost=self.lost, **fields)
 
     def _warn(self, event: str, **fields: str | int) -> None:
         _log.warning(event, extra={"fields": {"store": self.name, **fields}})

@@ -1,4 +1,4 @@
-"""A Redis server that may be away: then it has no answer, and nobody waits long for that."""
+"""A Redis client that fails fast while the server is unavailable."""
 
 import asyncio
 import hashlib
@@ -9,23 +9,21 @@ from typing import TypeVar
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as ServerGone
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as ServerSlow
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from dovetail.storage.faults import StoreFaults
 
-_TIMEOUT_SECONDS = 0.5  # seconds for one operation
-_BACKOFF_SECONDS = 1.0  # seconds without trying, after the server was found away
-_RECENT_FAILURE_SECONDS = (
-    60.0  # seconds after that in which others may still bring what they could not
-)
+_TIMEOUT_SECONDS = 0.5  # of one operation
+_BACKOFF_SECONDS = 1.0  # without attempts, after the server was unreachable
+_RECENT_FAILURE_SECONDS = 60.0  # other processes may still write what they could not before
 
 _T = TypeVar("_T")
 
 
 class RedisClient:
-    """The connection of one store, which `what` names among its `faults`."""
+    """The connection of one store. `name` is that of the store in its `faults`."""
 
     __slots__ = (
         "_clock",
@@ -62,39 +60,39 @@ class RedisClient:
 
     @property
     def recently_failed(self) -> bool:
-        """Whether it was away, and not long ago."""
+        """Whether the server was recently unavailable."""
         return (
             self._failed_at is not None
             and self._clock() - self._failed_at < _RECENT_FAILURE_SECONDS
         )
 
     def make_key(self, tenant: str, kind: str, name: str) -> str:
-        """The braces make one cluster slot of a tenant; hashed, its name cannot forge a key."""
+        """Build a key, hashed against forgery. The braces put a tenant into one cluster slot."""
         owner = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         return f"{self._prefix}:{{{owner}}}:{kind}:{name}"
 
     async def call(
         self, operation: Callable[[], Awaitable[_T]], timeout_seconds: float | None = None
     ) -> _T | None:
-        """The server's answer, or None if there is none to be had soon."""
+        """Run an operation; None if it fails or does not finish in time."""
         if self._clock() < self._retry_at:
             self._fail(None)
             return None
         try:
             async with asyncio.timeout(timeout_seconds or self._timeout):
-                answer = await operation()
-        except (ServerGone, ServerSlow, TimeoutError, OSError) as error:
+                result = await operation()
+        except (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError) as error:
             self._retry_at = self._clock() + _BACKOFF_SECONDS
             self._fail(error)
-        except RedisError as error:  # it is there, and refuses: out of memory, read only
+        except RedisError as error:  # reachable, but it rejects: out of memory, read only
             self._fail(error, unavailable=False)
         else:
             self.faults.record_success()
-            return answer
+            return result
         return None
 
     async def ping(self) -> None:
-        """Ask whether it is there: where it is not, that is told."""
+        """Check the connection; a failure is logged."""
         await self.call(self.redis.ping)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Work on a SQLite connection, done by one thread that owns it.
+"""SQLite access: a thread that owns the connection, file setup, and bounds of a table.
 
-So the event loop never waits for the disk. Whatever has queued up when the thread wakes is done in
-one transaction.
+The event loop never waits for the disk. Jobs that have queued up when the thread wakes run in one
+transaction.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from typing import Any, Generic, TypeVar
 
 from dovetail.storage.faults import StoreError, StoreFaults
 
-_MAX_BATCH_JOBS = 512  # jobs in one transaction: bounds how long other processes wait
+_MAX_BATCH_JOBS = 512  # per transaction: bounds how long other processes wait
 
 _T = TypeVar("_T")
 
 
 class SqliteThread:
-    """Runs functions that use the connection. `what` names the file in errors.
+    """Run functions on the connection. `name` names the file in errors.
 
-    `tidy` runs at the end of each transaction that wrote. `faults` hears of what fails.
+    `cleanup` runs at the end of each transaction that wrote. Failures are recorded in `faults`.
     """
 
     __slots__ = ("_cleanup", "_connection", "_faults", "_jobs", "_name", "_thread")
@@ -49,15 +49,15 @@ class SqliteThread:
         self._thread.start()
 
     async def read(self, operation: Callable[[], _T]) -> _T:
-        """What `act` finds."""
+        """Run an operation that reads, and return its result."""
         return await self._submit(_Job(operation, writes=False))
 
     async def write(self, operation: Callable[[], None]) -> None:
-        """Done when it is committed."""
+        """Run an operation that writes. Returns when it is committed."""
         await self._submit(_Job(operation, writes=True))
 
     async def close(self) -> None:
-        """Finish what was asked for before, then close the connection."""
+        """Finish the queued jobs, then close the connection."""
         if self._thread.is_alive():
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
@@ -67,26 +67,26 @@ class SqliteThread:
             raise StoreError(f"{self._name} is closed")
         self._jobs.put(job)
         try:
-            answer = await asyncio.wrap_future(job.future)
+            result = await asyncio.wrap_future(job.future)
         except (sqlite3.Error, ValueError) as error:
             self._faults.record_failure(error)
             raise StoreError(f"{self._name} failed: {error}") from error
-        if job.writes:  # a disk that is full is read from all the same
+        if job.writes:  # a full disk can still be read
             self._faults.record_success()
-        return answer
+        return result
 
-    # What follows runs in the thread.
+    # The methods below run in the thread.
 
     def _work(self) -> None:
-        open_ = True
-        while open_:
+        running = True
+        while running:
             batch = self._batch()
-            open_ = batch[-1] is not None
+            running = batch[-1] is not None
             self._transact([job for job in batch if job is not None])
         self._connection.close()
 
     def _batch(self) -> "list[_Job[Any] | None]":
-        """The next job, and what else is waiting behind it, up to the end."""
+        """The next job and those queued behind it, up to the limit or the end."""
         batch = [self._jobs.get()]
         while batch[-1] is not None and len(batch) < _MAX_BATCH_JOBS:
             try:
@@ -96,7 +96,7 @@ class SqliteThread:
         return batch
 
     def _transact(self, batch: "list[_Job[Any]]") -> None:
-        """Do the jobs in their order; the writes are told done when all of them are committed."""
+        """Run the jobs in order. Writes are reported as done when all of them are committed."""
         writes = any(job.writes for job in batch)
         try:
             if writes:
@@ -116,19 +116,19 @@ class SqliteThread:
 
 
 class _Job(Generic[_T]):
-    """A piece of work for the thread, and its answer, which is told after the commit."""
+    """A job of the thread, and its result, which is delivered after the commit."""
 
     __slots__ = ("_error", "_operation", "_result", "future", "writes")
 
-    def __init__(self, act: Callable[[], _T], *, writes: bool) -> None:
-        self._operation = act
+    def __init__(self, operation: Callable[[], _T], *, writes: bool) -> None:
+        self._operation = operation
         self._error: Exception | None = None
         self._result: list[_T] = []
         self.writes = writes
         self.future: Future[_T] = Future()
 
     def run(self) -> None:
-        """Do it. Raises only what spoils the transaction for the others too."""
+        """Run it. Raises only what invalidates the whole transaction."""
         try:
             self._result = [self._operation()]
         except Exception as error:
@@ -137,7 +137,7 @@ class _Job(Generic[_T]):
                 raise
 
     def recover(self, error: Exception) -> None:
-        """Its transaction failed: a write is lost with it, a read needs none."""
+        """Handle a failed transaction: a write is lost with it, a read can run again."""
         if self.writes:
             self._error = error
         elif not self._result and self._error is None:
@@ -145,25 +145,25 @@ class _Job(Generic[_T]):
 
     def resolve(self) -> None:
         if not self.future.set_running_or_notify_cancel():
-            return  # nobody waits any more; the work is done all the same
+            return  # the caller was cancelled; the job ran all the same
         if self._error is not None:
             self.future.set_exception(self._error)
         else:
             self.future.set_result(self._result[0])
 
 
-BUSY_TIMEOUT_SECONDS = 5.0  # seconds to wait for another process that writes
+BUSY_TIMEOUT_SECONDS = 5.0  # while another process writes
 
 _PAGE_BYTES = 8192  # a turn has 2 to 3 KB: on pages of 4 KB a third of the file would be empty
-_MAX_WAL_BYTES = 16 << 20  # bytes of log kept after a checkpoint
+_MAX_WAL_BYTES = 16 << 20  # retained after a checkpoint
 
 
 @dataclass(frozen=True)
 class DatabaseSchema:
-    """What a file of one kind looks like.
+    """The schema of one kind of database file.
 
-    `application` tells our files from other programs', and one kind from another. `upgrades` has,
-    for an older version, the statements that make the next one of it.
+    `application_id` distinguishes our files from other programs', and one kind from another.
+    `migrations` maps an older version to the statements that upgrade it to the next.
     """
 
     name: str
@@ -174,11 +174,11 @@ class DatabaseSchema:
 
 
 def open_database(path: Path, schema: DatabaseSchema) -> sqlite3.Connection:
-    """The file, made if it is missing. StoreError names a file that is not ours or is damaged."""
+    """Open or create a file. StoreError names a file that is not ours or is damaged."""
     connection: sqlite3.Connection | None = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # It holds what people said: for its owner alone, like the files SQLite puts beside it.
+        # It holds user content: readable by its owner only, like the files SQLite adds to it.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
@@ -197,17 +197,17 @@ def open_database(path: Path, schema: DatabaseSchema) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema) -> None:
-    # In one transaction, or the tables could be another process's, made between two looks.
+    # In one transaction: another process may create the tables at the same time.
     connection.execute("BEGIN")
     _check_owner(connection, path, schema)
     connection.execute("COMMIT")
-    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # heeded by a new file only
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # effective for new files only
     _enable_wal(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA journal_size_limit = {_MAX_WAL_BYTES}")
     connection.execute("BEGIN IMMEDIATE")
-    # Looked at again under the lock: another process may have made the tables just now.
+    # Checked again under the lock: another process may have created the tables just now.
     version = _check_owner(connection, path, schema)
     if version == 0:
         _run_script(connection, schema.tables)
@@ -220,7 +220,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema)
 
 
 def _check_owner(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema) -> int:
-    """The file's version, 0 for one that is empty. StoreError if it is not ours to use."""
+    """The file's version, 0 if it is empty. StoreError if it is not ours."""
     version = _query_int(connection, "PRAGMA user_version")
     application = _query_int(connection, "PRAGMA application_id")
     tables = _query_int(connection, "SELECT count(*) FROM sqlite_master")
@@ -237,7 +237,7 @@ def _check_owner(connection: sqlite3.Connection, path: Path, schema: DatabaseSch
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log. SQLite does not wait where several switch at once."""
+    """Switch to the write-ahead log. SQLite does not wait if several processes switch at once."""
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -250,7 +250,7 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
 
 
 def _run_script(connection: sqlite3.Connection, script: str) -> None:
-    """The statements one by one: `executescript` would commit what was begun."""
+    """Run the statements one by one: `executescript` would commit the transaction."""
     pending = ""
     for line in script.splitlines(keepends=True):
         pending += line
@@ -264,14 +264,12 @@ def _query_int(connection: sqlite3.Connection, query: str) -> int:
     return int(number)
 
 
-_EVICT_BYTES = 4 << 20  # bytes freed at once: not on every put, and never a long pause
-_MAX_EXPIRED_ROWS = (
-    1000  # rows past their age dropped in one transaction; they are not seen in any case
-)
+_EVICT_BYTES = 4 << 20  # freed at once: not on every put, and never a long pause
+_MAX_EXPIRED_ROWS = 1000  # deleted per transaction; reads skip expired rows anyway
 
 
 class TableBounds:
-    """Those of a table whose rows have `seq`, `used` and `size`, beside a table of `totals`."""
+    """Bounds of a table with columns `seq`, `used` and `size`, and a table `totals`."""
 
     __slots__ = ("_clock", "_connection", "_max_age", "_table", "max_bytes")
 
@@ -294,17 +292,17 @@ class TableBounds:
         return self._clock()
 
     def min_used(self) -> float:
-        """What was last used before then is not there any more."""
+        """The time of last use before which rows are expired."""
         return self._clock() - self._max_age
 
     def totals(self) -> tuple[int, int]:
-        """Rows and bytes. Rows past their age count until the next write."""
+        """Rows and bytes. Expired rows count until the next write."""
         query = f"SELECT {self._table}, bytes FROM totals"
-        rows, held = self._connection.execute(query).fetchone()
-        return rows, held
+        rows, size = self._connection.execute(query).fetchone()
+        return rows, size
 
     def delete_expired(self) -> None:
-        """Drop what is too old. Each row is dropped once."""
+        """Delete expired rows, a limited number at a time."""
         self._connection.execute(
             f"DELETE FROM {self._table} WHERE seq IN "
             f"(SELECT seq FROM {self._table} WHERE used < ? ORDER BY used LIMIT ?)",
@@ -312,16 +310,16 @@ class TableBounds:
         )
 
     def evict(self) -> None:
-        """Drop the least recently used while there is too much."""
-        _, held = self.totals()
-        if held <= self.max_bytes:
+        """Delete the least recently used rows while the table is too large."""
+        _, total = self.totals()
+        if total <= self.max_bytes:
             return
         target = self.max_bytes - min(self.max_bytes // 16, _EVICT_BYTES)
-        doomed: list[tuple[int]] = []
+        evicted: list[tuple[int]] = []
         query = f"SELECT seq, size FROM {self._table} ORDER BY used, seq"
         for seq, size in self._connection.execute(query):
-            if held <= target:
+            if total <= target:
                 break
-            held -= size
-            doomed.append((seq,))
-        self._connection.executemany(f"DELETE FROM {self._table} WHERE seq = ?", doomed)
+            total -= size
+            evicted.append((seq,))
+        self._connection.executemany(f"DELETE FROM {self._table} WHERE seq = ?", evicted)

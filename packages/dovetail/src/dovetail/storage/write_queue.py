@@ -1,4 +1,4 @@
-"""Writes that nobody waits for: done in the background, in their order, and never lost silently."""
+"""A queue of background writes, in order, whose losses are counted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ _BATCH_SIZE = 64
 
 
 class TenantItem(Protocol):
-    """What can be waiting: it has an owner, and an id that is the owner's alone."""
+    """An item that can be queued: it has a tenant and an id unique to the tenant."""
 
     @property
     def tenant(self) -> str: ...
@@ -26,10 +26,10 @@ _T = TypeVar("_T", bound=TenantItem)
 
 
 class WriteQueue(Generic[_T]):
-    """Things on their way to the store. Until they are there, they are found here.
+    """Items on their way to the store. Until they are written, they are found here.
 
-    `write` gets each of them; what it raises is among the `faults`. `weigh` says about how many
-    bytes one takes. Of two with the same id the later one is written in any case.
+    `write` gets each item; errors are counted in `faults`. `size_of` estimates its bytes.
+    Of two items with the same id the later one is always written.
     """
 
     __slots__ = (
@@ -55,19 +55,19 @@ class WriteQueue(Generic[_T]):
         self._pending: dict[ItemKey, _T] = {}
         self._pending_bytes = 0
         self._task: asyncio.Task[None] | None = None
-        self._batch_done = asyncio.Event()  # set when those that are being written are done
+        self._batch_done = asyncio.Event()  # set when the current batch is written
 
     @property
     def pending_bytes(self) -> int:
-        """About how many bytes wait."""
+        """Estimated bytes that are not written yet."""
         return self._pending_bytes
 
     def get(self, tenant: str, id: str) -> _T | None:
-        """One that is not written yet."""
+        """An item that is not written yet."""
         return self._pending.get((tenant, id))
 
     def put(self, item: _T) -> None:
-        """Have it written soon."""
+        """Queue an item."""
         key = (item.tenant, item.id)
         before = self._pending.get(key)
         if before is item:
@@ -80,17 +80,17 @@ class WriteQueue(Generic[_T]):
             self._task = asyncio.create_task(self._drain())
 
     async def flush(self) -> None:
-        """Wait until nothing waits."""
+        """Wait until the queue is empty."""
         while self._task is not None and not self._task.done():
             await asyncio.shield(self._task)
 
     async def wait_written(self, tenant: str, id: str) -> None:
-        """Wait until this one does not wait any more, whatever else does."""
+        """Wait until this item is written, whatever else is queued."""
         while (tenant, id) in self._pending:
             await self._batch_done.wait()
 
     async def _drain(self) -> None:
-        """Many at once, so that a store can make one transaction of them."""
+        """Write items in batches, so that a store can use one transaction."""
         while self._pending:
             batch = list(islice(self._pending.items(), _BATCH_SIZE))
             writes = [self._write(one) for _, one in batch]

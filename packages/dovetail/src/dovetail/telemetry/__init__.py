@@ -1,1 +1,1 @@
-"""telemetry."""
+"""Telemetry: request records, logs, metrics, traces and OpenTelemetry spans."""

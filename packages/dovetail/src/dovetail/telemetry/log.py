@@ -16,47 +16,47 @@ LogValue = str | int | float | bool | None
 
 _request_logger = logging.getLogger("dovetail.request")
 _UNQUOTED_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
-#: What would steer a terminal that shows a line; JSON has the other control characters escaped.
+#: Control characters that JSON does not escape and that could control a terminal.
 _CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def configure_logging(
     log_format: LogFormat = "logfmt", level: str = "info", stream: TextIO | None = None
 ) -> None:
-    """Sends everything that is logged to one place, in one form."""
+    """Send all log records to one handler, as logfmt or JSON."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else LogfmtFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # What it says of starts and ends is said in events of our own.
+    # Starts and stops are logged as our own events.
     logging.getLogger("uvicorn.error").setLevel(max(root.level, logging.WARNING))
 
 
 def log_request(record: RequestRecord, peer: str | None = None) -> None:
-    """One line for a request that is over. Where it came from is told nowhere else."""
+    """Log a finished request. The peer's address appears nowhere else."""
     if _request_logger.isEnabledFor(logging.INFO):
-        _request_logger.info("request", extra={"fields": request_fields(record, peer)})
+        _request_logger.info("request_finished", extra={"fields": request_fields(record, peer)})
 
 
 def request_fields(record: RequestRecord, peer: str | None = None) -> dict[str, LogValue]:
-    """The fields of a request's line. What is not known is left out."""
+    """The fields of the `request_finished` event, without unknown ones."""
     usage = record.usage or Usage()
-    counted = record.usage is not None
+    has_usage = record.usage is not None
     fields: dict[str, LogValue] = {
         "id": record.id,
         "endpoint": record.endpoint,
         "status": record.status,
         "peer": peer,
-        "model": record.asked or None,
+        "model": record.requested_model or None,
         "stream": record.stream,
         "tenant": record.tenant or None,
         "session": record.session,
         "parent": record.parent,
         "agent": record.agent,
-        "input": usage.input_tokens if counted else None,
-        "output": usage.output_tokens if counted else None,
-        "cached": usage.cached_tokens if counted else None,
+        "input": usage.input_tokens if has_usage else None,
+        "output": usage.output_tokens if has_usage else None,
+        "cached": usage.cached_tokens if has_usage else None,
         "reasoning": usage.reasoning_tokens or None,
         "ttft_ms": None if record.first_token is None else round(record.first_token * 1000, 1),
         "queue_ms": _queue_ms(record),
@@ -73,7 +73,7 @@ def request_fields(record: RequestRecord, peer: str | None = None) -> dict[str, 
 
 
 def _queue_ms(record: RequestRecord) -> float | None:
-    """Milliseconds from the request being understood to there being room for it."""
+    """Milliseconds from decoding a request to its admission."""
     if record.decoded is None or record.admitted is None:
         return None
     return round((record.admitted - record.decoded) * 1000, 1) or None

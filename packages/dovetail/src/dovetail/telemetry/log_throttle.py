@@ -1,20 +1,20 @@
-"""Keeps those whom nobody knows from filling the log."""
+"""Keep unauthenticated clients from flooding the log."""
 
 import asyncio
 import logging
 
-DEFAULT_MAX_LINES = 60  # that refused strangers may leave in the log, in each span of time
-DEFAULT_INTERVAL_SECONDS = 60.0  # seconds
-MAX_PEERS = 1024  # addresses whose missed lines are counted apart
-MAX_REPORTED_PEERS = 16  # of them, that have a line of their own: those with most
+DEFAULT_MAX_LINES = 60  # per interval
+DEFAULT_INTERVAL_SECONDS = 60.0
+MAX_PEERS = 1024  # addresses whose suppressed lines are counted separately
+MAX_REPORTED_PEERS = 16  # with the most suppressed lines
 
 _log = logging.getLogger(__name__)
 
 
 class LogThrottle:
-    """Lets so many lines through in a minute, and tells afterwards how many more there were.
+    """Allow a number of lines per interval, and report afterwards how many were suppressed.
 
-    They are told by the address that they came from, so that who is loud does not hide others.
+    They are counted by address, so that one loud client does not hide others.
     """
 
     __slots__ = (
@@ -31,7 +31,7 @@ class LogThrottle:
         self,
         max_lines: int = DEFAULT_MAX_LINES,
         interval_seconds: float = DEFAULT_INTERVAL_SECONDS,
-        event: str = "refusals_not_logged",
+        event: str = "request_logs_suppressed",
         count_field: str = "requests",
     ) -> None:
         self._event = event
@@ -43,7 +43,7 @@ class LogThrottle:
         self._timer: asyncio.TimerHandle | None = None
 
     def allow(self, peer: str | None = None) -> bool:
-        """Whether the next line may be written; it would be about this address."""
+        """Whether the next line may be logged; it would be about this address."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(
                 self._interval_seconds, self._report_suppressed
@@ -51,10 +51,10 @@ class LogThrottle:
         if self._remaining > 0:
             self._remaining -= 1
             return True
-        missed = self._suppressed
-        if peer not in missed and len(missed) >= MAX_PEERS:
+        suppressed = self._suppressed
+        if peer not in suppressed and len(suppressed) >= MAX_PEERS:
             peer = None
-        missed[peer] = missed.get(peer, 0) + 1
+        suppressed[peer] = suppressed.get(peer, 0) + 1
         return False
 
     def _report_suppressed(self) -> None:

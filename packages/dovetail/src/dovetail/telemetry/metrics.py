@@ -1,7 +1,7 @@
-"""Numbers for Prometheus, under the names that users of Dynamo know, with our prefix.
+"""Prometheus metrics, with the names of Dynamo's metrics under our prefix.
 
-Every label comes from a closed set: endpoints, served models, statuses, reasons, codes. What a
-client writes never becomes a label.
+Every label has a closed set of values: endpoints, served models, statuses, reasons, codes. Client
+input never becomes a label.
 """
 
 from collections.abc import Callable, Iterable
@@ -53,7 +53,7 @@ INTER_TOKEN_BUCKETS_SECONDS = (
 )
 _INTER_TOKEN_NAME = "dovetail_inter_token_latency_seconds"
 _INTER_TOKEN_HELP = "Time between two batches of tokens of a stream."
-#: What the histograms say of themselves.
+#: Help texts of the histograms.
 _HISTOGRAM_HELP = {
     "time_to_first_token_seconds": "From a request's first byte to the model's first token.",
     "request_duration_seconds": "From a request's first byte to the end of its answer.",
@@ -67,11 +67,12 @@ _HISTOGRAM_HELP = {
 
 
 class InterTokenHistogram:
-    """The times between batches of one model.
+    """Inter-token latency of one model.
 
-    The library's own histogram takes a lock and walks its buckets: too much for every token. All
-    streams run on one loop, so a plain list will do, and whoever counts does so in place:
-    `counts` has a place for each bound of `GAPS` and one for what is beyond, `sum` the seconds.
+    The library's own histogram takes a lock and searches its buckets: too slow for every token. All
+    streams run on one event loop, so plain lists suffice, and the caller updates them in place:
+    `counts` has an item per bound of `INTER_TOKEN_BUCKETS_SECONDS` and one beyond, `sum` the
+    seconds.
     """
 
     __slots__ = ("counts", "sum")
@@ -81,18 +82,18 @@ class InterTokenHistogram:
         self.sum = 0.0
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative counts by upper bound, as Prometheus wants them, and the sum."""
-        total, found = 0, []
+        """Cumulative counts by upper bound, as Prometheus expects them, and the sum."""
+        total, buckets = 0, []
         for bound, count in zip(
             [*map(str, INTER_TOKEN_BUCKETS_SECONDS), "+Inf"], self.counts, strict=True
         ):
             total += count
-            found.append((bound, float(total)))
-        return found, self.sum
+            buckets.append((bound, float(total)))
+        return buckets, self.sum
 
 
 class Metrics:
-    """All numbers of one server."""
+    """All metrics of one server process."""
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = _RegistryWithoutCreated()
@@ -163,9 +164,8 @@ class Metrics:
         self._refused_connections = self._counter(
             "refused_connections", "Connections refused before there was a request.", "reason"
         )
-        self._refused_connections.labels(
-            "connections"
-        )  # from 0 on: the first ones are an increase, too
+        # Present from 0 on, so that the first ones are an increase.
+        self._refused_connections.labels("connections")
         self._tls_failures = self._counter("tls_failures", "TLS handshakes that failed.", "reason")
         self._held_body_bytes = self._gauge(
             "held_body_bytes", "Bodies and messages of requests that are not over."
@@ -182,67 +182,67 @@ class Metrics:
         self.registry.register(_InterTokenCollector(self._inter_token))
 
     def inter_token_histogram(self, model: str) -> InterTokenHistogram:
-        """Where the times between the batches of a model are counted."""
+        """The inter-token histogram of a model."""
         return self._inter_token.setdefault(model, InterTokenHistogram())
 
     def start_request(self, endpoint: str) -> None:
         self._inflight.labels(endpoint).inc()
 
     def add_queued(self, delta: int) -> None:
-        """A request waits for its first token, or does no longer."""
+        """Add to the requests that wait for their first token."""
         self._queued.inc(delta)
 
     def count_inexact_turn(self, model: str) -> None:
         self._inexact_turns.labels(model).inc()
 
     def count_migration(self, model: str, tokens: int) -> None:
-        """An answer goes on on another replica, with so many tokens that it was given."""
+        """Count a migration to another replica, with the tokens carried over."""
         self._migrations.labels(model).inc()
         self._migrated_tokens.labels(model).inc(tokens)
 
     def count_trace_dropped(self) -> None:
-        """A request is not in the trace: it was given up."""
+        """Count a request that the trace dropped."""
         self._trace_dropped.inc()
 
     def count_rate_limited(self, reason: str) -> None:
-        """A request was turned away: `reason` names the limit, from a closed set."""
+        """Count a rejected request; `reason` names the limit, from a closed set."""
         self._rate_limited.labels(reason).inc()
 
     def count_refused_connection(self, reason: str) -> None:
-        """A connection was refused below the application: `reason` is from a closed set."""
+        """Count a connection refused below the application; `reason` is from a closed set."""
         self._refused_connections.labels(reason).inc()
 
     def count_tls_failure(self, reason: str) -> None:
-        """A handshake failed: `reason` is from a closed set."""
+        """Count a failed TLS handshake; `reason` is from a closed set."""
         self._tls_failures.labels(reason).inc()
 
     def track_certificate_expiry(self, read_expiry: Callable[[], float]) -> None:
-        """HTTPS is served: when the certificate ends, as a time of the clock."""
+        """Report when the certificate expires, as a Unix time."""
         name, help = "certificate_expiry_timestamp_seconds", "When the certificate ends."
         self._gauge(name, help).set_function(read_expiry)
 
     def track_held_body_bytes(self, read_bytes: Callable[[], int]) -> None:
-        """Where to look for the bytes that are held of requests."""
+        """Report the bytes of bodies of unfinished requests."""
         self._held_body_bytes.set_function(read_bytes)
 
     def add_websockets(self, delta: int) -> None:
-        """A WebSocket was opened, or closed."""
+        """Add to the open WebSockets."""
         self._websockets.inc(delta)
 
     def set_draining(self, draining: bool) -> None:
-        """The server takes nothing new from now on, or does again."""
+        """Set whether the server drains."""
         self._draining.set(draining)
 
     def add_background_responses(self, delta: int) -> None:
-        """A response is made without a client, or is no longer."""
+        """Add to the responses that run in the background."""
         self._background.inc(delta)
 
     def count_restarts(self, times: int) -> None:
-        """This process was started again so often, after those before it fell."""
+        """Count the restarts of this worker after crashes."""
         self._restarts.inc(times)
 
     def record_request(self, record: RequestRecord) -> None:
-        """Counts a request that is over."""
+        """Count a finished request."""
         kind = "stream" if record.stream else "unary"
         self._inflight.labels(record.endpoint).dec()
         self._requests.labels(record.model, record.endpoint, kind, str(record.status)).inc()
@@ -269,13 +269,15 @@ class Metrics:
             self._queue_wait.labels(record.model).observe(record.admitted - record.decoded)
         if record.admitted is not None and record.prepared is not None:
             self._prepare_time.labels(record.model).observe(record.prepared - record.admitted)
-        if record.stream and record.said is not None:
+        if record.stream and record.last_event is not None:
             for call in record.calls:
                 if call.dispatched is not None:
-                    self._dispatch_lead.labels(record.model).observe(record.said - call.dispatched)
+                    self._dispatch_lead.labels(record.model).observe(
+                        record.last_event - call.dispatched
+                    )
 
     def count_prompt(self, model: str, prefix: PrefixStats, splice_failures: int) -> None:
-        """Counts a prompt: why it left the last one, how turns stand in it, what went wrong."""
+        """Count a prompt: why it diverged, the origin of its turns, splice failures."""
         self._prefix_reasons.labels(model, prefix.reason or "none").inc()
         kinds = {
             "kept": prefix.common,
@@ -289,12 +291,12 @@ class Metrics:
             self._splice_failures.labels(model).inc(splice_failures)
 
     def count_replayed_turns(self, model: str, turns: dict[str, int]) -> None:
-        """Counts assistant turns by how they stand in the prompt."""
+        """Count assistant turns by their origin in the prompt."""
         for kind, count in turns.items():
             self._replayed_turns.labels(model, kind).inc(count)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All numbers as text, and the type of that text, as the client can read it."""
+        """Render the metrics in the format that the client accepts, with the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -315,7 +317,7 @@ class Metrics:
 
 
 class _RegistryWithoutCreated(CollectorRegistry):
-    """Leaves out when each series was made: it would double them, and nobody asks for it."""
+    """A registry without `_created` series, which would double the number of series."""
 
     def collect(self) -> Iterable[Metric]:
         for family in super().collect():
@@ -324,14 +326,14 @@ class _RegistryWithoutCreated(CollectorRegistry):
 
 
 class _InterTokenCollector(Collector):
-    """Shows the plain lists to the registry."""
+    """Export the inter-token histograms to the registry."""
 
     def __init__(self, histograms: dict[str, InterTokenHistogram]) -> None:
         self._histograms = histograms
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         family = HistogramMetricFamily(_INTER_TOKEN_NAME, _INTER_TOKEN_HELP, labels=["model"])
-        for model, gaps in self._histograms.items():
-            buckets, total = gaps.buckets()
+        for model, histogram in self._histograms.items():
+            buckets, total = histogram.buckets()
             family.add_metric([model], buckets, total)
         yield family

@@ -1,4 +1,4 @@
-"""What is known of a request when it is over: what metrics, logs, traces and spans are made of."""
+"""The record of a finished request, from which metrics, logs, traces and spans are made."""
 
 from array import array
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from dovetail_model import Usage
 
 
 class ReasoningSpan(msgspec.Struct, frozen=True):
-    """A span of thought: when it began and ended, in seconds from the request's beginning."""
+    """A reasoning span: its begin and end, in seconds from the start of the request."""
 
     begin: float
     end: float
 
 
 class ToolCallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call that the model made.
+    """A tool call of the model.
 
-    `name` is one of the request's tools, empty where it is none of them: then it is text of the
-    answer. From `begin` on it was written; from `dispatched` on the client could run it, None
-    where it was never finished.
+    `name` is empty if it is none of the request's tools: then it is model output. `begin` is when
+    it began to be generated, `dispatched` when the client could run it, None if it was never
+    complete.
     """
 
     id: str
@@ -31,11 +31,11 @@ class ToolCallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The prompt beside the last one of its session.
+    """The prompt compared with the previous one of its session.
 
-    `common` of its `total` leading tokens stood there or were said then, `lost` tokens of then are
-    a prefix no longer, `reason` is why. `reused` leading tokens came from the ledger as they were.
-    `turns` are the assistant turns by how they stand in the prompt.
+    `common` of its `total` leading tokens were in the previous prompt or its output, `lost` tokens
+    of the previous one are no longer a prefix, `reason` is why. `reused` leading tokens came
+    unchanged from the ledger. `turns` counts the assistant turns by their origin in the prompt.
     """
 
     common: int
@@ -47,22 +47,23 @@ class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A finished request. Nothing in it is text of a prompt or an answer.
+    """A finished request. It contains no text of a prompt or a response.
 
-    `model` is the served model's own name, empty where none was found, `asked` what the client
-    called it. `status` is the HTTP status; where a stream broke after its beginning, the one that
-    the error would have been, and 499 where the client hung up.
+    The encoded names are those of the trace schema `dovetail.request/1`.
 
-    `began` is the wall clock's time. All other times are seconds from then, None where it did not
-    come so far: `decoded` (the request was there and understood), `admitted` (there was room for
-    it), `prepared` (its prompt was made), `first_token`, `said` (the answer's end), `duration`.
+    `model` is the served model's own name, empty if none was found, `requested_model` the client's
+    name for it. `status` is the HTTP status; if a stream failed after its start, the status that
+    the error would have had, and 499 if the client disconnected.
+
+    `began` is a wall clock time. All other times are seconds from then, None if that stage was not
+    reached: `decoded`, `admitted`, `prepared` (the prompt was built), `first_token`, `last_event`
+    (the end of the output), `duration`.
 
     `results` are the calls whose results came with this request. `replica` is the number of the
-    one that answered, `migrations` how often the answer went on on another, `carried` how many
-    tokens it took along. `reprefilled` are prompt tokens that the engine had read before and had
-    to read again, None where it does not say. `diagnostics` counts what was malformed in the
-    answer, by code. `reason` tells more of an `error`, in a word of ours. `prefix_line` is the
-    doctor's line, where it is asked for.
+    replica, `migrations` how often the response was migrated to another one, with `carried` tokens.
+    `reprefilled` are prompt tokens that the engine prefilled again, None if it does not report
+    that. `diagnostics` counts malformed output by code. `reason` details an `error`, from a closed
+    set. `prefix_line` is the line of the prefix diagnostics, if enabled.
     """
 
     id: str
@@ -73,7 +74,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     transport: Literal["http", "websocket"] = "http"
     traceparent: str | None = None
     model: str = ""
-    asked: str = ""
+    requested_model: str = msgspec.field(default="", name="asked")
     stream: bool = False
     tenant: str = ""
     session: str | None = None
@@ -85,8 +86,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     admitted: float | None = None
     prepared: float | None = None
     first_token: float | None = None
-    said: float | None = None
-    thoughts: tuple[ReasoningSpan, ...] = ()
+    last_event: float | None = msgspec.field(default=None, name="said")
+    reasoning_spans: tuple[ReasoningSpan, ...] = msgspec.field(default=(), name="thoughts")
     calls: tuple[ToolCallRecord, ...] = ()
     results: tuple[str, ...] = ()
     prefix: PrefixStats | None = None
@@ -102,39 +103,39 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prefix_line: str | None = None
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
-        """What it waited for before the model spoke, as far as it came: name, begin, end."""
-        known = (
+        """The stages before the first token that were reached: name, begin, end."""
+        stages = (
             ("queue", self.decoded, self.admitted),
             ("prepare", self.admitted, self.prepared),
             ("prefill", self.prepared, self.first_token),
         )
-        for name, begin, end in known:
+        for name, begin, end in stages:
             if begin is not None and end is not None:
                 yield name, begin, end
 
     def call_end(self, call: ToolCallRecord) -> float:
-        """When a call was written; one that was cut, with the answer."""
-        cut = self.duration if self.said is None else self.said
-        return cut if call.dispatched is None else call.dispatched
+        """When a call was complete; for a truncated one, the end of the output."""
+        output_end = self.duration if self.last_event is None else self.last_event
+        return output_end if call.dispatched is None else call.dispatched
 
 
 class RequestContents(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request was made of. It may go no further than into what is derived from it.
+    """The contents of a request. They are only used to derive data from them.
 
-    `ids` is the prompt, `key` its tenant's own, `body` and `answer` are what was read and sent,
-    where payloads are kept.
+    `ids` is the prompt, `key` the tenant's key for digests, `body` and `response_body` are the
+    payloads, where these are traced.
     """
 
     ids: "array[int] | None" = None
     key: bytes = b""
     body: bytes | None = None
-    answer: bytes | None = None
+    response_body: bytes | None = None
 
 
 class RequestRecorder(Protocol):
-    """Who is told of every request that is over, on the loop: it must not wait for anything."""
+    """Receives every finished request on the event loop: it must not block."""
 
     def record_request(self, record: RequestRecord, contents: RequestContents) -> None: ...
 
     def close(self) -> None:
-        """Nothing more comes: what is still to be written is. May take its time."""
+        """Write what is pending. May block."""

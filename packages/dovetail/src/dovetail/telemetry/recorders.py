@@ -1,4 +1,4 @@
-"""Who is told of every request that is over, as the settings say."""
+"""Open the request recorders that the settings enable."""
 
 import logging
 
@@ -12,18 +12,18 @@ _log = logging.getLogger(__name__)
 
 
 def open_recorders(config: Config, metrics: Metrics) -> list[RequestRecorder]:
-    """The recorders of one process.
+    """Open the recorders of one process.
 
     Raises `OSError` where a trace cannot be written, `ValueError` where spans cannot be sent.
     """
     if config.trace_payloads and config.trace_file is None:
         raise ValueError("--trace-payloads is of use only beside --trace-file")
-    found: list[RequestRecorder] = []
+    recorders: list[RequestRecorder] = []
     if config.trace_file is not None:
-        found.append(_open_trace(config, metrics))
+        recorders.append(_open_trace(config, metrics))
     if config.otlp_endpoint is not None:
-        found.append(open_telemetry(config.otlp_endpoint))
-    return found
+        recorders.append(open_telemetry(config.otlp_endpoint))
+    return recorders
 
 
 def _open_trace(config: Config, metrics: Metrics) -> TraceWriter:
@@ -35,5 +35,5 @@ def _open_trace(config: Config, metrics: Metrics) -> TraceWriter:
         raise OSError(f"the trace {config.trace_file} cannot be written: {reason}") from error
     fields = {"file": str(file.path), "payloads": config.trace_payloads}
     level = logging.WARNING if config.trace_payloads else logging.INFO
-    _log.log(level, "trace_begins", extra={"fields": fields})
+    _log.log(level, "trace_opened", extra={"fields": fields})
     return TraceWriter(file, metrics.count_trace_dropped)

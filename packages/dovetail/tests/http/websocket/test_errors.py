@@ -48,7 +48,7 @@ def test_a_socket_that_is_refused_leaves_one_line(caplog: pytest.LogCaptureFixtu
                 assert (await refusal(stage))[0] == 401
                 await stage.ended.get()
         told = [one.getMessage() for one in caplog.records if one.name.startswith("dovetail")]
-        assert told == ["request"]
+        assert told == ["request_finished"]
 
     run(scene)
 

@@ -129,7 +129,7 @@ class BackgroundResponses:
         latest = await self._store.get(response.tenant, response.id)
         if latest is None or not latest.running:
             return latest or response
-        if self._store.shared and time.time() - response.seen < _STALE_SECONDS:
+        if self._store.shared and time.time() - response.heartbeat_at < _STALE_SECONDS:
             return response
         error = {"code": "server_error", "message": _STOPPED_MESSAGE}
         return self._save_status(response, "failed", error)

@@ -105,7 +105,7 @@ class ConversationResolver:
         blank = StoredResponse(
             tenant=self._exchange.tenant,
             id="",
-            asked=time.time(),
+            created_at=time.time(),
             status="in_progress",
             head=b"",
             input=input_items(self._own_body),
@@ -156,7 +156,7 @@ class ResponseSaver:
             status=cast("ResponseStatus", msgspec.json.decode(head["status"])),
             head=msgspec.json.encode(head),
             output=output,
-            seen=heartbeat_at,
+            heartbeat_at=heartbeat_at,
         )
         if self._store is not None:
             self._store.put(kept)

@@ -1,4 +1,4 @@
-"""Telemetry where it is asked for: the SDK is an extra, and imported only then."""
+"""OpenTelemetry export. The SDK is an optional extra, imported only if enabled."""
 
 from urllib.parse import urlsplit
 
@@ -9,11 +9,11 @@ _TRACES_PATH = "/v1/traces"
 
 
 class TelemetryError(ValueError):
-    """Spans cannot be sent. The message says what is missing."""
+    """Spans cannot be sent. The message names what is missing."""
 
 
 def open_telemetry(endpoint: str) -> RequestRecorder:
-    """A recorder that sends spans to a collector."""
+    """Open a recorder that sends spans to a collector."""
     address = _traces_url(endpoint)
     try:
         from dovetail.telemetry.otel.recorder import OtelRecorder
@@ -23,7 +23,7 @@ def open_telemetry(endpoint: str) -> RequestRecorder:
 
 
 def _traces_url(endpoint: str) -> str:
-    """Where to send spans. Of a collector's address alone, the path is the usual one."""
+    """The URL for spans. A collector's address without a path gets the default path."""
     address = urlsplit(endpoint)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise TelemetryError(f"--otlp-endpoint {endpoint}: an http:// or https:// URL is wanted")

@@ -1,4 +1,4 @@
-"""A request as spans say it: names and attributes, by the conventions for generative AI.
+"""Span names and attributes of a request, by the conventions for generative AI.
 
 Names that begin with `dovetail.` are our own, where the conventions have none.
 """
@@ -11,19 +11,19 @@ from dovetail.telemetry.record import RequestRecord
 AttributeValue = str | int | float | bool | Sequence[str]
 
 _CHAT_OPERATION = "chat"
-#: What the endpoints that generate do, as the conventions call it.
+#: Operation names of the generating endpoints, by the conventions.
 OPERATIONS = {
     "messages": _CHAT_OPERATION,
     "responses": _CHAT_OPERATION,
     "chat_completions": _CHAT_OPERATION,
     "completions": "text_completion",
 }
-MAX_CHILD_SPANS = 128  # of one request: a model may write calls without end
+MAX_CHILD_SPANS = 128  # per request: the number of calls is unbounded
 
 
 @dataclass(frozen=True)
 class ChildSpan:
-    """A stretch of a request, in seconds from its beginning."""
+    """A part of a request, in seconds from its start."""
 
     name: str
     begin: float
@@ -32,7 +32,7 @@ class ChildSpan:
 
 
 def span_name(record: RequestRecord) -> str:
-    """The span's name: what was done, with which model."""
+    """The name of the span: operation and model."""
     operation = OPERATIONS.get(record.endpoint)
     if operation is None:
         return record.endpoint
@@ -40,8 +40,8 @@ def span_name(record: RequestRecord) -> str:
 
 
 def span_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """What is known of the request; what is not is left out."""
-    known: dict[str, AttributeValue | None] = {
+    """The attributes of the span, without unknown ones."""
+    attributes: dict[str, AttributeValue | None] = {
         "dovetail.request.id": record.id,
         "dovetail.endpoint": record.endpoint,
         "dovetail.transport": record.transport,
@@ -51,7 +51,7 @@ def span_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         **_gen_ai_attributes(record),
         **_prefix_attributes(record),
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue | None]:
@@ -61,7 +61,7 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue | None
     return {
         "gen_ai.operation.name": OPERATIONS[record.endpoint],
         "gen_ai.provider.name": "dovetail",
-        "gen_ai.request.model": record.asked or None,
+        "gen_ai.request.model": record.requested_model or None,
         "gen_ai.response.model": record.model or None,
         "gen_ai.request.stream": record.stream,
         "gen_ai.conversation.id": record.session,
@@ -76,7 +76,7 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue | None
 
 
 def _prefix_attributes(record: RequestRecord) -> dict[str, AttributeValue | None]:
-    """What became of the prompt and of the answer on their way."""
+    """Attributes of the prompt's prefix and of the routing."""
     prefix = record.prefix
     return {
         "dovetail.parent": record.parent,
@@ -93,19 +93,19 @@ def _prefix_attributes(record: RequestRecord) -> dict[str, AttributeValue | None
 
 
 def child_spans(record: RequestRecord) -> Iterator[ChildSpan]:
-    """What a request was made of, one after the other and side by side."""
-    made = list(_stage_spans(record))
-    made += [ChildSpan("reasoning", thought.begin, thought.end) for thought in record.thoughts]
+    """The parts of a request: stages, reasoning spans and tool calls."""
+    spans = list(_stage_spans(record))
+    spans += [ChildSpan("reasoning", span.begin, span.end) for span in record.reasoning_spans]
     for call in record.calls:
-        known = {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.id}
-        told = {name: value for name, value in known.items() if value}
-        made.append(ChildSpan("call", call.begin, record.call_end(call), told))
-    yield from made[:MAX_CHILD_SPANS]
+        optional = {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.id}
+        attributes = {name: value for name, value in optional.items() if value}
+        spans.append(ChildSpan("call", call.begin, record.call_end(call), attributes))
+    yield from spans[:MAX_CHILD_SPANS]
 
 
 def _stage_spans(record: RequestRecord) -> Iterator[ChildSpan]:
-    """From one milestone to the next, as far as it came."""
-    for name, begin, over in record.stages():
-        yield ChildSpan(name, begin, over)
-    if record.first_token is not None and record.said is not None:
-        yield ChildSpan("generate", record.first_token, record.said)
+    """The stages that were reached."""
+    for name, begin, end in record.stages():
+        yield ChildSpan(name, begin, end)
+    if record.first_token is not None and record.last_event is not None:
+        yield ChildSpan("generate", record.first_token, record.last_event)

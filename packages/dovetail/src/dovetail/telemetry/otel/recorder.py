@@ -1,7 +1,7 @@
-"""Sends a span for each request that is over to an OpenTelemetry collector.
+"""Send a span per finished request to an OpenTelemetry collector.
 
-The ids of a span are made when its request begins, for engines to name it as their parent; the
-span itself is made at the end. It is sent by a thread of the SDK: nothing here waits for anything.
+The ids of a span are created when its request begins, for engines to name it as their parent; the
+span itself is created at the end. A thread of the SDK sends it: nothing here blocks.
 """
 
 import os
@@ -33,35 +33,35 @@ from dovetail.telemetry.record import RequestContents, RequestRecord
 
 
 class PresetIdGenerator(IdGenerator):
-    """Ids that were chosen before, for the next span; any for the others."""
+    """An id generator with preset ids for the next span, random ones otherwise."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
         self._preset: SpanRef | None = None
 
     def new_ids(self, trace: str | None) -> tuple[str, str]:
-        """The ids of a span to come: of its trace, where it has one, and its own."""
-        made = trace or f"{self._random.generate_trace_id():032x}"
-        return made, f"{self._random.generate_span_id():016x}"
+        """Create the ids of a future span: its trace's, unless given, and its own."""
+        trace_id = trace or f"{self._random.generate_trace_id():032x}"
+        return trace_id, f"{self._random.generate_span_id():016x}"
 
     def preset(self, ref: SpanRef) -> None:
-        """The span that is made next has these."""
+        """Use these ids for the next span."""
         self._preset = ref
 
     def generate_trace_id(self) -> int:
-        """Asked for first, and only where there is no parent."""
+        """Called first, and only for spans without a parent."""
         if self._preset is None:
             return self._random.generate_trace_id()
         return int(self._preset.trace, 16)
 
     def generate_span_id(self) -> int:
-        """Asked for once for every span."""
+        """Called once per span."""
         ref, self._preset = self._preset, None
         return self._random.generate_span_id() if ref is None else int(ref.span, 16)
 
 
 def make_tracer_provider(resource: Mapping[str, str]) -> tuple[TracerProvider, PresetIdGenerator]:
-    """What makes spans, and what gives them their ids."""
+    """Create a tracer provider and its id generator."""
     ids = PresetIdGenerator()
     provider = TracerProvider(
         sampler=ALWAYS_ON,
@@ -73,7 +73,7 @@ def make_tracer_provider(resource: Mapping[str, str]) -> tuple[TracerProvider, P
 
 
 def sampler_from_environment() -> Sampler:
-    """As OTEL_TRACES_SAMPLER says; else all, but for what the client does not record itself."""
+    """The sampler of OTEL_TRACES_SAMPLER; by default all that the client does not exclude."""
     return TracerProvider(shutdown_on_exit=False).sampler
 
 
@@ -82,27 +82,25 @@ def to_otel_context(ref: SpanRef | None, state: str = "") -> Context:
     if ref is None:
         return Context()
     flags = TraceFlags(TraceFlags.SAMPLED if ref.sampled else TraceFlags.DEFAULT)
-    found = SpanContext(
+    span_context = SpanContext(
         int(ref.trace, 16),
         int(ref.span, 16),
         is_remote=True,
         trace_flags=flags,
         trace_state=TraceState.from_header([state] if state else []),
     )
-    return set_span_in_context(NonRecordingSpan(found), Context())
+    return set_span_in_context(NonRecordingSpan(span_context), Context())
 
 
-_FLUSH_TIMEOUT_SECONDS = 5.0  # seconds for what is still to be sent when the server stops
+_FLUSH_TIMEOUT_SECONDS = 5.0  # for pending spans when the server stops
 _NANOSECONDS_PER_SECOND = 1_000_000_000
-_MIN_ERROR_STATUS = (
-    500  # from this status on it is the server's: a client's mistake is no fault of the span
-)
+_MIN_ERROR_STATUS = 500  # client errors do not mark the span as failed
 
 
 class OtelRecorder:
-    """A recorder that sends spans to an address.
+    """A request recorder that sends spans to an address.
 
-    Sampling, headers, certificates and queues are set by the variables that the SDK knows.
+    Sampling, headers, certificates and queues are set by the SDK's environment variables.
     """
 
     def __init__(self, address: str) -> None:
@@ -112,28 +110,28 @@ class OtelRecorder:
         self._tracer = self._provider.get_tracer("dovetail", version("dovetail"))
 
     def start_span(self, parent: SpanRef | None) -> SpanRef:
-        """The ids of a span for a request that begins now, in the client's trace if it has one."""
+        """Create the ids of a span for a new request, in the client's trace if it has one."""
         trace, span = self._ids.new_ids(parent.trace if parent is not None else None)
-        found = self._sampler.should_sample(to_otel_context(parent), int(trace, 16), "request")
-        return SpanRef(trace, span, found.decision is Decision.RECORD_AND_SAMPLE)
+        result = self._sampler.should_sample(to_otel_context(parent), int(trace, 16), "request")
+        return SpanRef(trace, span, result.decision is Decision.RECORD_AND_SAMPLE)
 
     def record_request(self, record: RequestRecord, contents: RequestContents) -> None:
-        """The span of a request, and those of its parts."""
-        place = current_trace()
-        if place.own is None or not place.own.sampled:
+        """Send the span of a request and its child spans."""
+        trace = current_trace()
+        if trace.own is None or not trace.own.sampled:
             return
         began = int(record.began * _NANOSECONDS_PER_SECOND)
-        self._ids.preset(place.own)
+        self._ids.preset(trace.own)
         span = self._tracer.start_span(
             span_name(record),
-            context=to_otel_context(place.parent, place.state),
+            context=to_otel_context(trace.parent, trace.state),
             kind=SpanKind.SERVER,
             attributes=span_attributes(record),
             start_time=began,
         )
-        inner = set_span_in_context(span, Context())
-        for part in child_spans(record):
-            self._export_child_span(part, began, inner)
+        context = set_span_in_context(span, Context())
+        for child in child_spans(record):
+            self._export_child_span(child, began, context)
         if record.first_token is not None:
             span.add_event(
                 "first_token", timestamp=began + int(record.first_token * _NANOSECONDS_PER_SECOND)
@@ -143,10 +141,10 @@ class OtelRecorder:
         span.end(began + int(record.duration * _NANOSECONDS_PER_SECOND))
 
     def close(self) -> None:
-        """Sends what is left. A collector that is away is not waited for long."""
-        leaving = Thread(target=self._provider.shutdown, name="dovetail-otlp", daemon=True)
-        leaving.start()
-        leaving.join(_FLUSH_TIMEOUT_SECONDS)
+        """Send pending spans, within the timeout."""
+        thread = Thread(target=self._provider.shutdown, name="dovetail-otlp", daemon=True)
+        thread.start()
+        thread.join(_FLUSH_TIMEOUT_SECONDS)
 
     def _export_child_span(self, child: ChildSpan, began: int, context: Context) -> None:
         begin, end = (began + int(at * _NANOSECONDS_PER_SECOND) for at in (child.begin, child.end))
@@ -157,8 +155,11 @@ class OtelRecorder:
 
 
 def _resource_attributes() -> dict[str, str]:
-    """What tells this process from others. A name that the environment gives is stronger."""
-    known = {"service.version": version("dovetail"), "service.instance.id": str(uuid4())}
-    given = os.environ.get("OTEL_SERVICE_NAME"), os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    named = bool(given[0]) or "service.name=" in given[1]
-    return known if named else {**known, "service.name": "dovetail"}
+    """Attributes of this process. A service name of the environment takes precedence."""
+    attributes = {"service.version": version("dovetail"), "service.instance.id": str(uuid4())}
+    environment = (
+        os.environ.get("OTEL_SERVICE_NAME"),
+        os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""),
+    )
+    has_name = bool(environment[0]) or "service.name=" in environment[1]
+    return attributes if has_name else {**attributes, "service.name": "dovetail"}

@@ -1,1 +1,1 @@
-"""Traces: a line for each request that is over, and what can be made of them."""
+"""Traces: write one line per finished request, and read, summarize and draw them."""

@@ -1,10 +1,10 @@
-"""A trace as a timeline: the JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Convert a trace to a timeline: JSON for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A session is a process, its agent and sub-agents are threads. Every request is a slice, with slices
-in it for what it waited for and what the model did. Between a call and the request that brings its
-result the client was at work: that wait is a slice of its own, and an arrow goes from the call to
-that request. Only complete events are used ("X"), so nothing has to be balanced. Each lasts a
-microsecond at least: in one that has no length, Perfetto puts whatever begins at that moment.
+A session is a process, its agent and sub-agents are threads. Every request is a slice, with nested
+slices for its stages and for what the model generated. Between a call and the request with its
+result the client ran the tool: that wait is a slice of its own, with an arrow from the call to that
+request. Only complete events ("X") are used. Each lasts at least a microsecond: Perfetto nests
+whatever begins at the same moment into an event without duration.
 """
 
 from collections.abc import Iterator
@@ -17,32 +17,33 @@ from dovetail.telemetry.trace.sessions import ThreadTrack, TrackAllocator, find_
 from dovetail.telemetry.trace.writer import TraceLine
 
 Json = dict[str, Any]
-_ARG_FIELDS = (
-    "id",
-    "endpoint",
-    "transport",
-    "status",
-    "model",
-    "asked",
-    "finish",
-    "error",
-    "replica",
-)
+#: Shown name -> field of the trace line.
+_ARG_FIELDS = {
+    "id": "id",
+    "endpoint": "endpoint",
+    "transport": "transport",
+    "status": "status",
+    "model": "model",
+    "asked": "requested_model",
+    "finish": "finish",
+    "error": "error",
+    "replica": "replica",
+}
 
 
 def build_timeline(trace: Trace) -> Json:
-    """The whole timeline, ready to be written as JSON."""
-    drawn = _TimelineBuilder(trace)
+    """Build the timeline as JSON values."""
+    builder = _TimelineBuilder(trace)
     return {
         "displayTimeUnit": "ms",
         "otherData": {"source": "dovetail", "requests": len(trace.lines)},
-        "traceEvents": [*drawn.metadata_events(), *drawn.events],
+        "traceEvents": [*builder.metadata_events(), *builder.events],
     }
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """A piece of a request, in microseconds of the wall clock."""
+    """A part of a request, in microseconds of the wall clock."""
 
     name: str
     kind: str
@@ -52,65 +53,65 @@ class _Slice:
 
 
 class _TimelineBuilder:
-    """The events of a trace: requests in the order they began, then what lies between them."""
+    """Builds the events of a trace: requests in order of their start, then the waits."""
 
     def __init__(self, trace: Trace) -> None:
         self.events: list[Json] = []
         self._call_slices: dict[int, _Slice] = {}
         self._tracks = TrackAllocator(find_parent_sessions(trace.lines))
         self._tracks_by_line = [self._add_request(line) for line in trace.lines]
-        places = {id(line): at for at, line in enumerate(trace.lines)}
+        positions = {id(line): at for at, line in enumerate(trace.lines)}
         for flow, wait in enumerate(trace.tool_waits(), 1):
-            lanes = (
-                self._tracks_by_line[places[id(wait.line)]],
-                self._tracks_by_line[places[id(wait.result_line)]],
+            tracks = (
+                self._tracks_by_line[positions[id(wait.line)]],
+                self._tracks_by_line[positions[id(wait.result_line)]],
             )
-            self._add_tool_wait(wait, lanes, flow)
+            self._add_tool_wait(wait, tracks, flow)
 
     def metadata_events(self) -> Iterator[Json]:
-        """What processes and threads are called, and the order they stand in."""
+        """Names and order of processes and threads."""
         for process in self._tracks.process_tracks():
             yield _metadata_event("process_name", process.number, None, name=process.name)
             order = process.number
             yield _metadata_event("process_sort_index", process.number, None, sort_index=order)
-        for lane in self._tracks.thread_tracks():
-            yield _metadata_event("thread_name", lane.process, lane.number, name=lane.name)
+        for track in self._tracks.thread_tracks():
+            yield _metadata_event("thread_name", track.process, track.number, name=track.name)
             yield _metadata_event(
-                "thread_sort_index", lane.process, lane.number, sort_index=lane.number
+                "thread_sort_index", track.process, track.number, sort_index=track.number
             )
 
     def _add_request(self, line: TraceLine) -> ThreadTrack:
         parts = list(_slices(line))
         begin = _to_microseconds(line, 0.0)
         end = max(begin + 1, _to_microseconds(line, line.duration), *(part.end for part in parts))
-        who = self._tracks.agent_name(line)
-        lane = self._tracks.thread_track(line, who, begin, end)
-        self._add_slice(lane, _Slice(line.endpoint, "turn", begin, end), _request_args(line))
+        agent = self._tracks.agent_name(line)
+        track = self._tracks.thread_track(line, agent, begin, end)
+        self._add_slice(track, _Slice(line.endpoint, "turn", begin, end), _request_args(line))
         for part in parts:
-            self._add_slice(lane, part, {"call": part.call.id} if part.call is not None else {})
+            self._add_slice(track, part, {"call": part.call.id} if part.call is not None else {})
             if part.call is not None:
                 self._call_slices[id(part.call)] = part
-        self._add_token_counter(lane, line, who, end)
-        return lane
+        self._add_token_counter(track, line, agent, end)
+        return track
 
     def _add_tool_wait(
         self, wait: ToolWait, tracks: tuple[ThreadTrack, ThreadTrack], flow: int
     ) -> None:
-        """The time that the client spent on a call, and an arrow to where its result came."""
-        begin, back = (
+        """Add the client's time for a call, and an arrow to the request with its result."""
+        begin, returned = (
             _to_microseconds(wait.line, wait.dispatched),
             _to_microseconds(wait.result_line, 0.0),
         )
-        end = max(begin + 1, back)
-        who = self._tracks.agent_name(wait.line)
-        lane = self._tracks.thread_track(wait.line, f"{who}: tools", begin, end)
+        end = max(begin + 1, returned)
+        agent = self._tracks.agent_name(wait.line)
+        track = self._tracks.thread_track(wait.line, f"{agent}: tools", begin, end)
         name = f"wait {wait.call.name or 'tool'}"
-        self._add_slice(lane, _Slice(name, "tool wait", begin, end), {"call": wait.call.id})
+        self._add_slice(track, _Slice(name, "tool wait", begin, end), {"call": wait.call.id})
         call = self._call_slices.get(id(wait.call))
-        if call is not None and call.begin <= back:
+        if call is not None and call.begin <= returned:
             # It begins within the call's slice: the moment of its end is no longer in it.
-            self._add_flow_event("s", tracks[0], min(call.end - 1, back), flow)
-            self._add_flow_event("f", tracks[1], back, flow)
+            self._add_flow_event("s", tracks[0], min(call.end - 1, returned), flow)
+            self._add_flow_event("f", tracks[1], returned, flow)
 
     def _add_slice(self, track: ThreadTrack, slice_: _Slice, args: Json) -> None:
         self.events.append(
@@ -145,25 +146,25 @@ class _TimelineBuilder:
 
 
 def _slices(line: TraceLine) -> Iterator[_Slice]:
-    """The pieces of a request in the order of time. None begins before the last has ended."""
-    last = free = _to_microseconds(line, 0.0)
+    """The parts of a request in order of time. None begins before the previous has ended."""
+    last = next_begin = _to_microseconds(line, 0.0)
     for part in sorted(_raw_slices(line), key=lambda part: (part.begin, part.end)):
         if part.end >= max(last, part.begin):
-            begin = max(free, part.begin)
-            last, free = part.end, max(begin + 1, part.end)
-            yield replace(part, begin=begin, end=free)
+            begin = max(next_begin, part.begin)
+            last, next_begin = part.end, max(begin + 1, part.end)
+            yield replace(part, begin=begin, end=next_begin)
 
 
 def _raw_slices(line: TraceLine) -> Iterator[_Slice]:
     received = () if line.decoded is None else (("receive", 0.0, line.decoded),)
     for name, begin, end in (*received, *line.stages()):
         yield _Slice(name, name, _to_microseconds(line, begin), _to_microseconds(line, end))
-    for thought in line.thoughts:
+    for span in line.reasoning_spans:
         yield _Slice(
             "reasoning",
             "reasoning",
-            _to_microseconds(line, thought.begin),
-            _to_microseconds(line, thought.end),
+            _to_microseconds(line, span.begin),
+            _to_microseconds(line, span.end),
         )
     for call in line.calls:
         begin, end = _to_microseconds(line, call.begin), _to_microseconds(line, line.call_end(call))
@@ -171,13 +172,13 @@ def _raw_slices(line: TraceLine) -> Iterator[_Slice]:
 
 
 def _to_microseconds(line: TraceLine, seconds: float) -> int:
-    """A moment of a request in microseconds of the wall clock: whole ones keep their order."""
+    """A time of a request in microseconds of the wall clock, as integers to keep their order."""
     return round((line.began + min(seconds, line.duration)) * 1e6)
 
 
 def _request_args(line: TraceLine) -> Json:
-    """What is shown of a request when it is chosen."""
-    facts = {name: getattr(line, name) for name in _ARG_FIELDS}
+    """Details of a request that are shown when it is selected."""
+    facts = {name: getattr(line, field) for name, field in _ARG_FIELDS.items()}
     if line.usage is not None:
         facts |= {"input": line.usage.input_tokens, "output": line.usage.output_tokens}
         facts |= {"cached": line.usage.cached_tokens, "reasoning": line.usage.reasoning_tokens}

@@ -1,7 +1,7 @@
-"""Where the requests of a trace are drawn: a process for each session, lanes for who spoke in it.
+"""Summarize sessions, and assign the requests of a trace to tracks of a timeline.
 
-Slices of one lane may lie in each other and beside each other, but never overlap in part: what
-does goes into a lane of its own.
+A session is a process track and its agents are thread tracks. Slices of one thread track may be
+nested or consecutive, but never overlap partially: those get a track of their own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ NO_SESSION = "requests without a session"
 
 @dataclass
 class ThreadTrack:
-    """A row of slices. `until` is where the last one ends."""
+    """A row of slices. `last_end` is the end of the last one."""
 
     process: int
     number: int
@@ -25,7 +25,7 @@ class ThreadTrack:
 
 @dataclass
 class ProcessTrack:
-    """A session: its number and name."""
+    """A session's number and name."""
 
     number: int
     name: str
@@ -33,39 +33,39 @@ class ProcessTrack:
 
 @dataclass
 class TrackAllocator:
-    """Gives out processes and lanes. `parents` are the sessions that others belong to."""
+    """Allocates tracks. `parents` maps sessions to the sessions they belong to."""
 
     parents: Mapping[tuple[str, str], str]
     _process_tracks: dict[tuple[str, str], ProcessTrack] = field(default_factory=dict)
     _thread_tracks: dict[tuple[int, str], list[ThreadTrack]] = field(default_factory=dict)
 
     def process_track(self, line: TraceLine) -> ProcessTrack:
-        """The session that a request belongs to: of a sub-agent, the one that called it."""
+        """The track of a request's session; for a sub-agent, that of its root session."""
         root = self._root_session(line)
         key = (line.tenant, root)
         if key not in self._process_tracks:
-            of = f" ({line.tenant})" if line.tenant else ""
-            named = f"session {root}{of}" if root else f"{NO_SESSION}{of}"
-            self._process_tracks[key] = ProcessTrack(len(self._process_tracks) + 1, named)
+            suffix = f" ({line.tenant})" if line.tenant else ""
+            name = f"session {root}{suffix}" if root else f"{NO_SESSION}{suffix}"
+            self._process_tracks[key] = ProcessTrack(len(self._process_tracks) + 1, name)
         return self._process_tracks[key]
 
     def agent_name(self, line: TraceLine) -> str:
-        """Who spoke: the agent itself, or one of its sub-agents."""
-        apart = line.session is not None and line.session != self._root_session(line)
-        if not apart:
+        """The name of the agent or sub-agent that sent a request."""
+        is_subagent = line.session is not None and line.session != self._root_session(line)
+        if not is_subagent:
             return line.agent or "main"
         return f"{line.agent or 'sub-agent'} {line.session}"
 
     def thread_track(self, line: TraceLine, name: str, begin: int, end: int) -> ThreadTrack:
-        """A lane of this name with room from `begin` to `end`. Ask in the order of time."""
+        """A track of this name that is free from `begin` to `end`. Call it in order of time."""
         process = self.process_track(line).number
-        lanes = self._thread_tracks.setdefault((process, name), [])
-        free = next((lane for lane in lanes if lane.last_end <= begin), None)
+        tracks = self._thread_tracks.setdefault((process, name), [])
+        free = next((track for track in tracks if track.last_end <= begin), None)
         if free is None:
-            more = f" ({len(lanes) + 1})" if lanes else ""
+            suffix = f" ({len(tracks) + 1})" if tracks else ""
             number = sum(map(len, self._thread_tracks.values())) + 1
-            free = ThreadTrack(process, number, f"{name}{more}")
-            lanes.append(free)
+            free = ThreadTrack(process, number, f"{name}{suffix}")
+            tracks.append(free)
         free.last_end = end
         return free
 
@@ -73,11 +73,11 @@ class TrackAllocator:
         yield from self._process_tracks.values()
 
     def thread_tracks(self) -> Iterator[ThreadTrack]:
-        for lanes in self._thread_tracks.values():
-            yield from lanes
+        for tracks in self._thread_tracks.values():
+            yield from tracks
 
     def _root_session(self, line: TraceLine) -> str:
-        """The session at the top, as far as it is known. A ring of parents ends where it closes."""
+        """The root session, as far as known. A cycle of parents ends where it closes."""
         root, seen = line.session or "", set[str]()
         while (parent := self.parents.get((line.tenant, root))) and root not in seen:
             seen.add(root)
@@ -86,7 +86,7 @@ class TrackAllocator:
 
 
 def find_parent_sessions(lines: tuple[TraceLine, ...]) -> dict[tuple[str, str], str]:
-    """The sessions whose parent is a session of the trace, too. An agent's id is none."""
+    """The sessions whose parent is also a session of the trace, and not an agent's id."""
     known = {(line.tenant, line.session) for line in lines}
     return {
         (line.tenant, line.session): line.parent
@@ -111,9 +111,7 @@ class SessionSummary:
     reprefilled_tokens: int = 0
     response_seconds: float = 0.0
     reasoning_seconds: float = 0.0
-    tool_wait_seconds: float = (
-        0.0  # for tools: from a call's dispatch to the request with its result
-    )
+    tool_wait_seconds: float = 0.0  # from a call's dispatch to the request with its result
 
     @property
     def cached_share(self) -> float:
@@ -121,21 +119,21 @@ class SessionSummary:
 
 
 def summarize_sessions(trace: Trace) -> list[SessionSummary]:
-    """The sessions in the order they began. Requests that no model was asked by are left out."""
+    """Summarize the sessions in the order of their start. Requests without a model are left out."""
     tracks = TrackAllocator(find_parent_sessions(trace.lines))
-    found: dict[int, SessionSummary] = {}
+    summaries: dict[int, SessionSummary] = {}
     agents: dict[int, set[str]] = {}
     for line in trace.lines:
         if line.decoded is None:
             continue
         process = tracks.process_track(line)
-        one = found.setdefault(process.number, SessionSummary(process.name))
-        _add_request(one, line)
+        summary = summaries.setdefault(process.number, SessionSummary(process.name))
+        _add_request(summary, line)
         agents.setdefault(process.number, set()).add(tracks.agent_name(line))
-        one.agents = len(agents[process.number])
+        summary.agents = len(agents[process.number])
     for wait in trace.tool_waits():
-        found[tracks.process_track(wait.line).number].tool_wait_seconds += wait.seconds
-    return list(found.values())
+        summaries[tracks.process_track(wait.line).number].tool_wait_seconds += wait.seconds
+    return list(summaries.values())
 
 
 def _add_request(summary: SessionSummary, line: TraceLine) -> None:
@@ -143,7 +141,7 @@ def _add_request(summary: SessionSummary, line: TraceLine) -> None:
     summary.failed += line.status >= 400
     summary.calls += len(line.calls)
     summary.response_seconds += line.duration
-    summary.reasoning_seconds += sum(thought.end - thought.begin for thought in line.thoughts)
+    summary.reasoning_seconds += sum(span.end - span.begin for span in line.reasoning_spans)
     summary.reprefilled_tokens += line.reprefilled or 0
     if line.usage is not None:
         summary.input_tokens += line.usage.input_tokens

@@ -1,7 +1,7 @@
-"""A trace file: lines are added at its end, and when it is large it is put away, compressed.
+"""Write the trace: encode finished requests, append them to a file, rotate and compress it.
 
-A file that was put away is named by the moment it was, `trace.jsonl.20261115T084103.120000Z.gz`.
-All of them can be read by their owner alone.
+A rotated file is named by its time, `trace.jsonl.20261115T084103.120000Z.gz`. All files are
+readable by their owner only.
 """
 
 import fcntl
@@ -28,20 +28,20 @@ from dovetail.telemetry.record import RequestContents, RequestRecord
 
 _FILE_MODE = 0o600
 _TIMESTAMP_PATTERN = r"\d{8}T\d{6}\.\d{6}Z"
-_MAX_WRITERS = 256  # processes that may be at work on one name
+_MAX_WRITERS = 256  # processes that can share one file name
 
 
 class TraceFile:
-    """One file that one process writes. Where another one does, a name beside it is taken.
+    """A trace file of one process. If another process writes to it, a numbered name is used.
 
-    `max_bytes` of 0: it is never put away. Raises `OSError` where it cannot be written.
+    With `max_bytes` of 0 it is never rotated. Raises `OSError` if it cannot be written.
     """
 
     def __init__(self, path: Path, max_bytes: int, max_rotated_files: int) -> None:
         self._max_bytes = max_bytes
         self._max_rotated_files = max_rotated_files
         self.path, self._lock = _claim_path(path)
-        self._line_truncated = False  # whether the last line was cut
+        self._line_truncated = False  # whether the last line is incomplete
         self._file = -1
         try:
             self._open()
@@ -51,7 +51,7 @@ class TraceFile:
             raise
 
     def write(self, line: bytes) -> None:
-        """Adds a line. Raises `OSError` where it cannot; the next one is whole again."""
+        """Append a line. Raises `OSError` if that fails; the next line starts a new one."""
         if self._is_regular_file and 0 < self._max_bytes < self._size + len(line) and self._size:
             self._rotate()
         data = b"\n" + line if self._line_truncated else line
@@ -67,15 +67,15 @@ class TraceFile:
         os.close(self._lock)
 
     def _open(self) -> None:
-        """Where it fails, the file that was open before still is."""
-        how = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        opened = os.open(self.path, how, _FILE_MODE)
+        """Open the file. If that fails, the previous one stays open."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, _FILE_MODE)
         if self._file >= 0:
             os.close(self._file)
-        self._file = opened
-        found = os.fstat(self._file)
-        self._is_regular_file = stat.S_ISREG(found.st_mode)
-        self._size = found.st_size
+        self._file = descriptor
+        status = os.fstat(self._file)
+        self._is_regular_file = stat.S_ISREG(status.st_mode)
+        self._size = status.st_size
         if self._is_regular_file:
             os.fchmod(self._file, _FILE_MODE)
             self._line_truncated = (
@@ -83,24 +83,24 @@ class TraceFile:
             )
 
     def _rotate(self) -> None:
-        """The file gets its moment's name and a new one is begun; then the old is compressed."""
-        with suppress(FileNotFoundError):  # somebody has taken it away, or a new one did not open
+        """Rename the file, start a new one, and compress the old one."""
+        with suppress(FileNotFoundError):  # it was removed, or a new one could not be opened
             os.rename(self.path, self.path.with_name(f"{self.path.name}.{_timestamp()}"))
         self._open()
         self._compress_and_prune()
 
     def _compress_and_prune(self) -> None:
-        """Compresses what was put away, also what a crash left so, and drops what is too old."""
-        put_away = re.compile(rf"{re.escape(self.path.name)}\.{_TIMESTAMP_PATTERN}(\.gz)?")
+        """Compress rotated files, also those left by a crash, and delete the oldest."""
+        rotated = re.compile(rf"{re.escape(self.path.name)}\.{_TIMESTAMP_PATTERN}(\.gz)?")
         names = (entry.name for entry in os.scandir(self.path.parent))
-        found = sorted(name for name in names if put_away.fullmatch(name))
-        kept = found[-self._max_rotated_files :] if self._max_rotated_files > 0 else []
-        for name in found:
-            whole = self.path.with_name(name)
-            if name not in kept:
-                whole.unlink(missing_ok=True)
+        rotated_names = sorted(name for name in names if rotated.fullmatch(name))
+        retained = rotated_names[-self._max_rotated_files :] if self._max_rotated_files > 0 else []
+        for name in rotated_names:
+            path = self.path.with_name(name)
+            if name not in retained:
+                path.unlink(missing_ok=True)
             elif not name.endswith(".gz"):
-                _compress(whole)
+                _compress(path)
 
 
 def _timestamp() -> str:
@@ -123,7 +123,7 @@ def _compress(path: Path) -> None:
 
 
 def _claim_path(path: Path) -> tuple[Path, int]:
-    """The first name that no other process writes to, and the lock that says so."""
+    """The first name that no other process writes to, and its lock."""
     for number in count(1):
         own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         lock = os.open(
@@ -139,24 +139,24 @@ def _claim_path(path: Path) -> tuple[Path, int]:
 
 
 TRACE_SCHEMA = "dovetail.request/1"
-PREFIX_BLOCK_TOKENS = 512  # tokens; a digest of fewer would say little and cost a line more
-_DIGEST_BYTES = 8  # bytes
+PREFIX_BLOCK_TOKENS = 512  # smaller blocks would make lines longer
+_DIGEST_BYTES = 8
 _DIGEST_PERSON = b"dovetail.prefix"
 
 
 class TracePayload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was asked and answered, as text, as far as it is kept."""
+    """The request and response bodies as text, where these are traced."""
 
     request: str | None = None
-    answer: str | None = None
+    response: str | None = msgspec.field(default=None, name="answer")
 
 
 class TraceLine(RequestRecord, frozen=True, kw_only=True, tag_field="schema", tag=TRACE_SCHEMA):
-    """A finished request, and the digests of its prompt's leading blocks.
+    """A finished request, with digests of the leading blocks of its prompt.
 
-    Each digest is of all tokens up to its block's end, under its tenant's own key: equal ones are
-    equal prefixes of one tenant's prompts to one model, and nobody can guess at what they stand
-    for. `payload` is there only where the operator asked for it.
+    Each digest covers all tokens up to the end of its block, under the tenant's key: equal digests
+    are equal prefixes of one tenant's prompts to one model, and cannot be guessed. `payload` exists
+    only if the operator enabled it.
     """
 
     event: Literal["request_end"]
@@ -165,7 +165,7 @@ class TraceLine(RequestRecord, frozen=True, kw_only=True, tag_field="schema", ta
 
 
 def encode_trace_line(record: RequestRecord, contents: RequestContents) -> bytes:
-    """The line of a request, with the end of the line."""
+    """Encode the line of a request, with its newline."""
     fields = {name: getattr(record, name) for name in RequestRecord.__struct_fields__}
     line = TraceLine(
         event="request_end",
@@ -177,46 +177,42 @@ def encode_trace_line(record: RequestRecord, contents: RequestContents) -> bytes
 
 
 def hash_prefix_blocks(ids: "array[int] | None", key: bytes, model: str) -> tuple[str, ...]:
-    """Digests of the whole blocks that a prompt begins with. Without a key there are none."""
+    """Digests of the complete leading blocks of a prompt. Without a key there are none."""
     if ids is None or not key:
         return ()
-    whole, size = memoryview(ids).cast("B"), PREFIX_BLOCK_TOKENS * ids.itemsize
-    found, before = [], model.encode()
-    for at in range(0, len(whole) - size + 1, size):
+    data, size = memoryview(ids).cast("B"), PREFIX_BLOCK_TOKENS * ids.itemsize
+    digests, previous = [], model.encode()
+    for start in range(0, len(data) - size + 1, size):
         digest = blake2b(
-            before + whole[at : at + size],
+            previous + data[start : start + size],
             digest_size=_DIGEST_BYTES,
             key=key[:64],
             person=_DIGEST_PERSON,
         )
-        before = digest.digest()
-        found.append(before.hex())
-    return tuple(found)
+        previous = digest.digest()
+        digests.append(previous.hex())
+    return tuple(digests)
 
 
 def _payload(contents: RequestContents) -> TracePayload | None:
-    if contents.body is None and contents.answer is None:
+    if contents.body is None and contents.response_body is None:
         return None
-    return TracePayload(_decode_text(contents.body), _decode_text(contents.answer))
+    return TracePayload(_decode_text(contents.body), _decode_text(contents.response_body))
 
 
 def _decode_text(body: bytes | None) -> str | None:
     return None if body is None else body.decode("utf-8", "replace")
 
 
-MAX_QUEUED_BYTES = (
-    64 << 20
-)  # bytes that may wait to be written; what comes then is dropped, and counted
-CLOSE_TIMEOUT_SECONDS = 10.0  # seconds that the last lines may take
-_LINE_OVERHEAD_BYTES = (
-    2048  # bytes that a line takes up before it is one, besides what it is made of
-)
+MAX_QUEUED_BYTES = 64 << 20  # beyond it, requests are dropped and counted
+CLOSE_TIMEOUT_SECONDS = 10.0  # for the last lines
+_LINE_OVERHEAD_BYTES = 2048  # of a queued record without its contents
 
 _log = logging.getLogger(__name__)
 
 
 class TraceWriter:
-    """A recorder of requests. `dropped` is told of each that the trace does not have."""
+    """A recorder that writes a trace in a thread. `on_drop` is called for dropped requests."""
 
     def __init__(
         self,
@@ -228,15 +224,15 @@ class TraceWriter:
         self._on_drop = on_drop
         self._max_queued_bytes = max_queued_bytes
         self._queue: SimpleQueue[tuple[RequestRecord, RequestContents, int] | None] = SimpleQueue()
-        self._enqueued_bytes = 0  # bytes that were handed over: only the loop counts them
-        self._processed_bytes = 0  # and those that are done with: only the thread does
+        self._enqueued_bytes = 0  # updated by the event loop only
+        self._processed_bytes = 0  # updated by the thread only
         self._failing = False
         self._thread = Thread(target=self._run, name="dovetail-trace", daemon=True)
         self._thread.start()
 
     def record_request(self, record: RequestRecord, contents: RequestContents) -> None:
         size = _LINE_OVERHEAD_BYTES + sum(
-            len(part) for part in (contents.body, contents.answer) if part is not None
+            len(part) for part in (contents.body, contents.response_body) if part is not None
         )
         if contents.ids is not None:
             size += len(contents.ids) * contents.ids.itemsize
@@ -247,14 +243,14 @@ class TraceWriter:
         self._queue.put((record, contents, size))
 
     def close(self) -> None:
-        """Writes what waits, for a while."""
+        """Write what is queued, within the timeout."""
         self._queue.put(None)
         self._thread.join(CLOSE_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            end, inside, size = item
-            self._write(end, inside)
+            record, contents, size = item
+            self._write(record, contents)
             self._processed_bytes += size
         self._file.close()
 
@@ -266,5 +262,5 @@ class TraceWriter:
             self._on_drop()
             if not self._failing:
                 fields = {"file": str(self._file.path), "reason": f"{error}"}
-                _log.warning("trace_not_written", extra={"fields": fields})
+                _log.warning("trace_write_failed", extra={"fields": fields})
             self._failing = True
