@@ -110,7 +110,7 @@ def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
 
 def response(id: str, tenant: str = "t", **more: Any) -> StoredResponse:
     fields: dict[str, Any] = {
-        "asked": 5.0,
+        "created_at": 5.0,
         "status": "completed",
         "head": b'{"id":"%b"}' % id.encode(),
         "input": b'{"in":"%b"}' % id.encode(),

@@ -33,7 +33,13 @@ def line(began: float, duration: float = 1.0, **more: Any) -> TraceLine:
 def turn(began: float, **more: Any) -> TraceLine:
     """A turn of a second with all that one can have; its call can be run after 0.8 s."""
     usage = Usage(input_tokens=100, output_tokens=20, cached_tokens=64)
-    times = {"decoded": 0.01, "admitted": 0.02, "prepared": 0.05, "first_token": 0.2, "last_event": 0.9}
+    times = {
+        "decoded": 0.01,
+        "admitted": 0.02,
+        "prepared": 0.05,
+        "first_token": 0.2,
+        "last_event": 0.9,
+    }
     parts: Json = {
         "reasoning_spans": (ReasoningSpan(0.2, 0.5),),
         "calls": (ToolCallRecord(f"call_{began}", "look_up", 0.6, 0.8),),

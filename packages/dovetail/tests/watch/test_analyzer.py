@@ -48,13 +48,13 @@ EXCHANGE = CapturedExchange(
     method="POST",
     target="/v1/messages?beta=true",
     began=1.5,
-    asked=0.1,
+    request_received=0.1,
     ended=2.0,
     status=200,
     request_headers={"a": "b"},
-    answer_headers={"content-type": "text/event-stream; charset=utf-8"},
+    response_headers={"content-type": "text/event-stream; charset=utf-8"},
     request='{"grüße": 1}'.encode(),
-    answer=b"data: \xff\xfe\n\n",
+    response=b"data: \xff\xfe\n\n",
     marks=((0.2, 3), (0.3, 10)),
 )
 

@@ -239,7 +239,7 @@ class TestTheObserver:
         asked = b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n" + REQUEST * 3
         told = b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n" + ANSWER * 3
         seen = self._play(asked, told)
-        assert [(e.status, e.request, e.answer) for e in seen.exchanges] == [
+        assert [(e.status, e.request, e.response) for e in seen.exchanges] == [
             (200, b"{}", b"{}")
         ] * 3
 
@@ -261,11 +261,11 @@ class TestTheObserver:
     def test_an_answer_without_a_length_ends_with_the_connection(self) -> None:
         told = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
         seen = self._play(REQUEST, told)
-        assert [(e.answer, e.cut) for e in seen.exchanges] == [(b"until the end", False)]
+        assert [(e.response, e.truncated) for e in seen.exchanges] == [(b"until the end", False)]
 
     def test_an_answer_that_breaks_off_is_cut(self) -> None:
         seen = self._play(REQUEST, ANSWER[:-1])
-        assert [(e.answer, e.cut) for e in seen.exchanges] == [(b"{", True)]
+        assert [(e.response, e.truncated) for e in seen.exchanges] == [(b"{", True)]
 
     @pytest.mark.parametrize(
         ("asked", "told", "limits", "reason"),
@@ -313,14 +313,14 @@ class TestTheObserver:
         """Nobody would ever take those bytes."""
         tap = ConnectionCapture(CaptureLimits(), lambda: 1)
         with pytest.raises(UnobservableError, match="before it was asked"):
-            tap.feed("told", b"220 mail\r\n", 0.0)
+            tap.feed("response", b"220 mail\r\n", 0.0)
 
     def test_of_what_no_model_answers_nothing_is_kept(self) -> None:
         tap = ConnectionCapture(CaptureLimits(), lambda: 1)
-        tap.feed("asked", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
-        tap.feed("told", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
+        tap.feed("request", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
+        tap.feed("response", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
         for _ in range(999):
-            tap.feed("told", b"x", 0.0)
+            tap.feed("response", b"x", 0.0)
         assert tap._pending is not None
         assert (tap._pending.marks, tap._pending.response_body) == ([], [])
 
@@ -328,8 +328,8 @@ class TestTheObserver:
         """The connection ends before the observer comes to what was queued."""
         seen = Seen()
         tee = TrafficObserver(seen.take, CaptureLimits(queue_bytes=800))
-        tee.observe(1, "asked", REQUEST, 0.0)
-        tee.observe(1, "told", ANSWER[:-2] + b"x" * 1000, 0.0)
+        tee.observe(1, "request", REQUEST, 0.0)
+        tee.observe(1, "response", ANSWER[:-2] + b"x" * 1000, 0.0)
         tee.observe(1, "closed", b"", 0.0)
         tee.close()
         assert not seen.exchanges
@@ -339,7 +339,7 @@ class TestTheObserver:
     def test_tiny_pieces_count_for_what_they_take(self) -> None:
         tee = TrafficObserver(Seen().take, CaptureLimits(queue_bytes=10_000))
         for _ in range(1000):
-            tee.observe(1, "asked", b"x", 0.0)
+            tee.observe(1, "request", b"x", 0.0)
         assert tee._queue.qsize() < 100
         tee.close()
 
@@ -467,8 +467,8 @@ def test_who_looks_on_gets_the_very_bytes() -> None:
             await relay.stats.idle.wait()
 
     run(scene)
-    assert b"".join(data for side, data in heard if side == "asked") == REQUEST
-    assert b"".join(data for side, data in heard if side == "told") == ANSWER
+    assert b"".join(data for side, data in heard if side == "request") == REQUEST
+    assert b"".join(data for side, data in heard if side == "response") == ANSWER
     assert heard[-1] == ("closed", b"")
 
 

@@ -188,10 +188,10 @@ def test_a_session_without_faults_has_none() -> None:
         assert before.prompt_tokens is not None
         assert before.output_tokens is not None
         # All but the token that ended the turn: the server's own numbers say the same.
-        assert after.served.kept == before.prompt_tokens + before.output_tokens - 1
+        assert after.served.reused == before.prompt_tokens + before.output_tokens - 1
         assert after.served.total == after.prompt_tokens
     assert [one.calls for one in (first, second, third)] == [1, 1, 0]
-    assert [one.thought for one in (first, second, third)] == [True, True, False]
+    assert [one.has_reasoning for one in (first, second, third)] == [True, True, False]
     assert second.tool_gap is not None
     assert len(first.dispatch) == 1
 
@@ -204,7 +204,7 @@ def test_a_billing_line_costs_the_whole_prompt() -> None:
         assert one.broke.detail.startswith("line 1: ")
         assert one.served is not None
         assert one.exact is not None
-        assert one.served.kept < one.exact.kept
+        assert one.served.reused < one.exact.reused
         # Dovetail leaves the line out; all else is computed once.
         assert one.needless == one.served.prefill_tokens - one.exact.prefill_tokens > 100
 
@@ -232,8 +232,8 @@ def test_thoughts_that_the_client_does_not_return() -> None:
     assert first.output_tokens is not None
     assert second.served is not None
     assert second.exact is not None
-    assert second.served.kept == first.prompt_tokens  # up to the thought
-    assert second.exact.kept == first.prompt_tokens + first.output_tokens - 1
+    assert second.served.reused == first.prompt_tokens  # up to the thought
+    assert second.exact.reused == first.prompt_tokens + first.output_tokens - 1
     # What stands behind the thought is computed again; with it, nothing is.
     assert second.exact.total - second.served.total == len(tokens(THOUGHT))
     assert second.needless == len(tokens(CALL_TOOL))
@@ -366,13 +366,13 @@ def chat_exchange(asked: dict[str, Any], answer: dict[str, Any]) -> CapturedExch
         "method": "POST",
         "target": "/v1/chat/completions",
         "began": 0.0,
-        "asked": 0.0,
+        "request_received": 0.0,
         "ended": 1.0,
         "status": 200,
         "request_headers": {},
-        "answer_headers": {"content-type": "application/json"},
+        "response_headers": {"content-type": "application/json"},
         "request": json.dumps({"model": NAME, **asked}).encode(),
-        "answer": json.dumps(answer).encode(),
+        "response": json.dumps(answer).encode(),
     }
     return CapturedExchange(**fields)
 
@@ -386,8 +386,8 @@ PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
         ({"messages": 7}, {}, "not understood: "),
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, {}, "prompts cannot be compared"),
         ({"messages": [{"role": "user", "content": "Hi!"}]}, {"status": 500}, ""),
-        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"answer": b"<html>"}, ""),
-        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"answer": b"", "cut": True}, ""),
+        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"response": b"<html>"}, ""),
+        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"response": b"", "truncated": True}, ""),
     ],
     ids=["no request", "a picture", "an error", "no answer of the API", "hung up"],
 )
@@ -412,7 +412,7 @@ def test_what_a_server_refused_was_not_computed(status: int) -> None:
     analyst.close()
     assert refused.served is None
     assert found.served is not None
-    assert found.served.kept == 0
+    assert found.served.reused == 0
 
 
 def test_compressed_requests_are_read() -> None:
@@ -490,7 +490,7 @@ def test_a_hang_up_ends_the_engine_and_is_told() -> None:
         found.extend(notes.verdicts)
 
     run(scene)
-    assert [one.cut for one in found] == [True]
+    assert [one.truncated for one in found] == [True]
     assert "cut off" in format_exchange(found[0])
 
 

@@ -1,1 +1,1 @@
-"""Acceptance: the same agent tasks on somebody's endpoint, with Dovetail before it and without."""
+"""Run agent tasks on an endpoint, with and without Dovetail, and compare the results."""

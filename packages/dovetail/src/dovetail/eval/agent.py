@@ -1,4 +1,4 @@
-"""A small agent: asks, runs the calls, gives back what they gave, until the model has done."""
+"""A small agent: send requests and run the tool calls until the task is done."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,10 @@ from dovetail_model import (
 
 @dataclass(frozen=True)
 class TaskStep:
-    """One request of a task. `faults` are what was wrong with the protocol, not with the model.
+    """One request of a task. `protocol_errors` are faults of the protocol, not of the model.
 
-    `refused` is what the server said in place of an answer, `full` that the prompt did not fit.
+    `http_error` is the server's error instead of a response, `context_overflow`: the prompt did not
+    fit.
     """
 
     response: TimedResponse
@@ -37,7 +38,7 @@ class TaskStep:
 
 @dataclass(frozen=True)
 class TaskRun:
-    """A task that was done, or not: `why` says what is missing."""
+    """The run of a task. `failure_reason` is empty if it is solved."""
 
     task: str
     session: str
@@ -51,7 +52,7 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class TaskAgent:
-    """Does tasks on one server. `turns` bounds the requests of a task."""
+    """Runs tasks on one server. `max_requests` bounds the requests of a task."""
 
     client: ApiClient
     model: str
@@ -61,16 +62,21 @@ class TaskAgent:
 
     async def run(self, task: EvalTask, session: str) -> TaskRun:
         with TemporaryDirectory(prefix="dovetail-accept-") as scratch:
-            folder = Workspace(Path(scratch), task.records)
+            workspace = Workspace(Path(scratch), task.records)
             for path, content in task.files.items():
-                folder.write(path, content)
-            steps = await self._run_steps(task, session, folder)
-            why = task.check(folder)
+                workspace.write(path, content)
+            steps = await self._run_steps(task, session, workspace)
+            problem = task.check(workspace)
         return TaskRun(
-            task.id, session, "" if why is None else _failure_reason(why, steps), tuple(steps)
+            task.id,
+            session,
+            "" if problem is None else _failure_reason(problem, steps),
+            tuple(steps),
         )
 
-    async def _run_steps(self, task: EvalTask, session: str, folder: Workspace) -> list[TaskStep]:
+    async def _run_steps(
+        self, task: EvalTask, session: str, workspace: Workspace
+    ) -> list[TaskStep]:
         request = Request(
             self.model,
             turns=(Turn("user", (TextBlock(task.prompt),)),),
@@ -83,94 +89,98 @@ class TaskAgent:
         ids: set[str] = set()
         steps: list[TaskStep] = []
         while len(steps) < self.max_requests:
-            work = _ToolExecution(folder)
-            answered = await self.client.send(request, work.execute)
-            step = _build_step(answered, work, ids)
+            execution = _ToolExecution(workspace)
+            response = await self.client.send(request, execution.execute)
+            step = _build_step(response, execution, ids)
             steps.append(step)
-            if step.protocol_errors or step.http_error or not work.results:
+            if step.protocol_errors or step.http_error or not execution.results:
                 break
-            said = Turn("assistant", answered.message.blocks)
-            gave = Turn("tool", tuple(work.results.values()))
-            request = msgspec.structs.replace(request, turns=(*request.turns, said, gave))
+            assistant_turn = Turn("assistant", response.message.blocks)
+            tool_turn = Turn("tool", tuple(execution.results.values()))
+            request = msgspec.structs.replace(
+                request, turns=(*request.turns, assistant_turn, tool_turn)
+            )
         return steps
 
 
 @dataclass
 class _ToolExecution:
-    """The calls of one answer, run as they come."""
+    """The tool calls of one response, run as they are complete."""
 
     workspace: Workspace
     calls: list[CheckedCall] = field(default_factory=list)
     results: dict[str, ToolResultBlock] = field(default_factory=dict)
 
     def execute(self, call: ToolCallBlock) -> None:
-        """A call is complete: it is run at once, while the rest of the answer still comes."""
-        judged = check_call(call.name, call.arguments)
-        self.calls.append(judged)
-        text, failed = judged.problem, True
-        if judged.tool is not None:
+        """Run a complete call at once, while the rest of the response is still streamed."""
+        checked = check_call(call.name, call.arguments)
+        self.calls.append(checked)
+        text, failed = checked.problem, True
+        if checked.tool is not None:
             try:
-                text, failed = judged.tool.run(self.workspace), False
-            except ToolError as fault:
-                text = str(fault)
+                text, failed = checked.tool.run(self.workspace), False
+            except ToolError as error:
+                text = str(error)
         self._add_result(call, text, failed)
 
     def reject(self, call: ToolCallBlock) -> None:
-        """The call has no end. It is not run, whatever its arguments look like."""
-        judged = check_call(call.name, call.arguments)
-        self.calls.append(CheckedCall(call.name, judged.is_known_tool, False, False))
+        """Reject an incomplete call. It is not run, whatever its arguments look like."""
+        checked = check_call(call.name, call.arguments)
+        self.calls.append(CheckedCall(call.name, checked.is_known_tool, False, False))
         self._add_result(call, "the arguments are no whole JSON: the call was not run", True)
 
     def _add_result(self, call: ToolCallBlock, text: str, failed: bool) -> None:
         self.results[call.id] = ToolResultBlock(call.id, (TextBlock(text),), failed)
 
 
-def _build_step(answered: TimedResponse, work: _ToolExecution, ids: set[str]) -> TaskStep:
-    """What is to be said of an answer. `ids` are those that earlier calls of the session had."""
-    exchange, message = answered.exchange, answered.message
-    if answered.connection_error:
-        return TaskStep(answered, protocol_errors=(answered.connection_error,))
+def _build_step(response: TimedResponse, execution: _ToolExecution, ids: set[str]) -> TaskStep:
+    """Evaluate a response. `ids` are those of earlier calls of the session."""
+    exchange, message = response.exchange, response.message
+    if response.connection_error:
+        return TaskStep(response, protocol_errors=(response.connection_error,))
     if exchange.status != 200:
-        refusal = parse_rejection(exchange.status, exchange.answer)
+        rejection = parse_rejection(exchange.status, exchange.response)
         return TaskStep(
-            answered,
-            http_error=_format_refusal(refusal),
-            context_overflow=refusal.is_context_overflow,
+            response,
+            http_error=_format_refusal(rejection),
+            context_overflow=rejection.is_context_overflow,
         )
     calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    faults = tuple(_find_protocol_errors(answered, calls, ids))
+    errors = tuple(_find_protocol_errors(response, calls, ids))
     for call in calls:
-        if not call.complete and call.id not in work.results:
-            work.reject(call)
-    return TaskStep(answered, tuple(work.calls), faults)
+        if not call.complete and call.id not in execution.results:
+            execution.reject(call)
+    return TaskStep(response, tuple(execution.calls), errors)
 
 
-def _format_refusal(refusal: UpstreamRejection) -> str:
-    """What a server said in place of an answer. Some quote the key that they refuse."""
-    words = "it refuses the key (--api-key)" if refusal.status in (401, 403) else refusal.message
-    return f"status {refusal.status}: {words}"
+def _format_refusal(rejection: UpstreamRejection) -> str:
+    """Format the server's error. Some quote the key that they reject."""
+    message = (
+        "it refuses the key (--api-key)" if rejection.status in (401, 403) else rejection.message
+    )
+    return f"status {rejection.status}: {message}"
 
 
 def _find_protocol_errors(
-    answered: TimedResponse, calls: list[ToolCallBlock], ids: set[str]
+    response: TimedResponse, calls: list[ToolCallBlock], ids: set[str]
 ) -> list[str]:
-    message = answered.message
-    found = []
+    message = response.message
+    errors = []
     if message.failure is not None:
-        found.append(f"the stream failed: {message.failure.message}")
+        errors.append(f"the stream failed: {message.failure.message}")
     if any(diagnostic.code == "malformed_chunk" for diagnostic in message.diagnostics):
-        found.append("a frame of the stream could not be read")
+        errors.append("a frame of the stream could not be read")
     if message.finish == "tool_calls" and not calls:
-        found.append("the answer ended for its calls, and there are none")
+        errors.append("the answer ended for its calls, and there are none")
     for call in calls:
         if call.id in ids:
-            found.append(f"two calls of a session have the same id ({call.id})")
+            errors.append(f"two calls of a session have the same id ({call.id})")
         ids.add(call.id)
-    return found
+    return errors
 
 
-def _failure_reason(why: str, steps: list[TaskStep]) -> str:
-    """Why a task is not solved: what came in between explains it better than what is missing."""
+def _failure_reason(problem: str, steps: list[TaskStep]) -> str:
+    """Why a task is not solved: an error in between explains more than the missing result."""
     last = steps[-1]
     if last.context_overflow:
         return "the prompt did not fit into the model's window any more"
@@ -179,7 +189,7 @@ def _failure_reason(why: str, steps: list[TaskStep]) -> str:
     if last.response.message.finish == "length":
         return "an answer was cut at its limit of tokens"
     if last.calls:
-        return f"not done after {len(steps)} requests ({why})"
+        return f"not done after {len(steps)} requests ({problem})"
     if not any(step.calls for step in steps):
         return "no tool was called"
-    return why
+    return problem

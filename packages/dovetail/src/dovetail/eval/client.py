@@ -1,4 +1,4 @@
-"""One request, heard as an agent hears it: what came when, and when a tool could start."""
+"""An API client that measures responses as an agent sees them, with the times of tool calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ApiAdapter:
-    """One API. `body` makes the fields of a request that asks for a stream."""
+    """One API. `build_body` builds the fields of a streaming request."""
 
     name: ApiName
     path: str
@@ -61,12 +61,12 @@ def _build_chat_body(request: Request) -> Json:
 
 
 def _group_blocks(turn: Turn) -> Turn:
-    """An answer as a chat message has it: one thought, one text, the calls."""
-    thought = "".join(b.text for b in turn.blocks if isinstance(b, ReasoningBlock))
+    """A response in the form of a chat message: one reasoning, one text, the calls."""
+    reasoning = "".join(b.text for b in turn.blocks if isinstance(b, ReasoningBlock))
     text = "".join(b.text for b in turn.blocks if isinstance(b, TextBlock))
-    said: list[Block] = [ReasoningBlock(thought)] if thought else []
-    said += [TextBlock(text)] if text else []
-    return Turn(turn.role, (*said, *(b for b in turn.blocks if isinstance(b, ToolCallBlock))))
+    blocks: list[Block] = [ReasoningBlock(reasoning)] if reasoning else []
+    blocks += [TextBlock(text)] if text else []
+    return Turn(turn.role, (*blocks, *(b for b in turn.blocks if isinstance(b, ToolCallBlock))))
 
 
 def _build_responses_body(request: Request) -> Json:
@@ -91,7 +91,7 @@ def _build_messages_body(request: Request) -> Json:
 
 
 def _encode_turns(turns: Sequence[Turn]) -> list[Json]:
-    """Messages: what tools gave is a user's."""
+    """Encode messages: tool results belong to the user."""
     return [
         {
             "role": "assistant" if turn.role == "assistant" else "user",
@@ -118,19 +118,19 @@ def _encode_block(block: Block) -> Json:
             }
         case ToolResultBlock(call_id=id, blocks=blocks, is_error=failed):
             content = [_encode_block(inner) for inner in blocks]
-            told = {"type": "tool_result", "tool_use_id": id, "content": content}
-            return {**told, "is_error": True} if failed else told
+            result = {"type": "tool_result", "tool_use_id": id, "content": content}
+            return {**result, "is_error": True} if failed else result
         case _:
             raise ValueError(f"the tasks have no {block.type}")
 
 
 def _parse_arguments(arguments: str) -> Json:
-    """Arguments as an object. What is none was refused, and the model was told so."""
+    """Arguments as an object. Others were rejected, which the model has been told."""
     try:
-        found = msgspec.json.decode(arguments or "{}")
+        value = msgspec.json.decode(arguments or "{}")
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"input": arguments}
+        value = None
+    return value if isinstance(value, dict) else {"input": arguments}
 
 
 APIS: Mapping[str, ApiAdapter] = {
@@ -144,17 +144,17 @@ APIS: Mapping[str, ApiAdapter] = {
 
 
 TIMEOUTS = Timeouts(connect=10.0, read=600.0)
-MAX_RESPONSE_BYTES = 16 << 20  # of one answer: far more than any limit of tokens lets come
-MAX_TOOL_CALLS = 1000  # in one answer
+MAX_RESPONSE_BYTES = 16 << 20  # far more than any token limit allows
+MAX_TOOL_CALLS = 1000  # of one response
 _EPOCH_OFFSET = time() - monotonic()
 
 ToolCallCallback = Callable[[ToolCallBlock], None]
-"""What is done with a call as soon as it is complete."""
+"""Called with each tool call as soon as it is complete."""
 
 
 @dataclass(frozen=True)
 class CallTiming:
-    """Seconds since the request: when a call's last bytes came, and when it could be run."""
+    """Seconds since the request: when a call's last bytes arrived, and when it could be run."""
 
     received: float
     ready: float
@@ -162,7 +162,7 @@ class CallTiming:
 
 @dataclass(frozen=True)
 class TimedResponse:
-    """An answer. `first` is when the first word came. `broke` says how the line failed, if so."""
+    """A response with its times. `connection_error` is why the connection failed, if it did."""
 
     exchange: CapturedExchange
     message: Message
@@ -173,7 +173,7 @@ class TimedResponse:
 
 @dataclass(frozen=True)
 class ApiClient:
-    """Asks one server over one API. `extra` are fields for the body that this server knows."""
+    """Sends requests to one server over one API. `extra_fields` are added to the body."""
 
     endpoint: Endpoint
     api: ApiAdapter
@@ -183,29 +183,33 @@ class ApiClient:
     _numbers: "count[int]" = field(default_factory=lambda: count(1), repr=False)
 
     async def send(self, request: Request, on_call: ToolCallCallback) -> TimedResponse:
-        """The answer, and each call handed over the moment that its end is known."""
+        """Send a request. `on_call` gets each call the moment that it is complete."""
         body = msgspec.json.encode({**self.api.build_body(request), **self.extra_fields})
         session = request.identity.session or ""
         headers = {"x-session-id": session, **self.headers}
-        hearing = _ResponseCollector(self.api, on_call)
-        broke = ""
+        collector = _ResponseCollector(self.api, on_call)
+        connection_error = ""
         try:
-            call = ClientRequest("POST", self.api.path, body, headers, TIMEOUTS)
-            async with send_request(self.endpoint, call) as reply:
-                hearing.begin(reply.status, reply.headers)
+            http_request = ClientRequest("POST", self.api.path, body, headers, TIMEOUTS)
+            async with send_request(self.endpoint, http_request) as reply:
+                collector.begin(reply.status, reply.headers)
                 async for chunk in reply.iter_chunks():
-                    hearing.feed(chunk)
-        except DovetailError as fault:
-            broke = fault.message
-        hearing.finish()
-        exchange = hearing.to_exchange(next(self._numbers), (self.api.path, headers, body))
-        exchange = msgspec.structs.replace(exchange, cut=bool(broke), server=self.server)
-        times = tuple(hearing.call_timings.values())
-        return TimedResponse(exchange, hearing.fold.message(), hearing.first_token, times, broke)
+                    collector.feed(chunk)
+        except DovetailError as error:
+            connection_error = error.message
+        collector.finish()
+        exchange = collector.to_exchange(next(self._numbers), (self.api.path, headers, body))
+        exchange = msgspec.structs.replace(
+            exchange, truncated=bool(connection_error), server=self.server
+        )
+        times = tuple(collector.call_timings.values())
+        return TimedResponse(
+            exchange, collector.fold.message(), collector.first_token, times, connection_error
+        )
 
 
 class _ResponseCollector:
-    """An answer on its way."""
+    """Collects a response while it is received."""
 
     def __init__(self, api: ApiAdapter, on_call: ToolCallCallback) -> None:
         self.fold = Fold()
@@ -214,7 +218,7 @@ class _ResponseCollector:
         self._reader = api.create_reader()
         self._on_call = on_call
         self._began = monotonic()
-        self._last_received: dict[int, float] = {}  # when the last bytes of each call came
+        self._last_received: dict[int, float] = {}  # of each call
         self._opened: list[int] = []
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -242,7 +246,7 @@ class _ResponseCollector:
             raise EngineError("the answer has no end: it is not limited as it was asked to be")
 
     def finish(self) -> None:
-        """The body is over. A server that does not stream has said everything at once."""
+        """Process the end of the body. A response that is not streamed is parsed as a whole."""
         if self._status != 200:
             return
         if self._streamed:
@@ -276,19 +280,19 @@ class _ResponseCollector:
     def to_exchange(
         self, number: int, request: tuple[str, Mapping[str, str], bytes]
     ) -> CapturedExchange:
-        """What went over the wire, for those who look at it later."""
+        """The exchange as captured on the wire, for the analysis."""
         target, headers, body = request
         return CapturedExchange(
             number=number,
             method="POST",
             target=target,
             began=_EPOCH_OFFSET + self._began,
-            asked=0.0,
+            request_received=0.0,
             ended=self._now,
             status=self._status,
             request_headers=dict(headers),
-            answer_headers=self._headers,
+            response_headers=self._headers,
             request=body,
-            answer=b"".join(self._parts),
+            response=b"".join(self._parts),
             marks=tuple(self._marks),
         )

@@ -1,8 +1,8 @@
-"""What became of prompts: which turns stayed a prefix, and how many tokens were computed again.
+"""Metrics of a pass: exact prefixes, recomputed tokens, tool calls and latencies.
 
-Two sources, and no third: Dovetail's own word where it makes the prompts itself, and what watch
-mode finds out about a server from outside. Only what the server's own counts bear out is counted;
-all else is unknown.
+Prefixes have two sources: Dovetail's own headers, where it builds the prompts itself, and what
+watch mode infers about a server. Only what the server's own counts confirm is counted; everything
+else is unknown.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from dovetail_model import Request
 
 @dataclass(frozen=True)
 class PromptStats:
-    """One prompt. `exact` says that all before what is new is the prompt and answer before it.
+    """One prompt. `is_exact`: it continues the previous prompt and response token for token.
 
-    `new` is what it adds to them, `prompt` and `cached` are the server's own numbers. None is
-    unknown; `exact` of a session's first prompt is, since nothing is before it.
+    `new_tokens` is what it adds to them, `prompt_tokens` and `cached_tokens` are the server's own
+    numbers. None is unknown; `is_exact` of a session's first prompt is, since there is none before.
     """
 
     is_first: bool
@@ -38,11 +38,11 @@ class PromptStats:
 
 @dataclass(frozen=True)
 class PrefixTotals:
-    """The sums of a pass. `later` prompts go on from another one.
+    """Totals of a pass, as in the JSON report. `later` prompts continue another one.
 
-    `prompt`, `computed` and `again` are None where the server does not tell. `again` is the sum
-    over those `again_of` prompts of which what is new is known. `opening` are the tokens of the
-    shortest prompt that begins a task: it holds the tools, if the server's template shows them.
+    `prompt`, `computed` and `again` are None if the server does not report them. `again` is the sum
+    over those `again_of` prompts whose new tokens are known. `opening` are the tokens of the
+    shortest first prompt of a task: it contains the tools, if the server's template renders them.
     """
 
     later: int
@@ -64,51 +64,52 @@ class PrefixTotals:
 def infer_prompt_stats(
     exchanges: Iterable[CapturedExchange], references: ReferenceModels
 ) -> list[PromptStats]:
-    """Prompts as watch mode infers them from what went over the wire.
+    """Infer prompts from captured exchanges, as watch mode does.
 
-    An answer that broke off has no counts: it would make all others unknown.
+    A truncated response has no counts: it would make all others unknown.
     """
-    analyst = ExchangeAnalyzer(references)
+    analyzer = ExchangeAnalyzer(references)
     try:
-        whole = [one for one in exchanges if not (one.has_failed or one.cut)]
-        verdicts = [analyst.analyze(exchange) for exchange in whole]
+        complete = [one for one in exchanges if not (one.has_failed or one.truncated)]
+        analyses = [analyzer.analyze(exchange) for exchange in complete]
     finally:
-        analyst.close()
-    return [_stats_from_analysis(verdict) for verdict in verdicts]
+        analyzer.close()
+    return [_stats_from_analysis(analysis) for analysis in analyses]
 
 
 def read_prompt_stats(runs: Iterable[TaskRun]) -> list[PromptStats]:
-    """Prompts as Dovetail itself tells of them, in headers that were asked for."""
-    found: list[PromptStats] = []
+    """Read the prompt statistics from Dovetail's debug headers."""
+    stats: list[PromptStats] = []
     for run in runs:
         steps = [
             step for step in run.steps if not (step.http_error or step.response.connection_error)
         ]
-        found += map(_stats_from_headers, steps, (None, *steps[:-1]))
-    return found
+        stats += map(_stats_from_headers, steps, (None, *steps[:-1]))
+    return stats
 
 
 def sum_prefix_stats(prompts: Sequence[PromptStats]) -> PrefixTotals:
-    """What a server had in its cache is known where it told so at least once in the same pass.
+    """Sum the statistics of a pass.
 
-    The passes use different addresses of it, and some tell at one and are silent at another.
+    Cached tokens are known if the server reported them at least once in the same pass: passes use
+    different endpoints of it, and some report them and others do not.
     """
     later = [one for one in prompts if not one.is_first]
-    counted = all(one.prompt_tokens is not None for one in prompts) and bool(prompts)
-    known = counted and any(one.cached_tokens is not None for one in prompts)
-    again = [
+    has_counts = all(one.prompt_tokens is not None for one in prompts) and bool(prompts)
+    has_cached = has_counts and any(one.cached_tokens is not None for one in prompts)
+    recomputed = [
         max(0, _computed_tokens(one) - one.new_tokens)
         for one in later
-        if known and one.new_tokens is not None
+        if has_cached and one.new_tokens is not None
     ]
     return PrefixTotals(
         later=len(later),
         exact=sum(one.is_exact is True for one in later),
         inexact=sum(one.is_exact is False for one in later),
-        prompt=sum(one.prompt_tokens or 0 for one in prompts) if counted else None,
-        computed=sum(map(_computed_tokens, prompts)) if known else None,
-        again=sum(again) if again else None,
-        again_of=len(again),
+        prompt=sum(one.prompt_tokens or 0 for one in prompts) if has_counts else None,
+        computed=sum(map(_computed_tokens, prompts)) if has_cached else None,
+        again=sum(recomputed) if recomputed else None,
+        again_of=len(recomputed),
         opening=min(
             (one.prompt_tokens for one in prompts if one.is_first and one.prompt_tokens),
             default=None,
@@ -118,49 +119,52 @@ def sum_prefix_stats(prompts: Sequence[PromptStats]) -> PrefixTotals:
     )
 
 
-def _stats_from_analysis(verdict: ExchangeAnalysis) -> PromptStats:
-    first = verdict.place == 1
-    sure = verdict.basis == "confirmed" and verdict.exact is not None and not first
+def _stats_from_analysis(analysis: ExchangeAnalysis) -> PromptStats:
+    first = analysis.place == 1
+    certain = analysis.basis == "confirmed" and analysis.exact is not None and not first
     return PromptStats(
         is_first=first,
-        is_exact=verdict.broke is None if sure else None,
-        new_tokens=verdict.exact.prefill_tokens if sure and verdict.exact is not None else None,
-        prompt_tokens=verdict.prompt_tokens,
-        cached_tokens=verdict.cached,
-        break_reason=verdict.broke.code if sure and verdict.broke is not None else None,
-        avoidable_tokens=verdict.needless if sure else 0,
+        is_exact=analysis.broke is None if certain else None,
+        new_tokens=analysis.exact.prefill_tokens
+        if certain and analysis.exact is not None
+        else None,
+        prompt_tokens=analysis.prompt_tokens,
+        cached_tokens=analysis.cached,
+        break_reason=analysis.broke.code if certain and analysis.broke is not None else None,
+        avoidable_tokens=analysis.needless if certain else 0,
     )
 
 
-def _stats_from_headers(step: TaskStep, before: TaskStep | None) -> PromptStats:
-    headers = step.response.exchange.answer_headers
+def _stats_from_headers(step: TaskStep, previous: TaskStep | None) -> PromptStats:
+    headers = step.response.exchange.response_headers
     usage = step.response.message.usage
     reason = headers.get("x-dovetail-prefix-reason")
-    again = headers.get("x-dovetail-prefix-again")
+    recomputed = headers.get("x-dovetail-prefix-again")
     new: int | None = None
-    if before is not None and again is not None:
-        known = before.response.message.usage.total_tokens
-        new = int(again) if reason is None else max(0, usage.input_tokens - known)
+    if previous is not None and recomputed is not None:
+        known_tokens = previous.response.message.usage.total_tokens
+        new = int(recomputed) if reason is None else max(0, usage.input_tokens - known_tokens)
     return PromptStats(
-        is_first=before is None,
+        is_first=previous is None,
         is_exact=None if new is None else reason is None,
         new_tokens=new,
         prompt_tokens=usage.input_tokens or None,
-        cached_tokens=usage.cached_tokens or None,  # 0 is what Dovetail says where nobody tells it
+        cached_tokens=usage.cached_tokens
+        or None,  # Dovetail reports 0 if the engine does not report it
         break_reason=None if new is None else reason,
     )
 
 
 def _computed_tokens(prompt: PromptStats) -> int:
-    """Tokens that the server did not have in its cache. What it does not mention it had not."""
+    """Tokens that were not cached. Unreported ones count as not cached."""
     return (prompt.prompt_tokens or 0) - (prompt.cached_tokens or 0)
 
 
 @dataclass(frozen=True)
 class ToolCallStats:
-    """Calls that were made, and how many were right so far. `together` came with others.
+    """Tool calls, and how many passed each check. `together` shared a response with others.
 
-    `left_in_text` are answers in which the model made a call that the agent was not given as one.
+    `left_in_text` are responses with a call that the agent did not receive as one.
     """
 
     made: int = 0
@@ -173,10 +177,10 @@ class ToolCallStats:
 
 @dataclass(frozen=True)
 class LatencyStats:
-    """Medians, in seconds; None where nothing was measured.
+    """Medians in seconds; None if nothing was measured.
 
-    `first` from a request to its first word. `idle` from the last byte of a call to the moment
-    that an agent can start its tool, `ahead` from then to the end of the stream.
+    `first`: time to first token. `idle`: from the last byte of a call to the moment that an agent
+    can start its tool, `ahead`: from then to the end of the stream.
     """
 
     first: float | None = None
@@ -186,7 +190,7 @@ class LatencyStats:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A task in one line."""
+    """The result of a task."""
 
     task: str
     solved: bool
@@ -197,7 +201,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class PassMetrics:
-    """One pass. `refused` says that the server answered nothing at all, and why."""
+    """The metrics of a pass. `refused` is why the server rejected every request, if it did."""
 
     name: str
     api: str
@@ -219,9 +223,9 @@ class PassMetrics:
 
 
 def compute_call_stats(steps: Sequence[TaskStep], reference: ReferenceModel) -> ToolCallStats:
-    """`lens` knows how the model writes calls."""
+    """Count tool calls. `reference` knows how the model writes them."""
     calls = [call for step in steps for call in step.calls]
-    offered = Request("", tools=build_tool_specs())
+    request = Request("", tools=build_tool_specs())
     return ToolCallStats(
         made=len(calls),
         valid_json=sum(call.is_valid_json for call in calls),
@@ -229,16 +233,16 @@ def compute_call_stats(steps: Sequence[TaskStep], reference: ReferenceModel) -> 
         fit_schema=sum(call.matches_schema for call in calls),
         together=sum(len(step.calls) for step in steps if len(step.calls) > 1),
         left_in_text=sum(
-            bool(find_unparsed_calls(step.response.message, offered, reference)) for step in steps
+            bool(find_unparsed_calls(step.response.message, request, reference)) for step in steps
         ),
     )
 
 
 def compute_latency_stats(steps: Sequence[TaskStep]) -> LatencyStats:
-    answers = [step.response for step in steps if step.response.exchange.is_streamed]
-    first = [one.first_token for one in answers if one.first_token is not None]
-    idle = [call.ready - call.received for one in answers for call in one.call_timings]
-    ahead = [one.exchange.ended - call.ready for one in answers for call in one.call_timings]
+    responses = [step.response for step in steps if step.response.exchange.is_streamed]
+    first = [one.first_token for one in responses if one.first_token is not None]
+    idle = [call.ready - call.received for one in responses for call in one.call_timings]
+    ahead = [one.exchange.ended - call.ready for one in responses for call in one.call_timings]
     return LatencyStats(*(median(each) if each else None for each in (first, idle, ahead)))
 
 
@@ -248,12 +252,12 @@ def summarize_task(run: TaskRun) -> TaskResult:
 
 
 def list_protocol_errors(runs: Sequence[TaskRun]) -> tuple[str, ...]:
-    """What was wrong with the protocol, each with its task. A full window is not."""
+    """Protocol errors, each with its task. A context overflow is none."""
     return tuple(
-        f"{run.task}, request {at}: {fault}"
+        f"{run.task}, request {number}: {error}"
         for run in runs
-        for at, step in enumerate(run.steps, 1)
-        for fault in (
+        for number, step in enumerate(run.steps, 1)
+        for error in (
             *step.protocol_errors,
             *([step.http_error] if step.http_error and not step.context_overflow else ()),
         )

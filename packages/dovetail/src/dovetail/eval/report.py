@@ -149,14 +149,14 @@ def render_terminal(subject: EvalTarget, passes: Sequence[PassMetrics]) -> Rende
     for row in METRIC_ROWS:
         lines.add_row(Text(row.name), *(Text(format_value(row, one)) for one in passes))
     parts: list[RenderableType] = [lines]
-    for title, said in build_notes(subject, passes):
-        parts += [Text(), Text(title, style="bold"), *(Text(f"  {line}") for line in said)]
+    for title, notes in build_notes(subject, passes):
+        parts += [Text(), Text(title, style="bold"), *(Text(f"  {line}") for line in notes)]
     return Group(*parts)
 
 
 def build_notes(subject: EvalTarget, passes: Sequence[PassMetrics]) -> list[tuple[str, list[str]]]:
     """What numbers do not say, under its titles."""
-    found = [
+    sections = [
         ("No answer", [f"{one.name}: {one.refused}" for one in passes if one.refused]),
         ("Tools", [line for one in passes for line in _missing_tool_notes(one)]),
         ("Not solved", _unsolved_notes(passes)),
@@ -164,13 +164,13 @@ def build_notes(subject: EvalTarget, passes: Sequence[PassMetrics]) -> list[tupl
         ("Protocol faults", [f"{one.name}: {fault}" for one in passes for fault in one.faults]),
         ("Unknown", _unknown_notes(subject, passes)),
     ]
-    return [(title, said) for title, said in found if said]
+    return [(title, lines) for title, lines in sections if lines]
 
 
 def to_report_json(subject: EvalTarget, passes: Sequence[PassMetrics]) -> dict[str, Any]:
     """The report for programs. What is unknown is null."""
-    told: list[dict[str, Any]] = msgspec.to_builtins(list(passes))
-    for one, fields in zip(passes, told, strict=True):
+    pass_fields: list[dict[str, Any]] = msgspec.to_builtins(list(passes))
+    for one, fields in zip(passes, pass_fields, strict=True):
         fields |= {"tasks_solved": one.solved_tasks, "requests": one.total_requests}
         fields["prefixes"]["unknown"] = one.prefixes.unknown_prompts
     return {
@@ -180,7 +180,7 @@ def to_report_json(subject: EvalTarget, passes: Sequence[PassMetrics]) -> dict[s
         "engine_why": subject.engine_reason,
         "tokenizer": subject.reference.origin or None,
         "faults": sum(len(one.faults) for one in passes),
-        "passes": told,
+        "passes": pass_fields,
     }
 
 
@@ -237,8 +237,8 @@ def _missing_tool_notes(one: PassMetrics) -> list[str]:
     tokens = one.prefixes.opening
     if tokens is None or can_contain_tools(tokens):
         return []
-    said = f"{one.name}: a first prompt has {tokens:,} tokens, so the tools are not in it"
-    return [f"{said}: the model does not know them (its template may not show any)"]
+    note = f"{one.name}: a first prompt has {tokens:,} tokens, so the tools are not in it"
+    return [f"{note}: the model does not know them (its template may not show any)"]
 
 
 def _unsolved_notes(passes: Sequence[PassMetrics]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The whole run: every pass over every task, then the numbers."""
+"""Run all passes over all tasks, and compute their metrics."""
 
 import asyncio
 import secrets
@@ -28,14 +28,14 @@ from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import CapturedExchange
 from dovetail_model import Sampling
 
-#: What Dovetail is asked to tell besides: its prefix, and calls as soon as they are complete.
+#: Have Dovetail report its prefix, and calls as soon as they are complete.
 _DEBUG_HEADERS = {"x-dovetail-debug": "prefix", "x-dovetail-dispatch": "tools"}
 _TOKEN_ID_FIELDS = {"return_token_ids": True}
 
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What is run. `apis` are those of the passes with Dovetail, `off` adds the one without."""
+    """What to run. `apis` are the passes with Dovetail, `include_baseline` adds the one without."""
 
     tasks: tuple[EvalTask, ...]
     apis: tuple[str, ...] = ("messages", "responses", "chat")
@@ -47,7 +47,7 @@ class EvalPlan:
 
 @dataclass(frozen=True)
 class _CompletedPass:
-    """A pass that was run."""
+    """A completed pass."""
 
     name: str
     api: str
@@ -56,58 +56,64 @@ class _CompletedPass:
 
 
 ProgressCallback = Callable[[str, TaskRun], None]
-"""Called with the name of a pass and each task that has ended."""
+"""Called with the name of a pass and each finished task."""
 
 
 async def run_eval(
     target: EvalTarget, plan: EvalPlan, progress: ProgressCallback
 ) -> list[PassMetrics]:
-    """All passes, one after the other: they would disturb each other's times and caches.
+    """Run the passes one after the other: they would disturb each other's times and caches.
 
-    Dovetail is put before the endpoint first of all: if that fails, nobody has waited in vain.
+    Dovetail is started before the first pass, so that a failure to start is reported at once.
     """
     passes: list[_CompletedPass] = []
-    nobody: tuple[Endpoint, list[CapturedExchange]] = (target.endpoint, [])
-    async with run_dovetail(target) if plan.apis else nullcontext(nobody) as (endpoint, heard):
+    no_dovetail: tuple[Endpoint, list[CapturedExchange]] = (target.endpoint, [])
+    async with (
+        run_dovetail(target) if plan.apis else nullcontext(no_dovetail) as (endpoint, captured)
+    ):
         if plan.include_baseline:
             extra = _TOKEN_ID_FIELDS if target.supports_token_ids else {}
-            speaker = ApiClient(target.endpoint, APIS["chat"], extra_fields=extra)
-            runs = await _run_tasks(target, plan, speaker, partial(progress, "off"))
+            client = ApiClient(target.endpoint, APIS["chat"], extra_fields=extra)
+            runs = await _run_tasks(target, plan, client, partial(progress, "off"))
             passes.append(_CompletedPass("off", "chat", False, runs))
         for api in plan.apis:
             name = f"on, {api}"
-            speaker = ApiClient(endpoint, APIS[api], "dovetail", _DEBUG_HEADERS)
-            runs = await _run_tasks(target, plan, speaker, partial(progress, name))
+            client = ApiClient(endpoint, APIS[api], "dovetail", _DEBUG_HEADERS)
+            runs = await _run_tasks(target, plan, client, partial(progress, name))
             passes.append(_CompletedPass(name, api, True, runs))
-    prompts = [await asyncio.to_thread(_collect_prompt_stats, one, target, heard) for one in passes]
+    prompts = [
+        await asyncio.to_thread(_collect_prompt_stats, completed, target, captured)
+        for completed in passes
+    ]
     return [
-        _compute_metrics(one, sum_prefix_stats(each), target)
-        for one, each in zip(passes, prompts, strict=True)
+        _compute_metrics(completed, sum_prefix_stats(stats), target)
+        for completed, stats in zip(passes, prompts, strict=True)
     ]
 
 
 def _collect_prompt_stats(
-    one: _CompletedPass, subject: EvalTarget, heard: Sequence[CapturedExchange]
+    completed: _CompletedPass, target: EvalTarget, captured: Sequence[CapturedExchange]
 ) -> list[PromptStats]:
-    """What is known of a pass's prompts: from Dovetail itself, or from what went by."""
-    if not one.dovetail:
-        own = [step.response.exchange for run in one.runs for step in run.steps]
-        return infer_prompt_stats(own, subject.references)
-    if subject.engine == "openai":
-        return infer_prompt_stats(_select_session_exchanges(heard, one.runs), subject.references)
-    return read_prompt_stats(one.runs)
+    """Prompt statistics of a pass: from Dovetail itself, or inferred from exchanges."""
+    if not completed.dovetail:
+        own = [step.response.exchange for run in completed.runs for step in run.steps]
+        return infer_prompt_stats(own, target.references)
+    if target.engine == "openai":
+        return infer_prompt_stats(
+            _select_session_exchanges(captured, completed.runs), target.references
+        )
+    return read_prompt_stats(completed.runs)
 
 
 async def _run_tasks(
-    subject: EvalTarget, plan: EvalPlan, speaker: ApiClient, progress: Callable[[TaskRun], None]
+    target: EvalTarget, plan: EvalPlan, client: ApiClient, progress: Callable[[TaskRun], None]
 ) -> tuple[TaskRun, ...]:
-    """Every task as often as it is wanted. One that fails at first is not asked more.
+    """Run every task `repeat` times. Stops if the server fails the first requests.
 
-    Each pass says another number first, or it would find in the server's cache what the pass
-    before it has left there.
+    Each pass begins with a different number, so that it does not hit the cache of the one before.
     """
     system = f"Run {secrets.randbelow(10**8):08}.\n{SYSTEM_PROMPT}"
-    agent = TaskAgent(speaker, subject.model, system, plan.sampling, plan.max_requests)
+    agent = TaskAgent(client, target.model, system, plan.sampling, plan.max_requests)
     runs: list[TaskRun] = []
     for _ in range(plan.repeat):
         for task in plan.tasks:
@@ -119,37 +125,37 @@ async def _run_tasks(
 
 
 def _first_request_error(runs: Sequence[TaskRun]) -> str:
-    """How the server failed the very first request, if it took none."""
+    """The error of the first request, if it failed."""
     first = runs[0].steps[0] if runs else None
     return first.http_error or first.response.connection_error if first is not None else ""
 
 
 def _should_stop(runs: Sequence[TaskRun]) -> bool:
-    """Whether to ask no more. A server that hangs would be waited for in every task."""
+    """Whether to stop. A server that hangs would be waited for in every task."""
     broken = [bool(run.steps[-1].response.connection_error) for run in runs[-2:]]
     return bool(_first_request_error(runs)) or broken == [True, True]
 
 
 def _select_session_exchanges(
-    heard: Sequence[CapturedExchange], runs: Sequence[TaskRun]
+    exchanges: Sequence[CapturedExchange], runs: Sequence[TaskRun]
 ) -> list[CapturedExchange]:
-    """The tasks' own requests. Dovetail asks a few more, to learn what the server can do."""
+    """The tasks' own exchanges. Dovetail sends a few more, to probe the server."""
     sessions = {run.session for run in runs}
-    return [one for one in heard if one.request_headers.get("x-session-id") in sessions]
+    return [one for one in exchanges if one.request_headers.get("x-session-id") in sessions]
 
 
 def _compute_metrics(
-    one: _CompletedPass, prefixes: PrefixTotals, subject: EvalTarget
+    completed: _CompletedPass, prefixes: PrefixTotals, target: EvalTarget
 ) -> PassMetrics:
-    steps = [step for run in one.runs for step in run.steps]
+    steps = [step for run in completed.runs for step in run.steps]
     return PassMetrics(
-        name=one.name,
-        api=one.api,
-        dovetail=one.dovetail,
-        done=tuple(map(summarize_task, one.runs)),
-        calls=compute_call_stats(steps, subject.reference),
+        name=completed.name,
+        api=completed.api,
+        dovetail=completed.dovetail,
+        done=tuple(map(summarize_task, completed.runs)),
+        calls=compute_call_stats(steps, target.reference),
         times=compute_latency_stats(steps),
         prefixes=prefixes,
-        faults=list_protocol_errors(one.runs),
-        refused=_first_request_error(one.runs),
+        faults=list_protocol_errors(completed.runs),
+        refused=_first_request_error(completed.runs),
     )

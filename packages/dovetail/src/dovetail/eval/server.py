@@ -1,4 +1,4 @@
-"""Dovetail before the endpoint, in this process, as `dovetail serve` would be."""
+"""Run Dovetail in front of the endpoint, in this process, like `dovetail serve`."""
 
 import asyncio
 import signal
@@ -24,49 +24,50 @@ from dovetail.watch.relay import TcpRelay
 async def run_dovetail(
     target: EvalTarget,
 ) -> AsyncIterator[tuple[Endpoint, list[CapturedExchange]]]:
-    """A Dovetail before the endpoint, and what it says to it while the block runs.
+    """Run Dovetail in front of the endpoint. Yields its address and its captured exchanges.
 
-    That is listened to where both speak in messages: what the endpoint's prompts are is found out
-    the same way as without Dovetail then. Where it speaks in tokens it knows them itself.
+    They are captured if Dovetail forwards messages to the endpoint: then the endpoint's prompts are
+    reconstructed in the same way as without Dovetail. With token prompts, Dovetail knows them
+    itself.
     """
-    heard: list[CapturedExchange] = []
-    tee = TrafficObserver(heard.append)
-    relay = TcpRelay(target.endpoint, tee.observe)
+    captured: list[CapturedExchange] = []
+    observer = TrafficObserver(captured.append)
+    relay = TcpRelay(target.endpoint, observer.observe)
     address = str(target.endpoint)
     if target.engine == "openai":
-        tee.start()
+        observer.start()
         address = await relay.listen("127.0.0.1", 0) + target.endpoint.base
     try:
         with TemporaryDirectory(prefix="dovetail-accept-") as folder:
-            # Not on this loop: the server is asked while it is built, and the relay is in between.
+            # Not on this loop: building queries the server through the relay, which runs on it.
             service = await asyncio.to_thread(
                 build_service, _build_config(target, address, Path(folder))
             )
             async with _serve_app(App(service), target) as endpoint:
-                yield endpoint, heard
+                yield endpoint, captured
     finally:
         if target.engine == "openai":
             await relay.close()
-            await asyncio.to_thread(tee.close)
+            await asyncio.to_thread(observer.close)
 
 
-def _build_config(subject: EvalTarget, address: str, folder: Path) -> Config:
-    wish = subject.options
+def _build_config(target: EvalTarget, address: str, folder: Path) -> Config:
+    options = target.options
     return Config(
-        model=subject.model,
-        engine=subject.engine,
+        model=target.model,
+        engine=target.engine,
         engine_url=(address,),
-        engine_api_key=(wish.api_key or "").strip() or None,
-        tokenizer=subject.reference.origin if subject.reference.has_tokenizer else wish.tokenizer,
-        tool_call_parser=wish.parsers.tool_parser,
-        reasoning_parser=wish.parsers.reasoning_parser,
+        engine_api_key=(options.api_key or "").strip() or None,
+        tokenizer=target.reference.origin if target.reference.has_tokenizer else options.tokenizer,
+        tool_call_parser=options.parsers.tool_parser,
+        reasoning_parser=options.parsers.reasoning_parser,
         data_dir=folder,
         store="memory",
     )
 
 
 class _StartupMonitor:
-    """The application, and why it could not be started if so."""
+    """The application, and why it failed to start."""
 
     __slots__ = ("_app", "failure")
 
@@ -79,33 +80,33 @@ class _StartupMonitor:
             await self._app(scope, receive, send)
             return
 
-        async def heard(message: Message) -> None:
+        async def monitor(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed":
                 self.failure = message["message"]
             await send(message)
 
-        await self._app(scope, receive, heard)
+        await self._app(scope, receive, monitor)
 
 
 @asynccontextmanager
-async def _serve_app(app: App, subject: EvalTarget) -> AsyncIterator[Endpoint]:
-    """The application on a free port. Signals are for the whole run, not for the server."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    starting = _StartupMonitor(app)
-    running = create_server(starting)
-    task = asyncio.create_task(run_server(running, [listening]))
+async def _serve_app(app: App, target: EvalTarget) -> AsyncIterator[Endpoint]:
+    """Serve the application on a free port. Signal handlers stay those of the whole run."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monitor = _StartupMonitor(app)
+    server = create_server(monitor)
+    task = asyncio.create_task(run_server(server, [listener]))
     try:
-        await asyncio.sleep(0)  # it has begun then, and has taken the signals
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
-        if not await wait_until_started(running, task):
-            why = starting.failure or "no reason is given"
-            raise EvalError(f"Dovetail cannot start before {subject.endpoint}: {why}")
-        yield Endpoint("127.0.0.1", listening.getsockname()[1])
+        await asyncio.sleep(0)  # the task has started and installed its signal handlers
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if not await wait_until_started(server, task):
+            reason = monitor.failure or "no reason is given"
+            raise EvalError(f"Dovetail cannot start before {target.endpoint}: {reason}")
+        yield Endpoint("127.0.0.1", listener.getsockname()[1])
     finally:
-        running.should_exit = True
-        if not running.started:
+        server.should_exit = True
+        if not server.started:
             task.cancel()
         await asyncio.wait({task})
-        listening.close()
+        listener.close()

@@ -1,4 +1,4 @@
-"""The endpoint that is tried: what it serves, what it is, and whether the tasks fit into it."""
+"""The endpoint under evaluation: its model, its engine, and whether its context is large enough."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,16 +24,16 @@ from dovetail.watch.reference_model import (
 from dovetail_model import DovetailError
 
 EvalEngineName = Literal["vllm", "sglang", "openai"]
-MIN_CONTEXT_TOKENS = 6000  # tokens: tools and system text, the longest task, and what is said in it
+MIN_CONTEXT_TOKENS = 6000  # tools, system text, and the longest task with its output
 
 
 class EvalError(Exception):
-    """The endpoint cannot be tried, and why."""
+    """The endpoint cannot be evaluated; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What the user said of the endpoint."""
+    """The user's options for the endpoint."""
 
     url: str
     api_key: str | None = None
@@ -45,9 +45,9 @@ class EvalOptions:
 
 @dataclass(frozen=True)
 class EvalTarget:
-    """What was found out. `engine` is how Dovetail speaks to it, `why` says why so.
+    """The endpoint. `engine` is how Dovetail connects to it, `engine_reason` why.
 
-    `asks_ids` says that it gives token ids to a chat that asks for them, as a vLLM does.
+    `supports_token_ids`: it returns token ids for chat requests on request, as vLLM does.
     """
 
     options: EvalOptions
@@ -61,7 +61,7 @@ class EvalTarget:
 
 
 async def inspect_target(options: EvalOptions) -> EvalTarget:
-    """Asks the server. Raises `AcceptError` where there is nothing that could be tried."""
+    """Query the server. Raises `EvalError` if it cannot be evaluated."""
     endpoint = _parse_endpoint(options.url, options.api_key)
     try:
         found = await discover(endpoint)
@@ -70,14 +70,16 @@ async def inspect_target(options: EvalOptions) -> EvalTarget:
         size = found.context_length
         if found.names and model in found.names and model != found.name:
             size = await find_context_length(endpoint, model, await list_models(endpoint))
-    except DovetailError as fault:
-        hint = ": pass its own with --api-key" if "our key" in fault.message else ""
-        raise EvalError(f"{fault.message}{hint}") from fault
+    except DovetailError as error:
+        hint = ": pass its own with --api-key" if "our key" in error.message else ""
+        raise EvalError(f"{error.message}{hint}") from error
     _validate(options, found, model, size)
-    lenses = _load_references(options, model, found)
-    lens = lenses.get(model)
-    engine, why = _choose_engine(options, kind, lens)
-    return EvalTarget(options, endpoint, model, engine, why, kind == "vllm", lenses, lens)
+    references = _load_references(options, model, found)
+    reference = references.get(model)
+    engine, reason = _choose_engine(options, kind, reference)
+    return EvalTarget(
+        options, endpoint, model, engine, reason, kind == "vllm", references, reference
+    )
 
 
 def _parse_endpoint(url: str, key: str | None) -> Endpoint:
@@ -87,16 +89,16 @@ def _parse_endpoint(url: str, key: str | None) -> Endpoint:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
-    except ValueError as fault:
-        raise EvalError(str(fault)) from fault
+    except ValueError as error:
+        raise EvalError(str(error)) from error
 
 
-def _validate(wish: EvalOptions, found: RemoteModel, model: str, size: int | None) -> None:
+def _validate(options: EvalOptions, found: RemoteModel, model: str, size: int | None) -> None:
     if not model:
-        raise EvalError(f"the server at {wish.url} does not list its models: name one (--model)")
-    if wish.model is not None and found.names and wish.model not in found.names:
-        shown = ", ".join(found.names[:8]) + (", …" if len(found.names) > 8 else "")
-        raise EvalError(f"the server has no model {wish.model!r}, only {shown}")
+        raise EvalError(f"the server at {options.url} does not list its models: name one (--model)")
+    if options.model is not None and found.names and options.model not in found.names:
+        names = ", ".join(found.names[:8]) + (", …" if len(found.names) > 8 else "")
+        raise EvalError(f"the server has no model {options.model!r}, only {names}")
     if size is not None and size < MIN_CONTEXT_TOKENS:
         raise EvalError(
             f"the window of {model} has {size:,} tokens, and the tasks need "
@@ -105,7 +107,7 @@ def _validate(wish: EvalOptions, found: RemoteModel, model: str, size: int | Non
 
 
 async def _detect_server(endpoint: Endpoint, found: RemoteModel) -> EvalEngineName:
-    """What the server is: by its own word, else by an address that only a vLLM has."""
+    """Detect the server: by what it reports, else by a path that only vLLM has."""
     owner = found.version.lower()
     if owner == "sglang":
         return "sglang"
@@ -115,27 +117,31 @@ async def _detect_server(endpoint: Endpoint, found: RemoteModel) -> EvalEngineNa
         status, content = await fetch(
             endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS)
         )
-        told = msgspec.json.decode(content) if status == 200 else None
+        version = msgspec.json.decode(content) if status == 200 else None
     except (DovetailError, msgspec.DecodeError, UnicodeError):
         return "openai"
-    return "vllm" if isinstance(told, dict) and "version" in told else "openai"
+    return "vllm" if isinstance(version, dict) and "version" in version else "openai"
 
 
-def _load_references(wish: EvalOptions, model: str, found: RemoteModel) -> ReferenceModels:
-    """The model's tokenizer and template, where they are at hand. Nothing is downloaded unasked."""
-    named = load_reference(find_model(wish.tokenizer), wish.parsers) if wish.tokenizer else None
+def _load_references(options: EvalOptions, model: str, found: RemoteModel) -> ReferenceModels:
+    """The model's tokenizer and template, if available. Nothing is downloaded by itself."""
+    named = (
+        load_reference(find_model(options.tokenizer), options.parsers)
+        if options.tokenizer
+        else None
+    )
     root = found.root if model == found.name else None
-    return ReferenceModels(named, (ListedModel(model, root),), wish.parsers)
+    return ReferenceModels(named, (ListedModel(model, root),), options.parsers)
 
 
 def _choose_engine(
-    wish: EvalOptions, kind: EvalEngineName, lens: ReferenceModel
+    options: EvalOptions, kind: EvalEngineName, reference: ReferenceModel
 ) -> tuple[EvalEngineName, str]:
-    """How Dovetail speaks to it: in tokens where that can be."""
-    if wish.engine != "auto":
-        return wish.engine, "as you said"
+    """How Dovetail connects to it: with token prompts if possible."""
+    if options.engine != "auto":
+        return options.engine, "as you said"
     if kind == "openai":
         return "openai", "it is not known to take prompts as tokens"
-    if not lens.has_tokenizer:
+    if not reference.has_tokenizer:
         return "openai", "no tokenizer of its model is here (--tokenizer names one)"
-    return kind, f"it takes prompts as tokens; the tokenizer is that of {lens.origin}"
+    return kind, f"it takes prompts as tokens; the tokenizer is that of {reference.origin}"

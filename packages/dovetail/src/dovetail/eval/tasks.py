@@ -1,4 +1,4 @@
-"""The tasks. Each has one right result: it is looked for in the files, never in what was said."""
+"""The tasks. Each has one right result, which is checked in the files, never in the output."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ other can be made together. If a call fails, read why and mend it. When everythi
 in one short sentence and make no more calls."""
 
 TaskCheck = Callable[[Workspace], str | None]
-"""What is wrong with the result; None if nothing is."""
+"""The problem with the result; None if it is right."""
 
 
 @dataclass(frozen=True)
 class EvalTask:
-    """One task. `files` are there when it begins, `records` are what `look_up` knows."""
+    """One task. `files` exist at the start, `records` are those of `look_up`."""
 
     id: str
     title: str
@@ -33,40 +33,40 @@ class EvalTask:
         return f"Task {self.id}.\n\n{self.instructions}"
 
 
-def _expect_text(path: str, wanted: str) -> TaskCheck:
-    """The file has this text. White space at its end is nobody's fault."""
+def _expect_text(path: str, expected: str) -> TaskCheck:
+    """A check that the file has this text, ignoring trailing white space."""
 
-    def check(folder: Workspace) -> str | None:
+    def check(workspace: Workspace) -> str | None:
         try:
-            found = folder.read(path)
+            actual = workspace.read(path)
         except ToolError:
             return f"{path} is not there"
-        if found.rstrip() == wanted.rstrip():
+        if actual.rstrip() == expected.rstrip():
             return None
-        return f"{path} is not as it should be{_first_difference(found, wanted)}"
+        return f"{path} is not as it should be{_first_difference(actual, expected)}"
 
     return check
 
 
-def _expect_json(path: str, wanted: Any) -> TaskCheck:
-    def check(folder: Workspace) -> str | None:
+def _expect_json(path: str, expected: Any) -> TaskCheck:
+    def check(workspace: Workspace) -> str | None:
         try:
-            found = json.loads(folder.read(path))
+            actual = json.loads(workspace.read(path))
         except ToolError:
             return f"{path} is not there"
         except ValueError:
-            found = None
-        return None if found == wanted else f"{path} is not as it should be"
+            actual = None
+        return None if actual == expected else f"{path} is not as it should be"
 
     return check
 
 
-def _first_difference(found: str, wanted: str) -> str:
-    pairs = zip(found.rstrip().splitlines(), wanted.rstrip().splitlines(), strict=False)
+def _first_difference(actual: str, expected: str) -> str:
+    pairs = zip(actual.rstrip().splitlines(), expected.rstrip().splitlines(), strict=False)
     for number, (one, other) in enumerate(pairs, 1):
         if one != other:
             return f", line {number}: {one[:60]!r}, not {other[:60]!r}"
-    return f": {len(found.splitlines())} lines, not {len(wanted.splitlines())}"
+    return f": {len(actual.splitlines())} lines, not {len(expected.splitlines())}"
 
 
 _PLAN = "# Plan\n\n- measure the boards\n- cut the tails\n- fit the joint\n"

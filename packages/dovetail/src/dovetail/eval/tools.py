@@ -1,7 +1,7 @@
-"""The tools that a task may use, and the judgement of a call.
+"""The tools of the tasks, and the validation of calls.
 
-A tool is a struct: its fields are the arguments, its docstring is what the model is told. The same
-struct gives the schema that is sent and the check of what comes back, so the two cannot disagree.
+A tool is a struct: its fields are the arguments, its docstring is the description that the model
+gets. The same struct provides the schema and the validation, so the two cannot disagree.
 """
 
 import json
@@ -16,19 +16,19 @@ from msgspec import Meta
 
 from dovetail_model import ToolSpec
 
-MAX_FILE_BYTES = 256 << 10  # of one file: no task needs more
-MAX_PATH_PARTS = 16  # of a path; what walks through a folder and takes it away does so recursively
+MAX_FILE_BYTES = 256 << 10  # no task needs more
+MAX_PATH_PARTS = 16  # listing and removing folders is recursive
 
 
 class ToolError(Exception):
-    """A tool could not do what it was asked. The model is told why, and goes on."""
+    """A tool failed. The model gets the message and continues."""
 
 
 class Workspace:
-    """Files below `root`, and records that a task's service knows of.
+    """Files below `root`, and the records of a task's service.
 
-    Paths are relative and have no `..` in them. Only this class makes anything here, and it makes
-    no links, so a path that looks confined is.
+    Paths are relative and contain no `..`. Only this class creates files here, and it creates no
+    links, so a path that looks confined is confined.
     """
 
     __slots__ = ("_lookup_counts", "_records", "root")
@@ -43,27 +43,27 @@ class Workspace:
             return self._resolve(path).read_bytes().decode()
         except FileNotFoundError:
             raise ToolError(f"there is no file {path!r}: list_files shows what there is") from None
-        except OSError as fault:
-            raise ToolError(f"{path!r} cannot be read: {fault.strerror}") from None
+        except OSError as error:
+            raise ToolError(f"{path!r} cannot be read: {error.strerror}") from None
 
     def write(self, path: str, content: str) -> None:
         data = _encode_text(content)
         if len(data) > MAX_FILE_BYTES:
             raise ToolError(f"{len(data)} bytes are too many for a file here")
-        place = self._resolve(path)
+        target = self._resolve(path)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
-        except OSError as fault:
-            raise ToolError(f"{path!r} cannot be written: {fault.strerror}") from None
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        except OSError as error:
+            raise ToolError(f"{path!r} cannot be written: {error.strerror}") from None
 
     def list_files(self) -> list[str]:
-        """All files, by their paths."""
+        """The paths of all files."""
         found = (path for path in self.root.rglob("*") if path.is_file())
         return sorted(path.relative_to(self.root).as_posix() for path in found)
 
     def look_up_record(self, key: str) -> str:
-        """A record, from a service that is always busy when it is first asked."""
+        """A record, from a service that is busy on the first request."""
         if key not in self._records:
             raise ToolError(f"there is no record {key!r}")
         self._lookup_counts[key] += 1
@@ -229,7 +229,7 @@ TOOLS: Mapping[str, type[TaskTool]] = {
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """What is right about a call. `tool` is there if all is; else `problem` is for the model."""
+    """The validation of a call. `tool` is set if it passed; else `problem` is for the model."""
 
     name: str
     is_known_tool: bool
@@ -240,61 +240,61 @@ class CheckedCall:
 
 
 def check_call(name: str, arguments: str) -> CheckedCall:
-    """A call as it was made. Whether it fits a schema is only asked of a tool that there is."""
-    kind = TOOLS.get(name)
-    known = kind is not None
+    """Validate a call. The schema is only checked for known tools."""
+    tool_type = TOOLS.get(name)
+    is_known = tool_type is not None
     try:
         value = msgspec.json.decode(arguments or "{}")
-    except (ValueError, RecursionError) as fault:  # half a character is no JSON, nor is NaN
-        return CheckedCall(name, known, False, False, f"the arguments are no JSON: {fault}")
-    if kind is None:
-        there = ", ".join(TOOLS)
-        return CheckedCall(name, False, True, False, f"there is no tool {name!r}, only {there}")
+    except (ValueError, RecursionError) as error:  # half a character is no JSON, nor is NaN
+        return CheckedCall(name, is_known, False, False, f"the arguments are no JSON: {error}")
+    if tool_type is None:
+        names = ", ".join(TOOLS)
+        return CheckedCall(name, False, True, False, f"there is no tool {name!r}, only {names}")
     try:
-        tool = msgspec.convert(_normalize_integers(value), kind)
-    except (msgspec.ValidationError, RecursionError) as fault:
-        return CheckedCall(name, True, True, False, f"the arguments do not fit the schema: {fault}")
+        tool = msgspec.convert(_normalize_integers(value), tool_type)
+    except (msgspec.ValidationError, RecursionError) as error:
+        return CheckedCall(name, True, True, False, f"the arguments do not fit the schema: {error}")
     return CheckedCall(name, True, True, True, tool=tool)
 
 
 def build_tool_specs() -> tuple[ToolSpec, ...]:
-    """The tools as a model is offered them."""
+    """The tools as offered to a model."""
     return tuple(
-        ToolSpec(name, (kind.__doc__ or "").strip(), build_schema(kind))
-        for name, kind in TOOLS.items()
+        ToolSpec(name, (tool_type.__doc__ or "").strip(), build_schema(tool_type))
+        for name, tool_type in TOOLS.items()
     )
 
 
 def can_contain_tools(prompt_tokens: int) -> bool:
-    """Whether the tools can be in a prompt of so many tokens, however tersely they are written."""
-    written = len(json.dumps([tool.parameters for tool in build_tool_specs()]))
-    return prompt_tokens * _MAX_BYTES_PER_TOKEN > written // 2
+    """Whether the tools can be in a prompt of so many tokens, in any compact form."""
+    schema_chars = len(json.dumps([tool.parameters for tool in build_tool_specs()]))
+    return prompt_tokens * _MAX_BYTES_PER_TOKEN > schema_chars // 2
 
 
 def build_schema(tool_type: type[msgspec.Struct]) -> dict[str, Any]:
-    """A tool's arguments in JSON Schema, nothing referred to: not every template follows that."""
-    whole = msgspec.json.schema(tool_type)
-    found = _inline_refs(whole, whole["$defs"])
-    assert isinstance(found, dict)
-    return {key: value for key, value in found.items() if key != "description"}
+    """The JSON Schema of a tool's arguments, without references, which some templates ignore."""
+    schema = msgspec.json.schema(tool_type)
+    inlined = _inline_refs(schema, schema["$defs"])
+    assert isinstance(inlined, dict)
+    return {key: value for key, value in inlined.items() if key != "description"}
 
 
-def _inline_refs(value: object, named: Mapping[str, Any]) -> object:
+def _inline_refs(value: object, definitions: Mapping[str, Any]) -> object:
     match value:
         case {"$ref": str(ref)}:
-            return _inline_refs(named[ref.rpartition("/")[2]], named)
+            return _inline_refs(definitions[ref.rpartition("/")[2]], definitions)
         case {"title": str(), "type": "object", **rest}:
-            return _inline_refs({"type": "object", **rest}, named)
+            return _inline_refs({"type": "object", **rest}, definitions)
         case dict():
-            return {key: _inline_refs(inner, named) for key, inner in value.items()}
+            return {key: _inline_refs(inner, definitions) for key, inner in value.items()}
         case list():
-            return [_inline_refs(inner, named) for inner in value]
+            return [_inline_refs(inner, definitions) for inner in value]
         case _:
             return value
 
 
 def _normalize_integers(value: object) -> object:
-    """Numbers such as 3.0 as integers, which they are to JSON Schema."""
+    """Convert numbers such as 3.0 to integers, which they are in JSON Schema."""
     match value:
         case float() if value.is_integer():
             return int(value)

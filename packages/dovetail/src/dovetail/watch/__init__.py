@@ -1,1 +1,1 @@
-"""Watch mode: a passthrough in front of a server that was not changed, and what it finds out."""
+"""Watch mode: relay traffic to an unmodified server and analyze its prefix cache use."""

@@ -1,8 +1,7 @@
-"""Sums over exchanges, for each session and for all."""
+"""The analysis of exchanges, and totals per session and overall."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -10,12 +9,12 @@ import msgspec
 from dovetail.storage.lru import LruCache
 
 TokenBasis = Literal["confirmed", "counted", "estimated"]
-"""How sure a number of tokens is.
+"""How reliable a number of tokens is.
 
-`confirmed`: made with the model's own tokenizer and template, and the server counted the same, in
-the prompt and in the answer before it. `counted`: made with them, and the server gave no count.
-`estimated`: the server counted otherwise, the tokens of the answer before are a guess, or there is
-no tokenizer.
+`confirmed`: computed with the model's own tokenizer and template, and the server reported the same
+for the prompt and for the previous response. `counted`: computed with them, and the server reports
+no counts. `estimated`: the server reports other counts, the tokens of the previous response are a
+guess, or there is no tokenizer.
 """
 
 FindingCode = Literal[
@@ -33,39 +32,38 @@ FindingCode = Literal[
     "retokenization",
     "call_as_text",
 ]
-"""What went wrong. A small closed set: sums are kept by it."""
+"""What went wrong: a closed set, used as keys of totals."""
 
 
 class TrafficFinding(msgspec.Struct, frozen=True):
-    """One thing that went wrong, in words. `detail` may quote a line of the conversation."""
+    """One problem. `detail` may quote a line of the conversation."""
 
     code: FindingCode
     detail: str = ""
 
 
 class PromptPrefix(msgspec.Struct, frozen=True):
-    """A prompt of `total` tokens, the first `kept` of which were computed before."""
+    """A prompt of `total` tokens, the first `reused` of which were computed before."""
 
     total: int
-    kept: int
+    reused: int = msgspec.field(name="kept")
 
     @property
     def prefill_tokens(self) -> int:
-        return self.total - self.kept
+        return self.total - self.reused
 
 
 class ExchangeAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """One exchange.
+    """One exchange, as in the JSON report.
 
     `served` is the prompt as a server with a perfect prefix cache had to compute it, `exact` the
-    same with Dovetail. `needless` tokens were computed again and need not have been,
-    `broke` says why; other findings cost no tokens by themselves. Where the exchange was answered
-    by Dovetail itself (`fixed`), `served` is what the server would have had to do, and `needless`
-    what was saved.
+    same with Dovetail. `needless` tokens were computed again although they could have been cached,
+    `broke` is why; other findings cost no tokens by themselves. If Dovetail itself responded
+    (`fixed`), `served` is what the server would have computed, and `needless` what was saved.
 
-    `prompt_tokens`, `output_tokens` and `cached` are the server's own numbers, where it tells them.
-    Times are seconds: `dispatch` from each complete call to the end of its answer, `tool_gap` from
-    the first complete call of the answer before to this request.
+    `prompt_tokens`, `output_tokens` and `cached` are the server's own numbers, if it reports them.
+    Times are seconds: `dispatch` from each complete call to the end of its response, `tool_gap`
+    from the first complete call of the previous response to this request.
     """
 
     number: int
@@ -78,7 +76,7 @@ class ExchangeAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     duration: float
     streamed: bool
     fixed: bool = False
-    cut: bool = False
+    truncated: bool = msgspec.field(default=False, name="cut")
     first: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -89,27 +87,26 @@ class ExchangeAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     needless: int = 0
     broke: TrafficFinding | None = None
     findings: tuple[TrafficFinding, ...] = ()
-    thought: bool = False
+    has_reasoning: bool = msgspec.field(default=False, name="thought")
     calls: int = 0
     dispatch: tuple[float, ...] = ()
     tool_gap: float | None = None
     unread: str = ""
 
 
-_MAX_RECENT_EXCHANGES = 10_000  # exchanges that are told one by one
-_MAX_SESSIONS = 1000  # that are told one by one
-_MAX_TIME_SAMPLES = 10_000  # of which medians are taken
-_MAX_TALLY_NAMES = 100  # in a tally: it is clients who choose them
+_MAX_RECENT_EXCHANGES = 10_000  # listed one by one
+_MAX_SESSIONS = 1000  # listed one by one
+_MAX_TIME_SAMPLES = 10_000  # of medians
+_MAX_TALLY_NAMES = 100  # in a tally: clients choose them
 
 
-@dataclass
-class TrafficTotals:
-    """What a session, or all of them, amounts to.
+class TrafficTotals(msgspec.Struct):
+    """Totals of a session, or of all, as in the JSON report.
 
     `prefilled` are the tokens that the server had to compute, `needless` those of them that
-    Dovetail would not have. `costs` are needless tokens by the cause that broke the prefix,
-    `counts` how often each was found, and `examples` a detail of each. `bases` count how sure the
-    numbers are.
+    Dovetail would have avoided. `costs` are needless tokens by the cause that broke the prefix,
+    `counts` how often each was found, and `examples` a detail of each. `bases` counts the
+    reliability of numbers.
     """
 
     label: str = ""
@@ -120,55 +117,55 @@ class TrafficTotals:
     prompt: int = 0
     prefilled: int = 0
     needless: int = 0
-    told_prompt: int = 0
-    told_cached: int = 0
-    tells_cached: bool = False
-    thoughts: int = 0
+    reported_prompt_tokens: int = msgspec.field(default=0, name="told_prompt")
+    reported_cached_tokens: int = msgspec.field(default=0, name="told_cached")
+    reports_cached: bool = msgspec.field(default=False, name="tells_cached")
+    reasoning_responses: int = msgspec.field(default=0, name="thoughts")
     calls: int = 0
-    bases: Counter[TokenBasis] = field(default_factory=Counter)
-    costs: Counter[FindingCode] = field(default_factory=Counter)
-    counts: Counter[FindingCode] = field(default_factory=Counter)
-    examples: dict[FindingCode, str] = field(default_factory=dict)
-    dispatch: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_TIME_SAMPLES))
-    tool_gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_TIME_SAMPLES))
-    apis: Counter[str] = field(default_factory=Counter)
-    models: Counter[str] = field(default_factory=Counter)
+    bases: Counter[TokenBasis] = msgspec.field(default_factory=Counter)
+    costs: Counter[FindingCode] = msgspec.field(default_factory=Counter)
+    counts: Counter[FindingCode] = msgspec.field(default_factory=Counter)
+    examples: dict[FindingCode, str] = msgspec.field(default_factory=dict)
+    dispatch: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_MAX_TIME_SAMPLES))
+    tool_gaps: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_MAX_TIME_SAMPLES))
+    apis: Counter[str] = msgspec.field(default_factory=Counter)
+    models: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
     def has_estimates(self) -> bool:
-        """Whether any number in it is an estimate."""
+        """Whether any of its numbers is an estimate."""
         return self.bases["estimated"] + self.bases["counted"] > 0
 
-    def add(self, verdict: ExchangeAnalysis) -> None:
+    def add(self, analysis: ExchangeAnalysis) -> None:
         self.requests += 1
-        self.failed += verdict.status >= 400 or verdict.status == 0
-        self.unread += bool(verdict.unread)
-        self.fixed += verdict.fixed
-        self.apis[verdict.api] += 1
-        if verdict.model:
-            count_name(self.models, verdict.model)
-        self.thoughts += verdict.thought
-        self.calls += verdict.calls
-        self.dispatch += verdict.dispatch
-        self.tool_gaps += [] if verdict.tool_gap is None else [verdict.tool_gap]
-        self._add_tokens(verdict)
-        for finding in (verdict.broke, *verdict.findings):
+        self.failed += analysis.status >= 400 or analysis.status == 0
+        self.unread += bool(analysis.unread)
+        self.fixed += analysis.fixed
+        self.apis[analysis.api] += 1
+        if analysis.model:
+            count_name(self.models, analysis.model)
+        self.reasoning_responses += analysis.has_reasoning
+        self.calls += analysis.calls
+        self.dispatch += analysis.dispatch
+        self.tool_gaps += [] if analysis.tool_gap is None else [analysis.tool_gap]
+        self._add_tokens(analysis)
+        for finding in (analysis.broke, *analysis.findings):
             if finding is not None:
                 self._add_finding(finding)
 
-    def _add_tokens(self, verdict: ExchangeAnalysis) -> None:
-        if verdict.cached is not None and verdict.prompt_tokens is not None:
-            self.tells_cached = True
-            self.told_prompt += verdict.prompt_tokens
-            self.told_cached += verdict.cached
-        if verdict.served is None or verdict.exact is None:
+    def _add_tokens(self, analysis: ExchangeAnalysis) -> None:
+        if analysis.cached is not None and analysis.prompt_tokens is not None:
+            self.reports_cached = True
+            self.reported_prompt_tokens += analysis.prompt_tokens
+            self.reported_cached_tokens += analysis.cached
+        if analysis.served is None or analysis.exact is None:
             return
-        self.prompt += verdict.served.total
-        self.prefilled += verdict.served.prefill_tokens
-        self.needless += verdict.needless
-        self.bases[verdict.basis] += 1
-        if verdict.broke is not None:
-            self.costs[verdict.broke.code] += verdict.needless
+        self.prompt += analysis.served.total
+        self.prefilled += analysis.served.prefill_tokens
+        self.needless += analysis.needless
+        self.bases[analysis.basis] += 1
+        if analysis.broke is not None:
+            self.costs[analysis.broke.code] += analysis.needless
 
     def _add_finding(self, finding: TrafficFinding) -> None:
         self.counts[finding.code] += 1
@@ -177,18 +174,18 @@ class TrafficTotals:
 
 
 class TrafficSummary:
-    """The newest sessions, in the order in which they began, the whole, and the newest exchanges.
+    """The latest sessions in order of their start, the overall totals, and the latest exchanges.
 
-    `begun` counts all sessions.
+    `session_count` counts all sessions.
     """
 
-    def __init__(self, verdicts: Iterable[ExchangeAnalysis] = ()) -> None:
+    def __init__(self, analyses: Iterable[ExchangeAnalysis] = ()) -> None:
         self.recent: deque[ExchangeAnalysis] = deque(maxlen=_MAX_RECENT_EXCHANGES)
         self.total = TrafficTotals("all")
         self.sessions: LruCache[str, TrafficTotals] = LruCache(_MAX_SESSIONS)
         self.session_count = 0
-        for verdict in verdicts:
-            self.add(verdict)
+        for analysis in analyses:
+            self.add(analysis)
 
     def add(self, verdict: ExchangeAnalysis) -> None:
         self.recent.append(verdict)
@@ -202,7 +199,7 @@ class TrafficSummary:
 
 
 def count_name(counts: Counter[str], name: str) -> None:
-    """Counts a name that somebody else chose. Beyond a hundred of them they count as others."""
+    """Count a name that a client chose. Beyond a hundred of them they count as others."""
     counts[name if name in counts or len(counts) < _MAX_TALLY_NAMES else "others"] += 1
 
 

@@ -1,4 +1,4 @@
-"""Looks at exchanges one after the other and says what each cost, and why."""
+"""Analyze exchanges in order: what each cost, and why."""
 
 import asyncio
 from array import array
@@ -35,12 +35,12 @@ from dovetail_protocols import DecodeCache
 
 T = TypeVar("T")
 
-_MIN_REPORTED_TOKENS = 16  # tokens that sessions could share and do not
+_MIN_REPORTED_TOKENS = 16  # that sessions could share and do not
 
 
 @dataclass(frozen=True)
 class _ModelPrompts:
-    """A model, and its prompts made in both ways."""
+    """A model, and its prompts with and without Dovetail."""
 
     reference: ReferenceModel
     baseline: BaselinePrompts
@@ -49,7 +49,7 @@ class _ModelPrompts:
 
 @dataclass(frozen=True)
 class _PromptPair:
-    """One request as both prompts, and how sure its numbers are."""
+    """One request as both prompts, and how reliable its numbers are."""
 
     baseline: BaselinePrompt
     prepared: PreparedRequest
@@ -60,71 +60,75 @@ class _PromptPair:
 
 
 class ExchangeAnalyzer:
-    """Everything that was learned so far. Not for use by several threads."""
+    """Analyzes exchanges, with the state of all sessions. Not thread-safe."""
 
-    def __init__(self, lenses: ReferenceModels) -> None:
-        self._references = lenses
+    def __init__(self, references: ReferenceModels) -> None:
+        self._references = references
         self._model_prompts: dict[int, _ModelPrompts] = {}
         self._sessions = SessionTracker()
         self._memory = DecodeCache(64 << 20)
         self._classifier = PrefixBreakClassifier()
-        self._last_first_request: Request | None = None  # the last request that began a session
+        self._last_first_request: Request | None = None  # the last one that began a session
         self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
-        for bench in self._model_prompts.values():
-            self._run(bench.dovetail.close())
+        for prompts in self._model_prompts.values():
+            self._run(prompts.dovetail.close())
         self._loop.close()
 
     def analyze(self, exchange: CapturedExchange) -> ExchangeAnalysis:
-        """What there is to say of an exchange. Exchanges come in the order of their ends."""
+        """Analyze an exchange. Exchanges must come in the order of their ends."""
         try:
-            heard = decode_exchange(exchange, self._memory)
+            decoded = decode_exchange(exchange, self._memory)
         except InvalidRequest as error:
             return _undecodable(exchange, str(error))
-        request = order_turns(heard.request)
+        request = order_turns(decoded.request)
         session = self._sessions.get(request)
         request = with_session(request, session.name)
-        before = session.find_predecessor(request)
-        verdict, sure = self._analyze_decoded(heard, session, request, before)
-        complete = min(heard.response.call_times, default=None)
-        at = None if complete is None else exchange.began + complete
+        previous = session.find_predecessor(request)
+        analysis, is_certain = self._analyze_decoded(decoded, session, request, previous)
+        first_call = min(decoded.response.call_times, default=None)
+        call_completed_at = None if first_call is None else exchange.began + first_call
         if exchange.has_failed:
-            return verdict
-        over = build_past_exchange(
-            request, _response_turn(heard), at, is_certain=sure, body_bytes=len(exchange.request)
+            return analysis
+        past = build_past_exchange(
+            request,
+            _response_turn(decoded),
+            call_completed_at,
+            is_certain=is_certain,
+            body_bytes=len(exchange.request),
         )
-        self._sessions.add_exchange(session, over)
-        return verdict
+        self._sessions.add_exchange(session, past)
+        return analysis
 
     def _analyze_decoded(
         self,
-        heard: DecodedExchange,
+        decoded: DecodedExchange,
         session: ObservedSession,
         request: Request,
-        before: PastExchange | None,
+        previous: PastExchange | None,
     ) -> tuple[ExchangeAnalysis, bool]:
-        """The verdict, and whether the answer's tokens are known."""
-        bench = self._prompts_for(heard.request.model)
-        findings = [*find_unparsed_calls(heard.response.message, request, bench.reference)]
-        copy = _returned_turn(before, request)
-        if before is not None and before.response is not None and copy is not None:
-            fault = find_copy_difference(before.response, copy)
-            findings += [] if fault is None else [fault]
-        plain = self._analysis_builder(heard, session, request, before)
-        if heard.exchange.has_failed:
-            return plain(), False
+        """The analysis, and whether the response's tokens are known."""
+        prompts = self._prompts_for(decoded.request.model)
+        findings = [*find_unparsed_calls(decoded.response.message, request, prompts.reference)]
+        copy = _returned_turn(previous, request)
+        if previous is not None and previous.response is not None and copy is not None:
+            difference = find_copy_difference(previous.response, copy)
+            findings += [] if difference is None else [difference]
+        build = self._analysis_builder(decoded, session, request, previous)
+        if decoded.exchange.has_failed:
+            return build(), False
         try:
-            pair = self._build_pair(bench, heard, request, before)
+            pair = self._build_pair(prompts, decoded, request, previous)
         except (DovetailError, RenderError) as error:
             unread = f"prompts cannot be compared: {error}"
-            return plain(unread=unread, findings=tuple(findings)), False
+            return build(unread=unread, findings=tuple(findings)), False
         served = _to_prompt_prefix(pair.baseline.diagnosis, pair.scale)
         exact = _to_prompt_prefix(pair.prepared.diagnosis, pair.scale)
-        broke = self._find_prefix_break(pair, before)
+        broke = self._find_prefix_break(pair, previous)
         if broke is not None:
             findings = [one for one in findings if one.code != broke.code]
-        verdict = plain(
+        analysis = build(
             basis=pair.basis,
             served=served,
             exact=exact,
@@ -134,37 +138,37 @@ class ExchangeAnalyzer:
             broke=broke,
             findings=(*findings, *pair.findings),
         )
-        return verdict, pair.is_certain
+        return analysis, pair.is_certain
 
     def _analysis_builder(
         self,
-        heard: DecodedExchange,
+        decoded: DecodedExchange,
         session: ObservedSession,
         request: Request,
-        before: PastExchange | None,
+        previous: PastExchange | None,
     ) -> Callable[..., ExchangeAnalysis]:
-        """A verdict with all that can be said without a prompt."""
-        exchange, answer = heard.exchange, heard.response
-        blocks = answer.message.blocks
+        """A constructor of the analysis with all fields that need no prompt."""
+        exchange, response = decoded.exchange, decoded.response
+        blocks = response.message.blocks
         gap = None
         if (
-            before is not None
-            and before.call_completed_at is not None
-            and _returned_turn(before, request)
+            previous is not None
+            and previous.call_completed_at is not None
+            and _returned_turn(previous, request)
         ):
-            gap = max(0.0, exchange.began - before.call_completed_at)
+            gap = max(0.0, exchange.began - previous.call_completed_at)
         fields = {
             **_exchange_fields(exchange),
             "session": session.label,
             "place": session.request_count,
-            "model": heard.request.model,
-            "first": answer.first_token,
-            "prompt_tokens": answer.usage.input_tokens if answer.usage else None,
-            "output_tokens": answer.usage.output_tokens if answer.usage else None,
-            "cached": answer.cached_tokens,
-            "thought": any(isinstance(b, ReasoningBlock) and b.text for b in blocks),
+            "model": decoded.request.model,
+            "first": response.first_token,
+            "prompt_tokens": response.usage.input_tokens if response.usage else None,
+            "output_tokens": response.usage.output_tokens if response.usage else None,
+            "cached": response.cached_tokens,
+            "has_reasoning": any(isinstance(b, ReasoningBlock) and b.text for b in blocks),
             "calls": sum(isinstance(b, ToolCallBlock) for b in blocks),
-            "dispatch": tuple(exchange.ended - at for at in answer.call_times)
+            "dispatch": tuple(exchange.ended - at for at in response.call_times)
             if exchange.is_streamed
             else (),
             "tool_gap": gap,
@@ -173,103 +177,111 @@ class ExchangeAnalyzer:
 
     def _build_pair(
         self,
-        bench: _ModelPrompts,
-        heard: DecodedExchange,
+        prompts: _ModelPrompts,
+        decoded: DecodedExchange,
         request: Request,
-        before: PastExchange | None,
+        previous: PastExchange | None,
     ) -> _PromptPair:
-        """The request as a plain server's prompt and as Dovetail's, and the answer recorded."""
-        ids, basis, findings = self._reconstruct_prompt(bench, heard, request)
-        copy = _returned_turn(before, request)
+        """The request as the server's prompt and as Dovetail's; its response is recorded."""
+        ids, basis, findings = self._reconstruct_prompt(prompts, decoded, request)
+        copy = _returned_turn(previous, request)
         dropped = (
-            before is not None
+            previous is not None
             and copy is not None
             and any(isinstance(block, ReasoningBlock) for block in copy.blocks)
-            and bench.baseline.drops_reasoning(request, len(before.request.turns))
+            and prompts.baseline.drops_reasoning(request, len(previous.request.turns))
         )
-        name = request.identity.session or ""
-        prepared = self._run(bench.dovetail.prepare(with_session(heard.request, name)))
-        natural = bench.baseline.examine(request, ids, name, dropped)
-        sure = self._record_response(bench, heard, natural, prepared)
-        told = heard.response.usage.input_tokens if heard.response.usage else 0
-        if heard.exchange.server == "dovetail" and bench.reference.has_tokenizer:
-            basis = "confirmed" if told == len(prepared.prompt.ids) else "estimated"
-        if before is not None and not before.is_certain:
+        session = request.identity.session or ""
+        prepared = self._run(prompts.dovetail.prepare(with_session(decoded.request, session)))
+        baseline = prompts.baseline.examine(request, ids, session, dropped)
+        is_certain = self._record_response(prompts, decoded, baseline, prepared)
+        reported_tokens = decoded.response.usage.input_tokens if decoded.response.usage else 0
+        if decoded.exchange.server == "dovetail" and prompts.reference.has_tokenizer:
+            basis = "confirmed" if reported_tokens == len(prepared.prompt.ids) else "estimated"
+        if previous is not None and not previous.is_certain:
             basis = "estimated"
         scale = 1.0
-        if not bench.reference.has_tokenizer:
-            scale = told / len(ids) if told and len(ids) else 1 / BYTES_PER_TOKEN
-        return _PromptPair(natural, prepared, basis, scale, findings, sure)
+        if not prompts.reference.has_tokenizer:
+            scale = (
+                reported_tokens / len(ids) if reported_tokens and len(ids) else 1 / BYTES_PER_TOKEN
+            )
+        return _PromptPair(baseline, prepared, basis, scale, findings, is_certain)
 
     def _reconstruct_prompt(
-        self, bench: _ModelPrompts, heard: DecodedExchange, request: Request
+        self, prompts: _ModelPrompts, decoded: DecodedExchange, request: Request
     ) -> tuple["array[int]", TokenBasis, tuple[TrafficFinding, ...]]:
-        """The prompt that the server made, as far as its own count bears it out."""
-        ids = bench.baseline.render(request)
-        answer = heard.response
-        if not bench.reference.has_tokenizer:
+        """The server's prompt, checked against the token count that it reports."""
+        ids = prompts.baseline.render(request)
+        response = decoded.response
+        if not prompts.reference.has_tokenizer:
             return ids, "estimated", ()
-        if answer.prompt_ids is not None:
-            return array(ids.typecode, answer.prompt_ids), "confirmed", ()
-        if answer.usage is None or heard.exchange.server == "dovetail":
+        if response.prompt_ids is not None:
+            return array(ids.typecode, response.prompt_ids), "confirmed", ()
+        if response.usage is None or decoded.exchange.server == "dovetail":
             return ids, "counted", ()
-        told = answer.usage.input_tokens
-        if len(ids) == told:
+        reported_tokens = response.usage.input_tokens
+        if len(ids) == reported_tokens:
             return ids, "confirmed", ()
-        bare = bench.baseline.render(strip_reasoning(request))
-        if len(bare) == told:
-            return bare, "confirmed", (TrafficFinding("thoughts_not_read"),)
+        without_reasoning = prompts.baseline.render(strip_reasoning(request))
+        if len(without_reasoning) == reported_tokens:
+            return without_reasoning, "confirmed", (TrafficFinding("thoughts_not_read"),)
         return ids, "estimated", ()
 
     def _record_response(
         self,
-        bench: _ModelPrompts,
-        heard: DecodedExchange,
-        natural: BaselinePrompt,
+        prompts: _ModelPrompts,
+        decoded: DecodedExchange,
+        baseline: BaselinePrompt,
         prepared: PreparedRequest,
     ) -> bool:
-        """Keeps the answer. Whether its tokens are known, by the server's own word."""
-        said = _response_turn(heard)
-        if said is None:
+        """Record the response. True if its tokens are known, by the server's own count."""
+        turn = _response_turn(decoded)
+        if turn is None:
             return True
-        ids, sure = self._reconstruct_output(bench, heard, natural, prepared, said)
+        ids, is_certain = self._reconstruct_output(prompts, decoded, baseline, prepared, turn)
         if ids is None:
             return False
-        bench.baseline.record_response(natural, said, ids)
-        return self._run(bench.dovetail.record_response(prepared, said, ids)) and sure
+        prompts.baseline.record_response(baseline, turn, ids)
+        return self._run(prompts.dovetail.record_response(prepared, turn, ids)) and is_certain
 
     def _reconstruct_output(
         self,
-        bench: _ModelPrompts,
-        heard: DecodedExchange,
-        natural: BaselinePrompt,
+        prompts: _ModelPrompts,
+        decoded: DecodedExchange,
+        baseline: BaselinePrompt,
         prepared: PreparedRequest,
-        said: Turn,
+        turn: Turn,
     ) -> tuple[Sequence[int] | None, bool]:
-        """The tokens of an answer, and whether they are as many as the server counted."""
-        answer = heard.response
-        if answer.output_ids is not None and bench.reference.has_tokenizer:
-            return _strip_stop_token(answer.output_ids, bench.reference.model.stop_ids), True
-        told = answer.usage.output_tokens if answer.usage is not None else 0
+        """The tokens of a response, and whether they match the server's count."""
+        response = decoded.response
+        if response.output_ids is not None and prompts.reference.has_tokenizer:
+            return _strip_stop_token(response.output_ids, prompts.reference.model.stop_ids), True
+        reported_tokens = response.usage.output_tokens if response.usage is not None else 0
         forms = [
-            bench.dovetail.encode_response(said, heard.request, prepared.prompt.ids),
-            bench.baseline.encode_response(natural.request, said, natural.ids),
+            prompts.dovetail.encode_response(turn, decoded.request, prepared.prompt.ids),
+            prompts.baseline.encode_response(baseline.request, turn, baseline.ids),
         ]
-        written = [form for form in forms if form is not None]
-        # Servers count the token that ends a turn, as a rule; a turn that was cut has none.
-        sizes = (told - 1, told) if answer.message.finish != "length" else (told,)
-        fitting = [form for size in sizes for form in written if told and len(form) == size]
-        return next(iter([*fitting, *written]), None), bool(fitting)
+        candidates = [form for form in forms if form is not None]
+        # Servers usually count the stop token; a truncated turn has none.
+        sizes = (
+            (reported_tokens - 1, reported_tokens)
+            if response.message.finish != "length"
+            else (reported_tokens,)
+        )
+        matching = [
+            form for size in sizes for form in candidates if reported_tokens and len(form) == size
+        ]
+        return next(iter([*matching, *candidates]), None), bool(matching)
 
     def _find_prefix_break(
-        self, pair: _PromptPair, before: PastExchange | None
+        self, pair: _PromptPair, previous: PastExchange | None
     ) -> TrafficFinding | None:
         request, diagnosis = pair.baseline.request, pair.baseline.diagnosis
         if diagnosis.reason == "first":
             return self._find_session_break(pair)
-        if before is None:
+        if previous is None:
             return None
-        return self._classifier.classify(diagnosis, before.request, before.response, request)
+        return self._classifier.classify(diagnosis, previous.request, previous.response, request)
 
     def _find_session_break(self, pair: _PromptPair) -> TrafficFinding | None:
         """Why a session's first prompt shares less with others than it could."""
@@ -285,35 +297,35 @@ class ExchangeAnalyzer:
         return self._classifier.classify_system(other.system, request.system)
 
     def _prompts_for(self, name: str) -> _ModelPrompts:
-        lens = self._references.get(name)
-        bench = self._model_prompts.get(id(lens))
-        if bench is None:
-            made = (BaselinePrompts(lens.model), DovetailPrompts(lens.model))
-            bench = self._model_prompts[id(lens)] = _ModelPrompts(lens, *made)
-        return bench
+        reference = self._references.get(name)
+        prompts = self._model_prompts.get(id(reference))
+        if prompts is None:
+            pair = (BaselinePrompts(reference.model), DovetailPrompts(reference.model))
+            prompts = self._model_prompts[id(reference)] = _ModelPrompts(reference, *pair)
+        return prompts
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
 
 
 def _to_prompt_prefix(diagnosis: PrefixReport, scale: float) -> PromptPrefix:
-    kept = diagnosis.shared_tokens if diagnosis.reason == "first" else diagnosis.common_tokens
-    return PromptPrefix(round(diagnosis.total_tokens * scale), round(kept * scale))
+    reused = diagnosis.shared_tokens if diagnosis.reason == "first" else diagnosis.common_tokens
+    return PromptPrefix(round(diagnosis.total_tokens * scale), round(reused * scale))
 
 
-def _response_turn(heard: DecodedExchange) -> Turn | None:
-    """What the client was shown, if it is whole."""
-    message = heard.response.message
+def _response_turn(decoded: DecodedExchange) -> Turn | None:
+    """The turn that the client received, if it is complete."""
+    message = decoded.response.message
     if message.failure is not None or not message.blocks:
         return None
     return Turn("assistant", message.blocks)
 
 
-def _returned_turn(before: PastExchange | None, now: Request) -> Turn | None:
-    """The client's copy of what was answered before."""
-    if before is None or before.response is None:
+def _returned_turn(previous: PastExchange | None, now: Request) -> Turn | None:
+    """The client's copy of the previous response."""
+    if previous is None or previous.response is None:
         return None
-    at = len(before.request.turns)
+    at = len(previous.request.turns)
     turn = now.turns[at] if at < len(now.turns) else None
     return turn if turn is not None and turn.role == "assistant" else None
 
@@ -331,11 +343,11 @@ def _exchange_fields(exchange: CapturedExchange) -> dict[str, object]:
         "began": exchange.began,
         "duration": exchange.ended,
         "streamed": exchange.is_streamed,
-        "cut": exchange.cut,
+        "truncated": exchange.truncated,
         "fixed": exchange.server == "dovetail",
     }
 
 
 def _undecodable(exchange: CapturedExchange, reason: str) -> ExchangeAnalysis:
-    blank = {"session": "-", "place": 0, "model": "", "unread": f"not understood: {reason}"}
-    return ExchangeAnalysis(**{**_exchange_fields(exchange), **blank})  # type: ignore[arg-type]
+    unknown = {"session": "-", "place": 0, "model": "", "unread": f"not understood: {reason}"}
+    return ExchangeAnalysis(**{**_exchange_fields(exchange), **unknown})  # type: ignore[arg-type]

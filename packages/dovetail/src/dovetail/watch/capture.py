@@ -1,8 +1,8 @@
-"""Finds the exchanges on one connection, by listening to both of its directions.
+"""Reconstruct the exchanges on one connection from the bytes of both directions.
 
-To the client's bytes it listens as a server would, to the server's as a client: what either would
-have to send is worked out and thrown away. So answers without bodies, answers that come early,
-kept connections and requests sent ahead are told apart by the rules of HTTP, not by guesses.
+The client's bytes are parsed as a server would, the server's as a client: what either side would
+have to send is computed and discarded. So responses without bodies, early responses, persistent
+connections and pipelined requests are recognized by the rules of HTTP, not by heuristics.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ _EPOCH_OFFSET = time() - monotonic()
 
 
 class UnobservableError(Exception):
-    """Why a connection is looked at no more."""
+    """A connection cannot be observed any longer; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class CaptureLimits:
-    """Bytes: of a body, of what waits to be looked at, of a head."""
+    """Limits in bytes: of a body, of the queue, of a head."""
 
     body_bytes: int = 64 << 20
     queue_bytes: int = 256 << 20
@@ -32,7 +32,7 @@ class CaptureLimits:
 
 
 class _PendingExchange:
-    """An exchange in the making."""
+    """An exchange that is not finished."""
 
     __slots__ = (
         "began",
@@ -48,16 +48,16 @@ class _PendingExchange:
         "response_head",
     )
 
-    def __init__(self, asked: h11.Request, at: float) -> None:
-        self.request_head = asked
+    def __init__(self, request: h11.Request, at: float) -> None:
+        self.request_head = request
         self.began = at
         self.request_body: list[bytes] = []
         self.response_body: list[bytes] = []
-        self.is_generation = find_codec(asked.method.decode("latin-1"), self.target) is not None
-        self.body_bytes = 0  # bytes of both bodies
-        self.response_bytes = 0  # bytes of the answer
+        self.is_generation = find_codec(request.method.decode("latin-1"), self.target) is not None
+        self.body_bytes = 0  # of both bodies
+        self.response_bytes = 0
         self.response_head: h11.Response | None = None
-        self.request_completed_at: float | None = None  # when the request was complete
+        self.request_completed_at: float | None = None
         self.response_complete = False
         self.marks: list[tuple[float, int]] = []
 
@@ -67,14 +67,14 @@ class _PendingExchange:
 
 
 class ConnectionCapture:
-    """One connection."""
+    """Captures the exchanges of one connection."""
 
     def __init__(self, limits: CaptureLimits, next_number: Callable[[], int]) -> None:
         self._limits = limits
         self._next_number = next_number
         self._client_parser = h11.Connection(h11.SERVER, limits.head_bytes)
         self._server_parser = h11.Connection(h11.CLIENT, limits.head_bytes)
-        self._pipelined_bytes = 0  # bytes of requests that were sent ahead
+        self._pipelined_bytes = 0
         self._pending: _PendingExchange | None = None
         self._finished: list[CapturedExchange | None] = []
         self._closed = False
@@ -82,13 +82,13 @@ class ConnectionCapture:
     def feed(
         self, direction: RelayDirection, data: bytes, at: float
     ) -> Sequence[CapturedExchange | None]:
-        """The exchanges that these bytes complete; None for one that no model answers.
+        """The exchanges that these bytes complete; None for one that is no generation request.
 
-        Raises where the bytes are not HTTP as we know it.
+        Raises if the bytes are not HTTP as supported here.
         """
         if self._closed:
             return ()
-        if direction == "asked":
+        if direction == "request":
             self._pipelined_bytes = (
                 self._pipelined_bytes + len(data) if self._awaits_response() else 0
             )
@@ -102,18 +102,18 @@ class ConnectionCapture:
         return self._parse(at)
 
     def close(self, at: float) -> Sequence[CapturedExchange | None]:
-        """The connection has ended: an answer without a length is complete, another one cut."""
+        """End the capture: a response without a length is complete, any other is truncated."""
         if self._closed or self._pending is None:
             return ()
-        draft = self._pending
-        if draft.response_head is not None and not draft.response_complete:
+        pending = self._pending
+        if pending.response_head is not None and not pending.response_complete:
             try:
                 self._server_parser.receive_data(b"")
-                self._read_server(draft, at)
+                self._read_server(pending, at)
             except h11.RemoteProtocolError:
                 pass
         self._closed = True
-        self._finish(draft, at, cut=not draft.response_complete)
+        self._finish(pending, at, truncated=not pending.response_complete)
         return self._pop_finished()
 
     def _awaits_response(self) -> bool:
@@ -123,19 +123,19 @@ class ConnectionCapture:
         while not self._closed:
             if self._pending is None or self._pending.request_completed_at is None:
                 self._read_client(at)
-            draft = self._pending
-            if draft is None:
+            pending = self._pending
+            if pending is None:
                 break
-            self._read_server(draft, at)
-            if not (draft.response_complete and draft.request_completed_at is not None):
+            self._read_server(pending, at)
+            if not (pending.response_complete and pending.request_completed_at is not None):
                 break
-            self._finish(draft, at, cut=False)
+            self._finish(pending, at, truncated=False)
             self._start_next_cycle()
         return self._pop_finished()
 
     def _pop_finished(self) -> list[CapturedExchange | None]:
-        found, self._finished = self._finished, []
-        return found
+        finished, self._finished = self._finished, []
+        return finished
 
     def _read_client(self, at: float) -> None:
         while True:
@@ -153,7 +153,7 @@ class ConnectionCapture:
                     return
 
     def _expect_response(self, event: h11.Request) -> None:
-        """An answer to this request: of its head, only method and upgrade count for that."""
+        """Prepare to parse the response to a request: only its method and upgrade matter."""
         if event.method == b"CONNECT":
             raise UnobservableError("the connection was made a tunnel")
         headers = [("host", "-"), ("content-length", "0")]
@@ -162,8 +162,8 @@ class ConnectionCapture:
         self._server_parser.send(h11.Request(method=event.method, target="/", headers=headers))
         self._server_parser.send(h11.EndOfMessage())
 
-    def _read_server(self, draft: _PendingExchange, at: float) -> None:
-        while not draft.response_complete:
+    def _read_server(self, pending: _PendingExchange, at: float) -> None:
+        while not pending.response_complete:
             event = self._server_parser.next_event()
             match event:
                 case h11.InformationalResponse(status_code=101):
@@ -171,31 +171,31 @@ class ConnectionCapture:
                 case h11.InformationalResponse():
                     continue
                 case h11.Response():
-                    draft.response_head = event
+                    pending.response_head = event
                 case h11.Data():
-                    self._append_body(draft.response_body, bytes(event.data))
-                    if draft.is_generation:
-                        draft.marks.append((at - draft.began, draft.response_bytes))
+                    self._append_body(pending.response_body, bytes(event.data))
+                    if pending.is_generation:
+                        pending.marks.append((at - pending.began, pending.response_bytes))
                 case h11.EndOfMessage():
-                    draft.response_complete = True
+                    pending.response_complete = True
                 case _:
                     return
 
     def _append_body(self, parts: list[bytes], data: bytes) -> None:
-        """A piece of a body. Of requests that no model answers nothing is kept."""
-        draft = self._pending
-        assert draft is not None
-        if not draft.is_generation:
+        """Append a part of a body. Only bodies of generation requests are stored."""
+        pending = self._pending
+        assert pending is not None
+        if not pending.is_generation:
             return
         parts.append(data)
-        draft.body_bytes += len(data)
-        if parts is draft.response_body:
-            draft.response_bytes += len(data)
-        if draft.body_bytes > self._limits.body_bytes:
+        pending.body_bytes += len(data)
+        if parts is pending.response_body:
+            pending.response_bytes += len(data)
+        if pending.body_bytes > self._limits.body_bytes:
             raise UnobservableError("a body was too large")
 
     def _start_next_cycle(self) -> None:
-        """On to the next request of the connection, if there may be one."""
+        """Prepare for the next request of the connection, if there can be one."""
         self._pending = None
         try:
             self._client_parser.send(
@@ -205,36 +205,40 @@ class ConnectionCapture:
             self._client_parser.start_next_cycle()
             self._server_parser.start_next_cycle()
         except h11.LocalProtocolError:
-            self._closed = True  # one side has said that it will close
+            self._closed = True  # one side has announced that it will close
 
-    def _finish(self, draft: _PendingExchange, at: float, *, cut: bool) -> None:
-        method = draft.request_head.method.decode("latin-1")
-        if not draft.is_generation:
+    def _finish(self, pending: _PendingExchange, at: float, *, truncated: bool) -> None:
+        method = pending.request_head.method.decode("latin-1")
+        if not pending.is_generation:
             self._finished.append(None)
             return
-        asked = redact_headers(draft.request_head.headers)
-        told = (
-            redact_headers(draft.response_head.headers) if draft.response_head is not None else {}
+        request_headers = redact_headers(pending.request_head.headers)
+        response_headers = (
+            redact_headers(pending.response_head.headers)
+            if pending.response_head is not None
+            else {}
         )
-        answer = b"".join(draft.response_body)
-        coding = told.pop("content-encoding", "")
+        response = b"".join(pending.response_body)
+        coding = response_headers.pop("content-encoding", "")
         self._finished.append(
             CapturedExchange(
                 number=self._next_number(),
                 method=method,
-                target=redact_target(draft.target),
-                began=_EPOCH_OFFSET + draft.began,
-                asked=(draft.request_completed_at or at) - draft.began,
-                ended=at - draft.began,
-                status=draft.response_head.status_code if draft.response_head is not None else 0,
-                request_headers=asked,
-                answer_headers=told,
+                target=redact_target(pending.target),
+                began=_EPOCH_OFFSET + pending.began,
+                request_received=(pending.request_completed_at or at) - pending.began,
+                ended=at - pending.began,
+                status=pending.response_head.status_code
+                if pending.response_head is not None
+                else 0,
+                request_headers=request_headers,
+                response_headers=response_headers,
                 request=self._decode_content(
-                    b"".join(draft.request_body), asked.pop("content-encoding", "")
+                    b"".join(pending.request_body), request_headers.pop("content-encoding", "")
                 ),
-                answer=answer if cut else self._decode_content(answer, coding),
-                marks=() if coding else tuple(draft.marks),
-                cut=cut,
+                response=response if truncated else self._decode_content(response, coding),
+                marks=() if coding else tuple(pending.marks),
+                truncated=truncated,
             )
         )
 

@@ -1,7 +1,6 @@
-"""An exchange understood: the request that was decoded, and the answer as events with their times.
+"""Decode exchanges: the request, and the response as events with their times.
 
-The answer is read by what the API itself says. Where a stream broke or the server refused, that is
-part of the answer, too.
+Failed streams and rejected requests become part of the decoded response.
 """
 
 import re
@@ -42,7 +41,7 @@ _TimedEvents = Iterator[tuple[float, list[Event]]]
 
 
 class ResponseReader(Protocol):
-    """What reads the answers of one API."""
+    """Parses the responses of one API."""
 
     def feed(self, chunk: bytes) -> list[Event]: ...
 
@@ -53,12 +52,12 @@ class ResponseReader(Protocol):
 
 @dataclass(frozen=True)
 class ObservedResponse:
-    """What the server answered.
+    """A decoded response.
 
-    `usage` is what it said of tokens, if it did, and `cached` how many it had, if it tells.
-    `first` is when the first word came, `complete` when the last bytes of each call came: seconds
-    since the exchange began. `ids` are the generated tokens, and `prompt_ids` those of the prompt,
-    where the server gives them.
+    `usage` is what the server reported, if it did, and `cached_tokens` its cached tokens, if it
+    reports these. Times are seconds since the exchange began: `first_token`, and `call_times` of
+    the last bytes of each call. `output_ids` and `prompt_ids` are token ids, if the server returns
+    them.
     """
 
     message: Message
@@ -72,7 +71,7 @@ class ObservedResponse:
 
 @dataclass(frozen=True)
 class DecodedExchange:
-    """An exchange that was understood."""
+    """A decoded exchange."""
 
     exchange: CapturedExchange
     codec: Codec
@@ -83,7 +82,7 @@ class DecodedExchange:
 def decode_exchange(
     exchange: CapturedExchange, memory: DecodeCache | None = None
 ) -> DecodedExchange:
-    """The exchange, decoded. Raises `InvalidRequest` where the request is none of its API."""
+    """Decode an exchange. Raises `InvalidRequest` if the request does not match its API."""
     codec = exchange.codec
     assert codec is not None
     request = codec.decode(exchange.request, exchange.request_headers, memory)
@@ -91,18 +90,20 @@ def decode_exchange(
 
 
 def decode_response(exchange: CapturedExchange, codec: Codec) -> ObservedResponse:
-    """The answer as a message, with the times at which its parts came."""
-    folding, times = Fold(), _EventTimes()
+    """Decode a response, with the times of its parts."""
+    fold, times = Fold(), _EventTimes()
     for at, events in _read_events(exchange, codec):
         for event in events:
-            folding.add(event)
+            fold.add(event)
             times.add(at, event)
-    tells = _CACHED_TOKENS_FIELD.search(exchange.answer) is not None
+    reports_cached = _CACHED_TOKENS_FIELD.search(exchange.response) is not None
     ids, prompt_ids = _read_token_ids(exchange)
     return ObservedResponse(
-        message=folding.message(),
+        message=fold.message(),
         usage=times.usage,
-        cached_tokens=times.usage.cached_tokens if times.usage is not None and tells else None,
+        cached_tokens=times.usage.cached_tokens
+        if times.usage is not None and reports_cached
+        else None,
         first_token=times.first_token,
         call_times=tuple(times.call_times[index] for index in sorted(times.call_times)),
         output_ids=ids,
@@ -111,7 +112,7 @@ def decode_response(exchange: CapturedExchange, codec: Codec) -> ObservedRespons
 
 
 class _EventTimes:
-    """When what came."""
+    """Times of the first output and of the calls."""
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
@@ -132,19 +133,19 @@ class _EventTimes:
 
 
 def _read_events(exchange: CapturedExchange, codec: Codec) -> _TimedEvents:
-    if exchange.status >= 400 or not exchange.answer:
+    if exchange.status >= 400 or not exchange.response:
         yield exchange.ended, [_to_failure(exchange)]
     elif exchange.is_streamed:
         yield from _read_stream(exchange, _READERS[codec.name]())
     else:
-        yield exchange.ended, _READERS[codec.name]().whole(exchange.answer)
+        yield exchange.ended, _READERS[codec.name]().whole(exchange.response)
 
 
 def _read_stream(exchange: CapturedExchange, reader: ResponseReader) -> _TimedEvents:
-    done = 0
-    for at, size in exchange.marks or ((exchange.ended, len(exchange.answer)),):
-        yield at, reader.feed(exchange.answer[done:size])
-        done = size
+    start = 0
+    for at, end in exchange.marks or ((exchange.ended, len(exchange.response)),):
+        yield at, reader.feed(exchange.response[start:end])
+        start = end
     yield exchange.ended, reader.finish()
 
 
@@ -157,10 +158,10 @@ def _to_failure(exchange: CapturedExchange) -> Failure:
 def _read_token_ids(
     exchange: CapturedExchange,
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """The tokens of answer and prompt, where the client asked a vLLM for them."""
-    if b'"return_token_ids"' not in exchange.request or b'"token_ids"' not in exchange.answer:
+    """Token ids of response and prompt, if the client requested them from a vLLM."""
+    if b'"return_token_ids"' not in exchange.request or b'"token_ids"' not in exchange.response:
         return None, None
-    found: list[int] = []
+    output: list[int] = []
     prompt: tuple[int, ...] | None = None
     for value in _json_objects(exchange):
         if prompt is None and _is_id_list(value.get("prompt_token_ids")):
@@ -168,17 +169,17 @@ def _read_token_ids(
         for choice in value.get("choices") or ():
             ids = choice.get("token_ids")
             if not choice.get("index") and _is_id_list(ids):
-                found += ids
-    return (tuple(found) or None), prompt
+                output += ids
+    return (tuple(output) or None), prompt
 
 
 def _json_objects(exchange: CapturedExchange) -> Iterator[dict[str, Any]]:
-    datas: Sequence[str | bytes] = [exchange.answer]
+    documents: Sequence[str | bytes] = [exchange.response]
     if exchange.is_streamed:
-        datas = [event.data for event in SseReader().feed(exchange.answer)]
-    for data in datas:
+        documents = [event.data for event in SseReader().feed(exchange.response)]
+    for document in documents:
         try:
-            value = msgspec.json.decode(data)
+            value = msgspec.json.decode(document)
         except (msgspec.DecodeError, UnicodeError):
             continue
         if isinstance(value, dict):

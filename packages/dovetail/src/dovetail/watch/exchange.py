@@ -1,4 +1,4 @@
-"""A request and its answer as they went over the wire."""
+"""Captured exchanges, recordings of them, and the rewriting of `Host` headers."""
 
 import base64
 import os
@@ -11,8 +11,8 @@ import msgspec
 
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
 
-#: Names of headers and of fields in an address whose values are never kept: whoever reads a
-#: recording must not be able to ask in somebody's name. Better one too many than one too few.
+#: Names of headers and query fields whose values are never stored: a recording must not contain
+#: credentials. Better one too many than one too few.
 _SECRET_NAME = re.compile(
     r"auth|key|token|secret|cookie|passw|credential|signature|jwt|^(sig|code)$", re.IGNORECASE
 )
@@ -22,24 +22,25 @@ ResponderName = Literal["upstream", "dovetail"]
 class CapturedExchange(msgspec.Struct, frozen=True):
     """A finished exchange. Bodies are without transfer and content encodings.
 
-    Times are seconds: `began` since the epoch, the others since then. `asked` is when the request
-    was complete. `marks` say how much of the answer had come when: pairs of a time and a number of
-    bytes. `cut` says that the connection ended before the answer did.
+    Recordings store it under the encoded names. Times are seconds: `began` since the epoch, the
+    others since then. `request_received` is when the request was complete. `marks` are pairs of a
+    time and the number of response bytes received by then. `truncated`: the connection ended before
+    the response.
     """
 
     number: int
     method: str
     target: str
     began: float
-    asked: float
+    request_received: float = msgspec.field(name="asked")
     ended: float
     status: int
     request_headers: dict[str, str]
-    answer_headers: dict[str, str]
+    response_headers: dict[str, str] = msgspec.field(name="answer_headers")
     request: bytes
-    answer: bytes
+    response: bytes = msgspec.field(name="answer")
     marks: tuple[tuple[float, int], ...] = ()
-    cut: bool = False
+    truncated: bool = msgspec.field(default=False, name="cut")
     server: ResponderName = "upstream"
 
     @property
@@ -48,21 +49,21 @@ class CapturedExchange(msgspec.Struct, frozen=True):
 
     @property
     def codec(self) -> Codec | None:
-        """The API that was spoken, if it is one of the three."""
+        """The API of the request, if it is one of the three."""
         return find_codec(self.method, self.target)
 
     @property
     def has_failed(self) -> bool:
-        """Whether nothing was generated: no prompt was computed then, as far as one can tell."""
+        """Whether nothing was generated; then, most likely, no prompt was computed."""
         return self.status >= 400 or not self.status
 
     @property
     def is_streamed(self) -> bool:
-        return self.answer_headers.get("content-type", "").startswith("text/event-stream")
+        return self.response_headers.get("content-type", "").startswith("text/event-stream")
 
 
 def find_codec(method: str, target: str) -> Codec | None:
-    """The codec of a request that a model answers; None for all others."""
+    """The codec of a generation request; None for all others."""
     path = target.partition("?")[0].rstrip("/")
     if method != "POST":
         return None
@@ -70,19 +71,21 @@ def find_codec(method: str, target: str) -> Codec | None:
 
 
 def redact_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by their names in lower case, without those that hold a secret."""
-    named = ((name.decode("latin-1").lower(), value) for name, value in headers)
-    return {name: value.decode("latin-1") for name, value in named if not _SECRET_NAME.search(name)}
+    """Headers by lower-case name, without those that hold a secret."""
+    decoded = ((name.decode("latin-1").lower(), value) for name, value in headers)
+    return {
+        name: value.decode("latin-1") for name, value in decoded if not _SECRET_NAME.search(name)
+    }
 
 
 def redact_target(target: str) -> str:
-    """A path and its query, without the values that are secret."""
-    path, mark, query = target.partition("?")
+    """A path and its query, without secret values."""
+    path, separator, query = target.partition("?")
     fields = (field.partition("=") for field in query.split("&"))
-    kept = (
+    redacted = (
         name + ("=…" if _SECRET_NAME.search(name) else eq + value) for name, eq, value in fields
     )
-    return path + mark + "&".join(kept)
+    return path + separator + "&".join(redacted)
 
 
 _CODECS_BY_PATH: dict[str, Codec] = {
@@ -94,14 +97,21 @@ _CODECS_BY_PATH: dict[str, Codec] = {
 
 RECORDING_VERSION = 1
 _BODY_FIELDS = ("request", "answer")
+_RECORDED_NAMES = tuple(
+    zip(
+        CapturedExchange.__struct_fields__,
+        CapturedExchange.__struct_encode_fields__,
+        strict=True,
+    )
+)
 
 
 class RecordingError(ValueError):
-    """A file that is no recording, or not one of ours."""
+    """A file that is not a recording, or of another version."""
 
 
 class ExchangeRecorder:
-    """Writes exchanges as they end."""
+    """Append finished exchanges to a recording."""
 
     def __init__(self, path: Path, upstream: str) -> None:
         self._file = _open_private(path, os.O_APPEND)
@@ -109,7 +119,7 @@ class ExchangeRecorder:
             self._write_line({"dovetail_recording": RECORDING_VERSION, "upstream": upstream})
 
     def write(self, exchange: CapturedExchange) -> None:
-        fields = {name: getattr(exchange, name) for name in CapturedExchange.__struct_fields__}
+        fields = {encoded: getattr(exchange, name) for name, encoded in _RECORDED_NAMES}
         self._write_line(fields | {name: _encode_body(fields[name]) for name in _BODY_FIELDS})
 
     def close(self) -> None:
@@ -121,19 +131,19 @@ class ExchangeRecorder:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """A file that its owner alone can read: reports quote what was said."""
+    """Write a file that only its owner can read: reports quote conversations."""
     with _open_private(path, os.O_TRUNC) as file:
         file.write(text.encode())
 
 
-def _open_private(path: Path, how: int) -> BinaryIO:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
+def _open_private(path: Path, flag: int) -> BinaryIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
     os.fchmod(descriptor, 0o600)
-    return os.fdopen(descriptor, "ab" if how == os.O_APPEND else "wb")
+    return os.fdopen(descriptor, "ab" if flag == os.O_APPEND else "wb")
 
 
 def read_recording(path: Path) -> Iterator[CapturedExchange]:
-    """The exchanges of a recording. A last line that was cut off is left out."""
+    """Read the exchanges of a recording. A truncated last line is skipped."""
     with path.open("rb") as file:
         first = file.readline()
         if _read_version(first) != RECORDING_VERSION:
@@ -173,7 +183,7 @@ def _decode_body(value: str | dict[str, str]) -> bytes:
     return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
 
-MAX_HEAD_BYTES = 256 << 10  # bytes
+MAX_HEAD_BYTES = 256 << 10
 
 _HOST = re.compile(rb"(?im)^(host:[ \t]*)[^\r\n]*")
 _LENGTH = re.compile(rb"(?im)^content-length:[ \t]*(\d+)[ \t]*\r?$")
@@ -185,18 +195,18 @@ RewriteState = Literal["head", "body", "size", "chunk", "trailer", "rest"]
 
 
 class HostRewriter:
-    """One direction of one connection."""
+    """Rewrite the `Host` headers in one direction of one connection."""
 
     __slots__ = ("_buffer", "_host", "_remaining", "_state")
 
     def __init__(self, host: str) -> None:
         self._host = host.encode("latin-1")
         self._state: RewriteState = "head"
-        self._buffer = b""  # of a head or a line that is not complete yet
-        self._remaining = 0  # bytes of a body or a chunk that are to come
+        self._buffer = b""  # an incomplete head or line
+        self._remaining = 0  # bytes left of a body or a chunk
 
     def rewrite(self, data: bytes) -> bytes:
-        """The bytes to send for these. Those of an unfinished head or line wait for its end."""
+        """The bytes to send for these. An incomplete head or line is buffered."""
         out: list[bytes] = []
         data, self._buffer = self._buffer + data, b""
         while data:
@@ -215,22 +225,22 @@ class HostRewriter:
         return b"".join(out)
 
     def _take_line(self, data: bytes, out: list[bytes]) -> bytes:
-        """Takes a head, or a line between chunks, if it is there. What is left."""
+        """Consume a head, or a line between chunks, if it is complete. Returns the rest."""
         end = b"\r\n\r\n" if self._state == "head" else b"\r\n"
-        place = data.find(end)
-        if place < 0:
+        end_index = data.find(end)
+        if end_index < 0:
             if len(data) > MAX_HEAD_BYTES:
                 self._state = "rest"
                 return data
             self._buffer = data
             return b""
-        place += len(end)
-        found, rest = data[:place], data[place:]
+        end_index += len(end)
+        line, rest = data[:end_index], data[end_index:]
         if self._state == "head":
-            out.append(self._rewrite_head(found))
+            out.append(self._rewrite_head(line))
         else:
-            out.append(found)
-            self._read_chunk_line(found)
+            out.append(line)
+            self._read_chunk_line(line)
         return rest
 
     def _rewrite_head(self, head: bytes) -> bytes:
@@ -244,12 +254,12 @@ class HostRewriter:
         return _HOST.sub(lambda line: line[1] + self._host, head, count=1)
 
     def _read_chunk_line(self, line: bytes) -> None:
-        """A chunk's size, the end of a chunk, or a line of a trailer."""
+        """Parse a chunk size, the end of a chunk, or a line of a trailer."""
         if self._state == "trailer":
             if line == b"\r\n":
                 self._state = "head"
             return
-        if line == b"\r\n":  # behind a chunk's data
+        if line == b"\r\n":  # after the data of a chunk
             return
         size = _SIZE.match(line)
         if size is None:

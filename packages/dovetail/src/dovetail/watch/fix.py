@@ -1,8 +1,8 @@
-"""`--fix`: the same traffic through the real pipeline, and whatever is uncertain handed on.
+"""`--fix`: serve the traffic through the real pipeline, and forward what it does not support.
 
-A request of one of the three APIs goes to our own application. What that would refuse (a body it
-cannot read, a model it does not know, an image) goes to the server instead, and so does everything
-else: the server decides. Only before an answer has begun; an answer that began is ours to end.
+Requests of the three APIs go to our own application. What that would reject (a body it cannot
+parse, an unknown model, an image) is forwarded to the server, and so is everything else. This is
+decided before a response begins; a response that has begun is not switched.
 """
 
 import json
@@ -25,7 +25,7 @@ from dovetail.watch.exchange import (
 from dovetail_model import ClientError, EngineError
 
 PASSTHROUGH_TIMEOUTS = Timeouts(read=3600.0)
-#: Headers that are about one connection, not about the message.
+#: Headers that concern one connection, not the message.
 _HOP_BY_HOP_HEADERS = frozenset(
     {
         "connection",
@@ -39,46 +39,44 @@ _HOP_BY_HOP_HEADERS = frozenset(
         "upgrade",
     }
 )
-_CREDENTIAL_HEADERS = {
-    "authorization",
-    "x-api-key",
-}  # of the client, where the server's own key is known
+#: Of the client; dropped if the server's own key is known.
+_CREDENTIAL_HEADERS = {"authorization", "x-api-key"}
 
 
-async def forward_request(endpoint: Endpoint, scope: Scope, body: bytes, answer: Send) -> None:
-    """Asks the server, and answers what it answers."""
+async def forward_request(endpoint: Endpoint, scope: Scope, body: bytes, send: Send) -> None:
+    """Forward a request to the server, and its response to the client."""
     query = scope.get("query_string", b"").decode("latin-1")
     path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
-    kept_back = _HOP_BY_HOP_HEADERS | (
+    dropped = _HOP_BY_HOP_HEADERS | (
         _CREDENTIAL_HEADERS if "authorization" in endpoint.headers else set()
     )
     headers = {
         name: value.decode("latin-1")
         for raw, value in scope["headers"]
-        if (name := raw.decode("latin-1").lower()) not in kept_back
+        if (name := raw.decode("latin-1").lower()) not in dropped
     }
     target = f"{path}?{query}" if query else path
-    call = ClientRequest(scope["method"], target, body, headers, PASSTHROUGH_TIMEOUTS)
-    begun = False
+    request = ClientRequest(scope["method"], target, body, headers, PASSTHROUGH_TIMEOUTS)
+    started = False
     try:
-        async with send_request(endpoint, call) as reply:
-            begun = True
-            await answer(_response_start(reply.status, reply.headers))
+        async with send_request(endpoint, request) as reply:
+            started = True
+            await send(_response_start(reply.status, reply.headers))
             if scope["method"] != "HEAD":
                 async with aclosing(reply.iter_chunks()) as chunks:
                     async for chunk in chunks:
-                        await answer(_response_body(chunk, more=True))
-            await answer(_response_body(b"", more=False))
+                        await send(_response_body(chunk, more=True))
+            await send(_response_body(b"", more=False))
     except EngineError as error:
-        if begun:
-            return  # there is no second answer: the connection breaks, as the server's did
-        await send_error(502, error.message, answer)
+        if started:
+            return  # the response cannot be replaced: abort, as the server did
+        await send_error(502, error.message, send)
 
 
-async def send_error(status: int, message: str, answer: Send) -> None:
-    """An answer of our own, in place of the server's."""
-    await answer(_response_start(status, {"content-type": "text/plain"}))
-    await answer(_response_body(f"dovetail watch: {message}\n".encode(), more=False))
+async def send_error(status: int, message: str, send: Send) -> None:
+    """Send an error of our own."""
+    await send(_response_start(status, {"content-type": "text/plain"}))
+    await send(_response_body(f"dovetail watch: {message}\n".encode(), more=False))
 
 
 def _response_start(status: int, headers: Mapping[str, str]) -> Message:
@@ -94,16 +92,16 @@ def _response_body(body: bytes, *, more: bool) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-#: Statuses with which our application says that a request is not for it.
+#: Statuses of our application that cause a fallback to the server.
 _FALLBACK_STATUSES = frozenset({400, 404, 405, 408, 413, 415, 422, 426, 500, 501})
 _OVERFLOW_MARKERS = (b"prompt is too long", b"context_length_exceeded")
-_MAX_OBSERVED_BYTES = 64 << 20  # of a body that is looked at
-_MAX_BODY_BYTES = 512 << 20  # of one that is handed on: it is held whole
+_MAX_OBSERVED_BYTES = 64 << 20  # of a captured body
+_MAX_BODY_BYTES = 512 << 20  # of a forwarded body, which is buffered
 _EPOCH_OFFSET = time() - monotonic()
 
 
 class FixApp:
-    """An ASGI application before ours. `ended` gets each exchange of the three APIs."""
+    """An ASGI application in front of ours. `on_exchange` gets each exchange of the three APIs."""
 
     def __init__(
         self,
@@ -124,7 +122,7 @@ class FixApp:
             return
         body = await _read_body(receive)
         if body is None:
-            return  # the client has hung up
+            return  # the client disconnected
         if len(body) > _MAX_BODY_BYTES:
             await send_error(413, "the body is too large for --fix", send)
             return
@@ -132,33 +130,33 @@ class FixApp:
         if find_codec(scope["method"], target) is None:
             await forward_request(self._endpoint, scope, body, send)
             return
-        taking = _ResponseCapture(scope, body, send)
+        capture = _ResponseCapture(scope, body, send)
         try:
-            await self._respond(scope, body, receive, taking)
+            await self._respond(scope, body, receive, capture)
         finally:
-            self._on_exchange(taking.to_exchange(next(self._numbers)))
+            self._on_exchange(capture.to_exchange(next(self._numbers)))
 
     async def _respond(
-        self, scope: Scope, body: bytes, receive: Receive, taking: "_ResponseCapture"
+        self, scope: Scope, body: bytes, receive: Receive, capture: "_ResponseCapture"
     ) -> None:
-        gate = _RefusalFilter(taking.send)
-        taking.server = "dovetail"
+        filter_ = _RefusalFilter(capture.send)
+        capture.server = "dovetail"
         if len(body) > _MAX_OBSERVED_BYTES:
-            gate.refusal = "the body is too large"
+            filter_.refusal = "the body is too large"
         else:
-            # Written to the connection directly, an answer would not pass through here.
-            await self._app({**scope, "extensions": {}}, _replay_body(body, receive), gate.send)
-        if gate.refusal is not None:
-            taking.server = "upstream"
-            self._on_fallback(gate.refusal)
-            await forward_request(self._endpoint, scope, body, taking.send)
+            # Without extensions: a direct write to the connection would bypass the filter.
+            await self._app({**scope, "extensions": {}}, _replay_body(body, receive), filter_.send)
+        if filter_.refusal is not None:
+            capture.server = "upstream"
+            self._on_fallback(filter_.refusal)
+            await forward_request(self._endpoint, scope, body, capture.send)
 
 
 class _RefusalFilter:
-    """Lets an answer through, unless it is a refusal: that one is kept.
+    """Pass a response through, unless it is a rejection: that is buffered.
 
-    A prompt that is too long is too long for the server as well, and clients know what to do about
-    it by our words: that is no reason to ask somebody else.
+    A prompt that is too long for us is too long for the server as well, and clients recognize our
+    error: that is no reason for a fallback.
     """
 
     def __init__(self, send: Send) -> None:
@@ -177,10 +175,10 @@ class _RefusalFilter:
             await self._resolve_refusal()
 
     async def _resolve_refusal(self) -> None:
-        """The refusal is complete."""
-        start, *pieces = self._buffered
-        body = b"".join(piece.get("body", b"") for piece in pieces)
-        if any(mark in body for mark in _OVERFLOW_MARKERS):
+        """Decide about a complete rejection."""
+        start, *parts = self._buffered
+        body = b"".join(part.get("body", b"") for part in parts)
+        if any(marker in body for marker in _OVERFLOW_MARKERS):
             self.refusal = None
             for message in self._buffered:
                 await self._send(message)
@@ -189,7 +187,7 @@ class _RefusalFilter:
 
 
 class _ResponseCapture:
-    """An answer on its way to the client, with its times."""
+    """Captures a response on its way to the client, with its times."""
 
     def __init__(self, scope: Scope, body: bytes, send: Send) -> None:
         self._scope = scope
@@ -227,15 +225,15 @@ class _ResponseCapture:
             method=self._scope["method"],
             target=redact_target(self._scope["path"] + (f"?{query}" if query else "")),
             began=_EPOCH_OFFSET + self._began,
-            asked=0.0,
+            request_received=0.0,
             ended=monotonic() - self._began,
             status=self._status,
             request_headers=headers,
-            answer_headers=self._headers,
+            response_headers=self._headers,
             request=_decode_content(self._body, headers.pop("content-encoding", "")),
-            answer=b"".join(self._parts),
+            response=b"".join(self._parts),
             marks=tuple(self._marks),
-            cut=not self._complete,
+            truncated=not self._complete,
             server=self.server,
         )
 
@@ -248,7 +246,7 @@ def _decode_content(body: bytes, coding: str) -> bytes:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """The body, as far as it is needed to see that it is too large; None after a hang-up."""
+    """Read the body, until it is known to be too large; None after a disconnect."""
     parts: list[bytes] = []
     size = 0
     while size <= _MAX_BODY_BYTES:
@@ -263,21 +261,21 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """The body once more, then what the client does next."""
-    given = False
+    """A `receive` that returns the body again, then what the client does next."""
+    replayed = False
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
 
 
 def _refusal_reason(status: int, body: bytes) -> str:
-    """Why our application refused, as short as possible."""
+    """Why our application rejected a request, in short."""
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

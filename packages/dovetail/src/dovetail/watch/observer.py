@@ -1,7 +1,7 @@
-"""What the relay passed on, handed to those who look at it: in another thread, and bounded.
+"""Pass what was relayed to the analysis, in another thread and with bounds.
 
-The relay only puts references into a queue. If whoever looks is too slow, fails, or a body is too
-large, the connection is looked at no more, which is counted. Its bytes go on in any case.
+The relay only puts references into a queue. If the analysis is too slow or fails, or a body is too
+large, the connection is ignored from then on, which is counted. Its bytes are relayed in any case.
 """
 
 import logging
@@ -23,16 +23,16 @@ _ERROR_REASONS: dict[type[Exception], str] = {
 }
 
 _TOO_SLOW = "the observer could not keep up"
-_CHUNK_OVERHEAD_BYTES = 256  # bytes that a piece in the queue takes besides its own
+_CHUNK_OVERHEAD_BYTES = 256  # of a queued chunk
 
 ExchangeCallback = Callable[[CapturedExchange], None]
 _Item = tuple[int, RelayDirection, bytes, float]
 
 
 class TrafficObserver:
-    """Takes what the relay sees; gives finished exchanges to `take`, in a thread of its own.
+    """Capture what the relay forwards, and pass finished exchanges to `on_exchange` in a thread.
 
-    `unobserved` counts, by reason, the connections and exchanges that could not be looked at.
+    `unobserved` counts, by reason, the connections and exchanges that could not be observed.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class TrafficObserver:
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.unobserved: Counter[str] = Counter()
-        self.other_exchanges = 0  # exchanges that no model answers: lists of models and the like
+        self.other_exchanges = 0  # other than generation, such as lists of models
         self._on_exchange = on_exchange
-        self._on_close = on_close  # called in that thread, when nothing more comes
+        self._on_close = on_close  # called in that thread at the end
         self._limits = limits or CaptureLimits()
         self._queue: SimpleQueue[_Item | CapturedExchange | None] = SimpleQueue()
-        self._queued_bytes = 0  # bytes that were queued; only the relay's thread writes it
-        self._processed_bytes = 0  # bytes that were taken; only our thread writes it
-        self._ignored_connections: set[int] = set()  # connections that are looked at no more
+        self._queued_bytes = 0  # only the relay's thread writes it
+        self._processed_bytes = 0  # only our thread writes it
+        self._ignored_connections: set[int] = set()
         self._captures: dict[int, ConnectionCapture] = {}
         self._lock = Lock()
         self._last_number = 0
@@ -59,7 +59,7 @@ class TrafficObserver:
         self._thread.start()
 
     def close(self) -> None:
-        """Looks at what is still queued, then ends."""
+        """Process what is queued, then stop."""
         self._queue.put(None)
         if self._thread.ident is None:  # it was never started
             self._run()
@@ -67,7 +67,7 @@ class TrafficObserver:
             self._thread.join()
 
     def observe(self, connection: int, direction: RelayDirection, data: bytes, at: float) -> None:
-        """Called by the relay for every piece. Never raises, never waits."""
+        """Queue a relayed chunk. Never raises, never blocks."""
         if direction == "closed":
             self._queue.put((connection, direction, b"", at))
         elif connection in self._ignored_connections:
@@ -78,14 +78,14 @@ class TrafficObserver:
             self._ignore_connection(connection, _TOO_SLOW)
 
     def add_exchange(self, exchange: CapturedExchange) -> None:
-        """An exchange that was put together elsewhere."""
-        if self._has_room(exchange.request, exchange.answer):
+        """Queue an exchange that was captured elsewhere."""
+        if self._has_room(exchange.request, exchange.response):
             self._queue.put(exchange)
         else:
             self.count_unobserved(_TOO_SLOW)
 
     def _has_room(self, *parts: bytes) -> bool:
-        """Whether these may wait, too. If so they are counted."""
+        """Whether these fit into the queue. If so they are counted."""
         size = _queue_size(*parts)
         if self._queued_bytes - self._processed_bytes + size > self._limits.queue_bytes:
             return False
@@ -104,18 +104,17 @@ class TrafficObserver:
         while (item := self._queue.get()) is not None:
             if isinstance(item, CapturedExchange):
                 self._deliver(item)
-                self._processed_bytes += _queue_size(item.request, item.answer)
+                self._processed_bytes += _queue_size(item.request, item.response)
                 continue
             connection, direction, data, at = item
             try:
                 self._process_chunk(connection, direction, data, at)
-            except Exception as error:  # nothing that goes wrong here may reach the relay
+            except Exception as error:  # no error here may reach the relay
                 self._handle_error(connection, error)
             if direction == "closed":
                 self._captures.pop(connection, None)
-                self._ignored_connections.discard(
-                    connection
-                )  # here alone: what was queued before it is deaf, too
+                # Only here: chunks queued before are ignored, too.
+                self._ignored_connections.discard(connection)
             else:
                 self._processed_bytes += _queue_size(data)
         self._on_close()
@@ -126,16 +125,16 @@ class TrafficObserver:
         if connection in self._ignored_connections:
             self._captures.pop(connection, None)
             return
-        tap = self._captures.get(connection)
+        capture = self._captures.get(connection)
         if direction == "closed":
-            found = tap.close(at) if tap is not None else ()
+            finished = capture.close(at) if capture is not None else ()
         else:
-            if tap is None:
-                tap = self._captures[connection] = ConnectionCapture(
+            if capture is None:
+                capture = self._captures[connection] = ConnectionCapture(
                     self._limits, self._next_number
                 )
-            found = tap.feed(direction, data, at)
-        for exchange in found:
+            finished = capture.feed(direction, data, at)
+        for exchange in finished:
             if exchange is None:
                 self.other_exchanges += 1
             else:
@@ -149,7 +148,7 @@ class TrafficObserver:
         try:
             self._on_exchange(exchange)
         except Exception as error:
-            _log.debug("exchange_unread", exc_info=error)
+            _log.debug("exchange_analysis_failed", exc_info=error)
             self.count_unobserved(f"an exchange could not be read ({type(error).__name__})")
 
     def _handle_error(self, connection: int, error: Exception) -> None:
@@ -159,7 +158,7 @@ class TrafficObserver:
             if isinstance(error, UnobservableError)
             else _ERROR_REASONS.get(type(error), "")
         )
-        _log.debug("connection_unobserved", exc_info=error)
+        _log.debug("connection_observation_failed", exc_info=error)
         self._ignore_connection(
             connection, reason or f"the observer failed ({type(error).__name__})"
         )

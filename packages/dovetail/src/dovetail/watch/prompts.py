@@ -1,9 +1,9 @@
-"""Prompts side by side: as a plain server makes them of a request, and as Dovetail would.
+"""Reconstruct prompts: as a plain server renders a request, and as Dovetail would.
 
-Nobody tells a bystander which tokens a model generated. They are worked out by writing the answer
-in the model's own notation or as its template does, whichever has as many tokens as the server
-counted. Where neither has, or it does not count, they are a guess, and what rests on it is called
-an estimate.
+An observer does not know which tokens a model generated. They are reconstructed by writing the
+response in the model's own notation or as its template does, whichever has as many tokens as the
+server reports. If neither has, or it reports no counts, they are a guess, and the results are
+estimates.
 """
 
 from array import array
@@ -28,21 +28,21 @@ from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn
 from dovetail_tokenizers import ControlTokenGuard
 
-_TAIL_TOKENS = 24  # tokens of a prompt's end: whether it opens a thought
+_TAIL_TOKENS = 24  # of a prompt, to see whether it opens reasoning
 
 
 @dataclass(frozen=True)
 class BaselinePrompt:
-    """A prompt as a plain server makes it. `request` has its turns in order, nothing taken out."""
+    """A prompt of a plain server. `request` has its turns in order, nothing removed."""
 
     request: Request
     ids: "array[int]"
-    sighting: PromptObservation
+    observation: PromptObservation
     diagnosis: PrefixReport
 
 
 class BaselinePrompts:
-    """The template's own rendering of what the client sent: no ledger, nothing taken out."""
+    """The template's own rendering of what the client sent, without a ledger."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -51,25 +51,29 @@ class BaselinePrompts:
         self._diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
 
     def render(self, request: Request) -> "array[int]":
-        """The tokens of an arranged request. Raises `RenderError`."""
+        """The tokens of a request with ordered turns. Raises `RenderError`."""
         model = self._model
-        speech = model.tool_chat_template if request.tools else model.chat_template
+        chat_template = model.tool_chat_template if request.tools else model.chat_template
         switches = dict(request.thinking.template_kwargs)
-        conversation = MessageBuilder(speech.profile, _identity, ToolNames(request.tools))
-        messages = conversation.build(request.system, request.turns)
+        builder = MessageBuilder(chat_template.profile, _identity, ToolNames(request.tools))
+        messages = builder.build(request.system, request.turns)
         tools = format_tools(request.tools, _identity)
         try:
-            text = speech.template.render(messages, tools, switches=switches)
-        except RenderError:  # a template without a place for tools: a server would refuse, or help
-            plain = to_plain_messages(messages, tools, speech.profile, model.tool_parser)
-            text = speech.template.render(plain, switches=switches)
+            text = chat_template.template.render(messages, tools, switches=switches)
+        except (
+            RenderError
+        ):  # a template without tools: a server would reject the request or fall back
+            plain_messages = to_plain_messages(
+                messages, tools, chat_template.profile, model.tool_parser
+            )
+            text = chat_template.template.render(plain_messages, switches=switches)
         return array(TOKEN_ID_TYPECODE, self._guard.encode(text, first=True))
 
     def examine(
         self, request: Request, ids: "array[int]", session: str, dropped: bool
     ) -> BaselinePrompt:
-        """The prompt beside those before it. `dropped`: the template drops returned thoughts."""
-        sighting = PromptObservation(
+        """Compare a prompt with earlier ones. `dropped`: the template drops returned reasoning."""
+        observation = PromptObservation(
             session=session,
             harness="",
             ids=ids,
@@ -79,42 +83,42 @@ class BaselinePrompts:
             turns=tuple(digest_turn(turn).digest for turn in request.turns),
             policy_dropped=dropped,
         )
-        return BaselinePrompt(request, ids, sighting, self._diagnostics.compare(sighting))
+        return BaselinePrompt(request, ids, observation, self._diagnostics.compare(observation))
 
-    def record_response(self, natural: BaselinePrompt, turn: Turn, ids: Sequence[int]) -> None:
-        """What was generated on a prompt."""
-        seen = natural.sighting
+    def record_response(self, baseline: BaselinePrompt, turn: Turn, ids: Sequence[int]) -> None:
+        """Record what was generated for a prompt."""
+        observation = baseline.observation
         self._diagnostics.record_output(
-            seen.session, ids, turn=digest_turn(turn).digest, prompt=seen
+            observation.session, ids, turn=digest_turn(turn).digest, prompt=observation
         )
 
     def encode_response(
-        self, request: Request, said: Turn, prompt: "array[int]"
+        self, request: Request, response: Turn, prompt: "array[int]"
     ) -> list[int] | None:
-        """The tokens of an answer as the template writes it behind its own prompt.
+        """The tokens of a response as the template writes it after its own prompt.
 
-        None where the template does not leave that prompt as it was.
+        None if the template then renders that prompt differently.
         """
-        turns = (*request.turns, said, Turn("user", (TextBlock("x"),)))
+        turns = (*request.turns, response, Turn("user", (TextBlock("x"),)))
         try:
-            whole = self.render(msgspec.structs.replace(request, turns=turns))
+            ids = self.render(msgspec.structs.replace(request, turns=turns))
         except RenderError:
             return None
-        if whole[: len(prompt)] != prompt:
+        if ids[: len(prompt)] != prompt:
             return None
         stops = self._model.stop_ids
-        ends = (at for at in range(len(prompt), len(whole)) if whole[at] in stops)
+        ends = (at for at in range(len(prompt), len(ids)) if ids[at] in stops)
         end = next(ends, None)
-        return None if end is None else whole[len(prompt) : end].tolist()
+        return None if end is None else ids[len(prompt) : end].tolist()
 
     def drops_reasoning(self, request: Request, place: int) -> bool:
-        """Whether the template drops the thoughts of a turn at this place."""
+        """Whether the template drops the reasoning of the turn at this index."""
         renderer = self._renderers.get(bool(request.tools), dict(request.thinking.template_kwargs))
         return place < renderer.replay_start(request.turns, bool(request.tools))
 
 
 class DovetailPrompts:
-    """The same requests on their way through Dovetail, with a ledger in memory."""
+    """The same requests through Dovetail's pipeline, with a ledger in memory."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -128,28 +132,28 @@ class DovetailPrompts:
     def encode_response(
         self, turn: Turn, request: Request, prompt: Sequence[int]
     ) -> list[int] | None:
-        """The tokens of an answer in the model's notation; None if that cannot write it."""
-        end = self._model.tokenizer.decode(prompt[-_TAIL_TOKENS:])
-        text = self._writer.write(turn, ToolNames(request.tools), self._guard.protect, end)
+        """The tokens of a response in the model's notation; None if it cannot be written so."""
+        tail = self._model.tokenizer.decode(prompt[-_TAIL_TOKENS:])
+        text = self._writer.write(turn, ToolNames(request.tools), self._guard.protect, tail)
         if text is None:
             return None
         stops = self._model.stop_strings
-        ended = next((stop for stop in stops if text.rstrip().endswith(stop)), None)
-        if ended is not None:
-            text = text.rstrip().removesuffix(ended)
+        stop_string = next((stop for stop in stops if text.rstrip().endswith(stop)), None)
+        if stop_string is not None:
+            text = text.rstrip().removesuffix(stop_string)
         return self._guard.encode(text, first=False)
 
     async def record_response(
         self, prepared: PreparedRequest, turn: Turn, ids: Sequence[int]
     ) -> bool:
-        """Records what was generated. False if it does not read as what the client was shown."""
+        """Record what was generated. False if it does not parse as what the client received."""
         calls = _call_ids(turn)
         generation = self._preparer.create_generation(prepared, lambda: next(calls))
         stop = min(self._model.stop_ids, default=None)
         generation.feed([*ids, *([] if stop is None else [stop])])
         generation.finish("stop")
-        read = Turn("assistant", generation.message().blocks)
-        if digest_turn(read).digest != digest_turn(turn).digest:
+        parsed = Turn("assistant", generation.message().blocks)
+        if digest_turn(parsed).digest != digest_turn(turn).digest:
             return False
         await self._preparer.record(prepared, generation)
         return True
@@ -159,7 +163,7 @@ class DovetailPrompts:
 
 
 def strip_reasoning(request: Request) -> Request:
-    """The request as a server sees it that does not read the thoughts of earlier turns."""
+    """The request as seen by a server that ignores the reasoning of earlier turns."""
     turns = tuple(
         Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
         if turn.role == "assistant"
@@ -170,9 +174,9 @@ def strip_reasoning(request: Request) -> Request:
 
 
 def _call_ids(turn: Turn) -> Iterator[str]:
-    """The ids that the client was shown, in their order; then such as no client has."""
-    shown = [block.id for block in turn.blocks if isinstance(block, ToolCallBlock)]
-    yield from shown
+    """The ids that the client received, in order; then generated ones."""
+    received = [block.id for block in turn.blocks if isinstance(block, ToolCallBlock)]
+    yield from received
     number = 0
     while True:
         number += 1
@@ -180,5 +184,5 @@ def _call_ids(turn: Turn) -> Iterator[str]:
 
 
 def _identity(text: str, /) -> str:
-    """A plain server does not protect control tokens in what clients say."""
+    """A plain server does not protect control tokens in client text."""
     return text

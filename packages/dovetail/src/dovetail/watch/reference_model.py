@@ -1,7 +1,7 @@
-"""The model that a server serves, as far as it can be had on this machine: tokenizer and template.
+"""The served model's tokenizer and template, if they are available on this machine.
 
-With them prompts are counted in its own tokens. Without them a plain stand-in measures text, a
-token for every four bytes: good enough to compare, and always called an estimate.
+With them, prompts are counted in its own tokens. Without them a fallback counts a token per four
+bytes: sufficient for comparisons, and always reported as an estimate.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from dovetail_tokenizers import ByteTokenizer
 
 BYTES_PER_TOKEN = 4
 LISTING_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
-_MAX_MODEL_NAMES = 256  # of models; it is clients who name them
+_MAX_MODEL_NAMES = 256  # clients choose them
 
 _FALLBACK_TEMPLATE = """\
 {%- macro offered() %}{% if tools %}<|im_start|>tools
@@ -49,9 +49,9 @@ _CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """How the prompts of a model are looked at. `real` is False for the stand-in.
+    """A model to render prompts with. `has_tokenizer` is False for the fallback.
 
-    `family` is the parser that reads calls which a server left in the text, where one is known.
+    `tool_parser` parses calls which a server left in the text, if one is known.
     """
 
     model: Model
@@ -61,7 +61,7 @@ class ReferenceModel:
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`, as vLLM and others write it."""
+    """An entry of `/v1/models`, in the format of vLLM and others."""
 
     id: str
     root: str | None = None
@@ -74,11 +74,11 @@ class _ModelList(msgspec.Struct, frozen=True):
 async def fetch_listed_models(
     endpoint: Endpoint, key: str | None = None
 ) -> tuple[ListedModel, ...]:
-    """What a server says it serves; nothing where it does not say."""
+    """The models that a server lists; none if it does not respond."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    call = ClientRequest("GET", "/v1/models", headers=headers, timeouts=LISTING_TIMEOUTS)
+    request = ClientRequest("GET", "/v1/models", headers=headers, timeouts=LISTING_TIMEOUTS)
     try:
-        status, body = await fetch(endpoint, call)
+        status, body = await fetch(endpoint, request)
         if status != 200:
             return ()
         return tuple(msgspec.json.decode(body, type=_ModelList).data)
@@ -88,16 +88,16 @@ async def fetch_listed_models(
 
 @dataclass(frozen=True)
 class ParserNames:
-    """The parsers that the user names; None leaves them to the model."""
+    """Parsers chosen by the user; None for the model's own."""
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None
 
 
 class ReferenceModels:
-    """A lens for each model name, found when it is first asked for.
+    """The reference model of each model name, loaded on first use.
 
-    `named` is what the user named: it counts for every model.
+    `named` is the user's choice: it is used for every model.
     """
 
     def __init__(
@@ -110,20 +110,19 @@ class ReferenceModels:
         self._listed = {one.id: one for one in listed}
         self._parsers = parsers or ParserNames()
         self._found: dict[str, ReferenceModel] = {}
-        self._fallbacks: dict[
-            str | None, ReferenceModel
-        ] = {}  # by family: clients may name anything
+        # By parser family: clients may send any model name.
+        self._fallbacks: dict[str | None, ReferenceModel] = {}
         self.warnings: list[str] = []
 
     def get(self, name: str) -> ReferenceModel:
         if self._named is not None:
             return self._named
-        found = self._found.get(name)
-        if found is None:
-            found = self._load(name)
+        reference = self._found.get(name)
+        if reference is None:
+            reference = self._load(name)
             if len(self._found) < _MAX_MODEL_NAMES:
-                self._found[name] = found
-        return found
+                self._found[name] = reference
+        return reference
 
     def _load(self, name: str) -> ReferenceModel:
         listed = self._listed.get(name)
@@ -139,24 +138,24 @@ class ReferenceModels:
             except ModelLoadError as error:
                 if len(self.warnings) < _MAX_MODEL_NAMES:
                     self.warnings.append(str(error))
-        made = build_fallback(name)
-        return self._fallbacks.setdefault(made.tool_parser, made)
+        fallback = build_fallback(name)
+        return self._fallbacks.setdefault(fallback.tool_parser, fallback)
 
 
 def build_fallback(name: str = "") -> ReferenceModel:
-    """A model of which nothing is known but perhaps its family, by its name."""
+    """A stand-in for a model of which only the family may be known, by its name."""
     family = resolve_family(name) if name else None
-    known = markers("hermes", "qwen3")
-    tokenizer = ByteTokenizer((*_CONTROL_TOKENS, *sorted(known)))
+    marker_tokens = markers("hermes", "qwen3")
+    tokenizer = ByteTokenizer((*_CONTROL_TOKENS, *sorted(marker_tokens)))
     template = ChatTemplate(_FALLBACK_TEMPLATE)
-    speech = ProbedTemplate(template, probe_template(template, {}))
+    probed = ProbedTemplate(template, probe_template(template, {}))
     model = Model(
         name=name,
         path=Path(),
         tokenizer=tokenizer,
         template_source=TemplateSource({"default": _FALLBACK_TEMPLATE}),
-        chat_template=speech,
-        tool_chat_template=speech,
+        chat_template=probed,
+        tool_chat_template=probed,
         parsers=ModelParsers("hermes", "qwen3", "stand-in"),
         switches={},
         stop_ids=frozenset({tokenizer.controls["<|im_end|>"]}),
@@ -168,18 +167,18 @@ def build_fallback(name: str = "") -> ReferenceModel:
 
 
 def load_reference(path: Path, parsers: ParserNames | None = None) -> ReferenceModel:
-    """The lens of a model's folder or GGUF file. Raises `CatalogError`."""
-    told = parsers or ParserNames()
-    model = load_model(path, tool_parser=told.tool_parser, reasoning_parser=told.reasoning_parser)
+    """Load a model's folder or GGUF file. Raises `ModelLoadError`."""
+    names = parsers or ParserNames()
+    model = load_model(path, tool_parser=names.tool_parser, reasoning_parser=names.reasoning_parser)
     return ReferenceModel(model, True, str(path), model.tool_parser)
 
 
 def _find_local(root: str) -> Path | None:
-    """A model's folder, or its place in the hub's cache. Nothing is downloaded."""
+    """A model's folder or file, or its place in the hub's cache. Nothing is downloaded."""
     try:
         path = Path(root).expanduser()
         if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
             return path
-    except (OSError, RuntimeError):  # too long for a name, or in the home of nobody
+    except (OSError, RuntimeError):  # too long for a name, or an unknown user's home
         return None
     return find_cached_model(root) if HUB_ID_PATTERN.fullmatch(root) else None

@@ -1,12 +1,11 @@
-"""The passthrough: bytes from a client to a server and back, as they come and nothing else.
+"""Relay bytes between clients and a server, unchanged.
 
-Every connection of a client gets one to the server. Bytes are passed on before anybody looks at
-them; whoever looks gets the same objects afterwards and cannot hold them up. A side that cannot
-take more makes the other side wait, an end of one side is an end for the other, and a connection
-that breaks breaks the other at once.
+Every client connection gets one to the server. Bytes are forwarded before the observer sees them,
+so it cannot delay them. Backpressure, half-closed connections and aborts of one side are passed to
+the other.
 
-With a TLS server one thing differs: the `Host` lines of requests are made to name that server, and
-a client that closes its half is taken for one that has hung up, since TLS has no half to close.
+With a TLS server two things differ: the `Host` headers of requests are rewritten to name that
+server, and a client that closes its half is treated as disconnected, since TLS has no half-close.
 """
 
 import asyncio
@@ -20,13 +19,13 @@ from typing import Literal, Protocol, cast
 from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import HostRewriter
 
-RelayDirection = Literal["asked", "told", "closed"]
-CONNECT_TIMEOUT_SECONDS = 10.0  # seconds
+RelayDirection = Literal["request", "response", "closed"]
+CONNECT_TIMEOUT_SECONDS = 10.0
 BACKLOG = 4096
 
 
 class RelayCallback(Protocol):
-    """Who looks on. Must never raise and never take long."""
+    """Observes relayed bytes. It must never raise and never block."""
 
     def __call__(
         self, connection: int, direction: RelayDirection, data: bytes, at: float
@@ -35,12 +34,12 @@ class RelayCallback(Protocol):
 
 @dataclass
 class RelayStats:
-    """What went through."""
+    """Counts of the relay."""
 
     connections: int = 0
     unreachable: int = 0
     open: set["_ClientProtocol"] = field(default_factory=set, repr=False)
-    idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # none is open
+    idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # set while none is open
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -57,14 +56,14 @@ class TcpRelay:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> str:
-        """Begins. The address where clients reach it; port 0 takes a free one."""
+        """Start listening and return the address. Port 0 takes a free one."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
         name, number = self._server.sockets[0].getsockname()[:2]
         return f"http://{f'[{name}]' if ':' in name else name}:{number}"
 
     async def close(self) -> None:
-        """Takes no more connections and breaks those there are."""
+        """Stop listening and abort all connections."""
         if self._server is not None:
             self._server.close()
         for client in list(self.stats.open):
@@ -78,27 +77,27 @@ class TcpRelay:
 class _RelayProtocol(asyncio.Protocol):
     """One end of a relayed connection."""
 
-    direction: RelayDirection = "told"
+    direction: RelayDirection = "response"
 
-    def __init__(self, number: int, sees: RelayCallback) -> None:
+    def __init__(self, number: int, on_data: RelayCallback) -> None:
         self.number = number
-        self.on_data = sees
+        self.on_data = on_data
         self.transport: asyncio.Transport | None = None
         self.peer: _RelayProtocol | None = None
         self.rewrite: Callable[[bytes], bytes] | None = None
-        self.write_paused = False  # whether what is written here has to wait
-        self._pending: list[bytes] = []  # what came before there was another side
+        self.write_paused = False  # whether the transport's buffer is full
+        self._pending: list[bytes] = []  # received before the peer was connected
         self._has_eof = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
         other = self.peer
         if other is None:
             self._pending.append(data)
             if self.transport is not None:
-                self.transport.pause_reading()  # again: made by uvloop, it begins by reading
+                self.transport.pause_reading()  # again: uvloop starts by reading
             return
         if other.transport is None:
             return
@@ -116,11 +115,11 @@ class _RelayProtocol(asyncio.Protocol):
             self.peer.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """This half is over. The other one goes on until it ends by itself."""
+        """Half-close the peer. The other direction continues until it ends by itself."""
         self._has_eof = True
         other = self.peer
         if other is None:
-            return True  # told as soon as there is somebody to be told
+            return True  # passed on once the peer is connected
         if other.transport is None:
             return False
         if not other.transport.can_write_eof():
@@ -133,7 +132,7 @@ class _RelayProtocol(asyncio.Protocol):
         return True
 
     def connect_peer(self, other: "_RelayProtocol") -> None:
-        """There is another side now."""
+        """Connect the other side and send it what was received before."""
         self.peer = other
         early, self._pending = self._pending, []
         for data in early:
@@ -148,11 +147,11 @@ class _RelayProtocol(asyncio.Protocol):
             if exc is not None and self.aborts_peer:
                 other.transport.abort()
             else:
-                other.transport.close()  # once what is still on its way has left
+                other.transport.close()  # after its buffer is flushed
 
     @property
     def aborts_peer(self) -> bool:
-        """Whether a fault on this side leaves nothing to be done for the other."""
+        """Whether an error on this side aborts the other."""
         return not self._has_eof
 
     def abort(self) -> None:
@@ -161,16 +160,16 @@ class _RelayProtocol(asyncio.Protocol):
 
 
 class _ClientProtocol(_RelayProtocol):
-    """The client's end. Not much is read from it until there is a connection to the server."""
+    """The client's side. Reading is paused until the server is connected."""
 
-    direction = "asked"
+    direction = "request"
 
     def __init__(
-        self, number: int, endpoint: Endpoint, traffic: RelayStats, sees: RelayCallback
+        self, number: int, endpoint: Endpoint, stats: RelayStats, on_data: RelayCallback
     ) -> None:
-        super().__init__(number, sees)
+        super().__init__(number, on_data)
         self._endpoint = endpoint
-        self._stats = traffic
+        self._stats = stats
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -192,7 +191,7 @@ class _ClientProtocol(_RelayProtocol):
             self._stats.unreachable += 1
             self._send_bad_gateway()
             return
-        if self.transport is None:  # it has hung up meanwhile
+        if self.transport is None:  # it disconnected meanwhile
             server.abort()
             return
         if self._endpoint.tls:
@@ -202,7 +201,7 @@ class _ClientProtocol(_RelayProtocol):
             self.transport.resume_reading()
 
     def _send_bad_gateway(self) -> None:
-        """The one answer of our own: there is no server that could give one."""
+        """Send the only response of our own: the server is unreachable."""
         if self.transport is not None:
             text = f"dovetail watch: no connection to {self._endpoint}\n".encode()
             self.transport.write(
@@ -213,7 +212,7 @@ class _ClientProtocol(_RelayProtocol):
 
     @property
     def aborts_peer(self) -> bool:
-        return True  # nobody is there to be told anything
+        return True  # the client is gone
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -223,14 +222,14 @@ class _ClientProtocol(_RelayProtocol):
             self._stats.idle.set()
 
 
-async def _open_connection(endpoint: Endpoint, side: _RelayProtocol) -> None:
+async def _open_connection(endpoint: Endpoint, protocol: _RelayProtocol) -> None:
     loop = asyncio.get_running_loop()
     if endpoint.socket is not None:
-        await loop.create_unix_connection(lambda: side, endpoint.socket)
+        await loop.create_unix_connection(lambda: protocol, endpoint.socket)
         return
-    secure = ssl.create_default_context() if endpoint.tls else None
-    await loop.create_connection(lambda: side, endpoint.host, endpoint.port, ssl=secure)
+    ssl_context = ssl.create_default_context() if endpoint.tls else None
+    await loop.create_connection(lambda: protocol, endpoint.host, endpoint.port, ssl=ssl_context)
 
 
 def _ignore(connection: int, direction: RelayDirection, data: bytes, at: float) -> None:
-    """Nobody looks on."""
+    """Do not observe."""

@@ -1,6 +1,6 @@
-"""What was found out, in words: a line for each exchange, and the summary.
+"""Format the results: a line per exchange, live displays, and the summary as text and JSON.
 
-A `~` stands before every number of tokens that the server's own counts do not bear out.
+A `~` marks numbers of tokens that the server's own counts do not confirm.
 """
 
 import time
@@ -24,7 +24,7 @@ from dovetail.watch.analysis import (
     median,
 )
 
-_MAX_LISTED_SESSIONS = 50  # in the summary; programs get more
+_MAX_LISTED_SESSIONS = 50  # in the text; the JSON has more
 
 FINDING_DESCRIPTIONS: dict[FindingCode, str] = {
     "billing": "the billing line at the start of the system text changed",
@@ -63,36 +63,36 @@ BASIS_DESCRIPTIONS: dict[TokenBasis, str] = {
 }
 
 
-def format_exchange(verdict: ExchangeAnalysis) -> str:
-    """One exchange in one line."""
-    one = verdict
-    clock = time.strftime("%H:%M:%S", time.localtime(one.began))
-    status = "cut off" if one.cut else str(one.status)
-    head = f"{clock} {one.session} #{one.place} {one.api} {status} {one.duration:.1f} s"
+def format_exchange(analysis: ExchangeAnalysis) -> str:
+    """Format an exchange as one line."""
+    clock = time.strftime("%H:%M:%S", time.localtime(analysis.began))
+    status = "cut off" if analysis.truncated else str(analysis.status)
+    request = f"{analysis.session} #{analysis.place} {analysis.api}"
+    head = f"{clock} {request} {status} {analysis.duration:.1f} s"
     parts = [
         head,
-        _format_tokens(one),
-        _format_prefix_break(one),
-        *(_format_finding(f) for f in one.findings),
+        _format_tokens(analysis),
+        _format_prefix_break(analysis),
+        *(_format_finding(f) for f in analysis.findings),
     ]
-    if one.unread:
-        parts.append(one.unread)
+    if analysis.unread:
+        parts.append(analysis.unread)
     return " | ".join(part for part in parts if part)
 
 
-def _format_tokens(one: ExchangeAnalysis) -> str:
-    if one.served is None or one.exact is None:
-        return "" if one.prompt_tokens is None else f"prompt {one.prompt_tokens:,}"
-    mark = "" if one.basis == "confirmed" else "~"
-    prefix, verb = (one.exact, "saved") if one.fixed else (one.served, "needlessly")
-    left = f"{mark}{prefix.prefill_tokens:,} of {mark}{prefix.total:,} to compute"
-    cached = "" if one.cached is None else f" (server: {one.cached:,} cached)"
-    needless = f", {mark}{one.needless:,} {verb}" if one.needless else ""
-    return left + cached + needless
+def _format_tokens(analysis: ExchangeAnalysis) -> str:
+    if analysis.served is None or analysis.exact is None:
+        return "" if analysis.prompt_tokens is None else f"prompt {analysis.prompt_tokens:,}"
+    mark = "" if analysis.basis == "confirmed" else "~"
+    prefix, verb = (analysis.exact, "saved") if analysis.fixed else (analysis.served, "needlessly")
+    computed = f"{mark}{prefix.prefill_tokens:,} of {mark}{prefix.total:,} to compute"
+    cached = "" if analysis.cached is None else f" (server: {analysis.cached:,} cached)"
+    needless = f", {mark}{analysis.needless:,} {verb}" if analysis.needless else ""
+    return computed + cached + needless
 
 
-def _format_prefix_break(one: ExchangeAnalysis) -> str:
-    return "" if one.broke is None else _format_finding(one.broke)
+def _format_prefix_break(analysis: ExchangeAnalysis) -> str:
+    return "" if analysis.broke is None else _format_finding(analysis.broke)
 
 
 def _format_finding(finding: TrafficFinding) -> str:
@@ -101,106 +101,110 @@ def _format_finding(finding: TrafficFinding) -> str:
 
 
 def format_summary(summary: TrafficSummary, unobserved: dict[str, int], others: int = 0) -> str:
-    """The report for people."""
-    whole = summary.total
+    """Format the summary as text."""
+    total = summary.total
     lines = [
-        f"{_pluralize(whole.requests, 'request')} in {_pluralize(summary.session_count, 'session')}"
+        f"{_pluralize(total.requests, 'request')} in {_pluralize(summary.session_count, 'session')}"
         + (
-            f" ({_format_counts(whole.apis)}; models: {_format_names(whole.models)})"
-            if whole.requests
+            f" ({_format_counts(total.apis)}; models: {_format_names(total.models)})"
+            if total.requests
             else ""
         )
         + (f"; {_pluralize(others, 'other exchange')} passed on" if others else "")
     ]
-    if whole.failed or whole.unread:
-        lines.append(f"{whole.failed} failed, {whole.unread} not understood or not compared")
-    lines += [f"{count} × {_make_printable(why)}" for why, count in unobserved.items()]
-    if whole.prompt:
-        lines += ["", "Tokens", *_format_totals(whole)]
-        lines += [f"  {n} × {BASIS_DESCRIPTIONS[basis]}" for basis, n in whole.bases.items()]
-    if whole.counts:
-        lines += ["", *_format_findings(whole)]
-    elif whole.prompt:
+    if total.failed or total.unread:
+        lines.append(f"{total.failed} failed, {total.unread} not understood or not compared")
+    lines += [f"{count} × {_make_printable(reason)}" for reason, count in unobserved.items()]
+    if total.prompt:
+        lines += ["", "Tokens", *_format_totals(total)]
+        lines += [f"  {n} × {BASIS_DESCRIPTIONS[basis]}" for basis, n in total.bases.items()]
+    if total.counts:
+        lines += ["", *_format_findings(total)]
+    elif total.prompt:
         lines += ["", "Nothing was lost."]
-    lines += _format_times(whole)
+    lines += _format_times(total)
     if summary.session_count > 1:
         lines += ["", *_format_sessions(summary)]
     return "\n".join(lines)
 
 
-def _format_totals(sums: TrafficTotals) -> list[str]:
-    mark = _estimate_mark(sums)
-    fixed = sums.fixed == sums.requests
+def _format_totals(totals: TrafficTotals) -> list[str]:
+    mark = _estimate_mark(totals)
+    fixed = totals.fixed == totals.requests
     names = ("to compute for a server", "to compute with Dovetail", "saved")
     if not fixed:
         names = ("to compute", "with exact turns", "computed needlessly")
     rows = [
-        ("in prompts", sums.prompt),
-        (names[0], sums.prefilled),
-        (names[1], sums.prefilled - sums.needless),
-        (names[2], sums.needless),
+        ("in prompts", totals.prompt),
+        (names[0], totals.prefilled),
+        (names[1], totals.prefilled - totals.needless),
+        (names[2], totals.needless),
     ]
     lines = [
-        f"  {name:28}{mark + format(n, ','):>12}  {_format_share(n, sums)}" for name, n in rows
+        f"  {name:28}{mark + format(n, ','):>12}  {_format_share(n, totals)}" for name, n in rows
     ]
-    if sums.tells_cached:
-        share = f"of {sums.told_prompt:,}"
-        lines.append(f"  {'cached, as the server says':28}{sums.told_cached:>12,}  {share}")
+    if totals.reports_cached:
+        share = f"of {totals.reported_prompt_tokens:,}"
+        lines.append(
+            f"  {'cached, as the server says':28}{totals.reported_cached_tokens:>12,}  {share}"
+        )
     return lines
 
 
-def _format_share(tokens: int, sums: TrafficTotals) -> str:
-    return f"{100 * tokens / sums.prompt:5.1f} %" if sums.prompt else ""
+def _format_share(tokens: int, totals: TrafficTotals) -> str:
+    return f"{100 * tokens / totals.prompt:5.1f} %" if totals.prompt else ""
 
 
-def _format_findings(sums: TrafficTotals) -> list[str]:
-    """Each thing that went wrong, the costliest first."""
-    mark = _estimate_mark(sums)
+def _format_findings(totals: TrafficTotals) -> list[str]:
+    """Each problem, the costliest first."""
+    mark = _estimate_mark(totals)
     lines = ["What went wrong"]
-    for code in sorted(sums.counts, key=lambda c: (-sums.costs[c], -sums.counts[c])):
-        cost = f", {mark}{sums.costs[code]:,} tokens needlessly" if sums.costs[code] else ""
-        lines.append(f"  {sums.counts[code]} × {FINDING_DESCRIPTIONS[code]}{cost}")
-        if code in sums.examples:
-            lines.append(f"      such as {_make_printable(sums.examples[code])}")
+    for code in sorted(totals.counts, key=lambda c: (-totals.costs[c], -totals.counts[c])):
+        cost = f", {mark}{totals.costs[code]:,} tokens needlessly" if totals.costs[code] else ""
+        lines.append(f"  {totals.counts[code]} × {FINDING_DESCRIPTIONS[code]}{cost}")
+        if code in totals.examples:
+            lines.append(f"      such as {_make_printable(totals.examples[code])}")
         lines.append(f"      {FINDING_ADVICE[code]}")
     return lines
 
 
-def _format_times(sums: TrafficTotals) -> list[str]:
+def _format_times(totals: TrafficTotals) -> list[str]:
     lines = []
-    if sums.thoughts or sums.calls:
-        answers = _pluralize(sums.thoughts, "answer")
-        lines += ["", f"{answers} with thoughts, {_pluralize(sums.calls, 'call')} in all."]
-    if sums.dispatch:
-        most = max(sums.dispatch)
+    if totals.reasoning_responses or totals.calls:
+        responses = _pluralize(totals.reasoning_responses, "answer")
+        lines += ["", f"{responses} with thoughts, {_pluralize(totals.calls, 'call')} in all."]
+    if totals.dispatch:
+        longest = max(totals.dispatch)
         lines.append(
-            f"A call was complete {median(sums.dispatch):.2f} s (median; at most {most:.2f} s) "
-            "before its answer ended: so much sooner could its tool have been started."
+            f"A call was complete {median(totals.dispatch):.2f} s "
+            f"(median; at most {longest:.2f} s) before its answer ended: "
+            "so much sooner could its tool have been started."
         )
-    if sums.tool_gaps:
+    if totals.tool_gaps:
         lines.append(
-            f"From a complete call to the request with its result: {median(sums.tool_gaps):.2f} s "
-            "(median), the rest of the answer and the tool's own time in it."
+            "From a complete call to the request with its result: "
+            f"{median(totals.tool_gaps):.2f} s (median), "
+            "the rest of the answer and the tool's own time in it."
         )
     return lines
 
 
 def _format_sessions(summary: TrafficSummary) -> list[str]:
-    shown = list(summary.sessions.values())[-_MAX_LISTED_SESSIONS:]
-    left_out = summary.session_count - len(shown)
+    listed = list(summary.sessions.values())[-_MAX_LISTED_SESSIONS:]
+    left_out = summary.session_count - len(listed)
     title = (
-        f"Sessions, the last {len(shown)} of {summary.session_count}" if left_out else "Sessions"
+        f"Sessions, the last {len(listed)} of {summary.session_count}" if left_out else "Sessions"
     )
-    return [title, *map(_format_session, shown)]
+    return [title, *map(_format_session, listed)]
 
 
-def _format_session(sums: TrafficTotals) -> str:
-    mark = _estimate_mark(sums)
-    causes = ", ".join(f"{count} × {code}" for code, count in sums.counts.most_common())
+def _format_session(totals: TrafficTotals) -> str:
+    mark = _estimate_mark(totals)
+    causes = ", ".join(f"{count} × {code}" for code, count in totals.counts.most_common())
     return (
-        f"  {sums.label}: {_pluralize(sums.requests, 'request')}, "
-        f"{mark}{sums.prompt:,} tokens in prompts, "
-        f"{mark}{sums.prefilled:,} to compute, {mark}{sums.needless:,} needlessly"
+        f"  {totals.label}: {_pluralize(totals.requests, 'request')}, "
+        f"{mark}{totals.prompt:,} tokens in prompts, "
+        f"{mark}{totals.prefilled:,} to compute, {mark}{totals.needless:,} needlessly"
         + (f" ({causes})" if causes else "")
     )
 
@@ -208,7 +212,7 @@ def _format_session(sums: TrafficTotals) -> str:
 def to_summary_json(
     summary: TrafficSummary, unobserved: dict[str, int], others: int = 0
 ) -> dict[str, Any]:
-    """The report for programs."""
+    """The summary as JSON values."""
     return {
         "whole": _totals_to_json(summary.total),
         "sessions_begun": summary.session_count,
@@ -219,13 +223,13 @@ def to_summary_json(
     }
 
 
-def _totals_to_json(sums: TrafficTotals) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(sums, enc_hook=list)  # medians are of deques
-    return found
+def _totals_to_json(totals: TrafficTotals) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(totals, enc_hook=list)  # for deques
+    return fields
 
 
-def _estimate_mark(sums: TrafficTotals) -> str:
-    return "~" if sums.has_estimates else ""
+def _estimate_mark(totals: TrafficTotals) -> str:
+    return "~" if totals.has_estimates else ""
 
 
 def _format_names(names: Iterable[str]) -> str:
@@ -233,26 +237,26 @@ def _format_names(names: Iterable[str]) -> str:
 
 
 def _make_printable(text: str) -> str:
-    """Nothing that would move a cursor: some of it comes from clients."""
+    """Replace control characters: some of the text comes from clients."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _pluralize(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _pluralize(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
-_MAX_RECENT_LINES = 8  # of the newest exchanges, below the table
-_MAX_SESSION_ROWS = 12  # sessions, the newest
+_MAX_RECENT_LINES = 8  # exchanges below the table
+_MAX_SESSION_ROWS = 12  # the latest
 
 
 class WatchDisplay(Protocol):
-    """Takes verdicts as they come. Called from the observer's thread."""
+    """Shows analyses as they are made. Called from the observer's thread."""
 
-    def show(self, verdict: ExchangeAnalysis, summary: TrafficSummary) -> None: ...
+    def show(self, analysis: ExchangeAnalysis, summary: TrafficSummary) -> None: ...
 
     def close(self) -> None: ...
 
@@ -263,23 +267,25 @@ class LineDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def show(self, verdict: ExchangeAnalysis, summary: TrafficSummary) -> None:
-        self._console.print(format_exchange(verdict), markup=False, highlight=False, soft_wrap=True)
+    def show(self, analysis: ExchangeAnalysis, summary: TrafficSummary) -> None:
+        self._console.print(
+            format_exchange(analysis), markup=False, highlight=False, soft_wrap=True
+        )
 
     def close(self) -> None:
-        """Nothing is left standing."""
+        """Do nothing."""
 
 
 class LiveDisplay:
-    """A table of sessions and the newest lines, for a terminal."""
+    """A table of sessions and the latest lines, for a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._recent: deque[str] = deque(maxlen=_MAX_RECENT_LINES)
         self._live = Live(console=console, transient=True, auto_refresh=False)
         self._live.start()
 
-    def show(self, verdict: ExchangeAnalysis, summary: TrafficSummary) -> None:
-        self._recent.append(format_exchange(verdict))
+    def show(self, analysis: ExchangeAnalysis, summary: TrafficSummary) -> None:
+        self._recent.append(format_exchange(analysis))
         lines = [Text(text, overflow="ellipsis", no_wrap=True) for text in self._recent]
         self._live.update(Group(build_sessions_table(summary), *lines), refresh=True)
 
@@ -288,18 +294,18 @@ class LiveDisplay:
 
 
 def build_sessions_table(summary: TrafficSummary) -> Table:
-    """The newest sessions, a row each."""
+    """The latest sessions as a table."""
     table = Table(pad_edge=False, box=None)
     table.add_column("session")
     for name in ("requests", "in prompts", "to compute", "needlessly"):
         table.add_column(name, justify="right")
     table.add_column("what went wrong")
-    for sums in list(summary.sessions.values())[-_MAX_SESSION_ROWS:]:
-        mark = "~" if sums.has_estimates else ""
-        numbers = (sums.prompt, sums.prefilled, sums.needless)
-        causes = ", ".join(f"{count}× {code}" for code, count in sums.counts.most_common(3))
-        shown = [f"{mark}{number:,}" for number in numbers]
-        table.add_row(Text(sums.label), str(sums.requests), *shown, Text(causes))
+    for totals in list(summary.sessions.values())[-_MAX_SESSION_ROWS:]:
+        mark = "~" if totals.has_estimates else ""
+        numbers = (totals.prompt, totals.prefilled, totals.needless)
+        causes = ", ".join(f"{count}× {code}" for code, count in totals.counts.most_common(3))
+        cells = [f"{mark}{number:,}" for number in numbers]
+        table.add_row(Text(totals.label), str(totals.requests), *cells, Text(causes))
     return table
 
 

@@ -1,4 +1,4 @@
-"""Which requests belong together, and which one each goes on from."""
+"""Group requests into sessions, and find the one that each request continues."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,22 +9,19 @@ from dovetail.ledger.turn_digest import compute_digest, digest_turn
 from dovetail.storage.lru import LruCache
 from dovetail_model import Request, Turn
 
-_MAX_EXCHANGES_PER_SESSION = 16  # exchanges of a session that the next one may go on from
-_MAX_CHAINS = 65536  # conversations without a name that are remembered
+_MAX_EXCHANGES_PER_SESSION = 16  # that the next one may continue
+_MAX_CHAINS = 65536  # conversations without a session id
 _MAX_SESSIONS = 4096
-_MAX_BODY_BYTES = 256 << 20  # of the bodies of all requests that are remembered
-_MAX_FULL_LABEL_CHARS, _MIN_LABEL_CHARS = (
-    24,
-    8,
-)  # characters of a name that is shown whole, and of any other
+_MAX_BODY_BYTES = 256 << 20  # of all stored requests
+_MAX_FULL_LABEL_CHARS = 24  # longer names are shortened
+_MIN_LABEL_CHARS = 8
 
 
 @dataclass(frozen=True)
 class PastExchange:
-    """An exchange that is over: the arranged request, what was answered, when a call was complete.
+    """A finished exchange: its request with ordered turns, and its response.
 
-    `complete` is wall-clock time; `sure` says that the tokens of the answer are known; `size` is
-    that of the body.
+    `call_completed_at` is a wall clock time; `is_certain`: the tokens of the response are known.
     """
 
     request: Request
@@ -45,18 +42,18 @@ class ObservedSession:
     exchanges: deque[PastExchange] = field(default_factory=deque)
 
     def find_predecessor(self, request: Request) -> PastExchange | None:
-        """The exchange that a request goes on from: the one whose turns it shares most of."""
+        """The exchange that a request continues: the one with the most turns in common."""
         digests = turn_digests(request)
-        best, most = None, 0
+        best, max_shared = None, 0
         for past in reversed(self.exchanges):
             shared = _shared_length(past.digests, digests)
-            if shared > most:
-                best, most = past, shared
+            if shared > max_shared:
+                best, max_shared = past, shared
         return best
 
 
 class SessionTracker:
-    """Finds the session of a request: by the name it gives, else by the turns it repeats."""
+    """Finds the session of a request: by its id, else by the turns that it repeats."""
 
     def __init__(self) -> None:
         self._sessions: LruCache[str, ObservedSession] = LruCache(
@@ -78,7 +75,7 @@ class SessionTracker:
         return session
 
     def add_exchange(self, session: ObservedSession, past: PastExchange) -> None:
-        """An exchange of this session is over. The oldest make room for it."""
+        """Add a finished exchange. The oldest are evicted for it."""
         session.exchanges.append(past)
         self._total_bytes += past.body_bytes
         if len(session.exchanges) > _MAX_EXCHANGES_PER_SESSION:
@@ -94,23 +91,23 @@ class SessionTracker:
         self._labels.pop(session.label, None)
 
     def _create_label(self, name: str) -> str:
-        """A name that fits a line: of an id its beginning, as long as no other one has it.
+        """A short label: the beginning of the id that no other session has.
 
         The ids of some harnesses begin with the time.
         """
-        shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+        printable = "".join(letter if letter.isprintable() else "?" for letter in name)
         lengths = (
-            (len(shown),)
-            if len(shown) <= _MAX_FULL_LABEL_CHARS
-            else range(_MIN_LABEL_CHARS, len(shown) + 1)
+            (len(printable),)
+            if len(printable) <= _MAX_FULL_LABEL_CHARS
+            else range(_MIN_LABEL_CHARS, len(printable) + 1)
         )
-        labels = (shown[:length] for length in lengths)
-        label = next((one for one in labels if self._labels.get(one, name) == name), shown)
+        labels = (printable[:length] for length in lengths)
+        label = next((one for one in labels if self._labels.get(one, name) == name), printable)
         self._labels[label] = name
         return label
 
     def _match_by_turns(self, request: Request) -> str:
-        """The session of the longest prompt that this one begins with, or a new one."""
+        """The session of the longest known prompt that this one continues, or a new one."""
         chains, chain = [], b""
         for one in turn_digests(request):
             chain = compute_digest(chain, one)
@@ -133,14 +130,14 @@ def build_past_exchange(
     is_certain: bool,
     body_bytes: int,
 ) -> PastExchange:
-    """What is remembered of an exchange."""
+    """Build the stored form of an exchange."""
     turns = turn_digests(request)
-    known = turns if response is None else (*turns, digest_turn(response).digest)
-    return PastExchange(request, known, response, call_completed_at, is_certain, body_bytes)
+    digests = turns if response is None else (*turns, digest_turn(response).digest)
+    return PastExchange(request, digests, response, call_completed_at, is_certain, body_bytes)
 
 
 def with_session(request: Request, session: str) -> Request:
-    """The request as one of this session."""
+    """The request with this session id."""
     identity = msgspec.structs.replace(request.identity, session=session)
     return msgspec.structs.replace(request, identity=identity)
 
@@ -150,9 +147,9 @@ def turn_digests(request: Request) -> tuple[bytes, ...]:
 
 
 def _shared_length(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> int:
-    same = 0
+    length = 0
     for one, other in zip(left, right, strict=False):
         if one != other:
             break
-        same += 1
-    return same
+        length += 1
+    return length

@@ -1,4 +1,4 @@
-"""Watch mode as a whole: relay, observer, recorder, and where it is told."""
+"""Watch mode as a whole: relay, observer, recorder, analysis and display."""
 
 from collections import Counter
 from contextlib import suppress
@@ -19,14 +19,14 @@ from dovetail.watch.report import WatchDisplay, format_summary, to_summary_json
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What can be set about watching."""
+    """Options of watch mode."""
 
     record: Path | None = None
     limits: CaptureLimits = field(default_factory=CaptureLimits)
 
 
 class Watcher:
-    """Looks at exchanges, keeps the sums, and tells."""
+    """Records and analyzes exchanges, and reports on them."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class Watcher:
         self.observer = TrafficObserver(self.process, options.limits, self._analyzer.close)
         self.relay = TcpRelay(endpoint, self.observer.observe)
         self._unrecorded: Counter[str] = Counter()
-        self.fallbacks: Counter[str] = Counter()  # in fix mode: requests that were passed on
+        self.fallbacks: Counter[str] = Counter()  # in fix mode: forwarded requests, by reason
 
     def count_fallback(self, reason: str) -> None:
-        """In fix mode: a request was passed on to the server."""
+        """Count a request that fix mode forwarded to the server."""
         count_name(self.fallbacks, reason)
 
     def start(self) -> None:
         self.observer.start()
 
     def close(self) -> None:
-        """Looks at what is left, then lets go of everything."""
+        """Process what is queued, then close everything."""
         self.observer.close()
         self._display.close()
         if self._recorder is not None:
@@ -62,16 +62,16 @@ class Watcher:
                 self._recorder.close()
 
     def process(self, exchange: CapturedExchange) -> None:
-        """An exchange that has ended."""
+        """Record, analyze and show a finished exchange."""
         if self._recorder is not None:
             try:
                 self._recorder.write(exchange)
-            except OSError as error:  # a full disk, as a rule: what is said is still looked at
+            except OSError as error:  # usually a full disk: the exchange is still analyzed
                 self._unrecorded[str(error.strerror)] += 1
-        verdict = self._analyzer.analyze(exchange)
+        analysis = self._analyzer.analyze(exchange)
         with self._lock:
-            self.summary.add(verdict)
-            self._display.show(verdict, self.summary)
+            self.summary.add(analysis)
+            self._display.show(analysis, self.summary)
 
     def format_report(self) -> str:
         with self._lock:
@@ -86,9 +86,15 @@ class Watcher:
             )
 
     def _unobserved_counts(self) -> dict[str, int]:
-        passed = {f"passed on to the server: {why}": n for why, n in self.fallbacks.items()}
-        missed = self.relay.stats.unreachable
-        lost = {"no connection to the server": missed} if missed else {}
-        unseen = {f"not looked at: {why}": n for why, n in self.observer.unobserved.items()}
-        unsaved = {f"not recorded: {why}": n for why, n in self._unrecorded.items()}
-        return {**lost, **unseen, **unsaved, **passed}
+        forwarded = {
+            f"passed on to the server: {reason}": count for reason, count in self.fallbacks.items()
+        }
+        unreachable = self.relay.stats.unreachable
+        failed_connections = {"no connection to the server": unreachable} if unreachable else {}
+        unobserved = {
+            f"not looked at: {reason}": count for reason, count in self.observer.unobserved.items()
+        }
+        unrecorded = {
+            f"not recorded: {reason}": count for reason, count in self._unrecorded.items()
+        }
+        return {**failed_connections, **unobserved, **unrecorded, **forwarded}
