@@ -43,7 +43,7 @@ def tried(
 
     async def scene() -> None:
         async with like_vllm(folder, script, tells_ids=tells_ids) as url:
-            wanted = EvalOptions(url, **{"tokenizer": str(folder), "notation": HERMES, **wish})
+            wanted = EvalOptions(url, **{"tokenizer": str(folder), "parsers": HERMES, **wish})
             subject = await inspect_target(wanted)
             passes = await run_eval(subject, plan, lambda name, run: seen.append((name, run)))
             found.append((subject, passes))
