@@ -387,7 +387,11 @@ PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, {}, "prompts cannot be compared"),
         ({"messages": [{"role": "user", "content": "Hi!"}]}, {"status": 500}, ""),
         ({"messages": [{"role": "user", "content": "Hi!"}]}, {"response": b"<html>"}, ""),
-        ({"messages": [{"role": "user", "content": "Hi!"}]}, {"response": b"", "truncated": True}, ""),
+        (
+            {"messages": [{"role": "user", "content": "Hi!"}]},
+            {"response": b"", "truncated": True},
+            "",
+        ),
     ],
     ids=["no request", "a picture", "an error", "no answer of the API", "hung up"],
 )

@@ -34,11 +34,11 @@ class ConnectionCacheBudget:
         return self._held.total_size
 
     def set_usage(self, cache: "ConnectionCache", size: int) -> None:
-        """This connection holds so many bytes now."""
+        """Set the size of a connection's cache."""
         self._held.put(cache, size)
 
     def release(self, cache: "ConnectionCache") -> None:
-        """It holds nothing any more."""
+        """Remove a connection's cache from the budget."""
         self._held.pop(cache)
 
 
@@ -58,9 +58,9 @@ class ConnectionCache:
         self._max_responses = max_responses
         self._budget = budget
         self._held: LruCache[str, ResponseChain] = LruCache()  # bounded by `_pick_eviction`
-        self._chains: Counter[str] = Counter()  # of a response, in how many it stands
-        self._size = 0  # what is in several chains counts once
-        self._reservations: WeakSet[CacheReservation] = WeakSet()  # of responses in the making
+        self._chains: Counter[str] = Counter()  # of a response: the number of chains with it
+        self._size = 0  # a response in several chains counts once
+        self._reservations: WeakSet[CacheReservation] = WeakSet()  # of running responses
 
     def reserve(self) -> "CacheReservation":
         """Reserve a place for a response that is about to run."""
@@ -78,7 +78,7 @@ class ConnectionCache:
             self._budget.set_usage(self, self._size)
 
     def get_chain(self, id: str) -> ResponseChain | None:
-        """The response and all before it, the oldest first; None if it is not held."""
+        """The response and all before it, the oldest first; None if it is not cached."""
         return self._held.get(id)
 
     def delete(self, tenant: str, id: str) -> None:

@@ -48,8 +48,8 @@ class ResponseCache:
         return self._entries.total_size
 
     def get(self, tenant: str, id: str) -> StoredResponse | None:
-        found = self._entries.peek((tenant, id))
-        return None if found is None else found.response
+        entry = self._entries.peek((tenant, id))
+        return None if entry is None else entry.response
 
     def put(self, response: StoredResponse, now: float = 0.0) -> None:
         """Cache a response, in place of an older version, unless it exceeds the whole cache."""
@@ -64,14 +64,14 @@ class ResponseCache:
         entry = self._entries.get((tenant, id))
         if entry is None:
             return False
-        found.used_at = now
+        entry.used_at = now
         return True
 
     def remove(self, tenant: str, id: str) -> bool:
         return self._entries.pop((tenant, id)) is not None
 
     def remove_older(self, oldest: float) -> None:
-        """Drop all that were not used since."""
+        """Remove all that were not used since."""
         while (first := self._entries.oldest()) is not None and first[1].used_at < oldest:
             self._entries.pop_oldest()
 

@@ -77,7 +77,7 @@ class ResponseStore:
         self._writes: WriteQueue[StoredResponse] = WriteQueue(
             self._write, size_of=response_size, faults=backend.faults
         )
-        # Of a response, when all that it goes on from was last touched.
+        # When the whole chain of a response was last touched.
         self._touched: LruCache[tuple[str, str], float] = LruCache(_MAX_TOUCHED)
         self._read_slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
@@ -260,15 +260,15 @@ class ResponseStore:
         now, last = self._clock(), chain[-1]
         for one in chain:
             self._cache.touch(tenant, one.id)
-        renewed = self._touched.peek((tenant, last.id))
-        if renewed is None and last.previous is not None:
-            renewed = self._touched.peek((tenant, last.previous))
-        elif renewed is None:
-            renewed = now  # it is alone, and new or fetched just now
-        if renewed is None or now - renewed > TOUCH_INTERVAL_SECONDS:
-            renewed = now
+        touched_at = self._touched.peek((tenant, last.id))
+        if touched_at is None and last.previous is not None:
+            touched_at = self._touched.peek((tenant, last.previous))
+        elif touched_at is None:
+            touched_at = now  # it has no chain, and is new or was just read
+        if touched_at is None or now - touched_at > TOUCH_INTERVAL_SECONDS:
+            touched_at = now
             await self._query(self._backend.touch(tenant, [one.id for one in chain]))
-        self._touched.put((tenant, last.id), renewed)
+        self._touched.put((tenant, last.id), touched_at)
 
     async def _write(self, response: StoredResponse) -> None:
         await self._backend.put(response)

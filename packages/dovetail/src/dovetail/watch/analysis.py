@@ -187,15 +187,15 @@ class TrafficSummary:
         for analysis in analyses:
             self.add(analysis)
 
-    def add(self, verdict: ExchangeAnalysis) -> None:
-        self.recent.append(verdict)
-        self.total.add(verdict)
-        sums = self.sessions.peek(verdict.session)
-        if sums is None:
-            sums = TrafficTotals(verdict.session)
-            self.sessions.put(verdict.session, sums)
+    def add(self, analysis: ExchangeAnalysis) -> None:
+        self.recent.append(analysis)
+        self.total.add(analysis)
+        totals = self.sessions.peek(analysis.session)
+        if totals is None:
+            totals = TrafficTotals(analysis.session)
+            self.sessions.put(analysis.session, totals)
             self.session_count += 1
-        sums.add(verdict)
+        totals.add(analysis)
 
 
 def count_name(counts: Counter[str], name: str) -> None:
