@@ -166,7 +166,7 @@ def test_only_what_is_enforced_is_promised(
             assert facts["constraints"] == list(kept)
 
     play(scene)
-    assert ("vllm_lacks" in caplog.text) == (not kept)
+    assert ("vllm_feature_missing" in caplog.text) == (not kept)
 
 
 def test_constraints_that_hold_only_behind_thoughts(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,7 +178,7 @@ def test_constraints_that_hold_only_behind_thoughts(caplog: pytest.LogCaptureFix
             assert made.capabilities.constrains_after_reasoning
 
     play(scene)
-    assert "vllm_lacks" in caplog.text
+    assert "vllm_feature_missing" in caplog.text
 
 
 def test_a_server_that_does_not_tell_what_is_cached(caplog: pytest.LogCaptureFixture) -> None:
@@ -194,7 +194,7 @@ def test_a_server_that_does_not_tell_what_is_cached(caplog: pytest.LogCaptureFix
             assert not made.capabilities.cached_tokens
 
     play(scene)
-    warned = [vars(record)["fields"]["start_vllm_with"] for record in caplog.records]
+    warned = [vars(record)["fields"]["remedy"] for record in caplog.records]
     assert "--enable-prompt-tokens-details" in warned
 
 

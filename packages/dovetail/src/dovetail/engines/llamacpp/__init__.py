@@ -1,4 +1,4 @@
-"""The embedded engine: llama.cpp's server, from PyPI's `xllamacpp`, in a process of its own."""
+"""The embedded engine: llama.cpp's server, from PyPI's `xllamacpp`, in a child process."""
 
 from pathlib import Path
 

@@ -1,8 +1,7 @@
-"""What this machine can hold and do: the length of the context window, the number of threads.
+"""The capacity of this machine: context length, threads, and the slots of the engine.
 
-The estimate of the window is that of a plain transformer with 16-bit keys and values. Models with
-smaller caches get a shorter window than they could have; one that the user names is never
-questioned.
+The context length is estimated for a plain transformer with 16-bit keys and values. Models with
+smaller caches get a shorter window than they could have; a configured length is used as it is.
 """
 
 import asyncio
@@ -12,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MIN_CONTEXT_TOKENS = 4096  # below that no agent can work: better to try and fail
+MIN_CONTEXT_TOKENS = 4096  # no agent can work with less: better to try and fail
 CONTEXT_STEP_TOKENS = 1024
-CACHE_MEMORY_FRACTION = 0.6  # of the memory that is free behind the weights
+CACHE_MEMORY_FRACTION = 0.6  # of the memory that is free besides the weights
 KV_ELEMENT_BYTES = 2
 SMALL_MACHINE_CORES = 4
 
@@ -22,7 +21,7 @@ SMALL_MACHINE_CORES = 4
 def fit_context_length(
     metadata: Mapping[str, object], model: Path, slots: int, free_bytes: int | None
 ) -> int:
-    """The window of each slot: the model's own, or as much of it as fits into memory."""
+    """The context length of each slot: the model's own, or as much of it as fits into memory."""
     own = trained_context_length(metadata) or MIN_CONTEXT_TOKENS
     per_token = kv_bytes_per_token(metadata)
     if free_bytes is None or not per_token:
@@ -33,12 +32,12 @@ def fit_context_length(
 
 
 def trained_context_length(metadata: Mapping[str, object]) -> int | None:
-    """The window that the model was made for."""
+    """The context length that the model was trained for."""
     return _number(metadata, "context_length") or None
 
 
 def kv_bytes_per_token(metadata: Mapping[str, object]) -> int:
-    """What one token takes in the cache of keys and values; 0 if the file does not say."""
+    """Bytes of one token in the KV cache; 0 if the file does not say."""
     layers, width = _number(metadata, "block_count"), _number(metadata, "embedding_length")
     heads = _number(metadata, "attention.head_count")
     if not (layers and width and heads):
@@ -54,7 +53,7 @@ def kv_bytes_per_token(metadata: Mapping[str, object]) -> int:
 
 
 def available_memory_bytes() -> int | None:
-    """Bytes that this machine can give; None where it does not tell."""
+    """Available memory in bytes; None where it cannot be read."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -64,10 +63,10 @@ def available_memory_bytes() -> int | None:
 
 
 def default_thread_count(cores: int | None = None) -> int | None:
-    """One core less than there are, where there are few; None leaves it to llama.cpp.
+    """One less than the number of cores, where there are few; None leaves it to llama.cpp.
 
-    Its threads wait for each other at every step, so one that shares its core with somebody else
-    holds up all: on two contended cores one thread was about ten times as fast as two.
+    Its threads wait for each other at every step, so one that shares its core with another process
+    delays all: on two contended cores one thread was about ten times as fast as two.
     """
     count = cores or _available_cores()
     return max(1, count - 1) if count <= SMALL_MACHINE_CORES else None
@@ -91,7 +90,7 @@ def _value(metadata: Mapping[str, object], key: str) -> object:
 
 
 def _number(metadata: Mapping[str, object], key: str) -> int:
-    """A whole number; of a list with one for each layer, the largest."""
+    """An integer; the largest of a list with one for each layer."""
     value = _value(metadata, key)
     if isinstance(value, list):
         return max((entry for entry in value if isinstance(entry, int)), default=0)
@@ -100,7 +99,7 @@ def _number(metadata: Mapping[str, object], key: str) -> int:
 
 @dataclass
 class Slot:
-    """A place in the engine: who was there last, and the ids it read and wrote there."""
+    """A slot of the engine: its last session, and the ids in its cache."""
 
     number: int
     session: str | None = None
@@ -128,7 +127,7 @@ class SlotPool:
         return len(self._slots)
 
     async def acquire(self, session: str | None, prompt: "array[int]") -> Slot:
-        """A free slot, the best for this prompt. Waits in line if there is none."""
+        """A free slot, the best for this prompt. Waits if there is none."""
         await self._semaphore.acquire()
         free = [slot for slot in self._slots if not slot.busy]
         slot = max(free, key=lambda slot: _slot_score(slot, session, prompt))
@@ -137,7 +136,7 @@ class SlotPool:
         return slot
 
     def release(self, slot: Slot, generated: "array[int]") -> None:
-        """The slot is free again; it holds its prompt and what was generated behind it."""
+        """Free the slot; it holds its prompt and the ids generated after it."""
         self._clock += 1
         slot.busy, slot.last_used = False, self._clock
         slot.token_ids = slot.token_ids + generated
@@ -145,10 +144,10 @@ class SlotPool:
 
 
 def _slot_score(slot: Slot, session: str | None, prompt: "array[int]") -> tuple[bool, int, int]:
-    """The session's own slot first, then one whose content goes on in this prompt, then the oldest.
+    """The session's own slot first, then one whose ids continue in this prompt, then the oldest.
 
-    A slot of which the prompt shares only the beginning is not taken for that: two sessions of one
-    agent begin alike, and each would push the other out.
+    A slot that shares only the beginning with the prompt is not preferred: two sessions of one
+    agent begin alike, and each would evict the other.
     """
     own = session is not None and slot.session == session
     common = common_prefix_length(slot.token_ids, prompt)
@@ -156,7 +155,7 @@ def _slot_score(slot: Slot, session: str | None, prompt: "array[int]") -> tuple[
 
 
 def common_prefix_length(one: "array[int]", other: "array[int]") -> int:
-    """How many ids two sequences share at their beginning."""
+    """The number of ids that two sequences share at their beginning."""
     left, right = memoryview(one).cast("B"), memoryview(other).cast("B")
     size = one.itemsize
     low, high = 0, min(len(one), len(other))

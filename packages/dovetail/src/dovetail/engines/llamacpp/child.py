@@ -1,7 +1,7 @@
-"""What runs in the engine's own process: llama.cpp's server, until the parent lets go.
+"""The child process: llama.cpp's server, until the parent closes its stdin.
 
 It is a process because loading a model holds the interpreter's lock for as long as it takes, and
-because a fault of native code must not take the frontend with it. This file is run by its path and
+because a crash of native code must not take the frontend with it. This file is run by its path and
 imports nothing of Dovetail, so that it starts quickly.
 
 In: one line of JSON on stdin, what to serve. Out: one line of JSON on stdout, the address or an
@@ -17,17 +17,17 @@ from typing import Any
 
 def main() -> None:
     report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever native code prints is log
-    wanted = json.loads(sys.stdin.buffer.readline())
+    os.dup2(2, 1)  # what native code prints goes to the log
+    config = json.loads(sys.stdin.buffer.readline())
     try:
-        server = _serve(wanted)
-        answer = {"address": server.listening_address}
+        server = _serve(config)
+        response = {"address": server.listening_address}
     except Exception as fault:
-        server, answer = None, {"error": str(fault)}
-    print(json.dumps(answer), file=report, flush=True)
+        server, response = None, {"error": str(fault)}
+    print(json.dumps(response), file=report, flush=True)
     if server is not None:
         sys.stdin.buffer.read()
-    # Generations may be running: the operating system ends them faster than their owner would.
+    # Generations may be running: the operating system ends them faster than the server would.
     os._exit(0 if server is not None else 1)
 
 

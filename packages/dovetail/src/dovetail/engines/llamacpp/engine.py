@@ -1,4 +1,4 @@
-"""llama.cpp as a token engine: ids in, ids out, over the native API of its server."""
+"""llama.cpp as a token engine, over the native API of its server."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch, s
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 
-#: The server sends a sign of life every 30 s, however long a prompt takes.
+#: The server sends a keep-alive every 30 s, however long a prefill takes.
 GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=120.0)
 HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 
@@ -70,7 +70,7 @@ class LlamaCppEngine:
         return self._process.pid
 
     async def start(self) -> None:
-        """Loads the model, in a process of its own."""
+        """Load the model in a child process."""
         if self._endpoint is not None:
             return
         try:
@@ -89,7 +89,7 @@ class LlamaCppEngine:
         self._endpoint = await self._process.start(self._path, length)
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Deltas as they come. Leaving it drops the connection, at which llama.cpp stops."""
+        """Push deltas as they arrive. Cancelling closes the connection, which stops llama.cpp."""
         endpoint, recovery = self._endpoint, self._recovery
         if endpoint is None or recovery is None:
             raise EngineUnavailable("the engine 'llamacpp' is not running")
@@ -97,19 +97,19 @@ class LlamaCppEngine:
         slots, process = self._slots, self._process
         slot = await slots.acquire(request.session, request.prompt)
         reader = LlamaCppFrameReader(request, self._tokenizer, recovery)
-        telling = TokenStreamReader(reader.read, sink)
+        stream = TokenStreamReader(reader.read, sink)
         try:
-            call = ClientRequest(
+            client_request = ClientRequest(
                 "POST",
                 "/completion",
                 encode_request(request, slot.number),
                 timeouts=GENERATE_TIMEOUTS,
             )
-            async with send_request(endpoint, call) as reply:
-                if reply.status != 200:
-                    raise error_from_status(reply.status, await reply.read())
-                await reply.stream_to(telling.push, telling.drain)
-            if not telling.finished:
+            async with send_request(endpoint, client_request) as response:
+                if response.status != 200:
+                    raise error_from_status(response.status, await response.read())
+                await response.stream_to(stream.push, stream.drain)
+            if not stream.finished:
                 raise EngineUnavailable("llama.cpp ended its answer without a word")
         except EngineUnavailable as fault:
             await process.raise_exit_error(fault)
@@ -117,7 +117,7 @@ class LlamaCppEngine:
             slots.release(slot, reader.generated_ids)
 
     async def health(self) -> EngineHealth:
-        """Whether the server answers, and its account of slots and of recovered ids."""
+        """Whether the server responds, and its slots and recovered ids."""
         if self._endpoint is None:
             return EngineHealth(False, "not started")
         if not self._process.alive:
@@ -133,7 +133,7 @@ class LlamaCppEngine:
         )
 
     async def stop(self) -> None:
-        """Ends the process, and with it everything that runs there."""
+        """End the process, and with it everything that runs there."""
         self._endpoint = None
         await self._process.stop()
 
@@ -145,7 +145,7 @@ class LlamaCppEngine:
         return facts
 
     def _fit_context_length(self) -> int | None:
-        """The window that fits; None if the file cannot be read, of which `start` will tell."""
+        """The context length that fits; None if the file cannot be read, which `start` reports."""
         try:
             metadata = read_gguf_metadata(self._path)
             return fit_context_length(

@@ -1,4 +1,8 @@
-"""The stream of `/completion`, frame by frame, as deltas."""
+"""Decode the stream of `/completion` into deltas, and recover token ids that it omits.
+
+llama.cpp withholds the ids of tokens that end inside a character until the character is complete,
+and then sends only the last one.
+"""
 
 import codecs
 from array import array
@@ -14,13 +18,11 @@ from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-MAX_CANDIDATES = (
-    2  # ways to spell a text that are looked for: the second one shows that there is doubt
-)
+MAX_CANDIDATES = 2  # of token sequences for a text: a second one shows that it is ambiguous
 
 
 class TokenIdRecovery:
-    """Finds lost ids for one vocabulary, and counts: `recovered` ids, `doubtful` places."""
+    """Recovers omitted ids for one vocabulary. Counts `recovered` ids and `ambiguous` places."""
 
     __slots__ = ("_fragments", "_max_fragment_bytes", "_tokenizer", "ambiguous", "recovered")
 
@@ -34,70 +36,70 @@ class TokenIdRecovery:
     def recover(self, text: str, missing: int, given: Sequence[int]) -> tuple[list[int], bool]:
         """All ids of a text of which the last were given, and whether they are certain.
 
-        Where they are not, the ids spell the text in the vocabulary's usual way.
+        Where they are not, they are the tokenizer's encoding of the text.
         """
         tail = b"".join(map(self._tokenizer.bytes_of, given))
-        whole = text.encode()
-        ways: list[list[int]] = []
-        if given and whole.endswith(tail):
-            ways = self._find_spellings(whole[: len(whole) - len(tail)], missing)
-        if len(ways) == 1:
+        data = text.encode()
+        candidates: list[list[int]] = []
+        if given and data.endswith(tail):
+            candidates = self._find_spellings(data[: len(data) - len(tail)], missing)
+        if len(candidates) == 1:
             self.recovered += missing
-            return [*ways[0], *given], True
+            return [*candidates[0], *given], True
         self.ambiguous += 1
         return self._tokenizer.encode_plain(text), False
 
     def record_unrecoverable(self) -> None:
-        """Ids were lost of which no text ever came."""
+        """Count omitted ids whose text never arrived."""
         self.ambiguous += 1
 
-    def _find_spellings(self, spelled: bytes, count: int) -> list[list[int]]:
-        """Up to two ways to spell these bytes with so many tokens, each ending in a character."""
+    def _find_spellings(self, text_bytes: bytes, count: int) -> list[list[int]]:
+        """Up to two sequences of `count` tokens for these bytes, each cut inside a character."""
         found: list[list[int]] = []
-        open_ways: list[tuple[int, list[int]]] = [(0, [])]
-        while open_ways and len(found) < MAX_CANDIDATES:
-            at, ids = open_ways.pop()
+        pending: list[tuple[int, list[int]]] = [(0, [])]
+        while pending and len(found) < MAX_CANDIDATES:
+            at, ids = pending.pop()
             if len(ids) == count:
-                if at == len(spelled):
+                if at == len(text_bytes):
                     found.append(ids)
                 continue
-            for end in range(at + 1, min(at + self._max_fragment_bytes, len(spelled)) + 1):
-                if _ends_mid_character(spelled[:end]):
-                    more = self._fragments.get(spelled[at:end], ())
-                    open_ways += [(end, [*ids, id]) for id in more]
+            for end in range(at + 1, min(at + self._max_fragment_bytes, len(text_bytes)) + 1):
+                if _ends_mid_character(text_bytes[:end]):
+                    more = self._fragments.get(text_bytes[at:end], ())
+                    pending += [(end, [*ids, id]) for id in more]
         return found
 
 
 def _partial_character_tokens(tokenizer: Tokenizer) -> dict[bytes, list[int]]:
-    """The tokens that are no text by themselves, by what they spell."""
+    """The tokens that are not valid UTF-8 by themselves, by their bytes."""
     found: dict[bytes, list[int]] = {}
     for id in range(tokenizer.size):
-        spelled = tokenizer.bytes_of(id)
-        if not spelled.isascii() and not tokenizer.is_control(id) and not _is_text(spelled):
-            found.setdefault(spelled, []).append(id)
+        text_bytes = tokenizer.bytes_of(id)
+        if not text_bytes.isascii() and not tokenizer.is_control(id) and not _is_text(text_bytes):
+            found.setdefault(text_bytes, []).append(id)
     return found
 
 
-def _is_text(spelled: bytes) -> bool:
+def _is_text(text_bytes: bytes) -> bool:
     try:
-        spelled.decode()
+        text_bytes.decode()
     except UnicodeDecodeError:
         return False
     return True
 
 
-def _ends_mid_character(spelled: bytes) -> bool:
+def _ends_mid_character(text_bytes: bytes) -> bool:
     """Whether this is text that ends inside a character."""
     decoder = Utf8Decoder()
     try:
-        decoder.decode(spelled)
+        decoder.decode(text_bytes)
     except UnicodeDecodeError:
         return False
     return bool(decoder.getstate()[0])
 
 
 class PromptProgress(msgspec.Struct, frozen=True):
-    """How far the prompt is read, and how much of it was in the cache."""
+    """The progress of the prefill, and the number of cached tokens."""
 
     cache: int = 0
 
@@ -114,7 +116,7 @@ class LlamaCppTimings(msgspec.Struct, frozen=True):
 
 
 class LlamaCppFrame(msgspec.Struct, frozen=True):
-    """What is read of a frame. `tokens_predicted` counts all tokens so far, also withheld ones."""
+    """The fields of a frame. `tokens_predicted` counts all tokens so far, also omitted ones."""
 
     content: str = ""
     tokens: list[int] = msgspec.field(default_factory=list)
@@ -128,7 +130,7 @@ class LlamaCppFrame(msgspec.Struct, frozen=True):
 
 
 class LlamaCppFrameReader:
-    """Makes deltas of frames. The one with a `finish` is the last: what follows is not wanted."""
+    """Converts frames to deltas. The delta with a `finish` is the last: the rest is ignored."""
 
     __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer", "generated_ids")
 
@@ -143,7 +145,7 @@ class LlamaCppFrameReader:
         self.generated_ids = array(request.prompt.typecode)  # the ids of all deltas
 
     def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
-        """The delta of frames that came together; None where they only tell progress."""
+        """The delta of frames that arrived together; None where they only report progress."""
         deltas: list[TokenDelta] = []
         for payload in payloads:
             delta = self._read_frame(payload)
@@ -162,30 +164,30 @@ class LlamaCppFrameReader:
         if frame.error is not None:
             raise error_from_body(frame.error)
         if frame.prompt_progress is not None:
-            # The ids of such a frame mean nothing.
+            # The ids of such a frame are meaningless.
             self._cached = frame.prompt_progress.cache
             return None
         return self._read_final(frame) if frame.stop else self._read_tokens(frame)
 
     def _read_tokens(self, frame: LlamaCppFrame) -> TokenDelta:
         ids, exact = frame.tokens, True
-        lost = frame.tokens_predicted - self._count - len(ids)
-        if lost > 0:
-            ids, exact = self._recovery.recover(frame.content, lost, ids)
+        missing_count = frame.tokens_predicted - self._count - len(ids)
+        if missing_count > 0:
+            ids, exact = self._recovery.recover(frame.content, missing_count, ids)
         self._count = max(frame.tokens_predicted, self._count + len(ids))
-        kept, finish = self._truncate(ids)
+        retained, finish = self._truncate(ids)
         return TokenDelta(
-            ids=kept,
-            logprobs=self._logprobs(ids, frame.completion_probabilities)[: len(kept)],
+            ids=retained,
+            logprobs=self._logprobs(ids, frame.completion_probabilities)[: len(retained)],
             finish=finish,
             cached=self._take_cached(),
             exact=exact,
         )
 
     def _read_final(self, frame: LlamaCppFrame) -> TokenDelta:
-        """The last frame has no ids of its own; what is still missing is lost."""
-        lost = frame.tokens_predicted > self._count
-        if lost:
+        """The last frame has no ids; those that are still missing are lost."""
+        incomplete = frame.tokens_predicted > self._count
+        if incomplete:
             self._recovery.record_unrecoverable()
         if frame.timings is not None and self._count == 0 and self._cached is None:
             self._cached = frame.timings.cache_n
@@ -193,15 +195,15 @@ class LlamaCppFrameReader:
             ids=[],
             finish="length" if frame.stop_type == "limit" else "stop",
             cached=self._take_cached(),
-            exact=not lost,
+            exact=not incomplete,
         )
 
     def _truncate(self, ids: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
         """The ids up to the end of the turn, or up to the limit."""
         room = self._request.max_tokens - (self._count - len(ids))
-        for place, id in enumerate(ids[:room], 1):
+        for end, id in enumerate(ids[:room], 1):
             if id in self._request.stop_ids:
-                return ids[:place], "stop"
+                return ids[:end], "stop"
         return ids[:room], "length" if len(ids) >= room else None
 
     def _take_cached(self) -> int | None:
@@ -211,9 +213,9 @@ class LlamaCppFrameReader:
     def _logprobs(
         self, ids: Sequence[int], reported: Sequence[LlamaCppLogprob]
     ) -> tuple[TokenLogprob, ...]:
-        """One for each id. Those that were told belong to the last ids."""
-        wanted = self._request.sampling.logprobs
-        if wanted is None:
+        """One for each id. The reported ones belong to the last ids."""
+        count = self._request.sampling.logprobs
+        if count is None:
             return ()
         missing = ids[: max(len(ids) - len(reported), 0)]
         unknown = [TokenLogprob(self._tokenizer.decode([id]), UNKNOWN_LOGPROB) for id in missing]
@@ -221,7 +223,7 @@ class LlamaCppFrameReader:
             TokenLogprob(
                 self._tokenizer.decode([one.id]),
                 one.logprob,
-                tuple((top.token, top.logprob) for top in one.top_logprobs[:wanted]),
+                tuple((top.token, top.logprob) for top in one.top_logprobs[:count]),
             )
             for one in reported
         ]

@@ -1,4 +1,4 @@
-"""What an operator can say about the embedded engine."""
+"""Options of the engine `llamacpp`."""
 
 from typing import Annotated
 
@@ -8,14 +8,14 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class LlamaCppOptions(msgspec.Struct, frozen=True):
-    """Options by the names that the documentation uses. None chooses what suits the machine.
+    """Options by the names that the documentation uses. None selects a default for the machine.
 
-    `slots` generations run at once, each with a whole context window of its own: memory grows
-    with them. `host_cache_mib` is the room in which prompts are kept that lost their slot, so that
-    more sessions than slots keep their cached prefix. A prompt is read in batches of `batch`
-    tokens: between two of them a generation can be cancelled, and another one take its turn.
-    `logs` passes on what llama.cpp says. `tcp` makes it listen on a loopback port, as it must
-    where there are no unix sockets.
+    `slots` generations run at once, each with a context window of its own: memory grows with
+    them. `host_cache_mib` is host memory for prompts that lost their slot, so that more sessions
+    than slots retain their cached prefix. A prompt is prefilled in batches of `batch` tokens:
+    between two of them a generation can be cancelled, and another one can run. `logs` forwards
+    llama.cpp's log. `tcp` makes it listen on a loopback port, which is required where there are
+    no unix sockets.
     """
 
     slots: PositiveInt = 2

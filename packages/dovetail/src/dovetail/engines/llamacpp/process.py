@@ -1,7 +1,7 @@
-"""The process that llama.cpp runs in.
+"""The child process of llama.cpp's server.
 
-Nobody but us reaches its server: it listens on a unix socket in a folder that only this user can
-enter, or on a loopback port that the system picks, and asks for a key made anew at each start.
+The server is private: it listens on a unix socket in a folder that only this user can enter, or on
+a loopback port that the system picks, and requires a key that is generated at each start.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ ERROR_LINE_PREFIX = re.compile(r"^[\d.]+ E +")  # time and level of an error in 
 
 
 class LlamaCppProcess(EngineProcess):
-    """One running server. `start` gives the endpoint; a process is not started twice."""
+    """One running server. `start` returns the endpoint; a process is not started twice."""
 
     __slots__ = ("_options",)
 
@@ -40,26 +40,28 @@ class LlamaCppProcess(EngineProcess):
         )
 
     async def start(self, model: Path, context_length: int) -> Endpoint:
-        """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
+        """Load the model. Raises `EngineUnavailable` with the reason if that fails."""
         if importlib.util.find_spec("xllamacpp") is None:
             raise EngineUnavailable(
                 f"the engine 'llamacpp' needs the package xllamacpp: {install_command('llamacpp')}"
             )
         key = secrets.token_urlsafe(32)
-        wanted = {
+        config = {
             "model": str(model),
             "params": self._params(context_length, key),
             "threads": self._options.threads or default_thread_count(),
         }
         try:
-            answer = await self._child.start(wanted)
-            if "address" not in answer:
-                reason = self._start_failure_reason() or answer.get("error") or self.describe_exit()
+            response = await self._child.start(config)
+            if "address" not in response:
+                reason = (
+                    self._start_failure_reason() or response.get("error") or self.describe_exit()
+                )
                 raise EngineUnavailable(f"llama.cpp cannot serve {model}: {reason}")
         except BaseException:
             await self.stop()
             raise
-        return Endpoint.parse(answer["address"], {"authorization": f"Bearer {key}"})
+        return Endpoint.parse(response["address"], {"authorization": f"Bearer {key}"})
 
     def _params(self, context_length: int, key: str) -> dict[str, Any]:
         options = self._options
@@ -68,7 +70,7 @@ class LlamaCppProcess(EngineProcess):
             "n_ctx": context_length * options.slots,
             "n_parallel": options.slots,
             "kv_unified": False,  # a slot's window is its own
-            "ctx_shift": False,  # a prompt is never cut behind our back
+            "ctx_shift": False,  # never truncate a prompt silently
             "n_batch": options.batch,
             "cache_ram_mib": options.host_cache_mib,
             "hostnames": [socket or "127.0.0.1"],
@@ -85,11 +87,9 @@ class LlamaCppProcess(EngineProcess):
         return params
 
     def _start_failure_reason(self) -> str:
-        """Why it did not start, as far as its log tells: the first complaint is the precise one."""
+        """Why it did not start, from its log: the first error is the precise one."""
         log = self._child.log
-        complaints = [
-            ERROR_LINE_PREFIX.sub("", line) for line in log if ERROR_LINE_PREFIX.match(line)
-        ]
-        if any("insufficient memory" in text or "allocate" in text for text in complaints):
-            return f"not enough memory for this context and these slots ({complaints[0]})"
-        return complaints[0] if complaints else ""
+        errors = [ERROR_LINE_PREFIX.sub("", line) for line in log if ERROR_LINE_PREFIX.match(line)]
+        if any("insufficient memory" in text or "allocate" in text for text in errors):
+            return f"not enough memory for this context and these slots ({errors[0]})"
+        return errors[0] if errors else ""

@@ -1,4 +1,4 @@
-"""A request in the words of llama.cpp's `/completion`, and what it answers when it refuses."""
+"""Encode requests for llama.cpp's `/completion`, and map its errors."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from dovetail_model import (
     Unsupported,
 )
 
-#: Generated beyond what is asked, and cut: a character takes at most four tokens, and the ids of
-#: one that the limit cuts can be told only when it is complete.
+#: Generated beyond the limit, and truncated: a character takes at most four tokens, and the ids of
+#: one that the limit splits are reported only when it is complete.
 EXTRA_TOKENS = 3
 
 _SAMPLING_FIELDS = {
@@ -33,7 +33,7 @@ _SEED_MODULUS = 2**32 - 1  # this one itself stands for a random seed
 
 
 class LlamaCppErrorBody(msgspec.Struct, frozen=True):
-    """An error as llama.cpp tells it, by status or in the stream."""
+    """An error of llama.cpp, in a response or in the stream."""
 
     message: str = ""
     type: str = ""
@@ -45,9 +45,9 @@ class _ErrorResponse(msgspec.Struct, frozen=True):
 
 
 def encode_request(request: EngineRequest, slot: int) -> bytes:
-    """The request as JSON. What sampling leaves open is llama.cpp's, or the GGUF file's, default.
+    """The request as JSON. llama.cpp's or the GGUF file's defaults apply to unset sampling fields.
 
-    Stop texts are not passed on: ids would be withheld with the text. Who asks watches for them.
+    Stop texts are not sent: ids would be withheld with the text. The caller checks for them.
     """
     fields: dict[str, Any] = {
         "prompt": request.prompt.tolist(),
@@ -56,7 +56,7 @@ def encode_request(request: EngineRequest, slot: int) -> bytes:
         "stream": True,
         "cache_prompt": True,
         "return_tokens": True,
-        "return_progress": True,  # tells what was cached before the first token
+        "return_progress": True,  # reports cached tokens before the first token
         **_sampling_fields(request.sampling),
     }
     if request.constraint is not None:
@@ -67,7 +67,7 @@ def encode_request(request: EngineRequest, slot: int) -> bytes:
 
 
 def error_from_status(status: int, content: bytes) -> DovetailError:
-    """The error behind a status that is not 200."""
+    """The error for a status that is not 200."""
     try:
         fault = msgspec.json.decode(content, type=_ErrorResponse).error
     except msgspec.DecodeError:
@@ -76,7 +76,7 @@ def error_from_status(status: int, content: bytes) -> DovetailError:
 
 
 def error_from_body(body: LlamaCppErrorBody) -> DovetailError:
-    """The error that llama.cpp tells of."""
+    """The error that llama.cpp reports."""
     if body.type == "exceed_context_size_error":
         return ContextOverflow(body.message)
     if body.code == 400:
@@ -88,10 +88,10 @@ def error_from_body(body: LlamaCppErrorBody) -> DovetailError:
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     values = {name: getattr(sampling, field) for field, name in _SAMPLING_FIELDS.items()}
-    given = {name: value for name, value in values.items() if value is not None}
+    fields = {name: value for name, value in values.items() if value is not None}
     if sampling.seed is not None:
-        given["seed"] = sampling.seed % _SEED_MODULUS
+        fields["seed"] = sampling.seed % _SEED_MODULUS
     if sampling.logprobs is not None:
         check_top_logprobs(sampling.logprobs)
-        given["n_probs"] = max(sampling.logprobs, 1)
-    return given
+        fields["n_probs"] = max(sampling.logprobs, 1)
+    return fields

@@ -1,4 +1,4 @@
-"""A server that renders and parses by itself, behind Chat Completions or Responses."""
+"""Engine for a server that renders and parses by itself, over Chat Completions or Responses."""
 
 from dovetail.engines.openai.discovery import discover
 from dovetail.engines.openai.options import OpenAIOptions
@@ -9,7 +9,7 @@ __all__ = ["OpenAIOptions", "OpenAIUpstream", "create", "discover"]
 
 
 def create(setup: UpstreamSetup) -> OpenAIUpstream:
-    """The upstream for one model of a server."""
+    """The upstream engine for one model of a server."""
     if not setup.remote.name:
         raise EngineSetupError(
             f"the server at {setup.endpoint} lists no models: name the one to ask"

@@ -1,8 +1,8 @@
-"""What a server refused once is not sent to it again.
+"""Adapt requests to a server: fields that it rejected once are not sent again.
 
-Servers of one API differ in the fields they know, and some refuse a request for a field that only
-refines it. Such a field is left out from then on, and the request is asked again. What a request
-means is never given up for that: tools, formats and the history itself stay.
+Servers of one API differ in the fields they accept, and some reject a request for an optional
+field. Such a field is dropped from then on, and the request is sent again. What changes the meaning
+of a request is never dropped: tools, formats and the history itself.
 """
 
 import re
@@ -24,9 +24,9 @@ _OPTIONAL_FIELDS = (
     "include",
 )
 _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
-_IMAGES, _CALL_IDS = "images", "ids"  # what is learned beside names of fields
+_IMAGES, _CALL_IDS = "images", "ids"  # learned in addition to names of fields
 
-#: Words of servers that see no images at all, and of those that cannot read the one they got.
+#: Messages of servers that accept no images, and of those that cannot read one image.
 _NO_IMAGES_PATTERN = re.compile(
     r"\b(?:not?|cannot|only)\b[^.]{0,60}(?:support|accept|allow|enabled|multimodal|vision|text)"
     r"|n't (?:support|accept|allow)|unsupported|unknown variant|at most 0|missing data",
@@ -39,7 +39,7 @@ _BAD_IMAGE_PATTERN = re.compile(
 
 
 class RequestAdaptations:
-    """What is left out for one server. It may be shown `images`, and wants `ids` of that form."""
+    """What is changed in requests to one server: dropped fields, images, the format of call ids."""
 
     __slots__ = ("_dropped", "_use_max_completion_tokens", "call_id_format", "images")
 
@@ -54,16 +54,18 @@ class RequestAdaptations:
         return sorted(self._dropped)
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that this server takes."""
-        kept = {name: value for name, value in fields.items() if not self._is_dropped(name, value)}
-        if self._use_max_completion_tokens and _MAX_TOKENS in kept:
-            kept[_MAX_COMPLETION_TOKENS] = kept.pop(_MAX_TOKENS)
-        return kept
+        """The fields that this server accepts."""
+        accepted = {
+            name: value for name, value in fields.items() if not self._is_dropped(name, value)
+        }
+        if self._use_max_completion_tokens and _MAX_TOKENS in accepted:
+            accepted[_MAX_COMPLETION_TOKENS] = accepted.pop(_MAX_TOKENS)
+        return accepted
 
     def learn_from_rejection(
         self, sent: Mapping[str, Any], rejection: UpstreamRejection
     ) -> set[str]:
-        """What is left out from now on; nothing where the request cannot be asked again."""
+        """What is dropped from now on; nothing where the request cannot be sent again."""
         if self.images and _has_images(sent) and _rejects_images(rejection):
             self.images = False
             return {_IMAGES}
@@ -79,15 +81,15 @@ class RequestAdaptations:
         ):
             self._use_max_completion_tokens = True
             return {_MAX_TOKENS}
-        named = [
+        rejected = [
             name for name in _OPTIONAL_FIELDS if name in sent and _mentions_field(rejection, name)
         ]
-        learned = {_drop_key(name, sent[name]) for name in named}
+        learned = {_drop_key(name, sent[name]) for name in rejected}
         self._dropped |= learned
         return learned
 
     def revert(self, learned: set[str]) -> None:
-        """Takes back what was left out in vain: the refusal only happened to use its name."""
+        """Restore what was dropped in vain: the message only happened to contain its name."""
         self._dropped -= learned
         self._use_max_completion_tokens = (
             self._use_max_completion_tokens and _MAX_TOKENS not in learned
@@ -101,27 +103,27 @@ class RequestAdaptations:
 
 
 def is_limit_too_large(sent: Mapping[str, Any], rejection: UpstreamRejection) -> bool:
-    """Whether the prompt itself would fit: only prompt and answer together do not."""
+    """Whether the prompt itself would fit, but not prompt and output together."""
     if not any(name in sent for name in (_MAX_TOKENS, _MAX_COMPLETION_TOKENS, "max_output_tokens")):
         return False
     if rejection.status != 400:
         return False
     if rejection.token_counts is not None:
-        prompt, window = rejection.token_counts
-        return prompt < window
+        prompt, context_length = rejection.token_counts
+        return prompt < context_length
     too_large = ("too large", "cannot be greater", "fewer output tokens")
-    words = rejection.message.lower()
-    return "max_" in words and any(mark in words for mark in too_large)
+    message = rejection.message.lower()
+    return "max_" in message and any(phrase in message for phrase in too_large)
 
 
 def drop_limit(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request, as long as the window allows."""
+    """The request without a token limit: the context window is the limit."""
     limits = (_MAX_TOKENS, _MAX_COMPLETION_TOKENS, "max_output_tokens")
     return {name: value for name, value in fields.items() if name not in limits}
 
 
 def _drop_key(name: str, value: object) -> str:
-    """A refused effort says nothing about other efforts."""
+    """The key of a dropped field. A rejected effort does not drop other efforts."""
     return f"{name}={value}" if isinstance(value, str) else name
 
 
@@ -130,15 +132,19 @@ def _mentions_field(rejection: UpstreamRejection, name: str) -> bool:
 
 
 def _rejects_images(rejection: UpstreamRejection) -> bool:
-    """Whether no image is taken there. One that is broken is the fault of its request alone."""
-    words = rejection.message
-    if rejection.status == 429 or "image" not in words.lower() or _BAD_IMAGE_PATTERN.search(words):
+    """Whether the server accepts no images at all, rather than rejecting a broken one."""
+    message = rejection.message
+    if (
+        rejection.status == 429
+        or "image" not in message.lower()
+        or _BAD_IMAGE_PATTERN.search(message)
+    ):
         return False
-    return _NO_IMAGES_PATTERN.search(words) is not None
+    return _NO_IMAGES_PATTERN.search(message) is not None
 
 
 def _has_images(sent: Mapping[str, Any]) -> bool:
     items = [*(sent.get("messages") or ()), *(sent.get("input") or ())]
     parts = [item.get("content") or item.get("output") for item in items if isinstance(item, dict)]
-    shown = [part for each in parts if isinstance(each, list) for part in each]
-    return any(part.get("type") in ("image_url", "input_image") for part in shown)
+    content_parts = [part for each in parts if isinstance(each, list) for part in each]
+    return any(part.get("type") in ("image_url", "input_image") for part in content_parts)

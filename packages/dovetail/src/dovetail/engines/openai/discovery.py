@@ -1,14 +1,14 @@
-"""What a server says about its models. Everybody has `/v1/models`; few say there how long one is.
+"""Discover a server's models, their context lengths, and the field it reads reasoning from.
 
-The window stands under another name in each of them:
+All servers have `/v1/models`; few report the context length there. The field differs:
 
 | server | where |
 |---|---|
 | vLLM, SGLang, Dovetail | `max_model_len` |
 | OpenRouter, Together | `context_length`; Groq `context_window`, Mistral `max_context_length` |
-| llama.cpp | `/props`: what a slot has; `meta.n_ctx_train` is what the model could have |
+| llama.cpp | `/props`: the length of a slot; `meta.n_ctx_train` is the model's maximum |
 | LM Studio | `/api/v0/models`: `loaded_context_length`, else `max_context_length` |
-| Ollama | `/api/ps`: what a loaded model has; `/api/show` is what it could have |
+| Ollama | `/api/ps`: the length of a loaded model; `/api/show` is its maximum |
 | LiteLLM | `/model/info`: `max_input_tokens` |
 """
 
@@ -40,7 +40,7 @@ ModelCard = Mapping[str, Any]
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """The first model of a server, and the names of all. One that lists none is named by nobody."""
+    """The first model of a server, and the names of all; an empty name if it lists none."""
     cards = await list_models(endpoint)
     if not cards:
         return RemoteModel("")
@@ -56,8 +56,8 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 
 
 async def list_models(endpoint: Endpoint) -> list[ModelCard]:
-    """All that `/v1/models` lists; nothing where a server has no such list."""
-    who = f"the server at {endpoint}"
+    """The models that `/v1/models` lists; none where a server has no such list."""
+    server_name = f"the server at {endpoint}"
     try:
         status, content = await fetch(
             endpoint, ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
@@ -67,20 +67,20 @@ async def list_models(endpoint: Endpoint) -> list[ModelCard]:
     if status in (404, 405, 501):
         return []
     if status != 200:
-        raise error_from_rejection(who, "", parse_rejection(status, content))
-    told = _decode_object(content)
-    cards = [card for card in _list(told, "data") if card.get("id")]
-    if not cards and "data" not in told:
-        raise EngineError(f"{who} does not list models as OpenAI's API does")
+        raise error_from_rejection(server_name, "", parse_rejection(status, content))
+    listing = _decode_object(content)
+    cards = [card for card in _list(listing, "data") if card.get("id")]
+    if not cards and "data" not in listing:
+        raise EngineError(f"{server_name} does not list models as OpenAI's API does")
     if not cards:
-        raise EngineUnavailable(f"{who} serves no model yet")
+        raise EngineUnavailable(f"{server_name} serves no model yet")
     return cards
 
 
 async def find_context_length(
     endpoint: Endpoint, name: str, cards: Iterable[ModelCard]
 ) -> int | None:
-    """How many tokens the model of that name has room for, as far as anybody says."""
+    """The context length of the model of that name, where it can be found."""
     card = next((card for card in cards if card.get("id") == name), {})
     found = None if "meta" in card else _context_length_field(card)
     if found is None:
@@ -90,7 +90,7 @@ async def find_context_length(
 
 
 async def _probe_context_length(endpoint: Endpoint, name: str) -> int | None:
-    """The window from what only one kind of server has. Each is asked until one knows."""
+    """The context length from endpoints that only one kind of server has, tried in turn."""
     settings = (await _fetch_json(endpoint, "/props")).get("default_generation_settings")
     found = _number(settings.get("n_ctx")) if isinstance(settings, dict) else None
     if found is None:
@@ -122,10 +122,10 @@ async def _fetch_json(endpoint: Endpoint, path: str) -> ModelCard:
 
 def _decode_object(content: bytes) -> ModelCard:
     try:
-        told = msgspec.json.decode(content)
+        decoded = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def _list(data: ModelCard, key: str) -> list[ModelCard]:
@@ -140,7 +140,7 @@ def _context_length_field(card: ModelCard) -> int | None:
 
 
 def _number(value: object) -> int | None:
-    """A number of tokens. LiteLLM writes some as text."""
+    """A positive number of tokens. LiteLLM writes some as text."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     return value if type(value) is int and value > 0 else None
@@ -155,7 +155,7 @@ _log = logging.getLogger(__name__)
 PROBE_REASONING = " ".join(
     f"Consider stone {number}, then the river and the mill." for number in range(6)
 )
-MIN_GROWTH_TOKENS = 40  # tokens: the thought has twice as many, no framing has
+MIN_GROWTH_TOKENS = 40  # the probe's reasoning has twice as many, markup has fewer
 _CALL = {
     "id": "call_probe",
     "type": "function",
@@ -174,14 +174,14 @@ _TOOL = {
     },
 }
 CountPromptTokens = Callable[[dict[str, Any]], Awaitable[int | UpstreamRejection | None]]
-"""The prompt's tokens of a request; None where a server does not count, or why it refused."""
+"""Counts a request's prompt tokens; None where a server reports none, or its rejection."""
 
 
 @dataclass(frozen=True)
 class ReasoningFieldResult:
-    """The field that is read, None if none is. Where it is not known, the usual one is used.
+    """The field that is read, None if none is. Where it is not `known`, it is the usual one.
 
-    `again` says that the question failed and may be asked once more.
+    `retryable` says that the probe failed and may be repeated.
     """
 
     field: ReasoningField | None
@@ -193,24 +193,28 @@ class ReasoningFieldResult:
 async def probe_reasoning_field(
     count_tokens: CountPromptTokens, model: str
 ) -> ReasoningFieldResult:
-    """The field that the server reads thoughts in."""
-    bare = await count_tokens(_probe_request(model, {}))
-    if bare is None:
+    """Find the field from which the server reads the reasoning of a history."""
+    baseline = await count_tokens(_probe_request(model, {}))
+    if baseline is None:
         return unknown_result("it does not count tokens", retryable=False)
-    if isinstance(bare, UpstreamRejection):
-        return unknown_result(f"status {bare.status}")
+    if isinstance(baseline, UpstreamRejection):
+        return unknown_result(f"status {baseline.status}")
     for field in ("reasoning_content", "reasoning"):
-        if _has_grown(bare, await count_tokens(_probe_request(model, {field: PROBE_REASONING}))):
+        if _has_grown(
+            baseline, await count_tokens(_probe_request(model, {field: PROBE_REASONING}))
+        ):
             found: ReasoningField = "reasoning" if field == "reasoning" else "reasoning_content"
-            ours = await count_tokens(
+            with_segments = await count_tokens(
                 _probe_request(model, {"reasoning_segments": [PROBE_REASONING, ""]})
             )
-            return ReasoningFieldResult("reasoning_segments" if _has_grown(bare, ours) else found)
+            return ReasoningFieldResult(
+                "reasoning_segments" if _has_grown(baseline, with_segments) else found
+            )
     return ReasoningFieldResult(None)
 
 
 def unknown_result(reason: str, *, retryable: bool = True) -> ReasoningFieldResult:
-    """No verdict: most servers that read thoughts at all read them there."""
+    """The result of a failed probe: the field that most servers use."""
     return ReasoningFieldResult(
         "reasoning_content", known=False, reason=reason, retryable=retryable
     )
@@ -219,14 +223,14 @@ def unknown_result(reason: str, *, retryable: bool = True) -> ReasoningFieldResu
 def log_probe_result(server: str, result: ReasoningFieldResult) -> None:
     fields = {"server": server, "field": result.field or "none", "known": result.known}
     if result.reason:
-        fields["why"] = result.reason
+        fields["reason"] = result.reason
     level = logging.INFO if result.field is not None and result.known else logging.WARNING
-    _log.log(level, "reasoning_field", extra={"fields": fields})
+    _log.log(level, "reasoning_field_probed", extra={"fields": fields})
 
 
-def _has_grown(bare: int, found: int | UpstreamRejection | None) -> bool:
-    """Whether the thought is in the prompt. A server that refuses the field does not read it."""
-    return isinstance(found, int) and found - bare >= MIN_GROWTH_TOKENS
+def _has_grown(baseline: int, found: int | UpstreamRejection | None) -> bool:
+    """Whether the reasoning is in the prompt. A server that rejects the field does not read it."""
+    return isinstance(found, int) and found - baseline >= MIN_GROWTH_TOKENS
 
 
 def _probe_request(model: str, reasoning_fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What a server says when it refuses or fails, as errors of ours.
+"""Map error responses of an upstream to our errors.
 
-A request that the client can mend is the client's fault. A wrong key or a model that is gone is the
-operator's business: to the client the upstream is at fault.
+A rejection that the client can fix is a client error. A wrong key or a missing model must be fixed
+by the operator: to the client the upstream is at fault.
 """
 
 import re
@@ -20,12 +20,12 @@ from dovetail_model import (
     Failure,
     InvalidRequest,
     Overloaded,
+    error_from_failure,
 )
-from dovetail_model import error_from_failure as error_of_failure
 
 _MAX_QUOTE_CHARS = 500
 
-#: Codes and words with which servers say that a prompt does not fit: OpenAI, vLLM, llama.cpp,
+#: Codes and phrases for a prompt that does not fit: OpenAI, vLLM, llama.cpp,
 #: SGLang, LM Studio, Ollama, TRT-LLM, LiteLLM in this order, as far as they differ.
 _CONTEXT_OVERFLOW_PHRASES = (
     "context_length_exceeded",
@@ -42,8 +42,8 @@ _CONTEXT_OVERFLOW_PHRASES = (
     "prompt is too long",
 )
 _TOKEN_COUNT_PATTERNS = tuple(
-    re.compile(words, re.DOTALL)
-    for words in (
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
         r"context length is (?P<window>\d+).*?(?P<prompt>\d+) (?:in the messages|input tokens)",
         r"context length is (?P<window>\d+).*?(?:resulted in|contains) (?P<prompt>\d+)",
         r"\((?P<prompt>\d+) tokens\).*context size \((?P<window>\d+) tokens\)",
@@ -54,7 +54,7 @@ _TOKEN_COUNT_PATTERNS = tuple(
 
 @dataclass(frozen=True)
 class UpstreamRejection:
-    """An answer that is none. `code` and `param` are the server's own, where it has them."""
+    """An error response. `code` and `param` are the server's own, where it has them."""
 
     status: int
     message: str
@@ -64,12 +64,12 @@ class UpstreamRejection:
 
     @property
     def is_context_overflow(self) -> bool:
-        words = f"{self.code} {self.message}".lower()
-        return any(mark in words for mark in _CONTEXT_OVERFLOW_PHRASES)
+        text = f"{self.code} {self.message}".lower()
+        return any(phrase in text for phrase in _CONTEXT_OVERFLOW_PHRASES)
 
     @property
     def token_counts(self) -> tuple[int, int] | None:
-        """The prompt's tokens and the window, where the server tells both."""
+        """The prompt's tokens and the context length, where the message has both."""
         found = next(
             (match for each in _TOKEN_COUNT_PATTERNS if (match := each.search(self.message))), None
         )
@@ -79,13 +79,13 @@ class UpstreamRejection:
 def parse_rejection(
     status: int, content: bytes, headers: Mapping[str, str] | None = None
 ) -> UpstreamRejection:
-    """The refusal in an answer, in whatever form its server or a proxy before it gives it."""
-    told = _decode_body(content)
-    if isinstance(told, dict):
-        told = next((told[key] for key in ("error", "detail", "message") if told.get(key)), told)
-    fields: dict[str, Any] = told if isinstance(told, dict) else {"message": told}
-    words = fields.get("message", told)
-    message = words if isinstance(words, str) else msgspec.json.encode(words).decode()
+    """The rejection in a response, in the format of the server or of a proxy in front of it."""
+    body = _decode_body(content)
+    if isinstance(body, dict):
+        body = next((body[key] for key in ("error", "detail", "message") if body.get(key)), body)
+    fields: dict[str, Any] = body if isinstance(body, dict) else {"message": body}
+    text = fields.get("message", body)
+    message = text if isinstance(text, str) else msgspec.json.encode(text).decode()
     code = fields.get("code") or fields.get("type") or ""
     return UpstreamRejection(
         status=status,
@@ -99,12 +99,12 @@ def parse_rejection(
 def error_from_rejection(
     server_name: str, model: str, rejection: UpstreamRejection
 ) -> DovetailError:
-    """The error behind a status that is not 200."""
+    """The error for a status that is not 200."""
     status, message = rejection.status, rejection.message
     if rejection.is_context_overflow:
         return ContextOverflow(_overflow_message(rejection))
     if status in (401, 403):
-        # Not in its own words: some servers quote the key, and this is told to clients.
+        # Without the server's message: some servers quote the key, and clients see this.
         return EngineError(f"{server_name} refuses our key ({status})")
     if status == 404:
         return EngineError(
@@ -124,10 +124,10 @@ def error_from_rejection(
 
 
 def error_from_stream_failure(server_name: str, failure: Failure) -> DovetailError:
-    """The error that an answer broke off with. A client's fault must be one that it can mend."""
-    told = UpstreamRejection(500, failure.message)
-    if failure.kind == "context_overflow" or told.is_context_overflow:
-        return ContextOverflow(_overflow_message(told))
+    """The error for a stream that failed. Client errors are only those that a client can fix."""
+    rejection = UpstreamRejection(500, failure.message)
+    if failure.kind == "context_overflow" or rejection.is_context_overflow:
+        return ContextOverflow(_overflow_message(rejection))
     if failure.kind == "rate_limited":
         return Overloaded(f"{server_name} has no room now: {failure.message}")
     if failure.kind in ("unauthenticated", "forbidden", "not_found"):
@@ -135,15 +135,15 @@ def error_from_stream_failure(server_name: str, failure: Failure) -> DovetailErr
     text = f"{server_name}: {failure.message}"
     if failure.kind in ("invalid_request", "unsupported", "too_large"):
         return InvalidRequest(text, param=failure.param)
-    return error_of_failure(Failure(failure.kind, text, failure.param))
+    return error_from_failure(Failure(failure.kind, text, failure.param))
 
 
 def _overflow_message(rejection: UpstreamRejection) -> str:
-    """Words that harnesses know, so that they make their conversation shorter by themselves."""
+    """The phrase that harnesses recognize, so that they compact their conversation."""
     if rejection.token_counts is None:
         return f"prompt is too long: {rejection.message}"
-    prompt, window = rejection.token_counts
-    return f"prompt is too long: {prompt} tokens > {window} maximum"
+    prompt, context_length = rejection.token_counts
+    return f"prompt is too long: {prompt} tokens > {context_length} maximum"
 
 
 def _decode_body(content: bytes) -> Any:
@@ -157,4 +157,4 @@ def _parse_retry_after(text: str | None) -> float | None:
     try:
         return float(text) if text is not None else None
     except ValueError:
-        return None  # a date: clients wait as they think fit
+        return None  # a date: clients use their own delay

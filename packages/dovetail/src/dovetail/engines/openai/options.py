@@ -1,4 +1,4 @@
-"""What can be said about an upstream."""
+"""Options of the engine `openai`."""
 
 from typing import Literal
 
@@ -10,10 +10,11 @@ from dovetail.engines.registry import EngineSetupError
 class OpenAIOptions(msgspec.Struct, frozen=True):
     """The engine's own options, as its page documents them.
 
-    `raw` says that the server gives text which nobody has parsed; `tool_parser` and
-    `reasoning_parser` then name ours. `reasoning_field` is where the server reads the thoughts of a
-    history; by default that is found out. `custom_tools` says that it knows tools of free text;
-    None leaves it to what is known. `body` is a JSON object of fields that every request gets.
+    `raw` says that the server returns unparsed text; `tool_parser` and `reasoning_parser` then
+    name our parsers. `reasoning_field` is the field from which the server reads the reasoning of
+    a history; by default it is probed. `custom_tools` says that the server supports tools with
+    free-text input; None detects it. `body` is a JSON object of fields that are added to every
+    request.
     """
 
     api: Literal["auto", "chat", "responses"] = "auto"
@@ -29,7 +30,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True):
     body: str = ""
 
     def extra_fields(self) -> dict[str, object]:
-        """The fields of `body`. Raises where it is no object."""
+        """The fields of `body`. Raises where it is not an object."""
         try:
             return msgspec.json.decode(self.body or "{}", type=dict[str, object])
         except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
-"""A server without parsers: its text is read by ours, and its history is written by ours.
+"""Parse and write messages for a server without parsers of its own.
 
-Assistant turns go to it as text in the model's own notation. So think, call, think, call keeps its
-order even though a chat message has no place for it.
+Assistant turns are sent to it as text in the model's own syntax. So interleaved reasoning and calls
+keep their order, which a chat message cannot express.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from dovetail_protocols import ToolNames
 
 
 class ModelSyntax:
-    """How a model writes thoughts and calls: by the names of parsers, else by the model's id."""
+    """A model's syntax of reasoning and calls: by the names of parsers, else by the model's id."""
 
     __slots__ = ("_family", "_reasoning_parser", "_tool_parser")
 
@@ -54,7 +54,7 @@ class ModelSyntax:
         self.create_parser(Request(model))
 
     def create_parser(self, request: Request, in_reasoning: bool | None = None) -> Parser:
-        """A parser for one answer. Raises where tool and reasoning parser do not fit."""
+        """A parser for one response. Raises where tool and reasoning parser do not fit."""
         try:
             return Parser(
                 self._tool_parser,
@@ -66,12 +66,15 @@ class ModelSyntax:
             raise EngineSetupError(str(error)) from error
 
     def write(self, blocks: Sequence[OutputBlock]) -> str:
-        """The blocks as the model would have written them. Raises `ValueError` if it could not."""
+        """The blocks in the model's syntax. Raises `ValueError` if it cannot express them."""
         return write_message(blocks, self._family)
 
 
 class AssistantTurnWriter:
-    """Writes the assistant turns of one request. `lost` are codes of what could not be written."""
+    """Writes the assistant turns of one request.
+
+    `not_carried` are codes of what could not be written.
+    """
 
     __slots__ = ("_names", "_syntax", "not_carried")
 
@@ -81,17 +84,19 @@ class AssistantTurnWriter:
         self.not_carried: dict[str, None] = {}
 
     def __call__(self, turn: Turn) -> str:
-        blocks = [made for block in turn.blocks if (made := self._block(block)) is not None]
+        blocks = [
+            converted for block in turn.blocks if (converted := self._block(block)) is not None
+        ]
         try:
             return self._syntax.write(blocks)
         except ValueError:
             self.not_carried["reasoning_not_carried"] = None
-        spoken = [block for block in blocks if not isinstance(block, ReasoningBlock)]
+        without_reasoning = [block for block in blocks if not isinstance(block, ReasoningBlock)]
         try:
-            return self._syntax.write(spoken)
+            return self._syntax.write(without_reasoning)
         except ValueError:
             self.not_carried["calls_not_carried"] = None
-        return "".join(block.text for block in spoken if isinstance(block, TextBlock))
+        return "".join(block.text for block in without_reasoning if isinstance(block, TextBlock))
 
     def _block(self, block: object) -> OutputBlock | None:
         match block:
@@ -106,7 +111,7 @@ class AssistantTurnWriter:
 
 
 class RawTextReader:
-    """Parses the text of an answer. What the server has parsed nevertheless is taken as it is."""
+    """Parses the text of a response. Events that the server has parsed are passed through."""
 
     __slots__ = (
         "_call_indexes",
@@ -124,7 +129,7 @@ class RawTextReader:
         self._request = request
         self._parser = syntax.create_parser(request)
         self._restorer = ToolNameRestorer(ToolNames(request.tools))
-        self._parser_is_new = False  # whether it would say nothing if it were finished
+        self._parser_is_new = False  # whether finishing it would emit nothing
         self._call_indexes: dict[tuple[str, int], int] = {}
         self._calls = self._closed = 0
 
@@ -136,7 +141,7 @@ class RawTextReader:
                     self._parser_is_new = False
                     out += self._renumber("text", self._parser.feed(text))
                 case SpanEnd(kind="text"):
-                    pass  # where text ends is the parser's to say
+                    pass  # the parser emits its own
                 case CallOpen() | ReasoningDelta():
                     out += self._flush()
                     out += self._renumber("server", self._restorer.restore([event]))
@@ -149,7 +154,7 @@ class RawTextReader:
         return out
 
     def _flush(self) -> list[Event]:
-        """What the parser still holds. What follows is read by a new one, outside of thoughts."""
+        """The parser's pending events. A new parser, outside of reasoning, reads what follows."""
         if self._parser_is_new:
             return []
         self._parser_is_new = True
@@ -159,7 +164,7 @@ class RawTextReader:
         return events
 
     def _renumber(self, source: str, events: list[Event]) -> list[Event]:
-        """The events with their calls counted through, whoever found them."""
+        """The events with calls numbered consecutively, whoever parsed them."""
         out: list[Event] = []
         for event in events:
             if isinstance(event, CallOpen):
@@ -174,7 +179,7 @@ class RawTextReader:
         return out
 
     def _finish(self, finish: Finish) -> Finish:
-        """The server does not know of calls, nor that the last one never ended."""
+        """The finish reason, corrected for calls that the server does not know."""
         if finish.reason not in ("stop", "tool_calls") or not self._calls:
             return finish
         return Finish("tool_calls" if self._closed == self._calls else "length")

@@ -1,4 +1,4 @@
-"""One answer of an upstream: bytes in, events out, with an end that can be relied on."""
+"""Read one response of an upstream: bytes to events, with a guaranteed end."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from dovetail_protocols import ChatReader, ResponsesReader
 
 
 class UpstreamResponseReader:
-    """Reads one answer. `lost` is told with its first events.
+    """Reads one response. `not_carried` is reported with its first events.
 
-    `unlimited` says that the client's limit lies beyond the window, which then is what ends it.
+    `unlimited` says that no token limit was sent, so that "length" means the context window.
     """
 
     __slots__ = (
@@ -42,11 +42,11 @@ class UpstreamResponseReader:
         self.is_finished = False
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes complete. Raises where they tell of a failure."""
+        """The events that these bytes complete. Raises where they report a failure."""
         return self._process(self._reader.feed(chunk))
 
     def read_body(self, body: bytes) -> list[Event]:
-        """The events of an answer that did not come as a stream."""
+        """The events of a response that was not streamed."""
         return self._process(self._reader.whole(body))
 
     def finish(self) -> list[Event]:
@@ -71,7 +71,7 @@ class UpstreamResponseReader:
         return out
 
     def _finish_events(self, finish: Finish) -> list[Event]:
-        """The end, the cost before it. Servers that do not count are told of."""
+        """The finish, after the usage; with a diagnostic where the server reported no usage."""
         self.is_finished = True
         if self._unlimited and finish.reason == "length":
             finish = Finish("context_window")

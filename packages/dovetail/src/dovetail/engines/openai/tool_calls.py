@@ -1,9 +1,10 @@
-"""Ids of calls as the templates behind an upstream want them.
+"""Call ids and tool names in the form that an upstream requires.
 
-Most take any id. Those of Mistral's models refuse what is not nine letters and digits, and Kimi's
-print the id, which the model expects in a form of its own. Another Dovetail takes an id in our
-style that it never gave for a sign that the turn is somebody else's, and looks no further. Such ids
-are numbered by the call's place in the conversation, so they are the same in every request.
+Most upstreams accept any id. Templates of Mistral's models reject what is not nine letters and
+digits, and Kimi's print the id, which the model expects in a form of its own. Another Dovetail
+takes an id in our format that it never issued as a sign that the turn is not its own, and does
+not search further. Such ids are numbered by the call's position in the conversation, so they are
+the same in every request.
 """
 
 import json
@@ -31,38 +32,42 @@ from dovetail_protocols import ToolNames
 CallIdFormat = Literal["any", "nine", "kimi"]
 
 DOVETAIL_OWNER = "dovetail"
-"""What our own servers say that their models are owned by."""
+"""The `owned_by` of models on our own servers."""
 
 _FORMATS: dict[str, CallIdFormat] = {"*kimi-k2*": "kimi", "*mistral*": "nine", "*stral-*": "nine"}
 
 
 def call_id_format(remote: RemoteModel) -> CallIdFormat:
-    """The form that a model wants, as far as its name and its server tell."""
+    """The format that a model requires, judged by its name and its server."""
     if remote.version == DOVETAIL_OWNER:
         return "nine"
-    folded = remote.name.lower()
-    return next((form for pattern, form in _FORMATS.items() if fnmatchcase(folded, pattern)), "any")
+    name = remote.name.lower()
+    return next(
+        (id_format for pattern, id_format in _FORMATS.items() if fnmatchcase(name, pattern)), "any"
+    )
 
 
 def requires_nine_chars(rejection: UpstreamRejection) -> bool:
-    """Whether a server refuses an id for its length, in the words of Mistral's templates."""
-    words = rejection.message.lower()
-    return "id" in words and "length" in words and "9" in words and "alphanumeric" in words
+    """Whether a server rejects an id for its length, as Mistral's templates do."""
+    message = rejection.message.lower()
+    return "id" in message and "length" in message and "9" in message and "alphanumeric" in message
 
 
 def rewrite_call_ids(request: Request, id_format: CallIdFormat) -> Request:
-    """The request with its calls, and their results, under ids of that form."""
+    """The request with its calls, and their results, under ids of that format."""
     if id_format == "any":
         return request
     names = ToolNames(request.tools)
-    given: dict[str, str] = {}
+    new_ids: dict[str, str] = {}
     turns = []
     for turn in request.turns:
         for block in turn.blocks:
             if isinstance(block, ToolCallBlock):
-                given[block.id] = _make_call_id(id_format, names.upstream_name(block), len(given))
+                new_ids[block.id] = _make_call_id(
+                    id_format, names.upstream_name(block), len(new_ids)
+                )
         turns.append(
-            Turn(turn.role, tuple(_replace_call_id(block, given) for block in turn.blocks))
+            Turn(turn.role, tuple(_replace_call_id(block, new_ids) for block in turn.blocks))
         )
     return msgspec.structs.replace(request, turns=tuple(turns))
 
@@ -82,15 +87,14 @@ def _replace_call_id(block: Block, new_ids: dict[str, str]) -> Block:
 
 
 class ToolNameRestorer:
-    """Gives calls their own names. A custom tool's text is told when its string is whole."""
+    """Restores the original names of calls. A custom tool's input is emitted as a whole."""
 
     __slots__ = ("_names", "_pending_arguments")
 
     def __init__(self, names: ToolNames) -> None:
         self._names = names
-        self._pending_arguments: dict[
-            int, list[str]
-        ] = {}  # by the index of calls that were shown as functions
+        # By the index of calls of custom tools that were sent as functions.
+        self._pending_arguments: dict[int, list[str]] = {}
 
     def restore(self, events: list[Event]) -> list[Event]:
         out: list[Event] = []
@@ -125,7 +129,7 @@ class ToolNameRestorer:
 
 
 def _extract_input(arguments: str) -> str:
-    """The string in `{"input": "..."}`; arguments of another shape pass as they are."""
+    """The string in `{"input": "..."}`; arguments of another shape are returned as they are."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""An upstream that renders and parses by itself. Its events are mapped, never parsed again.
+"""An upstream that renders and parses by itself. Its events are mapped, not parsed again.
 
-Turns are not exact there: what it rendered and which tokens it drew is its own business. What its
-API can carry of the model's order is carried, and what it cannot is counted.
+Turns are not exact there: the rendered prompt and the sampled tokens are not known. What its API
+can carry of the model's order is carried, and what it cannot is counted.
 """
 
 import asyncio
@@ -56,13 +56,13 @@ from dovetail_protocols import (
 UpstreamApi = Literal["chat", "responses"]
 API_PATHS: dict[UpstreamApi, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 MAX_PROBES = 3
-MAX_SESSION_ID_CHARS = 512  # characters: a longer name is refused by servers, head and all
-MAX_ATTEMPTS = 6  # a server that refuses as many fields one by one is asked no more
+MAX_SESSION_ID_CHARS = 512  # servers reject requests with longer headers
+MAX_ATTEMPTS = 6  # of a request from which rejected fields are dropped
 _UNSUPPORTED_STATUSES = (404, 405, 501)
 
 
 class OpenAIUpstream:
-    """One model of a server that speaks Chat Completions or Responses."""
+    """One model of a server with Chat Completions or Responses."""
 
     name = "openai"
 
@@ -91,7 +91,7 @@ class OpenAIUpstream:
         )
 
     async def start(self) -> None:
-        """Finds out what it speaks and where it reads thoughts. Raises if nobody is there."""
+        """Detect the API and the reasoning field. Raises if no server responds."""
         length = await find_context_length(
             self._endpoint, self._model, await list_models(self._endpoint)
         )
@@ -99,42 +99,44 @@ class OpenAIUpstream:
         await self._ensure_probed()
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
-        """Batches of events as they come. Closing it drops the connection."""
+        """Batches of events as they arrive. Closing it closes the connection."""
         api, dialect = await self._ensure_probed()
         unlimited = self._is_limit_beyond_context(request)
         learned: set[str] = set()
         for _ in range(MAX_ATTEMPTS):
-            asked = self._encode_request(request, api, dialect)
-            fields = drop_limit(asked.fields) if unlimited else asked.fields
+            encoded = self._encode_request(request, api, dialect)
+            fields = drop_limit(encoded.fields) if unlimited else encoded.fields
             fields = {**self._adaptations.apply(fields), **self._extra_fields}
-            call = ClientRequest(
+            client_request = ClientRequest(
                 "POST",
                 API_PATHS[api],
                 msgspec.json.encode(fields),
                 _session_headers(request),
                 self._timeouts,
             )
-            async with send_request(self._endpoint, call) as reply:
-                if reply.status == 200:
-                    self._not_carried.update(asked.dropped)
-                    reader = self._create_reader(request, api, asked.dropped, unlimited)
-                    async with aclosing(self._events(reply, reader)) as batches:
+            async with send_request(self._endpoint, client_request) as response:
+                if response.status == 200:
+                    self._not_carried.update(encoded.dropped)
+                    reader = self._create_reader(request, api, encoded.dropped, unlimited)
+                    async with aclosing(self._events(response, reader)) as batches:
                         async for batch in batches:
                             yield batch
                     return
-                refusal = parse_rejection(reply.status, await reply.read(), reply.headers)
-            if not unlimited and is_limit_too_large(fields, refusal):
+                rejection = parse_rejection(
+                    response.status, await response.read(), response.headers
+                )
+            if not unlimited and is_limit_too_large(fields, rejection):
                 unlimited = True
-            elif more := self._adaptations.learn_from_rejection(fields, refusal):
+            elif more := self._adaptations.learn_from_rejection(fields, rejection):
                 learned |= more
             else:
                 self._adaptations.revert(learned)
-                raise error_from_rejection(self._server_name, self._model, refusal)
+                raise error_from_rejection(self._server_name, self._model, rejection)
         self._adaptations.revert(learned)
         raise EngineError(f"{self._server_name} refuses the request in every form")
 
     async def health(self) -> EngineHealth:
-        """Whether it answers, and what was found out about it."""
+        """Whether the server responds, and what was detected about it."""
         facts = {
             "api": self._api or "not known yet",
             "model": self._model,
@@ -145,27 +147,27 @@ class OpenAIUpstream:
             "fields_refused": self._adaptations.dropped_fields,
         }
         try:
-            call = ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
-            status, content = await fetch(self._endpoint, call)
+            client_request = ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
+            status, content = await fetch(self._endpoint, client_request)
         except DovetailError as error:
             return EngineHealth(False, error.message, facts)
         if status == 200 or status in _UNSUPPORTED_STATUSES:
             return EngineHealth(True, "", facts)
-        refusal = parse_rejection(status, content)
+        rejection = parse_rejection(status, content)
         return EngineHealth(
-            False, error_from_rejection(self._server_name, self._model, refusal).message, facts
+            False, error_from_rejection(self._server_name, self._model, rejection).message, facts
         )
 
     async def stop(self) -> None:
-        """There is nothing to let go of: each answer has its own connection."""
+        """Nothing to release: each response has its own connection."""
 
     async def _events(
-        self, reply: ClientResponse, reader: UpstreamResponseReader
+        self, response: ClientResponse, reader: UpstreamResponseReader
     ) -> AsyncGenerator[list[Event]]:
-        if "json" in reply.headers.get("content-type", ""):
-            yield reader.read_body(await reply.read())
+        if "json" in response.headers.get("content-type", ""):
+            yield reader.read_body(await response.read())
             return
-        async with aclosing(reply.iter_chunks()) as chunks:
+        async with aclosing(response.iter_chunks()) as chunks:
             async for chunk in chunks:
                 if events := reader.feed(chunk):
                     yield events
@@ -190,17 +192,17 @@ class OpenAIUpstream:
             return build_responses_request(request, self._model_name(request), dialect)
         if self._syntax is None:
             return build_chat_request(request, self._model_name(request), dialect)
-        text = AssistantTurnWriter(self._syntax, ToolNames(request.tools))
-        asked = build_chat_request(request, self._model_name(request), dialect, text)
-        return UpstreamRequest(asked.fields, (*asked.dropped, *text.not_carried))
+        writer = AssistantTurnWriter(self._syntax, ToolNames(request.tools))
+        encoded = build_chat_request(request, self._model_name(request), dialect, writer)
+        return UpstreamRequest(encoded.fields, (*encoded.dropped, *writer.not_carried))
 
     def _is_limit_beyond_context(self, request: Request) -> bool:
-        """Whether the limit is no limit: some servers refuse one that the window cannot hold."""
+        """Whether the limit exceeds the context window: some servers reject such a limit."""
         limit, length = request.sampling.max_tokens, self.capabilities.context_length
         return limit is not None and length is not None and limit >= length
 
     async def _ensure_probed(self) -> tuple[UpstreamApi, UpstreamDialect]:
-        """The API and what the server takes; found out once, and again where that failed."""
+        """The API and the dialect; probed once, and again where that failed."""
         async with self._probe_lock:
             if self._api is None:
                 self._api = await self._detect_api()
@@ -211,47 +213,44 @@ class OpenAIUpstream:
         field = self._reasoning_field.field
         custom = self._options.custom_tools
         if custom is None:
-            custom = (
-                self._is_dovetail or field == "reasoning_segments"
-            )  # which only our servers read
+            # Only our servers read `reasoning_segments`.
+            custom = self._is_dovetail or field == "reasoning_segments"
         return self._api, UpstreamDialect(field, custom, seals=self._api == "responses")
 
     def _model_name(self, request: Request) -> str:
-        """The model to ask for: the one that the client names, if the server has it."""
+        """The model to request: the one that the client names, if the server has it."""
         return request.model if request.model in self._names else self._model
 
     async def _detect_api(self) -> UpstreamApi:
         """Chat Completions where it is offered: every server parses best for that API."""
         for api, path in API_PATHS.items():
-            call = ClientRequest("POST", path, b"{}", timeouts=DISCOVERY_TIMEOUTS)
-            status, _ = await fetch(self._endpoint, call)
+            client_request = ClientRequest("POST", path, b"{}", timeouts=DISCOVERY_TIMEOUTS)
+            status, _ = await fetch(self._endpoint, client_request)
             if status not in _UNSUPPORTED_STATUSES:
                 return api
         raise EngineError(f"{self._server_name} offers neither Chat Completions nor Responses")
 
     async def _probe_reasoning_field(self, api: UpstreamApi) -> ReasoningFieldResult:
         if api == "responses" or self._syntax is not None:
-            return ReasoningFieldResult(
-                "reasoning_content"
-            )  # items, or text: no field has to be found
+            return ReasoningFieldResult("reasoning_content")  # not used with items or raw text
         self._probe_count += 1
         try:
-            verdict = await probe_reasoning_field(self._count_prompt_tokens, self._model)
+            result = await probe_reasoning_field(self._count_prompt_tokens, self._model)
         except DovetailError as error:
-            verdict = unknown_result(error.message)
-        log_probe_result(str(self._endpoint), verdict)
-        return verdict
+            result = unknown_result(error.message)
+        log_probe_result(str(self._endpoint), result)
+        return result
 
     async def _count_prompt_tokens(self, body: dict[str, Any]) -> int | UpstreamRejection | None:
-        """The tokens of a prompt, see `probe.Ask`."""
+        """The tokens of a prompt, see `CountPromptTokens`."""
         fields = {**body, **self._extra_fields, "stream": False}
-        call = ClientRequest(
+        client_request = ClientRequest(
             "POST", API_PATHS["chat"], msgspec.json.encode(fields), timeouts=self._timeouts
         )
-        async with send_request(self._endpoint, call) as reply:
-            content = await reply.read()
-            if reply.status != 200:
-                return parse_rejection(reply.status, content)
+        async with send_request(self._endpoint, client_request) as response:
+            content = await response.read()
+            if response.status != 200:
+                return parse_rejection(response.status, content)
         try:
             return msgspec.json.decode(content, type=_CountResponse).usage.prompt_tokens
         except msgspec.DecodeError:
@@ -276,7 +275,7 @@ class _CountResponse(msgspec.Struct, frozen=True):
 
 
 def _configured_reasoning_field(options: OpenAIOptions) -> ReasoningFieldResult | None:
-    """The field that the operator names."""
+    """The field that the operator configured."""
     match options.reasoning_field:
         case "auto":
             return None

@@ -1,4 +1,4 @@
-"""SGLang, remote and unmodified: token ids over its native `/generate`."""
+"""Engine for an unmodified remote SGLang server: token ids over its native `/generate`."""
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.sglang.discovery import discover
@@ -9,15 +9,15 @@ __all__ = ["SglangEngine", "SglangOptions", "create", "discover"]
 
 
 def create(setup: EngineSetup) -> SglangEngine:
-    """The engine for a server that listens somewhere."""
+    """The engine for a running server."""
     if setup.endpoint is None:
         raise EngineSetupError(
             "the engine 'sglang' needs the address of a server: --engine-url URL"
         )
-    told = setup.remote.context_length if setup.remote is not None else None
+    reported_length = setup.remote.context_length if setup.remote is not None else None
     return SglangEngine(
         setup.endpoint,
         setup.tokenizer,
-        context_length=setup.context_length or told,
+        context_length=setup.context_length or reported_length,
         options=parse_options(setup.options, SglangOptions),
     )

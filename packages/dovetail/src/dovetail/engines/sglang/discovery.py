@@ -1,7 +1,7 @@
-"""Which model an SGLang server serves, and how it was started.
+"""Discover which model an SGLang server serves, and how it was started.
 
-Newer servers have other paths for the same than older ones, and a router that speaks SGLang's
-`/generate` has neither: what is not found is left open.
+Paths differ between versions, and a router with SGLang's `/generate` has none of them: what is not
+found is left open.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ DISCOVERY_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """What is served there. Raises an `EngineError` where nobody answers, or not SGLang."""
+    """The model that is served there. Raises an `EngineError` where no SGLang server responds."""
     model = await fetch_json(endpoint, *MODEL_INFO_PATHS) or {}
     server = await fetch_json(endpoint, *SERVER_INFO_PATHS) or {}
     cards = await _list_model_cards(endpoint)
-    # Adapters are models of their own, which `/generate` would have to be asked for by path.
+    # Adapters are separate models, which `/generate` selects by path.
     names = tuple(str(c["id"]) for c in cards if c.get("id") and not c.get("parent"))
     path = _text(model, "model_path") or _text(server, "model_path")
     name = _text(model, "served_model_name") or _text(server, "served_model_name")
@@ -48,7 +48,7 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 
 
 async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
-    """What the first of these paths that exists answers; None where none does."""
+    """The response of the first of these paths that exists; None where none does."""
     for path in paths:
         status, content = await fetch(
             endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS)
@@ -65,7 +65,7 @@ async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | Non
 
 
 async def find_health_path(endpoint: Endpoint) -> str:
-    """The cheapest path that tells whether the server is well."""
+    """The cheapest path that reports the server's health."""
     for path in HEALTH_PATHS:
         status, _ = await fetch(endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS))
         if status in (200, 503):
@@ -74,8 +74,8 @@ async def find_health_path(endpoint: Endpoint) -> str:
 
 
 async def _list_model_cards(endpoint: Endpoint) -> list[Mapping[str, Any]]:
-    listed = await fetch_json(endpoint, MODEL_LIST_PATH) or {}
-    cards = listed.get("data")
+    listing = await fetch_json(endpoint, MODEL_LIST_PATH) or {}
+    cards = listing.get("data")
     return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
 
@@ -85,16 +85,16 @@ def _text(info: Mapping[str, Any], name: str) -> str | None:
 
 
 def _context_length_field(info: Mapping[str, Any]) -> int | None:
-    """The window, by SGLang's names for it and by that of Dynamo."""
+    """The context length, by SGLang's names for it and by that of Dynamo."""
     values = (info.get(name) for name in ("max_model_len", "context_length", "context_window"))
     return next((value for value in values if type(value) is int and value > 0), None)
 
 
-#: Which number a scheduler by priority takes first.
+#: Which numbers the priority scheduler runs first.
 PriorityOrder = Literal["higher", "lower"]
 
-#: The notations that each grammar backend enforces, the best first. That of llguidance reads Lark
-#: and GBNF where SGLang says EBNF, and structural tags only in a form from before xgrammar's.
+#: The syntaxes that each grammar backend enforces, the best first. llguidance reads Lark and GBNF
+#: where SGLang says EBNF, and structural tags only in a form that predates xgrammar's.
 BACKEND_SYNTAXES: Mapping[str, tuple[ConstraintSyntax, ...]] = {
     "xgrammar": ("structural_tag", "ebnf", "json_schema"),
     "llguidance": ("lark", "gbnf", "ebnf", "json_schema"),
@@ -106,7 +106,7 @@ DEFAULT_GRAMMAR_BACKEND = "xgrammar"
 
 @dataclass(frozen=True)
 class SglangServerInfo:
-    """How a server was started. `told` is False for one that keeps it to itself: a router."""
+    """How a server was started. `reported` is False for one that does not say: a router."""
 
     reported: bool = False
     priority_order: PriorityOrder | None = None
@@ -119,7 +119,7 @@ class SglangServerInfo:
 def parse_server_info(
     reported: Mapping[str, Any] | None, options: SglangOptions
 ) -> SglangServerInfo:
-    """The facts in an answer of `/server_info`; what the user says counts more."""
+    """The facts in a response of `/server_info`; the options take precedence."""
     info = reported or {}
     backend = options.grammar_backend or _grammar_backend(reported)
     return SglangServerInfo(
@@ -133,7 +133,7 @@ def parse_server_info(
 
 
 def _grammar_backend(reported: Mapping[str, Any] | None) -> str:
-    """Nobody promises what a server that tells nothing can enforce."""
+    """The grammar backend; none is assumed for a server that reports nothing."""
     if reported is None:
         return "none"
     return str(reported.get("grammar_backend") or DEFAULT_GRAMMAR_BACKEND)
@@ -148,10 +148,10 @@ def _priority_order(info: Mapping[str, Any], options: SglangOptions) -> Priority
 
 
 def _max_context_length(info: Mapping[str, Any]) -> int | None:
-    """What a request may take: the pool of the cache can be smaller than the model's window.
+    """The tokens of one request: the KV cache can be smaller than the model's context window.
 
-    A request is refused whose prompt and `max_new_tokens` exceed the window less the room for
-    drafts, though a shorter answer would have fitted.
+    SGLang rejects a request whose prompt and `max_new_tokens` exceed the context length minus
+    the room for drafts, even if a shorter output would fit.
     """
     drafts = max(
         _number(info, "speculative_eagle_topk") * _number(info, "speculative_num_steps"),
@@ -167,5 +167,5 @@ def _number(info: Mapping[str, Any], name: str) -> int:
 
 
 def _flag(info: Mapping[str, Any], *names: str) -> bool | None:
-    """A flag by its name of now or of before; None where it is not told."""
+    """A flag by its current or former name; None where it is not reported."""
     return next((bool(info[name]) for name in names if info.get(name) is not None), None)

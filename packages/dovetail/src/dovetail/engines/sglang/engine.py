@@ -1,4 +1,4 @@
-"""An SGLang server as a token engine: ids in, ids out, over its native `/generate`."""
+"""An SGLang server as a token engine, over its native `/generate`."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class SglangEngine:
-    """One server, which belongs to somebody else: it is neither started nor stopped here."""
+    """One remote server: it is neither started nor stopped here."""
 
     name = "sglang"
 
@@ -69,7 +69,7 @@ class SglangEngine:
         self.capabilities = self._build_capabilities()
 
     async def start(self) -> None:
-        """Asks the server how it was started. Raises if nobody answers."""
+        """Query how the server was started. Raises if no server responds."""
         self._server_info = parse_server_info(
             await fetch_json(self._endpoint, *SERVER_INFO_PATHS), self._options
         )
@@ -83,43 +83,43 @@ class SglangEngine:
             )
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Deltas as they come. Leaving it drops the connection and tells SGLang to stop."""
+        """Push deltas as they arrive. Cancelling closes the connection and aborts the request."""
         check_prompt_length(request, self.capabilities.context_length)
-        # An abort means every request whose id begins with it, so none may be another's beginning.
+        # An abort applies to every request whose id begins with it, so no id may be a prefix.
         rid = f"{token_hex(8)}-{request.id}"
         reader = SglangFrameReader(request, self._tokenizer)
-        telling = TokenStreamReader(reader.read, sink)
-        patience = Timeouts(read=self._options.silence)
-        asked = encode_request(request, self._prompt_encoder, rid, self._server_info.priority_order)
-        call = ClientRequest("POST", "/generate", asked, timeouts=patience)
-        wanted = True
+        stream = TokenStreamReader(reader.read, sink)
+        timeouts = Timeouts(read=self._options.silence)
+        body = encode_request(request, self._prompt_encoder, rid, self._server_info.priority_order)
+        client_request = ClientRequest("POST", "/generate", body, timeouts=timeouts)
+        abort_on_exit = True
         self._running.add(rid)
         try:
             self._check_running(rid)
-            async with send_request(self._endpoint, call, self._connections) as reply:
+            async with send_request(self._endpoint, client_request, self._connections) as response:
                 self._check_running(rid)
-                if reply.status != 200:
-                    wanted = False
-                    raise sglang_error_from_status(reply.status, await reply.read())
-                await reply.stream_to(telling.push, telling.drain)
-            if not telling.finished:
+                if response.status != 200:
+                    abort_on_exit = False
+                    raise sglang_error_from_status(response.status, await response.read())
+                await response.stream_to(stream.push, stream.drain)
+            if not stream.finished:
                 raise EngineUnavailable(f"{SERVER_NAME} ended its answer without a word")
         except EngineUnavailable:
-            wanted = False
+            abort_on_exit = False
             self._check_running(rid)
             raise
         finally:
             self._running.discard(rid)
-            if wanted and not reader.is_finished:
+            if abort_on_exit and not reader.is_finished:
                 self._schedule_abort(rid)
 
     async def health(self) -> EngineHealth:
-        """Whether the server answers, and what it said about itself."""
+        """Whether the server responds, and what it reported about itself."""
         if self._health_path is None:
             return EngineHealth(False, "not started")
-        call = ClientRequest("GET", self._health_path, timeouts=HEALTH_TIMEOUTS)
+        client_request = ClientRequest("GET", self._health_path, timeouts=HEALTH_TIMEOUTS)
         try:
-            status, _ = await fetch(self._endpoint, call)
+            status, _ = await fetch(self._endpoint, client_request)
         except DovetailError as error:
             return EngineHealth(False, error.message)
         facts = {
@@ -129,26 +129,26 @@ class SglangEngine:
         return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
 
     async def stop(self) -> None:
-        """Gives up what runs there for us."""
+        """Abort our requests."""
         self._health_path = None
         running, self._running = self._running, set()
-        self._connections.abort_all()  # a server that hangs never says the word that would end them
+        self._connections.abort_all()  # a server that hangs never ends them
         for rid in running:
             self._schedule_abort(rid)
         await asyncio.gather(*self._aborts)
 
     def _schedule_abort(self, rid: str) -> None:
-        """SGLang looks for clients that hung up only seconds later, so it is told as well."""
+        """Abort a request: SGLang checks for disconnected clients only after seconds."""
         if self._supports_abort:
             task = asyncio.get_running_loop().create_task(self._abort(rid))
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
 
     async def _abort(self, rid: str) -> None:
-        asked = msgspec.json.encode({"rid": rid})
-        call = ClientRequest("POST", "/abort_request", asked, timeouts=ABORT_TIMEOUTS)
+        body = msgspec.json.encode({"rid": rid})
+        client_request = ClientRequest("POST", "/abort_request", body, timeouts=ABORT_TIMEOUTS)
         try:
-            status, _ = await fetch(self._endpoint, call)
+            status, _ = await fetch(self._endpoint, client_request)
         except DovetailError as error:
             _log.info("the request %s was not aborted: %s", rid, error.message)
             return

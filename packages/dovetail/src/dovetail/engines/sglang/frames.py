@@ -1,11 +1,13 @@
-"""The stream of `/generate`, frame by frame, as deltas.
+"""Decode the stream of `/generate` into deltas.
 
-By default each frame repeats all ids so far; started with `--incremental-streaming-output` a server
-sends only the new ones. Which it is shows in every frame: SGLang counts what it has generated, and
-the ids must add up to that count in one of the two ways. Behind the first tokens only one can fit.
+By default each frame repeats all ids so far; started with `--incremental-streaming-output` a
+server sends only the new ones. The mode is detected in every frame: SGLang counts the generated
+tokens, and the ids must add up to that count in one of the two ways. After the first tokens only
+one can match.
 
-Of repeated ids only the new tail is decoded, and of repeating frames that came together only the
-last: a stream of n tokens still costs n² bytes to read, but no work in Python for each of them.
+Of repeated ids only the new tail is decoded, and of cumulative frames that arrived together only
+the last: a stream of n tokens still costs n² bytes to read, but no work in Python for each of
+them.
 """
 
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ from dovetail_tokenizers import Tokenizer
 
 SERVER_NAME = "SGLang"
 
-#: Its words for a prompt, or prompt and answer, that do not fit the window or the cache's pool.
+#: Phrases for a prompt, or prompt and output, that do not fit the context window or the KV cache.
 _CONTEXT_OVERFLOW_PHRASES = (
     "model's context length",
     "maximum context length",
@@ -53,17 +55,17 @@ class SglangFinishReason(msgspec.Struct, frozen=True, gc=False):
 
 
 def sglang_error_from_status(status: int, content: bytes) -> DovetailError:
-    """The error behind a status that is not 200."""
+    """The error for a status that is not 200."""
     return _refine_error(error_from_status(SERVER_NAME, status, content))
 
 
 def sglang_error_from_body(body: CompletionErrorBody) -> DovetailError:
-    """The error that a frame of the stream tells of."""
+    """The error in a frame of the stream."""
     return _refine_error(error_from_body(SERVER_NAME, body))
 
 
 def abort_error(finish_reason: SglangFinishReason) -> DovetailError:
-    """The error of a turn that SGLang gave up. Without a status nobody is to blame."""
+    """The error of a turn that SGLang aborted. Without a status the engine is at fault."""
     message = finish_reason.message or "no reason given"
     if finish_reason.status_code is None:
         return EngineUnavailable(f"{SERVER_NAME} gave the request up: {message}")
@@ -74,7 +76,7 @@ def abort_error(finish_reason: SglangFinishReason) -> DovetailError:
 
 def _refine_error(error: DovetailError) -> DovetailError:
     if isinstance(error, InvalidRequest) and any(
-        words in error.message for words in _CONTEXT_OVERFLOW_PHRASES
+        phrase in error.message for phrase in _CONTEXT_OVERFLOW_PHRASES
     ):
         return ContextOverflow(error.message)
     if isinstance(error, EngineUnavailable) and _QUEUE_FULL_PHRASE in error.message:
@@ -85,12 +87,12 @@ def _refine_error(error: DovetailError) -> DovetailError:
 _DONE = b"[DONE]"
 _EMPTY_LIST = msgspec.Raw(b"[]")
 
-#: Logarithm, id, and a text that is not asked for.
+#: Logprob, id, and a text that is not requested.
 SglangLogprob = tuple[float | None, int, str | None]
 
 
 class SglangMetaInfo(msgspec.Struct, frozen=True, gc=False):
-    """What SGLang tells beside the ids. The counts are of all tokens so far."""
+    """The metadata of a frame. The counts are of all tokens so far."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -113,9 +115,10 @@ _decode_top_logprobs = msgspec.json.Decoder(list[list[SglangLogprob] | None] | N
 
 
 class SglangFrameReader:
-    """Makes deltas of frames. The one with a `finish` is the last: what follows is not wanted.
+    """Converts frames to deltas. The delta with a `finish` is the last: the rest is ignored.
 
-    `over` is whether SGLang has ended the turn itself: a turn that is cut here goes on there.
+    `is_finished` is whether SGLang has ended the turn itself: a turn that is truncated here
+    continues there.
     """
 
     __slots__ = (
@@ -138,7 +141,7 @@ class SglangFrameReader:
         self.is_finished = False
 
     def read(self, payloads: Sequence[bytes]) -> TokenDelta | None:
-        """The delta of frames that came together; None while there is nothing to tell."""
+        """The delta of frames that arrived together; None if they complete none."""
         done = payloads[-1].startswith(_DONE)
         frames = payloads[:-1] if done else payloads
         deltas: list[TokenDelta] = []
@@ -162,44 +165,44 @@ class SglangFrameReader:
             raise EngineError(f"{SERVER_NAME} sent what is not understood ({fault})") from fault
 
     def _to_delta(self, frame: SglangFrame) -> TokenDelta:
-        meta, ending = frame.meta_info, frame.meta_info.finish_reason
-        if ending is not None and ending.type not in ("stop", "length"):
+        meta, finish_reason = frame.meta_info, frame.meta_info.finish_reason
+        if finish_reason is not None and finish_reason.type not in ("stop", "length"):
             self.is_finished = True
-            raise abort_error(ending)
+            raise abort_error(finish_reason)
         before = self._count
         ids = self._new_ids(frame)
         self._count += len(ids)
-        self.is_finished = ending is not None
-        kept, finish = self._truncate(ids, before, ending)
+        self.is_finished = finish_reason is not None
+        retained, finish = self._truncate(ids, before, finish_reason)
         return TokenDelta(
-            ids=kept,
-            logprobs=self._logprobs(kept, meta, before),
+            ids=retained,
+            logprobs=self._logprobs(retained, meta, before),
             finish=finish,
             cached=self._take_cached(meta),
             exact=meta.prompt_tokens in (None, len(self._request.prompt)),
         )
 
     def _new_ids(self, frame: SglangFrame) -> list[int]:
-        """The ids that were not told before."""
-        count, told = frame.meta_info.completion_tokens, _json_list(frame.output_ids)
+        """The ids that were not in earlier frames."""
+        count, id_json = frame.meta_info.completion_tokens, _json_list(frame.output_ids)
         if count is None:
             raise EngineError(
                 f"{SERVER_NAME} does not count its tokens: completion_tokens is missing"
             )
-        wanted, ending = count - self._count, frame.meta_info.finish_reason
+        expected, finish_reason = count - self._count, frame.meta_info.finish_reason
         if (
             self._count
             and self._is_cumulative is not False
-            and _continues_list(told, self._seen_json)
+            and _continues_list(id_json, self._seen_json)
         ):
-            tail = b"[" + told[len(self._seen_json) :].lstrip(b", ")
-            ids = _with_stop_token(_decode_ids(tail), wanted, ending)
-            if len(ids) == wanted:
+            tail = b"[" + id_json[len(self._seen_json) :].lstrip(b", ")
+            ids = _with_stop_token(_decode_ids(tail), expected, finish_reason)
+            if len(ids) == expected:
                 self._is_cumulative = True
-                self._seen_json = told.rstrip(b"] ")
+                self._seen_json = id_json.rstrip(b"] ")
                 return ids
-        ids = _with_stop_token(_decode_ids(told), wanted, ending)
-        if self._is_cumulative or len(ids) != wanted:
+        ids = _with_stop_token(_decode_ids(id_json), expected, finish_reason)
+        if self._is_cumulative or len(ids) != expected:
             raise EngineError(
                 f"{SERVER_NAME} counts {count} tokens and told {self._count} of them before: "
                 f"its {len(ids)} ids do not add up with that"
@@ -207,13 +210,13 @@ class SglangFrameReader:
         if self._count:
             self._is_cumulative = False
         else:
-            self._seen_json = told.rstrip(b"] ")
+            self._seen_json = id_json.rstrip(b"] ")
         return ids
 
     def _truncate(
         self, ids: list[int], before: int, finish_reason: SglangFinishReason | None
     ) -> tuple[list[int], Literal["stop", "length"] | None]:
-        """The ids up to the end of the turn, or up to the limit: not every server keeps to them."""
+        """The ids up to the end of the turn, or up to the limit: not every server respects them."""
         finish: Literal["stop", "length"] | None = None
         if finish_reason is not None:
             finish = "length" if finish_reason.type == "length" else "stop"
@@ -222,8 +225,8 @@ class SglangFrameReader:
             ids, finish = ids[:room], "length"
         if not self._request.stop_ids.isdisjoint(ids):
             stops = self._request.stop_ids
-            place = next(place for place, id in enumerate(ids, 1) if id in stops)
-            return ids[:place], "stop"
+            index = next(index for index, id in enumerate(ids, 1) if id in stops)
+            return ids[:index], "stop"
         return ids, finish
 
     def _take_cached(self, meta: SglangMetaInfo) -> int | None:
@@ -235,41 +238,43 @@ class SglangFrameReader:
     def _logprobs(
         self, ids: list[int], meta: SglangMetaInfo, before: int
     ) -> tuple[TokenLogprob, ...]:
-        """One for each id. Those of repeating frames begin with the first token of the turn."""
-        wanted = self._request.sampling.logprobs
-        if wanted is None or not ids:
+        """One for each id. Those of cumulative frames begin with the first token of the turn."""
+        count = self._request.sampling.logprobs
+        if count is None or not ids:
             return ()
         sampled = _decode_token_logprobs(meta.output_token_logprobs) or []
-        likely = _decode_top_logprobs(meta.output_top_logprobs) or [] if wanted else []
+        tops = _decode_top_logprobs(meta.output_top_logprobs) or [] if count else []
         first = before if self._is_cumulative else 0
-        spelled = self._tokenizer.decode
+        decode = self._tokenizer.decode
         found: list[TokenLogprob] = []
-        for place, id in enumerate(ids, first):
-            known = place < len(sampled) and sampled[place][1] == id
-            top = likely[place] or [] if known and place < len(likely) else []
-            beside = tuple(
-                (spelled([other]), _logprob_or_unknown(log)) for log, other, _ in top[:wanted]
+        for index, id in enumerate(ids, first):
+            known = index < len(sampled) and sampled[index][1] == id
+            top = tops[index] or [] if known and index < len(tops) else []
+            top_logprobs = tuple(
+                (decode([other]), _logprob_or_unknown(log)) for log, other, _ in top[:count]
             )
-            value = sampled[place][0] if known else None
-            found.append(TokenLogprob(spelled([id]), _logprob_or_unknown(value), beside))
+            value = sampled[index][0] if known else None
+            found.append(TokenLogprob(decode([id]), _logprob_or_unknown(value), top_logprobs))
         return tuple(found)
 
 
 def _json_list(raw: msgspec.Raw) -> bytes:
-    """A list as it was sent; one that is missing is empty."""
+    """A list as it was sent; a missing one is empty."""
     sent = bytes(raw)
     return sent if sent != b"null" else b"[]"
 
 
 def _continues_list(current: bytes, seen: bytes) -> bool:
-    """Whether a list begins with all of another one, whose end is cut: `[123]` not with `[12`."""
+    """Whether a JSON list begins with all items of another one without its end: `[123]` not with
+    `[12`.
+    """
     return current.startswith(seen) and current[len(seen) : len(seen) + 1] in (b",", b"]", b" ")
 
 
 def _with_stop_token(
     ids: list[int], expected: int, finish_reason: SglangFinishReason | None
 ) -> list[int]:
-    """With the token that ended the turn, where it is counted and kept out of the ids."""
+    """Add the token that ended the turn, where it is counted and not in the ids."""
     if (
         finish_reason is not None
         and isinstance(finish_reason.matched, int)
@@ -280,7 +285,7 @@ def _with_stop_token(
 
 
 def _merge_deltas(deltas: Sequence[TokenDelta]) -> TokenDelta:
-    """Deltas that came together as one."""
+    """Merge deltas that arrived together."""
     if len(deltas) == 1:
         return deltas[0]
     ids: list[int] = []

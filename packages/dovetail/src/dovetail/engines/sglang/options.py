@@ -1,4 +1,4 @@
-"""What can be said about an SGLang server that it does not say itself."""
+"""Options of the engine `sglang`."""
 
 from typing import Literal
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class SglangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the engine `sglang`. Unset, the server is asked.
+    """What the server does not report itself. Unset, it is queried.
 
-    `priority` is which number its scheduler takes first. `grammar_backend` is its flag of that
-    name. `silence` is how many seconds it may be silent while it reads a long prompt.
+    `priority` is which numbers its scheduler runs first. `grammar_backend` is its flag of that
+    name. `silence` is the read timeout in seconds: a server sends nothing during a long prefill.
     """
 
     priority: Literal["higher", "lower", "off"] | None = None

@@ -1,4 +1,4 @@
-"""A request in the words of SGLang's `/generate`."""
+"""Encode requests for SGLang's `/generate`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from dovetail.engines.sglang.discovery import PriorityOrder
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail_model import Sampling, Unsupported
 
-#: The member of `sampling_params` that takes each notation.
+#: The member of `sampling_params` for each constraint syntax.
 CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
     "structural_tag": "structural_tag",
     "json_schema": "json_schema",
@@ -29,10 +29,10 @@ def encode_request(
     rid: str,
     priority_order: PriorityOrder | None,
 ) -> bytes:
-    """The request as JSON. `rid` names it to SGLang; `priority` is None where it takes none.
+    """The request as JSON. `rid` is its id in SGLang; without `priority_order` no priority is sent.
 
-    Stop texts are not passed on: who asks watches for them. `session_id` lets SGLang keep what a
-    session shares. `session_params` are not used: with them SGLang puts the prompt together.
+    Stop texts are not sent: the caller checks for them. `session_id` lets SGLang retain what a
+    session shares. `session_params` are not used: with them SGLang assembles the prompt.
     """
     fields: dict[str, Any] = {
         "rid": rid,
@@ -43,19 +43,19 @@ def encode_request(
     if request.sampling.logprobs is not None:
         fields["return_logprob"] = True
         fields["top_logprobs_num"] = request.sampling.logprobs
-    if priority_order is not None:  # without one SGLang takes it for the least urgent of all
+    if priority_order is not None:  # without one SGLang assumes the lowest priority
         fields["priority"] = request.priority if priority_order == "higher" else -request.priority
     if request.session:
         fields["session_id"] = request.session
-    if request.cache_salt:  # `cache_salt` is younger, and an older server would pass over it
+    if request.cache_salt:  # older servers ignore `cache_salt`
         fields["extra_key"] = request.cache_salt
     return _json.encode(fields)
 
 
 def _sampling_params(request: EngineRequest) -> dict[str, Any]:
-    """SGLang refuses names that it does not know here, so what is not needed is left out.
+    """Only the fields that are needed: SGLang rejects unknown names here.
 
-    `ignore_eos` is no way to have only our own stop ids: it would switch those off as well.
+    `ignore_eos` cannot select only our own stop ids: it would disable those as well.
     """
     params: dict[str, Any] = {
         "max_new_tokens": max(request.max_tokens, 1),
@@ -71,10 +71,10 @@ def _sampling_params(request: EngineRequest) -> dict[str, Any]:
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    given = explicit_sampling_fields(sampling, "sampling_seed")
-    if given.get("top_k") == 0:  # to others that is the whole vocabulary, to SGLang an error
-        given["top_k"] = -1
-    return given
+    fields = explicit_sampling_fields(sampling, "sampling_seed")
+    if fields.get("top_k") == 0:  # elsewhere the whole vocabulary, in SGLang an error
+        fields["top_k"] = -1
+    return fields
 
 
 def _constraint_field(constraint: Constraint) -> str:

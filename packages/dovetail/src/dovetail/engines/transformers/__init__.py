@@ -1,4 +1,4 @@
-"""Models that transformers runs, on a GPU or a CPU, in a process of their own."""
+"""Engine for models that transformers runs, on a GPU or a CPU, in a child process."""
 
 from pathlib import Path
 

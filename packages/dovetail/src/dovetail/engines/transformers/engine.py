@@ -1,4 +1,4 @@
-"""transformers as a token engine: the model in a process of its own, asked as vLLM is asked."""
+"""transformers as a token engine: the model in a child process that serves vLLM's protocol."""
 
 import json
 import re
@@ -19,17 +19,18 @@ from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
-#: A long prompt is read without a sign of life.
+#: The child sends nothing while it prefills a long prompt.
 GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
 HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 _METRIC_PATTERN = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 
 
 class TransformersEngine:
-    """The engine for one folder of weights. Its window is the model's, or what memory allows.
+    """The engine for one folder of weights. Its context length is the model's, or what memory
+    allows.
 
-    What it can do is known for certain once the model is loaded. Without a `tokenizer` the tokens
-    of logprobs are named by their ids.
+    Its capabilities are known once the model is loaded. Without a `tokenizer` the tokens of
+    logprobs are named by their ids.
     """
 
     name = "transformers"
@@ -50,8 +51,8 @@ class TransformersEngine:
         self._endpoint: Endpoint | None = None
         self._client: CompletionsClient | None = None
         self._ready: TransformersChildReady | None = None
-        window = context_length or read_context_length(folder)
-        self.capabilities = EngineCapabilities(context_length=window, local=True)
+        length = context_length or read_context_length(folder)
+        self.capabilities = EngineCapabilities(context_length=length, local=True)
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -64,7 +65,7 @@ class TransformersEngine:
         return self._process.pid
 
     async def start(self) -> None:
-        """Loads the model, in a process of its own."""
+        """Load the model in a child process."""
         if self._endpoint is not None:
             return
         self._process = TransformersProcess(self._options)
@@ -88,7 +89,7 @@ class TransformersEngine:
         self._endpoint, self._ready = endpoint, ready
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Deltas as they come. Leaving it drops the connection, at which the model stops."""
+        """Push deltas as they arrive. Cancelling closes the connection, which stops the model."""
         client, process = self._client, self._process
         if client is None:
             raise EngineUnavailable("the engine 'transformers' is not running")
@@ -99,7 +100,7 @@ class TransformersEngine:
             await process.raise_exit_error(fault)
 
     async def health(self) -> EngineHealth:
-        """Whether the process answers, and how many generations run and wait there."""
+        """Whether the process responds, and how many generations run and wait there."""
         endpoint, ready = self._endpoint, self._ready
         if endpoint is None or ready is None:
             return EngineHealth(False, "not started")
@@ -119,13 +120,13 @@ class TransformersEngine:
         return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
 
     async def stop(self) -> None:
-        """Ends the process, and with it everything that runs there."""
+        """End the process, and with it everything that runs there."""
         self._endpoint = self._client = None
         await self._process.stop()
 
 
 def read_context_length(folder: Path) -> int | None:
-    """The window that a model was made for; None if its folder does not say."""
+    """The context length of a model; None if its folder does not say."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What an operator can say about the transformers engine."""
+"""Options of the engine `transformers`, and the configuration of its child process."""
 
 from typing import Annotated, Literal
 
@@ -8,20 +8,20 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options by the names that the documentation uses. None chooses what suits the machine.
+    """Options by the names that the documentation uses. None selects a default for the machine.
 
-    `python` is the interpreter that has torch; None is the one that runs the server. `device_map`
-    is a device (`cpu`, `cuda`, `cuda:1`) or `auto`, `dtype` and `attention` are transformers' own
-    names; `attention` may also be `dovetail`, our own kernels, which are what None chooses on a GPU
-    where the model allows them. `load_format` `dummy` makes random weights from the config alone,
-    for measurements. `cuda_graphs` replays a step of single tokens instead of launching it anew,
-    where our kernels run.
+    `python` is the interpreter that has torch; None is the one that runs the server.
+    `device_map` is a device (`cpu`, `cuda`, `cuda:1`) or `auto`, `dtype` and `attention` are
+    transformers' own names; `attention` may also be `dovetail`, our own kernels, which None
+    selects on a GPU where the model allows them. `load_format` `dummy` creates random weights
+    from the config alone, for measurements. `cuda_graphs` replays a decode step instead of
+    launching it anew, with our kernels.
 
-    `max_batch` generations run at once, the others wait. A prompt is read `max_batch_tokens` at a
-    time; between two of those a generation can be cancelled. `cache_tokens` is the room for the
-    keys and values of all of them, in pages of `page_size` tokens, which are also the units in
-    which prefixes are shared. `logs` passes on what the process says; `tcp` makes it listen on a
-    loopback port, as it must where there are no unix sockets.
+    `max_batch` generations run at once, the others wait. A prompt is prefilled
+    `max_batch_tokens` at a time; between two of those a generation can be cancelled.
+    `cache_tokens` is the capacity of the KV cache, in pages of `page_size` tokens, which are
+    also the units in which prefixes are shared. `logs` forwards the log of the process; `tcp`
+    makes it listen on a loopback port, which is required where there are no unix sockets.
     """
 
     python: str | None = None
@@ -41,7 +41,7 @@ class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class TransformersChildConfig(msgspec.Struct, frozen=True):
-    """What the child is told: the model, where to listen, what else it may import from."""
+    """The model, where to listen, and additional import paths of the child."""
 
     model: str
     key: str

@@ -1,7 +1,7 @@
-"""The process that torch and the model live in.
+"""The child process with torch and the model.
 
-Nobody but us reaches its server: it listens on a unix socket in a folder that only this user can
-enter, or on a loopback port that the system picks, and asks for a key made anew at each start.
+Its server is private: it listens on a unix socket in a folder that only this user can enter, or on
+a loopback port that the system picks, and requires a key that is generated at each start.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*")  # the last l
 
 
 class TransformersChildReady(msgspec.Struct, frozen=True):
-    """What the child says once it serves. `facts` are for whoever looks at the engine's health."""
+    """The child's response once it serves. `facts` are for the engine's health."""
 
     address: str
     context_length: int
@@ -56,11 +56,11 @@ class TransformersProcess(EngineProcess):
     async def start(
         self, model: Path, context_length: int | None
     ) -> tuple[Endpoint, TransformersChildReady]:
-        """Loads the model. Raises `EngineUnavailable` with the reason if that fails."""
+        """Load the model. Raises `EngineUnavailable` with the reason if that fails."""
         if self._options.python is None:
             check_packages()
         key = secrets.token_urlsafe(32)
-        order = TransformersChildConfig(
+        config = TransformersChildConfig(
             str(model),
             key,
             None if self._options.tcp else self._socket.create("engine.sock"),
@@ -69,25 +69,25 @@ class TransformersProcess(EngineProcess):
             package_roots() if self._options.python is not None else (),
         )
         try:
-            answer = await self._child.start(msgspec.to_builtins(order))
-            if "address" not in answer:
-                reason = answer.get("error") or self.describe_exit()
+            response = await self._child.start(msgspec.to_builtins(config))
+            if "address" not in response:
+                reason = response.get("error") or self.describe_exit()
                 raise EngineUnavailable(f"transformers cannot serve {model}: {reason}")
         except BaseException:
             await self.stop()
             raise
-        ready = msgspec.convert(answer, TransformersChildReady)
+        ready = msgspec.convert(response, TransformersChildReady)
         return Endpoint.parse(ready.address, {"authorization": f"Bearer {key}"}), ready
 
     def describe_exit(self) -> str:
-        """How the process ended, and what it complained of last."""
-        complaint = last_error_line(self._child.log)
-        ended = self._child.describe_exit()
-        return f"{ended}: {complaint}" if complaint and not self.alive else ended
+        """How the process ended, and its last error."""
+        error = last_error_line(self._child.log)
+        exit_text = self._child.describe_exit()
+        return f"{exit_text}: {error}" if error and not self.alive else exit_text
 
 
 def check_packages() -> None:
-    """Raises where this interpreter has no torch or no transformers."""
+    """Raise where this interpreter has no torch or no transformers."""
     for package in REQUIRED_PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise EngineUnavailable(
@@ -97,13 +97,13 @@ def check_packages() -> None:
 
 
 def package_roots() -> tuple[str, ...]:
-    """Where our own packages lie, for an interpreter that does not have them."""
+    """Where our own packages are, for an interpreter that does not have them."""
     specs = [importlib.util.find_spec(name) for name in DOVETAIL_PACKAGES]
     roots = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
     return tuple(dict.fromkeys(roots))
 
 
 def last_error_line(log: Iterable[str]) -> str:
-    """The last error that a log tells of."""
+    """The last error in a log."""
     found = [line for line in log if ERROR_LINE.match(line)]
     return found[-1][:300] if found else ""

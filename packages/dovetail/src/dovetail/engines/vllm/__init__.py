@@ -1,4 +1,4 @@
-"""A vLLM that runs elsewhere, unmodified: its completions API is all that is used."""
+"""Engine for an unmodified remote vLLM server, over its completions API."""
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.vllm.discovery import discover

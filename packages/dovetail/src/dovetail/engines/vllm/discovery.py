@@ -1,11 +1,11 @@
-"""What a server keeps to, found out by asking it.
+"""Discover a vLLM server's model, and probe which constraints it enforces.
 
-A vLLM that was started with a reasoning parser applies a constraint only behind the thought, one
-before 0.11 knows the field by another name and ignores it, and some of its backends know only
-schemas. So each notation is tried: the answer must be the one word that it allows.
+A vLLM that was started with a reasoning parser applies a constraint only after the reasoning, one
+before 0.11 has another name for the field and ignores ours, and some of its backends support only
+schemas. So each syntax is probed: the output must be the one word that it allows.
 
-Lark is never tried: the first constraint that a server sees decides for good which backend reads
-all later ones, and Lark would have it choose another than it would choose for itself.
+Lark is never probed: the first constraint that a server receives selects the backend of all later
+ones, and Lark would select another than its default.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from dovetail_model import (
 from dovetail_tokenizers import Tokenizer
 
 PROBE_WORD = "dovetail"
-#: The notations, best first, each with the one word allowed.
+#: The constraint syntaxes, best first, each with the only output that it allows.
 PROBES: Mapping[ConstraintSyntax, tuple[str, str]] = {
     "structural_tag": (
         f'{{"type":"structural_tag","format":{{"type":"const_string","value":"{PROBE_WORD}"}}}}',
@@ -40,35 +40,35 @@ PROBES: Mapping[ConstraintSyntax, tuple[str, str]] = {
     "ebnf": (f'root ::= "{PROBE_WORD}"', PROBE_WORD),
     "json_schema": (f'{{"enum":["{PROBE_WORD}"]}}', f'"{PROBE_WORD}"'),
 }
-_PROBE_MAX_TOKENS = 16  # tokens for the word, whatever the vocabulary
+_PROBE_MAX_TOKENS = 16  # enough for the word with any vocabulary
 _REASONING_END = "</think>"
 
 
 @dataclass(frozen=True)
 class EnforcedConstraints:
-    """The notations that a server enforces: from the first token on, or only behind thoughts."""
+    """The syntaxes that a server enforces: from the first token on, or only after reasoning."""
 
     constraints: tuple[ConstraintSyntax, ...]
     after_reasoning: bool = False
 
 
 async def probe_constraints(client: CompletionsClient, tokenizer: Tokenizer) -> EnforcedConstraints:
-    """What the server enforces. Raises an `EngineError` if it cannot be asked."""
-    kept = await _enforced_syntaxes(client, tokenizer, "Hello")
-    if kept or _REASONING_END not in tokenizer.controls:
-        return EnforcedConstraints(kept)
-    kept = await _enforced_syntaxes(client, tokenizer, f"<think>\n\n{_REASONING_END}\n\n")
-    return EnforcedConstraints(kept, after_reasoning=bool(kept))
+    """What the server enforces. Raises an `EngineError` if it cannot be queried."""
+    syntaxes = await _enforced_syntaxes(client, tokenizer, "Hello")
+    if syntaxes or _REASONING_END not in tokenizer.controls:
+        return EnforcedConstraints(syntaxes)
+    syntaxes = await _enforced_syntaxes(client, tokenizer, f"<think>\n\n{_REASONING_END}\n\n")
+    return EnforcedConstraints(syntaxes, after_reasoning=bool(syntaxes))
 
 
 async def _enforced_syntaxes(
     client: CompletionsClient, tokenizer: Tokenizer, prompt: str
 ) -> tuple[ConstraintSyntax, ...]:
     ids = array("I", tokenizer.encode(prompt))
-    kept = await asyncio.gather(
+    results = await asyncio.gather(
         *(_is_enforced(client, tokenizer, ids, syntax) for syntax in PROBES)
     )
-    return tuple(syntax for syntax, keeps in zip(PROBES, kept, strict=True) if keeps)
+    return tuple(syntax for syntax, enforced in zip(PROBES, results, strict=True) if enforced)
 
 
 async def _is_enforced(
@@ -83,10 +83,10 @@ async def _is_enforced(
         constraint=Constraint(syntax, grammar),
     )
     try:
-        said = await collect_token_ids(client, request)
+        output = await collect_token_ids(client, request)
     except (ClientError, EngineTimeout):
         return False
-    return tokenizer.decode(said).startswith(word)
+    return tokenizer.decode(output).startswith(word)
 
 
 DISCOVERY_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
@@ -110,7 +110,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """The server's model under all its names. Adapters are models of their own."""
+    """The server's model under all its names. Adapters are separate models."""
     cards = await list_models(endpoint)
     first = next((card for card in cards if card.parent is None), cards[0])
     return RemoteModel(
@@ -124,8 +124,8 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 
 
 async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
-    """All that the server serves. Raises an error that says what is wrong with the address."""
-    who = f"the server at {endpoint}"
+    """All models of the server. Raises an error that says what is wrong with the address."""
+    server_name = f"the server at {endpoint}"
     try:
         status, content = await fetch(
             endpoint, ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
@@ -133,22 +133,26 @@ async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
     except EngineUnavailable as fault:
         raise EngineUnavailable(f"{fault.message}: is vLLM running there?") from fault
     if status in (401, 403):
-        raise EngineError(f"{who} refuses the key ({status}): pass its own as --engine-api-key")
+        raise EngineError(
+            f"{server_name} refuses the key ({status}): pass its own as --engine-api-key"
+        )
     if status == 404:
-        raise EngineError(f"{who} has no /v1/models: it is not vLLM, or the address is wrong")
+        raise EngineError(
+            f"{server_name} has no /v1/models: it is not vLLM, or the address is wrong"
+        )
     if status != 200:
-        raise error_from_status(who, status, content)
+        raise error_from_status(server_name, status, content)
     try:
         cards = msgspec.json.decode(content, type=_ModelList).data
     except msgspec.DecodeError as fault:
-        raise EngineError(f"{who} does not list models as vLLM does ({fault})") from fault
+        raise EngineError(f"{server_name} does not list models as vLLM does ({fault})") from fault
     if not cards:
-        raise EngineUnavailable(f"{who} serves no model")
+        raise EngineUnavailable(f"{server_name} serves no model")
     return cards
 
 
 async def _fetch_version(endpoint: Endpoint) -> str:
-    """The server's version; nothing where it does not tell."""
+    """The server's version; empty where it is not reported."""
     try:
         status, content = await fetch(
             endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS)

@@ -1,4 +1,4 @@
-"""vLLM as a token engine: ids in, ids out, over its completions API."""
+"""vLLM as a token engine, over its completions API."""
 
 import logging
 from dataclasses import replace
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """One model of one server. What the server can do is known once it has been started."""
+    """One model of one server. Its capabilities are known once it has been started."""
 
     name = "vllm"
 
@@ -49,7 +49,7 @@ class VllmEngine:
         self._client = self._create_client(Timeouts(CONNECT_TIMEOUT_SECONDS, self._options.silence))
 
     async def start(self) -> None:
-        """Looks whether the server is there and has the model, and what it keeps to."""
+        """Check that the server has the model, and probe what it enforces."""
         cards = await list_models(self._endpoint)
         names = [card.id for card in cards]
         if self._remote.name not in names:
@@ -57,10 +57,10 @@ class VllmEngine:
                 f"vLLM at {self._endpoint} does not serve {self._remote.name!r} (any more): "
                 f"it serves {', '.join(names)}"
             )
-        # Its own, which may be shorter than that of the replica that was asked first.
-        windows = [card.max_model_len for card in cards if card.id == self._remote.name]
-        told = [length for length in (self._context_length, *windows) if length]
-        self.capabilities = replace(self.capabilities, context_length=min(told, default=None))
+        # Its own, which may be shorter than that of the replica that was queried first.
+        own = [card.max_model_len for card in cards if card.id == self._remote.name]
+        lengths = [length for length in (self._context_length, *own) if length]
+        self.capabilities = replace(self.capabilities, context_length=min(lengths, default=None))
         if self._options.probe:
             await self._probe()
         else:
@@ -68,22 +68,20 @@ class VllmEngine:
         self._started = True
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Deltas as they come. Leaving it drops the connection, at which vLLM stops."""
+        """Push deltas as they arrive. Cancelling closes the connection, which stops vLLM."""
         if not self._started:
             raise EngineUnavailable("the engine 'vllm' is not running")
         await self._client.generate(request, sink)
 
     async def health(self) -> EngineHealth:
-        """Whether the server says that it is well, and what was found out about it."""
+        """Whether the server reports to be healthy, and what was probed."""
         if not self._started:
             return EngineHealth(False, "not started")
-        if (
-            self._client.reports_cached_tokens
-        ):  # before 0.32 a server is silent when nothing was cached
+        if self._client.reports_cached_tokens:  # before 0.32 only when tokens were cached
             self.capabilities = replace(self.capabilities, cached_tokens=True)
         try:
-            call = ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
-            status, _ = await fetch(self._endpoint, call)
+            client_request = ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
+            status, _ = await fetch(self._endpoint, client_request)
         except DovetailError as error:
             return EngineHealth(False, error.message)
         return EngineHealth(
@@ -91,7 +89,7 @@ class VllmEngine:
         )
 
     async def stop(self) -> None:
-        """The server runs on; what it still does for us is broken off."""
+        """Abort our requests. The server keeps running."""
         self._started = False
         self._client.abort_all()
 
@@ -107,29 +105,29 @@ class VllmEngine:
 
     async def _probe(self) -> None:
         client = self._create_client(PROBE_TIMEOUTS)
-        kept = await probe_constraints(client, self._tokenizer)
+        enforced = await probe_constraints(client, self._tokenizer)
         self.capabilities = replace(
             self.capabilities,
-            constraints=kept.constraints,
-            constrains_after_reasoning=kept.after_reasoning,
+            constraints=enforced.constraints,
+            constrains_after_reasoning=enforced.after_reasoning,
             cached_tokens=bool(client.reports_cached_tokens),
         )
         if not client.reports_cached_tokens:
             self._warn_missing_feature(
                 "cached tokens are not told", "--enable-prompt-tokens-details"
             )
-        if kept.after_reasoning:
+        if enforced.after_reasoning:
             self._warn_missing_feature(
                 "constraints hold only behind thoughts", "no --reasoning-parser"
             )
-        elif not kept.constraints:
+        elif not enforced.constraints:
             self._warn_missing_feature(
                 "constraints are not enforced", "another structured-outputs backend"
             )
 
-    def _warn_missing_feature(self, feature: str, remedy: str) -> None:
-        told = {"engine": str(self._endpoint), "what": feature, "start_vllm_with": remedy}
-        _log.warning("vllm_lacks", extra={"fields": told})
+    def _warn_missing_feature(self, problem: str, remedy: str) -> None:
+        fields = {"engine": str(self._endpoint), "problem": problem, "remedy": remedy}
+        _log.warning("vllm_feature_missing", extra={"fields": fields})
 
     def _health_facts(self) -> dict[str, Any]:
         return {

@@ -1,13 +1,15 @@
-"""What an operator can say about a vLLM."""
+"""Options of the engine `vllm`."""
 
 import msgspec
 
 
 class VllmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`stream_interval`: tokens in a frame of the stream, to spare both sides work when many are
-    served at once. `silence`: seconds without a word after which a request is given up; a long
-    prompt is read in silence. `probe`: whether to find out at the start, by requests of a few
-    tokens, what the server keeps to; without it constraints are believed to be enforced.
+    """Options by the names that the documentation uses.
+
+    `stream_interval` is the tokens of a frame of the stream, to reduce the work of both sides
+    with many streams. `silence` is the read timeout in seconds: a server sends nothing during a
+    long prefill. `probe` says whether to probe at the start, by requests of a few tokens, what
+    the server enforces; without it constraints are assumed to be enforced.
     """
 
     stream_interval: int | None = None

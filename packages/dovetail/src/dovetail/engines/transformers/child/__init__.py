@@ -1,1 +1,1 @@
-"""What runs in the engine's own process: torch, the model, and a server for it."""
+"""The child process: torch, the model, and a server for it."""

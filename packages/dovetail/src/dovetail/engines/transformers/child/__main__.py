@@ -1,8 +1,8 @@
-"""The engine's own process: loads a model and serves it until the parent lets go.
+"""The child process: loads a model and serves it until the parent closes its stdin.
 
-It is run by its path, by an interpreter that has torch and may not have Dovetail: the parent says
-where that lies. In: one line of JSON on stdin, an `Order`. Out: one line of JSON on stdout, where
-it listens or an error. The end of stdin ends the process, so it never outlives its parent.
+It is run by its path, by an interpreter that has torch and may not have Dovetail: the parent passes
+its path. In: one line of JSON on stdin, a `TransformersChildConfig`. Out: one line of JSON on
+stdout, the address or an error. The end of stdin ends the process, so it never outlives its parent.
 """
 
 import json
@@ -15,22 +15,22 @@ from typing import Any
 
 def main() -> None:
     report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print is log
-    order = json.loads(sys.stdin.buffer.readline())
+    os.dup2(2, 1)  # what libraries print goes to the log
+    config = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    sys.path.extend(order["paths"])
+    sys.path.extend(config["paths"])
     serve: Callable[[], None] | None = None
     try:
-        answer, serve = _prepare(order)
+        response, serve = _prepare(config)
     except ModuleNotFoundError as fault:
         hint = "pip install 'dovetail[transformers]', or name the interpreter that has it: python"
-        answer = {"error": f"{fault} ({hint})"}
+        response = {"error": f"{fault} ({hint})"}
     except Exception as fault:
-        answer = {"error": f"{fault}"}
-    print(json.dumps(answer), file=report, flush=True)
+        response = {"error": f"{fault}"}
+    print(json.dumps(response), file=report, flush=True)
     if serve is not None:
         serve()
-    # Generations may be running: the operating system ends them faster than their owner would.
+    # Generations may be running: the operating system ends them faster than the server would.
     os._exit(0 if serve is not None else 1)
 
 

@@ -1,11 +1,11 @@
-"""The attention of a paged batch, as transformers asks for it, by our own kernels.
+"""Attention over a paged batch, as transformers calls it, with our own kernels.
 
-Without the flash-attention package the library's own way gathers the cache anew in every layer and
-masks one sequence against all others. Ours reads each key once, where it lies. Long runs of new
-tokens, of which each key serves many, are left to torch's flash attention: it multiplies faster.
+Without the flash-attention package the library gathers the cache anew in every layer and masks
+each sequence against all others. Ours reads each key once, in place. Long runs of new tokens,
+which share each key, use torch's flash attention: its matrix multiplication is faster.
 """
 
-from functools import cache as remembered
+from functools import cache
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -19,22 +19,22 @@ try:
 except ImportError:  # torch before 2.10
     varlen_attn = None
 
-#: The library takes a name with "flash" in it for one that needs no mask. Its older versions want
-#: to be told that it is for pages.
+#: The library creates no mask for a name that contains "flash". Its older versions require the
+#: prefix for paged attention.
 NAME, OLD_NAME = "dovetail_flash", "paged|dovetail_flash"
 
 QUERY_TILE_ROWS, DECODE_TILE_ROWS = 64, 16  # rows of queries and heads
-KEYS_PER_STEP = 64  # of a step
-#: That a processor of the GPU should have to do, of runs and of single tokens: all ends with the
-#: last of them, so where each takes long there should be many.
+KEYS_PER_STEP = 64
+#: Programs per streaming multiprocessor, for prefill and decode: a launch ends with its last
+#: program, so there should be many where each takes long.
 PREFILL_PROGRAMS_PER_SM, DECODE_PROGRAMS_PER_SM = 16, 4
 SPLIT_COUNTS = (64, 16, 8, 4, 2)  # few values: each is a kernel to compile
-MIN_KEYS_PER_SPLIT = 128  # of a split
+MIN_KEYS_PER_SPLIT = 128
 MIN_FLASH_TOKENS = 1024  # new tokens
 
 
 class NewTokens(NamedTuple):
-    """What a layer made of the new tokens, each of the shape [heads, tokens, size]."""
+    """Queries, keys and values of the new tokens, each of the shape [heads, tokens, size]."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -42,10 +42,10 @@ class NewTokens(NamedTuple):
 
 
 class KvPages(NamedTuple):
-    """A layer's part of the cache: a row for each slot, `page` of them together.
+    """A layer's part of the KV cache: a row for each slot, `page_size` of them per page.
 
-    `group` is the place of its kind of layers in the lists of a batch, `trash` a slot that padding
-    is written to.
+    `group` is the index of its kind of layers in the lists of a batch, `trash_slot` a slot that
+    padding is written to.
     """
 
     keys: torch.Tensor
@@ -56,11 +56,11 @@ class KvPages(NamedTuple):
 
 
 class PagedBatch(NamedTuple):
-    """Where the sequences of a batch lie, among the queries and in the cache.
+    """Where the sequences of a batch are, among the queries and in the cache.
 
-    With a `table` of pages every sequence has one query. Otherwise `slots` says for each position
-    of each sequence where it is, and `written` where the new ones go. `longest` is the length of
-    the longest sequence and of its new part.
+    With a `block_table` every sequence has one query. Otherwise `read_slots` has the slot of
+    each position of each sequence, and `write_slots` those of the new ones. `max_lengths` are
+    the lengths of the longest sequence and of the longest new part.
     """
 
     starts_q: torch.Tensor
@@ -72,12 +72,12 @@ class PagedBatch(NamedTuple):
 
 
 class FlashAttention:
-    """torch's flash attention, as far as it is there and does what is asked of it."""
+    """torch's flash attention, where it is available and supports the model."""
 
     def __init__(self) -> None:
         self.is_usable = varlen_attn is not None
         known = signature(varlen_attn).parameters if varlen_attn is not None else {}
-        # Newer versions want to be told that heads share keys.
+        # Newer versions need a flag for heads that share keys.
         self._extra_arguments = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def attend(
@@ -94,7 +94,7 @@ class FlashAttention:
         return found
 
     def check_support(self, query: torch.Tensor, pages: KvPages, batch: PagedBatch) -> None:
-        """Tries it, where a failure harms nobody: it knows few types of numbers and few GPUs."""
+        """Try it once, where a failure is harmless: it supports few dtypes and few GPUs."""
         if self.is_usable and query.is_cuda:
             try:
                 self.attend(query, pages, batch, 1.0)
@@ -112,34 +112,38 @@ def paged_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     _mask: torch.Tensor | None,
-    **given: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Stores the new keys and values and attends to all. Tensors are [1, heads, tokens, size]."""
-    pages = pages_of(given["cache"], module.layer_idx)
-    scale = given.get("scaling")
+    """Store the new keys and values and attend to all. Tensors are [1, heads, tokens, size]."""
+    pages = pages_of(kwargs["cache"], module.layer_idx)
+    scale = kwargs.get("scaling")
     out = attend(
         NewTokens(query[0], key[0], value[0]),
         pages,
-        _build_batch(given, pages.group),
+        _build_batch(kwargs, pages.group),
         scale if scale is not None else query.shape[-1] ** -0.5,
     )
     return out[None], None
 
 
-def _build_batch(given: dict[str, Any], group: int) -> PagedBatch:
-    table, written, read = given["block_table"], given["write_index"], given["read_index"]
+def _build_batch(arguments: dict[str, Any], group: int) -> PagedBatch:
+    table, written, read = (
+        arguments["block_table"],
+        arguments["write_index"],
+        arguments["read_index"],
+    )
     return PagedBatch(
-        given["cu_seq_lens_q"],
-        _full_attention_value(given["cu_seq_lens_k"]),
+        arguments["cu_seq_lens_q"],
+        _full_attention_value(arguments["cu_seq_lens_k"]),
         table[group] if table is not None else None,
         read[group] if read[group].numel() else written[group],  # nothing but new tokens
         written[group],
-        (_max_length(given, "k"), _max_length(given, "q")),
+        (_max_length(arguments, "k"), _max_length(arguments, "q")),
     )
 
 
 def pages_of(cache: Any, layer: int) -> KvPages:
-    """Where the library keeps a layer's keys and values, by the two layouts that it has had."""
+    """A layer's keys and values in the library's cache, in the two layouts that it has had."""
     if hasattr(cache, "layer_to_allocator"):
         allocator = cache.layer_to_allocator[layer]
         keys, values = allocator._kv_token_views[layer]
@@ -153,7 +157,9 @@ def pages_of(cache: Any, layer: int) -> KvPages:
 def attend(
     new: NewTokens, pages: KvPages, batch: PagedBatch, scale: float, splits: int | None = None
 ) -> torch.Tensor:
-    """What the new tokens find, [tokens, heads, size]. `splits` are chosen to fill the GPU."""
+    """The attention output of the new tokens, [tokens, heads, size]. `splits` are chosen to fill
+    the GPU.
+    """
     _store(new, pages, batch)
     query = new.query
     if (
@@ -172,7 +178,7 @@ def attend(
     group = heads // kv_heads
     rows = max(DECODE_TILE_ROWS if single else QUERY_TILE_ROWS, triton.next_power_of_2(group))
     full = sequences if single else tokens // (rows // group) + 1
-    tiles = sequences if single else full + sequences  # a sequence begins a tile, if it has any
+    tiles = sequences if single else full + sequences  # each sequence with tokens begins a tile
     if splits is None:
         wanted = (DECODE_PROGRAMS_PER_SM if single else PREFILL_PROGRAMS_PER_SM) * _sm_count(
             query.device
@@ -203,7 +209,7 @@ def attend(
 
 
 def compile_kernels(pages: KvPages, heads: int) -> None:
-    """Has every kernel that may be needed compiled, which takes seconds the first time."""
+    """Compile every kernel that may be needed, which takes seconds the first time."""
     kv_heads, size = pages.keys.shape[1:]
     with torch.device(pages.keys.device):
         new = torch.zeros((1, heads + 2 * kv_heads, size), dtype=pages.keys.dtype).transpose(0, 1)
@@ -231,13 +237,13 @@ def _store(new: NewTokens, pages: KvPages, batch: PagedBatch) -> None:
 
 
 def _choose_splits(wanted: int, max_length: int | None) -> int:
-    """Into how many parts the keys are split. How long sequences are may not be known."""
+    """How many parts the keys are split into. `max_length` may not be known."""
     if max_length is not None:
         wanted = min(wanted, max_length // MIN_KEYS_PER_SPLIT)
     return next((splits for splits in SPLIT_COUNTS if splits <= wanted), 1)
 
 
-@remembered
+@cache
 def _sm_count(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
@@ -249,18 +255,22 @@ def _block_size(size: int) -> int:
 
 
 def _full_attention_value(lengths: Any) -> Any:
-    """Of the layers that attend to everything, where several kinds are told apart."""
+    """The value of the layers with full attention, where several kinds are listed."""
     return lengths["full_attention"] if isinstance(lengths, dict) else lengths
 
 
-def _max_length(given: dict[str, Any], of: str) -> int:
-    """Of the longest sequence, by the two names that the library has had for it."""
+def _max_length(arguments: dict[str, Any], of: str) -> int:
+    """The length of the longest sequence, by the two names that the library has had for it."""
     name = f"max_length_{of}"
-    return int(_full_attention_value(given[name] if name in given else given[f"max_seqlen_{of}"]))
+    return int(
+        _full_attention_value(
+            arguments[name] if name in arguments else arguments[f"max_seqlen_{of}"]
+        )
+    )
 
 
 class BlockTables:
-    """The rows of a batch's table of pages. Entries behind a sequence's last page mean nothing."""
+    """The rows of a batch's block table. Entries after a sequence's last page are undefined."""
 
     def __init__(self, allocator: Any, table: torch.Tensor) -> None:
         self._allocator = allocator
@@ -271,7 +281,7 @@ class BlockTables:
         allocator.fill_block_table = self.fill
 
     def fill(self, name: str, past_length: int, query_length: int, row: torch.Tensor) -> None:
-        """In the place of the allocator's own. `row` tells which one it is."""
+        """Replaces the allocator's own method. `row` says which one it is."""
         blocks: list[int] = self._allocator.block_table[name]
         place = (row.storage_offset() - self._device.storage_offset()) // self._device.stride(0)
         self._filled = max(self._filled, place + 1)
@@ -281,28 +291,30 @@ class BlockTables:
             self._host[place, : len(blocks)] = entries
 
     def send(self) -> None:
-        """To the device. The host waits, so that what runs on any stream comes after."""
+        """Copy to the device. The host waits, so that what runs on any stream comes after."""
         if self._filled:
             self._device[: self._filled].copy_(self._host[: self._filled])
             self._filled = 0
 
     def _page_stride(self) -> int:
-        """Pages that the blocks of one layer lie apart, in the newer of the library's layouts."""
-        apart = getattr(self._allocator, "block_physical_stride", None)
-        return 1 if apart is None else int(apart // self._allocator.tokens_per_page)
+        """The distance in pages between a layer's blocks, in the newer of the library's layouts."""
+        stride = getattr(self._allocator, "block_physical_stride", None)
+        return 1 if stride is None else int(stride // self._allocator.tokens_per_page)
 
 
 def gather_tables(processor: Any) -> None:
-    """Makes a batch's table be sent at once, for a model whose layers all see everything."""
+    """Copy a batch's block table in one transfer, for models with full attention in all layers."""
     cache, batch = processor.cache, processor.inputs_and_outputs
-    old = getattr(cache, "group_cache_managers", None)
-    allocators = old if old is not None else list(cache.cache_allocators.values())
+    legacy_managers = getattr(cache, "group_cache_managers", None)
+    allocators = (
+        legacy_managers if legacy_managers is not None else list(cache.cache_allocators.values())
+    )
     if len(allocators) != 1 or not batch.block_table.numel():
         return
     tables, prepare = BlockTables(allocators[0], batch.block_table[0]), batch.prepare_batch_tensors
 
-    def prepared(*given: Any, **more: Any) -> None:
-        prepare(*given, **more)
+    def prepared(*arguments: Any, **keywords: Any) -> None:
+        prepare(*arguments, **keywords)
         tables.send()
 
     batch.prepare_batch_tensors = prepared

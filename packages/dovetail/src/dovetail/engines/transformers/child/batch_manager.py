@@ -1,4 +1,4 @@
-"""The manager of batches, made to our wants: cache, kernels, graphs, how tokens are drawn."""
+"""Configure the library's batch manager: KV cache, kernels, CUDA graphs, sampling."""
 
 import os
 from dataclasses import fields
@@ -20,21 +20,21 @@ from dovetail.engines.transformers.child.sampling_params import SamplingDefaults
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import Sampling
 
-CPU_PAGE_TOKENS, DEFAULT_PAGE_TOKENS, OWN_ATTENTION_PAGE_TOKENS = 32, 256, 64  # tokens
+CPU_PAGE_TOKENS, DEFAULT_PAGE_TOKENS, OWN_ATTENTION_PAGE_TOKENS = 32, 256, 64
 CPU_BATCH_TOKENS, OWN_ATTENTION_BATCH_TOKENS = 512, 8192
 CPU_CACHE_MEMORY_FRACTION = 0.5  # of this machine's memory, for a cache on the CPU
-DEFAULT_SAMPLING = Sampling()  # what a request asks that asks for nothing
-NO_EOS_ID = -1  # stands for "no id ends it"
+DEFAULT_SAMPLING = Sampling()  # of a request that sets no parameters
+NO_EOS_ID = -1  # no id ends the generation
 
 
 def create_batch_manager(
     loaded: LoadedModel, options: TransformersOptions, context_length: int
 ) -> tuple[Any, int]:
-    """The library's manager with its cache allocated, and the tokens that this has room for."""
+    """The library's manager with its cache allocated, and the capacity of the cache in tokens."""
     generation = import_module("transformers").GenerationConfig(
         do_sample=False, eos_token_id=NO_EOS_ID
     )
-    drawing = BatchSampler(
+    sampler = BatchSampler(
         options.max_batch, loaded.vocab_size, loaded.tokenizer_vocab_size, loaded.model.device
     )
     page = options.page_size or _page_tokens(loaded)
@@ -43,13 +43,13 @@ def create_batch_manager(
             generation_config=generation,
             continuous_batching_config=_batching_config(loaded, options, context_length, page),
         )
-        manager.logit_processor = drawing  # in the place of the library's own
-        # Here, where a failure can be told.
+        manager.logit_processor = sampler  # in the place of the library's own
+        # Here, where a failure can be reported.
         _create_cache(manager, loaded, ceil(context_length / page))
-        _warm_up(manager, loaded, drawing)
+        _warm_up(manager, loaded, sampler)
     except (RuntimeError, ValueError, MemoryError) as fault:
         raise TransformersLoadError(describe_error(fault)) from fault
-    # The library asks for a page more than a sequence needs, and dies if there is none.
+    # The library allocates a page more than a sequence needs, and fails if there is none.
     return manager, (manager.batch_processor.cache.num_blocks - 1) * page
 
 
@@ -61,15 +61,17 @@ def _page_tokens(loaded: LoadedModel) -> int:
 
 def _create_cache(manager: Any, loaded: LoadedModel, pages: int) -> None:
     if loaded.own_attention:
-        # The library knows batches of single tokens only of the flash-attention package.
+        # The library has decode batches only for the flash-attention package.
         manager.continuous_batching_config.max_blocks_per_request = pages
     manager.batch_processor = manager._create_batch_processor()
     _unblock_after_cancel(manager.batch_processor.scheduler)
 
 
 def _unblock_after_cancel(scheduler: Any) -> None:
-    """A full cache keeps new requests out until one has finished. One that is cancelled never has,
-    and nothing would run again.
+    """Accept new requests after a cancellation.
+
+    With a full cache the library blocks new requests until one has finished, which a cancelled one
+    never does.
     """
     clear = scheduler.clear_cancelled_requests
 
@@ -83,11 +85,11 @@ def _unblock_after_cancel(scheduler: Any) -> None:
 
 
 def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
-    """Compiles our kernels, and records the graphs of batches of single tokens.
+    """Compile our kernels, and record the CUDA graphs of decode batches.
 
     The library's own warm-up would also run a batch as long as the whole cache, which takes long
-    and tells nothing. Graphs are recorded for greedy requests, for such as ask for nothing, and for
-    such as ask for no more than noise; another kind is recorded when it comes.
+    and is not needed. Graphs are recorded for greedy requests, for the model's defaults and for
+    plain sampling; others are recorded on their first use.
     """
     processor = manager.batch_processor
     runner, cache = processor.model_runner, processor.cache
@@ -96,29 +98,28 @@ def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
         attention = import_module("dovetail.engines.transformers.child.attention")
         heads = manager.model.config.get_text_config().num_attention_heads
         attention.compile_kernels(attention.pages_of(cache, 0), heads)
-        tables = import_module("dovetail.engines.transformers.child.attention")
-        tables.gather_tables(processor)
+        attention.gather_tables(processor)
     if runner.use_cuda_graph_decode:
-        draws = (
+        variants = (
             SamplingParams(temperature=0.0),
             SamplingParams(),
             SamplingDefaults(loaded.defaults, loaded.vocab_size).resolve(DEFAULT_SAMPLING),
         )
         with import_module("torch").no_grad():
             runner.run_one_warmup(manager.model, cache.max_batch_tokens, 0)
-            for kind in {required_steps([draw]): draw for draw in draws}.values():
-                sampler.warmup_params = kind
+            for params in {required_steps([params]): params for params in variants}.values():
+                sampler.warmup_params = params
                 for requests in _graph_batch_sizes(
                     manager.continuous_batching_config.max_requests_per_batch
                 ):
                     runner.run_one_warmup(manager.model, requests, None)
     if hasattr(cache, "reset"):
-        cache.reset()  # what the warm-up took of it
+        cache.reset()  # of the blocks of the warm-up
     manager.warmed_up = True
 
 
 def _graph_batch_sizes(max_requests: int) -> list[int]:
-    """Of the batches that graphs are recorded for: powers of two, and the largest."""
+    """The batch sizes that graphs are recorded for: powers of two, and the largest."""
     return [
         *(1 << power for power in range(max_requests.bit_length()) if 1 << power < max_requests),
         max_requests,
@@ -129,26 +130,26 @@ def _batching_config(
     loaded: LoadedModel, options: TransformersOptions, context_length: int, page: int
 ) -> Any:
     module = import_module("transformers.generation.configuration_utils")
-    form = module.ContinuousBatchingConfig
-    known = {field.name for field in fields(form)}
+    config_type = module.ContinuousBatchingConfig
+    known = {field.name for field in fields(config_type)}
     on_cpu = loaded.device == "cpu"
     tokens = options.cache_tokens or (
         _cpu_cache_tokens(loaded, context_length, page) if on_cpu else None
     )
-    wanted = {
+    values = {
         "page_size" if "page_size" in known else "block_size": page,
         "num_blocks": ceil(tokens / page) if tokens is not None else None,
         "max_batch_tokens": options.max_batch_tokens or _batch_tokens(loaded),
         "max_requests_per_batch": options.max_batch,
         "allow_block_sharing": True,
-        "auto_switch_to_flash": False,  # `attention` says what is wanted
+        "auto_switch_to_flash": False,  # the option `attention` decides
         "use_cuda_graph": (False, loaded.own_attention and options.cuda_graphs),
-        "use_async_batching": False,  # what a constraint allows depends on the token before
-        # A batch that is not replayed needs no padding, and cannot be without any.
+        "use_async_batching": False,  # a constraint's mask depends on the previous token
+        # A batch that is not replayed needs no padding, but cannot be without any.
         "q_padding_interval_size": 16,
         "kv_padding_interval_size": page,
     }
-    return form(**{name: value for name, value in wanted.items() if name in known})
+    return config_type(**{name: value for name, value in values.items() if name in known})
 
 
 def _batch_tokens(loaded: LoadedModel) -> int | None:
@@ -158,7 +159,7 @@ def _batch_tokens(loaded: LoadedModel) -> int | None:
 
 
 def _cpu_cache_tokens(loaded: LoadedModel, context_length: int, page: int) -> int:
-    """Room for two whole windows, as far as memory allows."""
+    """Room for two context windows, as far as memory allows."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(
         min(

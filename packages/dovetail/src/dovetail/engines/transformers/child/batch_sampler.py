@@ -1,14 +1,14 @@
-"""Draws the tokens of a whole batch, each row by its own request's parameters.
+"""Sample the tokens of a whole batch, each row with its own request's parameters.
 
-It stands where the library has its list of logits processors, and has the same methods. The
-library takes the likeliest of what it returns, so a token is drawn by adding noise to the scores:
-the best of `scores + temperature * Gumbel noise` is distributed as `softmax(scores / temperature)`.
-The noise is a function of a request's seed, of how many tokens it has, and of the token: who else
-is in the batch changes nothing.
+It replaces the library's list of logits processors, and has the same methods. The library takes
+the argmax of what it returns, so a token is sampled by adding noise to the scores: the argmax of
+`scores + temperature * Gumbel noise` is distributed as `softmax(scores / temperature)`. The
+noise is a function of a request's seed, of its number of tokens, and of the token: other
+requests in the batch change nothing.
 
-`__call__` may be recorded as a CUDA graph: it uses buffers that never move, and branches on nothing
-but `needs`, which is known before each step and is to be part of the graph's key (`key_graphs`).
-What nobody in a batch asked for then costs nothing.
+`__call__` may be recorded as a CUDA graph: it uses buffers that never move, and branches only on
+`steps`, which is known before each step and is part of the graph's key (`key_graphs_by_steps`).
+So what no request in a batch needs costs nothing.
 """
 
 from importlib import import_module
@@ -24,7 +24,7 @@ from dovetail.engines.transformers.child.sampling_params import (
     generated_length,
 )
 
-#: What a step has to do. How many logprobs it tells, rounded up, stands above these bits.
+#: What a step has to do. The number of rows with logprobs, rounded up, is above these bits.
 NOISE, MIN_P, PARTIAL_SORT, FULL_SORT, MASK, PENALTY, LOGPROBS, TOP_LOGPROBS = (
     1,
     2,
@@ -42,15 +42,15 @@ MAX_PARTIAL_TOP_K = 128
 TEMPERATURE, INVERSE_TEMPERATURE, MIN_P_GAP, TOP_P, PRESENCE, FREQUENCY, REPETITION = range(7)
 TOP_K, NOISE_FACTOR, NOISE_OFFSET, PENALTY_SLOT = range(7, 11)
 ARGUMENT_ROWS = 11
-#: More than the whole: no rounding can drop a token of a request that does not ask for it.
+#: More than the whole: rounding cannot drop a token of a request without top_p.
 NO_TOP_P = 2.0
-MASK_WORD_BITS = 32  # bits
+MASK_WORD_BITS = 32
 _MIX, _MIX_2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 _STIR = 0x2C1B3C6D  # odd
 
 
 class BatchSampler:
-    """For at most `rows` requests at once. Ids from `spelled` on are never drawn."""
+    """For at most `rows` requests at once. Ids from `tokenizer_vocab_size` on are never sampled."""
 
     do_processing = True
     tensors_required = ARGUMENT_ROWS
@@ -64,7 +64,7 @@ class BatchSampler:
         )
         self._device = torch.device(device)
         self.steps = NOISE
-        self.warmup_params = SamplingParams()  # of requests that the library makes up to warm up
+        self.warmup_params = SamplingParams()  # of the requests of the library's warm-up
         self._params: list[SamplingParams] = []
         self._seeds = numpy.zeros(0, numpy.uint64)
         self._integers = numpy.zeros((ARGUMENT_ROWS, rows), numpy.int32)
@@ -84,39 +84,39 @@ class BatchSampler:
         self._tokens = torch.from_numpy(mixed).to(self._device)
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
-        """Nobody but us makes requests."""
+        """Nothing to check: all requests are our own."""
 
     def fill_defaults(self, int32_tensor: Any) -> None:
-        """Greedy."""
+        """Greedy sampling."""
         values = self._numpy.zeros(ARGUMENT_ROWS, self._numpy.int32)
         values.view(self._numpy.float32)[:TOP_K] = (0.0, 1.0, -inf, NO_TOP_P, 0.0, 0.0, 1.0)
         values[TOP_K:] = (self._vocabulary, 1, 0, self._counts.empty_slot)
         int32_tensor.copy_(self._torch.from_numpy(values).unsqueeze(1))
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: Any) -> Any:
-        """What a step needs, made ready on the device. Runs before the step, on the host."""
+        """Copy the arguments of a step to the device. Runs before the step, on the host."""
         states = [request.state for request in requests_in_batch if request.has_new_token]
-        draws = [
+        batch_params = [
             state.logit_processor_kwargs.get(PARAMS_KEY, self.warmup_params) for state in states
         ]
-        if draws != self._params:
-            self._load_params(draws)
+        if batch_params != self._params:
+            self._load_params(batch_params)
         count = len(states)
         if self.steps & NOISE:
             self._update_noise_keys(count, states)
         if self.steps & PENALTY:
-            self._integers[PENALTY_SLOT, :count] = self._counts.update(states, draws)
+            self._integers[PENALTY_SLOT, :count] = self._counts.update(states, batch_params)
         arg_storage[:, :count].copy_(self._torch.from_numpy(self._integers[:, :count]))
         if self.steps & MASK:
-            self._load_masks(states, draws)
+            self._load_masks(states, batch_params)
         return arg_storage
 
     def __call__(self, input_ids: Any, scores: Any, arguments: Any) -> Any:
         integers = arguments[:, : scores.shape[0]].unsqueeze(-1)
         reals = integers.view(self._torch.float32)
-        known = None
+        logprobs = None
         if self.steps & LOGPROBS:
-            known = self.probabilities.compute(scores, self.steps // LOGPROB_ROWS_UNIT)
+            logprobs = self.probabilities.compute(scores, self.steps // LOGPROB_ROWS_UNIT)
         if self._tokenizer_vocab_size < scores.shape[1]:
             scores[:, self._tokenizer_vocab_size :].fill_(-inf)
         if self.steps & PENALTY:
@@ -129,39 +129,43 @@ class BatchSampler:
             floor = scores.amax(-1, keepdim=True) + reals[MIN_P_GAP]
             scores = scores.masked_fill(scores < floor, -inf)
         if self.steps & (PARTIAL_SORT | FULL_SORT):
-            floor = self._min_kept_score(scores, integers[TOP_K], reals)
+            floor = self._score_threshold(scores, integers[TOP_K], reals)
             scores = scores.masked_fill(scores < floor, -inf)
         if self.steps & NOISE:
             chances = self._exponentials(integers[NOISE_FACTOR], integers[NOISE_OFFSET])
             scores = self._torch.addcmul(scores, reals[TEMPERATURE], chances.log_(), value=-1)
-        if known is not None:
-            self.probabilities.record(known, scores, bool(self.steps & TOP_LOGPROBS))
+        if logprobs is not None:
+            self.probabilities.record(logprobs, scores, bool(self.steps & TOP_LOGPROBS))
         return scores
 
     def _load_params(self, params: list[SamplingParams]) -> None:
-        """What stays the same as long as the same requests are in the batch."""
+        """Load what stays the same while the same requests are in the batch."""
         count = len(params)
-        seeds = [draw.seed & 0xFFFFFFFFFFFFFFFF for draw in params]
+        seeds = [request_params.seed & 0xFFFFFFFFFFFFFFFF for request_params in params]
         self._seeds = _mix64(self._numpy, self._numpy.array(seeds, self._numpy.uint64))
-        for row, draw in enumerate(params):
-            warm = draw.temperature > 0
+        for row, request_params in enumerate(params):
+            sampled = request_params.temperature > 0
             self._reals[:TOP_K, row] = (
-                draw.temperature,
-                1 / draw.temperature if warm else 1.0,
-                draw.temperature * log(draw.min_p) if draw.min_p > 0 else -inf,
-                draw.top_p if draw.top_p < 1 else NO_TOP_P,
-                draw.presence,
-                draw.frequency,
-                draw.repetition,
+                request_params.temperature,
+                1 / request_params.temperature if sampled else 1.0,
+                request_params.temperature * log(request_params.min_p)
+                if request_params.min_p > 0
+                else -inf,
+                request_params.top_p if request_params.top_p < 1 else NO_TOP_P,
+                request_params.presence,
+                request_params.frequency,
+                request_params.repetition,
             )
-        self._integers[TOP_K, :count] = [draw.top_k or self._vocabulary for draw in params]
+        self._integers[TOP_K, :count] = [
+            request_params.top_k or self._vocabulary for request_params in params
+        ]
         self._integers[PENALTY_SLOT, :count] = self._counts.empty_slot
         self.probabilities.load_params(params)
         self.steps = required_steps(params)
         self._params = params
 
     def _update_noise_keys(self, count: int, states: list[Any]) -> None:
-        """New noise for each new token: two numbers for each row, from its seed and place."""
+        """New noise for each new token: two numbers for each row, from its seed and position."""
         numpy = self._numpy
         places = numpy.array([generated_length(state) for state in states], numpy.uint64)
         keys = _mix64(numpy, self._seeds + places).view(numpy.int32).reshape(count, 2)
@@ -169,9 +173,11 @@ class BatchSampler:
         self._integers[NOISE_OFFSET, :count] = keys[:, 1]
 
     def _load_masks(self, states: list[Any], params: list[SamplingParams]) -> None:
-        """Rows that were masked and are no more allow everything again."""
+        """Load the grammar masks. Rows that are no longer masked allow everything again."""
         words = self._words.numpy()
-        masked = {row for row, draw in enumerate(params) if draw.guide is not None}
+        masked = {
+            row for row, request_params in enumerate(params) if request_params.guide is not None
+        }
         for row in self._masked - masked:
             words[row] = -1
         for row in masked:
@@ -188,28 +194,28 @@ class BatchSampler:
         forbidden = (masks == 0).view(rows, -1)[:, :vocabulary]
         return scores.masked_fill(forbidden, -inf)
 
-    def _min_kept_score(self, scores: Any, top_k: Any, reals: Any) -> Any:
-        """The lowest score that top_k, and then top_p of what it leaves, let through."""
+    def _score_threshold(self, scores: Any, top_k: Any, reals: Any) -> Any:
+        """The lowest score that passes top_k, and then top_p of the rest."""
         torch, vocabulary = self._torch, scores.shape[1]
         few = min(MAX_PARTIAL_TOP_K, vocabulary) if not self.steps & FULL_SORT else vocabulary
         ranked = torch.topk(scores, few)[0] if few < vocabulary else scores.sort(descending=True)[0]
         at = torch.clamp(top_k, max=few).long() - 1
-        # Who wants more than was ranked wants all, or `few` would be the whole vocabulary.
+        # A row with more than `few` wants all, or `few` would be the whole vocabulary.
         lowest = ranked.gather(1, at).masked_fill(top_k > few, -inf)
         shares = torch.exp((ranked - ranked[:, :1]) * reals[INVERSE_TEMPERATURE])
         shares.masked_fill_(ranked < lowest, 0.0)
         sums = shares.cumsum(-1)
         before = sums - shares
-        kept = (before < reals[TOP_P] * sums[:, -1:]).sum(-1, keepdim=True).clamp_(min=1)
-        nucleus = ranked.gather(1, kept - 1).masked_fill(reals[TOP_P] >= NO_TOP_P, -inf)
+        nucleus_size = (before < reals[TOP_P] * sums[:, -1:]).sum(-1, keepdim=True).clamp_(min=1)
+        nucleus = ranked.gather(1, nucleus_size - 1).masked_fill(reals[TOP_P] >= NO_TOP_P, -inf)
         return torch.maximum(lowest, nucleus)
 
     def _exponentials(self, factor: Any, offset: Any) -> Any:
         """Exponentially distributed numbers, the same for the same key and token everywhere.
 
-        Integers of 32 bits wrap around. The arithmetic shift that ends it leaves no sign, which is
-        what makes the result a number of 31 bits. It is taken as the small end of (0, 1), where
-        floats lie dense: it is the smallest of them that win.
+        32-bit integers wrap around. The final arithmetic shift clears the sign, which makes the
+        result a 31-bit number. It is mapped to the small end of (0, 1), where floats are dense:
+        the smallest ones win.
         """
         torch = self._torch
         mixed = torch.addcmul(offset, self._tokens, factor)
@@ -224,28 +230,29 @@ class BatchSampler:
 
 def required_steps(params: list[SamplingParams]) -> int:
     """What a step with these requests has to do."""
-    needs = 0
-    for draw in params:
-        needs |= NOISE if draw.temperature > 0 else 0
-        needs |= MIN_P if draw.min_p > 0 else 0
-        needs |= PARTIAL_SORT if draw.top_k else 0
-        needs |= (
+    steps = 0
+    for request_params in params:
+        steps |= NOISE if request_params.temperature > 0 else 0
+        steps |= MIN_P if request_params.min_p > 0 else 0
+        steps |= PARTIAL_SORT if request_params.top_k else 0
+        steps |= (
             FULL_SORT
-            if draw.top_k > MAX_PARTIAL_TOP_K or (draw.top_p < 1 and not draw.top_k)
+            if request_params.top_k > MAX_PARTIAL_TOP_K
+            or (request_params.top_p < 1 and not request_params.top_k)
             else 0
         )
-        needs |= MASK if draw.guide is not None else 0
-        needs |= PENALTY if draw.has_penalties else 0
-        needs |= LOGPROBS if draw.logprobs is not None else 0
-        needs |= TOP_LOGPROBS if draw.logprobs else 0
-    asking = sum(draw.logprobs is not None for draw in params)
+        steps |= MASK if request_params.guide is not None else 0
+        steps |= PENALTY if request_params.has_penalties else 0
+        steps |= LOGPROBS if request_params.logprobs is not None else 0
+        steps |= TOP_LOGPROBS if request_params.logprobs else 0
+    logprob_rows = sum(request_params.logprobs is not None for request_params in params)
     return (
-        needs & ~PARTIAL_SORT if needs & FULL_SORT else needs
-    ) + LOGPROB_ROWS_UNIT * next_power_of_two(asking)
+        steps & ~PARTIAL_SORT if steps & FULL_SORT else steps
+    ) + LOGPROB_ROWS_UNIT * next_power_of_two(logprob_rows)
 
 
 def key_graphs_by_steps(inputs_and_outputs: Any, sampler: BatchSampler) -> None:
-    """Makes steps with different needs different graphs. Those of plain noise keep their keys."""
+    """Record separate graphs for different `steps`. Those of plain noise keep their keys."""
     plain = inputs_and_outputs._get_graph_key
 
     def keyed() -> tuple[Any, ...]:
@@ -256,7 +263,7 @@ def key_graphs_by_steps(inputs_and_outputs: Any, sampler: BatchSampler) -> None:
 
 
 def _mix64(numpy: Any, numbers: Any) -> Any:
-    """Numbers of 64 bits, so that neighbours have nothing in common (SplitMix's finisher)."""
+    """Mix 64-bit numbers, so that neighbours have nothing in common (SplitMix's finalizer)."""
     mixed = (numbers + numpy.uint64(1)) * numpy.uint64(_GOLDEN)
     mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(_MIX)
     mixed = (mixed ^ (mixed >> numpy.uint64(27))) * numpy.uint64(_MIX_2)

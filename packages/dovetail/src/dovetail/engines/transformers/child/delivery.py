@@ -1,7 +1,7 @@
-"""What the library's loop generates, on its way to who asked for it.
+"""Deliver tokens from the library's generation loop to sinks, and record their logprobs.
 
 The loop runs in a thread of its own and calls back in the server's, which needs the interpreter
-just as the loop does. So little is done there for a token, and when it is done is chosen.
+lock just as the loop does. So little is done there for each token, and at a chosen time.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from dovetail_model import TokenLogprob
 
 
 class OutputDelivery:
-    """One request's outputs, told in the very call that brings them.
+    """One request's outputs, pushed in the very call that brings them.
 
-    Each output tells all tokens so far: while the listener has no room, only the last one is kept.
-    `probable` is what the loop has noted of tokens that are not told yet, where that is asked for.
+    Each output has all tokens so far: while the sink has no room, only the latest one is retained.
+    `logprobs` is what the loop has recorded for tokens that are not pushed yet, where requested.
     """
 
     __slots__ = (
@@ -47,14 +47,14 @@ class OutputDelivery:
         self._eos_ids = eos_ids
         self._cached_tokens = cached_tokens
         self._pushed_tokens = 0
-        self._paused = False  # whether the listener has no room, or is not to be told more
+        self._paused = False  # whether the sink has no room, or was closed
         self._latest: Any = None
-        self.finished = False  # whether the library has done with the request
+        self.finished = False  # whether the library has finished the request
         self._fault: Exception | None = None
         self._waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
     def deliver(self, output: Any) -> None:
-        """Runs for every token. It never raises: others' outputs come in the same call."""
+        """Runs for every token. It never raises: other requests' outputs come in the same call."""
         if self._paused:
             self._latest = output
             return
@@ -65,7 +65,7 @@ class OutputDelivery:
             self._wake(None)
 
     async def wait(self) -> str | None:
-        """Returns after the last output, or when no more is wanted: why the request failed."""
+        """Wait for the last output, or until no more is wanted. Returns why the request failed."""
         while True:
             reason = await self._waiter
             if self._fault is not None:
@@ -81,7 +81,7 @@ class OutputDelivery:
                 self.deliver(output)
 
     def close(self) -> None:
-        """Tells no more. An output may still be on its way."""
+        """Push no more. An output may still be on its way."""
         self._paused = True
 
     def _push(self, output: Any) -> None:
@@ -102,14 +102,14 @@ class OutputDelivery:
             self._wake(None)
 
     def _take_logprobs(self, logprobs: list[Any], ids: list[int]) -> tuple[TokenLogprob, ...]:
-        """Those of these ids. The loop may have noted more already, at the end."""
-        noted = logprobs[: len(ids)]
+        """The logprobs of these ids. The loop may have recorded more already."""
+        taken = logprobs[: len(ids)]
         del logprobs[: len(ids)]
         return tuple(
             TokenLogprob(
                 _token_name(id), logprob, tuple((_token_name(one), value) for one, value in best)
             )
-            for id, (logprob, best) in zip(ids, noted, strict=True)
+            for id, (logprob, best) in zip(ids, taken, strict=True)
         )
 
     def _finish(self, ids: list[int]) -> Any:
@@ -121,16 +121,16 @@ class OutputDelivery:
 
 
 def _token_name(id: int) -> str:
-    """Whoever asked has the texts."""
+    """The id as a token's name: the parent process has the texts."""
     return f"{TOKEN_ID_PREFIX}{id}"
 
 
 class DeferredDelivery:
-    """Lets the loop hand tokens over while the device computes the next ones.
+    """Delivers tokens while the device computes the next ones.
 
-    Handed over when they come, the server's thread would tell them while the loop prepares its next
-    step, and the device would wait for both. Only the first token of a request is handed over at
-    once: somebody waits for it.
+    Delivered at once, the server's thread would process them while the loop prepares its next
+    step, and the device would wait for both. Only the first token of a request is delivered at
+    once, for the time to first token.
     """
 
     __slots__ = ("_deferred", "_deliver", "_deliver_batch")
@@ -157,7 +157,7 @@ class DeferredDelivery:
         transfers.retrieve_device_outputs = retrieved
 
     def deliver(self, output: Any) -> None:
-        """A failure. What came before it goes before it."""
+        """Deliver a failure, after what came before it."""
         self.flush()
         self._deliver(output)
 
@@ -175,9 +175,9 @@ class DeferredDelivery:
 
 
 def defer_delivery(manager: Any) -> DeferredDelivery | None:
-    """Arranges it, where there is a device to wait for and the library is one that we know.
+    """Install it, where there is a device to wait for and the library's methods are known.
 
-    Where the processor itself computes there is no better time than at once.
+    On a CPU there is no better time than at once.
     """
     processor, router = manager.batch_processor, getattr(manager, "output_router", None)
     transfers = getattr(processor, "inputs_and_outputs", None)
@@ -192,15 +192,16 @@ def defer_delivery(manager: Any) -> DeferredDelivery | None:
     return DeferredDelivery(processor, router) if known else None
 
 
-VALUES_COLUMN = 1  # the column of the likeliest's logarithms; before it is that of the drawn token
+VALUES_COLUMN = 1  # the first column of the top logprobs; column 0 is the sampled token's logprob
 IDS_COLUMN = VALUES_COLUMN + MAX_TOP_LOGPROBS
 COLUMN_COUNT = IDS_COLUMN + MAX_TOP_LOGPROBS
 
 
 class LogprobRecorder:
-    """For at most `rows` requests at once. Ids from `spelled` on are never among the likeliest.
+    """For at most `rows` requests at once. Ids from `tokenizer_vocab_size` on are never in the top.
 
-    `gather` and `note` run on the device and may be recorded; the buffers that they use never move.
+    `compute` and `record` run on the device and may be recorded as a graph; their buffers never
+    move.
     """
 
     def __init__(self, rows: int, tokenizer_vocab_size: int, device: Any) -> None:
@@ -213,52 +214,59 @@ class LogprobRecorder:
         self._values = self._buffer.view(torch.float32)  # the same memory
 
     def load_params(self, params: list[SamplingParams]) -> None:
-        """Who asks. Runs when other requests are in the batch than before, on the host."""
-        rows = [row for row, draw in enumerate(params) if draw.logprobs is not None]
+        """Load which rows need logprobs. Runs when the batch has changed, on the host."""
+        rows = [
+            row for row, request_params in enumerate(params) if request_params.logprobs is not None
+        ]
         self._requesting = [params[row] for row in rows]
         if rows:
             padded = rows + [0] * (next_power_of_two(len(rows)) - len(rows))
             self._rows[: len(padded)].copy_(self._torch.tensor(padded))
 
     def compute(self, scores: Any, count: int) -> Any:
-        """The logarithms for the first `count` that ask, by the model's scores as they are."""
-        asked = scores.index_select(0, self._rows[:count])
-        return asked.sub_(asked.logsumexp(-1, keepdim=True))
+        """The logprobs of the first `count` rows that need them, by the model's raw scores."""
+        logprobs = scores.index_select(0, self._rows[:count])
+        return logprobs.sub_(logprobs.logsumexp(-1, keepdim=True))
 
     def record(self, known: Any, scores: Any, best: bool) -> None:
-        """Keeps those of the tokens that the final scores are best for, and the `best` beside."""
+        """Store those of the tokens that the final scores select, and the top ones with `best`."""
         count = len(known)
-        drawn = scores.index_select(0, self._rows[:count]).argmax(-1, keepdim=True)
-        self._values[:count, :VALUES_COLUMN].copy_(known.gather(1, drawn))
+        sampled = scores.index_select(0, self._rows[:count]).argmax(-1, keepdim=True)
+        self._values[:count, :VALUES_COLUMN].copy_(known.gather(1, sampled))
         if best:
-            most = min(MAX_TOP_LOGPROBS, self._tokenizer_vocab_size)
-            values, ids = known[:, : self._tokenizer_vocab_size].topk(most)
-            self._values[:count, VALUES_COLUMN : VALUES_COLUMN + most].copy_(values)
-            self._buffer[:count, IDS_COLUMN : IDS_COLUMN + most].copy_(ids)
+            top_count = min(MAX_TOP_LOGPROBS, self._tokenizer_vocab_size)
+            values, ids = known[:, : self._tokenizer_vocab_size].topk(top_count)
+            self._values[:count, VALUES_COLUMN : VALUES_COLUMN + top_count].copy_(values)
+            self._buffer[:count, IDS_COLUMN : IDS_COLUMN + top_count].copy_(ids)
 
     def hand_out(self) -> None:
-        """Gives each request what its new token brought. Runs behind each step, on the host."""
+        """Give each request the logprobs of its new token. Runs after each step, on the host."""
         if not self._requesting:
             return
-        told = self._buffer[: len(self._requesting)].cpu()
-        best = min(max(draw.logprobs or 0 for draw in self._requesting), self._tokenizer_vocab_size)
-        drawn = told[:, 0].view(self._torch.float32).tolist()
-        values = told[:, VALUES_COLUMN : VALUES_COLUMN + best].view(self._torch.float32).tolist()
-        ids = told[:, IDS_COLUMN : IDS_COLUMN + best].tolist()
-        for row, draw in enumerate(self._requesting):
-            beside = zip(ids[row], map(_clamp_finite, values[row]), strict=True)
-            draw.recorded_logprobs.append(
-                (_clamp_finite(drawn[row]), list(beside)[: draw.logprobs])
+        recorded = self._buffer[: len(self._requesting)].cpu()
+        best = min(
+            max(request_params.logprobs or 0 for request_params in self._requesting),
+            self._tokenizer_vocab_size,
+        )
+        sampled = recorded[:, 0].view(self._torch.float32).tolist()
+        values = (
+            recorded[:, VALUES_COLUMN : VALUES_COLUMN + best].view(self._torch.float32).tolist()
+        )
+        ids = recorded[:, IDS_COLUMN : IDS_COLUMN + best].tolist()
+        for row, request_params in enumerate(self._requesting):
+            top = zip(ids[row], map(_clamp_finite, values[row]), strict=True)
+            request_params.recorded_logprobs.append(
+                (_clamp_finite(sampled[row]), list(top)[: request_params.logprobs])
             )
 
 
 def next_power_of_two(count: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is not less; 0 for 0."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
 def install_logprob_hook(manager: Any) -> bool:
-    """Arranges it, before the library tells of new tokens. False: it is not one that we know."""
+    """Install the hook that hands out logprobs. False: the library's methods are not known."""
     transfers = getattr(manager.batch_processor, "inputs_and_outputs", None)
     update = getattr(transfers, "prepare_batch_update", None)
     if update is None:
@@ -275,5 +283,5 @@ def install_logprob_hook(manager: Any) -> bool:
 
 
 def _clamp_finite(value: float) -> float:
-    """Without what JSON has no number for."""
+    """The value without infinities and NaN, which JSON cannot represent."""
     return max(value, UNKNOWN_LOGPROB) if value == value else UNKNOWN_LOGPROB

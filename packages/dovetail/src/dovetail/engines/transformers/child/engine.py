@@ -1,9 +1,8 @@
 """transformers' continuous batching as a token engine.
 
 The library's loop runs in a thread of its own and hands results to ours. What it does not offer is
-reached for in few places, each marked: what was found in the prefix cache, how much room there is,
-and when the outcome of a step is there. It is asked by the names that its versions from 5.17 on
-have for things.
+reached by hooks in few places, each marked: the hits in the prefix cache, the capacity, and the end
+of a step. The names are those of its versions from 5.17 on.
 """
 
 import asyncio
@@ -29,16 +28,16 @@ from dovetail.engines.transformers.child.sampling_params import PARAMS_KEY, Samp
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsupported
 
-MAX_LIVENESS_CHECKS = 40  # looks at a loop that may be ending
-LIVENESS_CHECK_SECONDS = 0.05  # seconds between two of them
-CANCEL_RETRY_SECONDS = 1.0  # seconds until a cancellation is repeated
-SWITCH_INTERVAL_SECONDS = 0.0005  # seconds that a thread keeps the interpreter from another
+MAX_LIVENESS_CHECKS = 40  # of a loop that may be ending
+LIVENESS_CHECK_SECONDS = 0.05
+CANCEL_RETRY_SECONDS = 1.0
+SWITCH_INTERVAL_SECONDS = 0.0005  # the loop's and the server's threads take turns
 
 
 def create_batching_engine(
     folder: Path, loaded: LoadedModel, options: TransformersOptions, context_length: int
 ) -> tuple["BatchingEngine", int]:
-    """The engine of a model, not yet started, and the tokens that its cache has room for."""
+    """The engine of a model, not yet started, and the capacity of its cache in tokens."""
     manager, capacity = create_batch_manager(loaded, options, context_length)
     if capacity <= 0:
         raise TransformersLoadError(
@@ -50,7 +49,7 @@ def create_batching_engine(
 
 
 class BatchingEngine:
-    """The engine around a manager."""
+    """A token engine on the library's batch manager."""
 
     name = "transformers"
 
@@ -77,9 +76,7 @@ class BatchingEngine:
         )
 
     async def start(self) -> None:
-        sys.setswitchinterval(
-            SWITCH_INTERVAL_SECONDS
-        )  # two threads take turns here, the loop's and the server's
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         self._manager.start()
 
     async def stop(self) -> None:
@@ -95,18 +92,21 @@ class BatchingEngine:
         return EngineHealth(self._failure_reason is None, self._failure_reason or "", facts)
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Deltas as they come, those for which there was no room in one."""
+        """Push deltas as they arrive; those for which there was no room are merged."""
         self._check(request)
         guide = await self._create_guide(request)
-        draw = self._sampling_defaults.resolve(request.sampling, guide)
+        params = self._sampling_defaults.resolve(request.sampling, guide)
         name = self._prefix_cache.create_request_id(request.cache_salt)
-        ends = guide.eos_ids if guide is not None else sorted(request.stop_ids)
-        probable = draw.recorded_logprobs if draw.logprobs is not None else None
+        eos_ids = guide.eos_ids if guide is not None else sorted(request.stop_ids)
+        logprobs = params.recorded_logprobs if params.logprobs is not None else None
         delivery = OutputDelivery(
-            sink, ends, partial(self._prefix_cache.cached_tokens, name), probable
+            sink, eos_ids, partial(self._prefix_cache.cached_tokens, name), logprobs
         )
         self._submit(
-            name, request, {"eos_token_id": ends or NO_EOS_ID, PARAMS_KEY: draw}, delivery.deliver
+            name,
+            request,
+            {"eos_token_id": eos_ids or NO_EOS_ID, PARAMS_KEY: params},
+            delivery.deliver,
         )
         try:
             reason = await delivery.wait()
@@ -119,7 +119,7 @@ class BatchingEngine:
             self._prefix_cache.forget(name)
 
     def _check(self, request: EngineRequest) -> None:
-        """Refuses what would fail in the loop, and with it everybody's generations."""
+        """Reject what would fail in the loop, and with it all generations."""
         wanted = request.sampling.logprobs
         if wanted is not None and not self.capabilities.logprobs:
             raise Unsupported("the engine 'transformers' has no logprobs with this library")
@@ -128,27 +128,27 @@ class BatchingEngine:
             raise InvalidRequest(f"token id {last} is out of the model's vocabulary")
 
     async def _create_guide(self, request: EngineRequest) -> GrammarGuide | None:
-        """A grammar may take a while to compile: the others go on."""
+        """Compile the grammar in a thread: it may take a while."""
         if request.constraint is None:
             return None
-        make = self._grammars.create_guide
-        return await asyncio.to_thread(make, request.constraint, request.stop_ids)
+        create_guide = self._grammars.create_guide
+        return await asyncio.to_thread(create_guide, request.constraint, request.stop_ids)
 
     def _submit(
-        self, name: str, request: EngineRequest, given: Any, on_output: Callable[[Any], None]
+        self, name: str, request: EngineRequest, arguments: Any, on_output: Callable[[Any], None]
     ) -> None:
         manager = self._manager
         while manager.get_result(timeout=0) is not None:
-            pass  # what came for requests that were cancelled
+            pass  # results of cancelled requests
         manager.register_result_handler(name, on_output)
-        taken = manager.add_request(
+        request_id = manager.add_request(
             request.prompt.tolist(),
             request_id=name,
             max_new_tokens=request.max_tokens,
             streaming=True,
-            **given,
+            **arguments,
         )
-        if taken is None:
+        if request_id is None:
             self._forget(name)
             raise EngineUnavailable("the generation loop takes no more requests")
 
@@ -161,7 +161,7 @@ class BatchingEngine:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """The library keeps the handler of a request that never finishes."""
+        """Remove the handler, which the library keeps for a request that never finishes."""
         self._manager.output_router.result_handlers.pop(name, None)
         self._prefix_cache.forget(name)
 

@@ -1,8 +1,8 @@
-"""Small steps of a model taken at once.
+"""Fuse small operations of a model.
 
-Where a token comes alone, a GPU spends half its time on steps that do next to nothing: eight of
-them for a norm, ten for the rotation by position, in every layer. What a model does there is tried
-out rather than looked up: a step is replaced where it gives what the fused one gives.
+With single tokens, a GPU spends half its time on tiny operations: eight for a norm, ten for the
+rotary embedding, in every layer. What a model does there is compared rather than looked up: an
+operation is replaced where it gives the result of the fused one.
 """
 
 import sys
@@ -14,15 +14,15 @@ import triton
 
 from dovetail.engines.transformers.child import kernels
 
-ROTATION = "apply_rotary_pos_emb"  # the name that modeling code has for it
-RELATIVE_TOLERANCE = 2e-2  # relative, in half precision
-TRIAL_TOKENS = 3  # of a trial
+ROTATION = "apply_rotary_pos_emb"  # its name in modeling code
+RELATIVE_TOLERANCE = 2e-2  # in half precision
+TRIAL_TOKENS = 3
 
 RotationFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def fuse(model: Any) -> dict[str, int]:
-    """Replaces what can be replaced, and tells how many norms and rotations that were."""
+    """Replace what can be replaced. Returns how many norms and rotations were."""
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     fused = {"norms": sum(_fuse_norm(module) for module in norms), "rotations": 0}
     modeling = sys.modules[type(model).__module__]
@@ -36,7 +36,7 @@ def fuse(model: Any) -> dict[str, int]:
 def rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys [1, heads, tokens, size], turned by their positions."""
+    """Apply the rotary embedding to queries and keys [1, heads, tokens, size]."""
     size, tokens = q.shape[-1], q.shape[2]
     if len(q) != 1 or unsqueeze_dim != 1 or cos.shape[-1] != size:
         raise ValueError(f"shapes that were not tried: {q.shape}, {cos.shape}")
@@ -82,12 +82,15 @@ def _is_same_rotation(original: RotationFunction, model: Any) -> bool:
             *[(1, TRIAL_TOKENS, size)] * 2,
         )
     )
-    given = q.transpose(1, 2), k.transpose(1, 2), cos, sin
+    arguments = q.transpose(1, 2), k.transpose(1, 2), cos, sin
     try:
-        wanted, found = original(*given), rotate(*given)
+        expected, actual = original(*arguments), rotate(*arguments)
     except (RuntimeError, TypeError, ValueError):
         return False
-    return all(_is_close(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+    return all(
+        _is_close(fused_out, original_out)
+        for fused_out, original_out in zip(actual, expected, strict=True)
+    )
 
 
 def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Grammars, held by llguidance: which tokens each request's output may go on with."""
+"""Constrain outputs with llguidance: which tokens each request's output may continue with."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -12,20 +12,20 @@ from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail.storage.lru import LruCache
 from dovetail_model import InvalidRequest, Unsupported
 
-#: The notations that llguidance reads, the best first.
+#: The syntaxes that llguidance reads, the best first.
 GRAMMAR_SYNTAXES: tuple[ConstraintSyntax, ...] = ("lark", "json_schema")
-#: As our own guides write it: white space is no place for a model to loop.
+#: As in our own grammars: a model must not loop in white space.
 JSON_GRAMMAR_OPTIONS = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-MAX_CACHED_GRAMMARS = 64  # compiled grammars
-MASK_WORD_BITS = 32  # bits
+MAX_CACHED_GRAMMARS = 64
+MASK_WORD_BITS = 32
 
 
 class GrammarGuide:
-    """One request's grammar, and where its output stands in it. `ends` are the ids that end it."""
+    """One request's grammar, and the state of its output. `eos_ids` end the output."""
 
     __slots__ = (
         "_consumed",
@@ -45,10 +45,10 @@ class GrammarGuide:
         self._is_finished = False
 
     def fill(self, generated: list[int], words: Any) -> None:
-        """Writes one bit for each token that may come next, given all that came so far.
+        """Write one bit for each token that may come next, given all generated tokens.
 
-        A whole output may only end, and so may one that the grammar cannot go on with, whatever the
-        reason: this runs in the loop that all requests share, and raises nothing.
+        A complete output may only end, and so may one that the grammar cannot continue, whatever
+        the reason: this runs in the loop that all requests share, and raises nothing.
         """
         try:
             self._is_finished = self._is_finished or not self._advance(generated, words)
@@ -59,9 +59,9 @@ class GrammarGuide:
             self._allow_eos(words)
 
     def _advance(self, generated: list[int], words: Any) -> bool:
-        matcher, fresh = self._matcher, generated[self._consumed :]
+        matcher, new_ids = self._matcher, generated[self._consumed :]
         self._consumed = len(generated)
-        if fresh and (not matcher.consume_tokens(fresh) or matcher.is_stopped()):
+        if new_ids and (not matcher.consume_tokens(new_ids) or matcher.is_stopped()):
             return False
         matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         for word, bit in self._disallowed_eos_bits:
@@ -76,7 +76,7 @@ class GrammarGuide:
 
 
 class GrammarCompiler:
-    """Makes guides for one model. `ends` are the ids that end its turns."""
+    """Creates guides for one model. `eos_ids` end its turns."""
 
     def __init__(self, folder: Path, vocabulary: int, eos_ids: Iterable[int]) -> None:
         self._file = folder / "tokenizer.json"
@@ -88,15 +88,15 @@ class GrammarCompiler:
 
     @property
     def syntaxes(self) -> tuple[ConstraintSyntax, ...]:
-        """None without llguidance, or without a vocabulary that it can read."""
+        """The supported syntaxes; none without llguidance or a vocabulary that it can read."""
         return GRAMMAR_SYNTAXES if find_spec("llguidance") and self._file.is_file() else ()
 
     def create_guide(self, constraint: Constraint, stop_ids: Collection[int]) -> GrammarGuide:
-        """A guide that lets a whole output end by `stop_ids`, or by the model's own ends.
+        """A guide that lets a complete output end by `stop_ids`, or by the model's own.
 
-        Takes about a second the first time, then milliseconds for a grammar that is new; most of it
-        without the interpreter's lock, so that it may run in any thread. Raises for a grammar that
-        cannot be used: none is ever found to be wrong later.
+        Takes about a second the first time, then milliseconds for a new grammar; most of it
+        without the interpreter lock, so that it may run in any thread. Raises for a grammar that
+        cannot be used: none fails later.
         """
         if not self.syntaxes:
             raise Unsupported("the engine 'transformers' needs llguidance for constraints")
@@ -104,15 +104,15 @@ class GrammarCompiler:
             raise Unsupported(f"the engine 'transformers' reads no {constraint.syntax}")
         with self._lock:
             matcher = self._get_matcher(constraint).deep_copy()
-        ends = sorted(id for id in stop_ids if 0 <= id < self._vocabulary) or self._eos_ids
-        if not ends:
+        eos_ids = sorted(id for id in stop_ids if 0 <= id < self._vocabulary) or self._eos_ids
+        if not eos_ids:
             raise Unsupported(
                 "a constraint needs an id that ends the answer, and the model has none"
             )
-        return GrammarGuide(matcher, ends, [id for id in self._eos_ids if id not in ends])
+        return GrammarGuide(matcher, eos_ids, [id for id in self._eos_ids if id not in eos_ids])
 
     def _get_matcher(self, constraint: Constraint) -> Any:
-        """The matcher at its beginning. What was compiled lately is kept."""
+        """The matcher in its initial state, from an LRU cache."""
         matcher = self._matchers.get(constraint)
         if matcher is None:
             matcher = self._compile(constraint)
@@ -120,16 +120,16 @@ class GrammarCompiler:
         return matcher
 
     def _compile(self, constraint: Constraint) -> Any:
-        form = import_module("llguidance").LLMatcher
+        matcher_type = import_module("llguidance").LLMatcher
         tokenizer = self._load_tokenizer()
         try:
             if constraint.syntax == "lark":
-                grammar = form.grammar_from_lark(constraint.text)
+                grammar = matcher_type.grammar_from_lark(constraint.text)
             else:
-                grammar = form.grammar_from_json_schema(
+                grammar = matcher_type.grammar_from_json_schema(
                     constraint.text, overrides=JSON_GRAMMAR_OPTIONS
                 )
-            matcher = form(tokenizer, grammar, log_level=0)
+            matcher = matcher_type(tokenizer, grammar, log_level=0)
         except ValueError as fault:
             raise InvalidRequest(f"the grammar cannot be used: {fault}") from fault
         if matcher.is_error():
@@ -150,11 +150,11 @@ class GrammarCompiler:
 
 
 def tokenizer_vocab_size(folder: Path, vocabulary: int) -> int:
-    """How many ids of a model's vocabulary its tokenizer spells. The rest only fill it up."""
+    """How many ids of a model's vocabulary its tokenizer has. The rest is padding."""
     try:
-        told = json.loads((folder / "tokenizer.json").read_bytes())
-        ids: list[int] = [token["id"] for token in told["added_tokens"]]
-        known = told["model"]["vocab"]
+        tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
+        ids: list[int] = [token["id"] for token in tokenizer["added_tokens"]]
+        known = tokenizer["model"]["vocab"]
         ids.append(max(known.values()) if isinstance(known, dict) else len(known) - 1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return vocabulary
@@ -167,17 +167,17 @@ def tokenizer_vocab_size(folder: Path, vocabulary: int) -> int:
 
 
 def _bit_positions(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """The word and the bit of each, as signed numbers."""
-    places = []
+    """The word and the bit of each id, as signed numbers."""
+    positions = []
     for id in ids:
         bit = 1 << id % MASK_WORD_BITS
-        places.append(
+        positions.append(
             (
                 id // MASK_WORD_BITS,
                 bit if id % MASK_WORD_BITS < MASK_WORD_BITS - 1 else bit - (1 << MASK_WORD_BITS),
             )
         )
-    return places
+    return positions
 
 
 def _first_line(text: str) -> str:

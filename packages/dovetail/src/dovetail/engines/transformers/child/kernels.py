@@ -1,17 +1,16 @@
-"""Attention over a paged cache of keys and values, in Triton.
+"""Attention over a paged KV cache, and rotary embedding, in Triton.
 
-Three kernels: new keys and values are stored, queries attend, and what the splits of a long cache
-found is combined. A query tile holds all heads that share one head of keys, so that these are read
-once. Where few queries meet a long cache, the cache is split over the processors of the GPU.
+Three kernels for attention: store new keys and values, attend, and combine the partial results of
+the splits of a long cache. A query tile holds all heads that share one KV head, so that keys are
+read once. Where few queries meet a long cache, the cache is split over the processors of the GPU.
 
-The sequences of a batch lie one behind the other: `starts_q` and `starts_k` (cumulative lengths)
-say where. Where the key at a position of a sequence lies in the cache is told in one of two ways.
-In a batch of single queries by `table`, the pages of each sequence; in any other by `slots`, a
-place for each position.
+The sequences of a batch are concatenated: `starts_q` and `starts_k` are their cumulative lengths.
+The place of a key in the cache is given in one of two ways: in a batch of single queries by
+`table`, the pages of each sequence; in any other by `slots`, the slot of each position.
 """
 
 # ruff: noqa: PLR0913, PLR0915
-# A kernel takes what it needs one by one; what is known when it is compiled is spelled in capitals.
+# A kernel takes single arguments; those that are known at compile time are in capitals.
 
 import triton
 import triton.language as tl
@@ -26,7 +25,7 @@ def store(
     PAGE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """Puts the keys and values of one token where the cache has room for them."""
+    """Store the keys and values of one token in its slot of the cache."""
     token = tl.program_id(0)
     if SINGLE:
         last = tl.load(starts_k + token + 1) - tl.load(starts_k + token) - 1
@@ -46,7 +45,7 @@ def store(
 
 @triton.jit
 def _find_sequence(tile, starts_q, sequences, TOKENS: tl.constexpr):
-    """The sequence that a tile belongs to. Each sequence begins a new tile."""
+    """The sequence of a tile. Each sequence begins a new tile."""
     low, high = 0, sequences
     while low < high:
         middle = (low + high) // 2
@@ -65,7 +64,7 @@ def _attend_keys(
     PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SINGLE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One pass over the keys from `first` to `last`, softmax and all."""
+    """One pass over the keys from `first` to `last`, with online softmax."""
     dim = tl.arange(0, BLOCK_D)[None, :]
     for start in range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
@@ -107,7 +106,7 @@ def attend(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries against one split of the keys before them."""
+    """Attend with a tile of queries to one split of the keys before them."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if SINGLE:
@@ -124,11 +123,11 @@ def attend(
 
     line = tl.arange(0, BLOCK_M)
     token = tile_token + line // GROUP
-    asked = (line < TOKENS * GROUP) & (token < queries)
+    valid = (line < TOKENS * GROUP) & (token < queries)
     position = keys - queries + token
     head = kv_head * GROUP + line % GROUP
     dim = tl.arange(0, BLOCK_D)
-    inside = asked[:, None] & (dim < DIM)[None, :]
+    inside = valid[:, None] & (dim < DIM)[None, :]
     q_place = head[:, None] * q_head + (start_q + token)[:, None] * q_token + dim[None, :]
     loaded = tl.load(q + q_place, inside, other=0.0)
     scaled = (loaded.to(tl.float32) * (scale * LOG2_E)).to(loaded.dtype)
@@ -161,7 +160,7 @@ def attend(
     else:
         part = place * SPLITS + split
         tl.store(parts + part[:, None] * BLOCK_D + dim[None, :], found, inside)
-        tl.store(levels + part, best + tl.log2(total), asked)
+        tl.store(levels + part, best + tl.log2(total), valid)
 
 
 @triton.jit
@@ -169,7 +168,7 @@ def combine(
     parts, levels, out,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """What the splits found for one query and head, weighed by what they saw."""
+    """Combine the partial results of the splits for one query and head, weighted by their sums."""
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, BLOCK_D)
@@ -177,7 +176,7 @@ def combine(
     best = tl.max(level, 0)
     weight = tl.exp2(level - tl.where(best == float("-inf"), 0.0, best))
     found = tl.load(parts + (place * SPLITS + split)[:, None] * BLOCK_D + dim[None, :])
-    found = tl.where(weight[:, None] > 0.0, found, 0.0)  # a split that saw nothing left it unset
+    found = tl.where(weight[:, None] > 0.0, found, 0.0)  # a split without keys left it unset
     total = tl.sum(weight, 0)
     mixed = tl.sum(found * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + place * DIM + dim, mixed, dim < DIM)
@@ -190,7 +189,7 @@ def rotate(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Turns the queries and keys of one token by its position, half against half."""
+    """Rotate the queries and keys of one token by its position, half against half."""
     token = tl.program_id(0)
     head = tl.arange(0, BLOCK_H)[:, None]
     dim = tl.arange(0, BLOCK_D)[None, :]

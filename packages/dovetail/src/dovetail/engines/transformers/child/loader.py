@@ -1,4 +1,4 @@
-"""Weights from a folder onto a device, by transformers."""
+"""Load weights from a folder onto a device, with transformers."""
 
 import importlib.util
 import os
@@ -12,16 +12,16 @@ from typing import Any
 from dovetail.engines.transformers.child.grammar import tokenizer_vocab_size
 from dovetail.engines.transformers.options import TransformersOptions
 
-MULTI_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # over several devices
+MULTI_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 OWN_ATTENTION = "dovetail"
-DEFAULT_CONTEXT_TOKENS = 1 << 20  # tokens, where a model does not say
-#: Text needs none of them, and one that does not fit torch breaks the import of transformers.
+DEFAULT_CONTEXT_TOKENS = 1 << 20  # where a model does not say
+#: Not needed for text, and one that does not fit torch breaks the import of transformers.
 BLOCKED_MODULES = ("torchaudio", "torchcodec", "torchvision")
 _OUT_OF_MEMORY_PHRASES = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class TransformersLoadError(Exception):
-    """Why a model cannot be served, in words for whoever runs the server."""
+    """Why a model cannot be served, for the operator."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ def load_model(folder: Path, options: TransformersOptions) -> LoadedModel:
     try:
         model = _load(transformers, folder, device, options)
         if model.device.type == "cuda":
-            torch.cuda.set_device(
-                model.device
-            )  # kernels of our own are launched on the current one
+            torch.cuda.set_device(model.device)  # our own kernels are launched on the current one
         own = _use_own_attention(model, options.attention)
     except (RuntimeError, MemoryError) as fault:
         raise TransformersLoadError(describe_error(fault)) from fault
@@ -77,16 +75,18 @@ def load_model(folder: Path, options: TransformersOptions) -> LoadedModel:
 
 
 def describe_error(error: BaseException) -> str:
-    """A fault of torch in one line."""
-    said = str(error).strip() or type(error).__name__
-    first = said.splitlines()[0]
-    if isinstance(error, MemoryError) or any(words in said for words in _OUT_OF_MEMORY_PHRASES):
+    """An error of torch in one line."""
+    message = str(error).strip() or type(error).__name__
+    first = message.splitlines()[0]
+    if isinstance(error, MemoryError) or any(
+        phrase in message for phrase in _OUT_OF_MEMORY_PHRASES
+    ):
         return f"not enough memory ({first})"
     return first
 
 
 def library_versions() -> dict[str, str]:
-    """Of the two packages that do the work."""
+    """The versions of torch and transformers."""
     return {name: str(import_module(name).__version__) for name in ("torch", "transformers")}
 
 
@@ -113,47 +113,53 @@ def _check_dtype(wanted: str | None) -> str | None:
 
 
 def _load(transformers: Any, folder: Path, device: str, options: TransformersOptions) -> Any:
-    # Half precision is slower than single on most processors that have no GPU beside them.
+    # Half precision is slower than single precision on most CPUs.
     dtype = _check_dtype(options.dtype) or ("float32" if device == "cpu" else "auto")
     attention = options.attention if options.attention not in (None, OWN_ATTENTION) else "sdpa"
     if options.load_format == "dummy":
         return _create_dummy_model(
             transformers, folder, device, {"dtype": dtype, "attn_implementation": attention}
         )
-    given: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    arguments: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     # Accelerate puts weights on their device as they are read.
-    at_once = device in MULTI_DEVICE_MAPS or importlib.util.find_spec("accelerate") is not None
-    if at_once:
-        given["device_map"] = device
-    read = transformers.AutoModelForCausalLM.from_pretrained
-    model, found = read(folder, output_loading_info=True, **given)
-    if missing := sorted(found["missing_keys"]):  # the library would make them up
-        raise TransformersLoadError(f"the weights lack {missing[0]}, and {len(missing) - 1} more")
-    return (model if at_once else model.to(device)).eval()
+    load_on_device = (
+        device in MULTI_DEVICE_MAPS or importlib.util.find_spec("accelerate") is not None
+    )
+    if load_on_device:
+        arguments["device_map"] = device
+    from_pretrained = transformers.AutoModelForCausalLM.from_pretrained
+    model, info = from_pretrained(folder, output_loading_info=True, **arguments)
+    if missing_keys := sorted(info["missing_keys"]):  # the library would initialize them at random
+        raise TransformersLoadError(
+            f"the weights lack {missing_keys[0]}, and {len(missing_keys) - 1} more"
+        )
+    return (model if load_on_device else model.to(device)).eval()
 
 
-def _create_dummy_model(transformers: Any, folder: Path, device: str, given: dict[str, Any]) -> Any:
-    """A model of random weights, made where it runs."""
+def _create_dummy_model(
+    transformers: Any, folder: Path, device: str, arguments: dict[str, Any]
+) -> Any:
+    """A model of random weights, created on its device."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    if given["dtype"] == "auto":
-        given["dtype"] = config.dtype or "bfloat16"
+    if arguments["dtype"] == "auto":
+        arguments["dtype"] = config.dtype or "bfloat16"
     with import_module("torch").device(device):
-        return transformers.AutoModelForCausalLM.from_config(config, **given).eval()
+        return transformers.AutoModelForCausalLM.from_config(config, **arguments).eval()
 
 
 def _use_own_attention(model: Any, wanted: str | None) -> bool:
-    """Lets a model use our kernels where they were asked for or suit it. Tells whether it does."""
+    """Use our kernels where they were requested or suit the model. Returns whether it does."""
     if wanted not in (None, OWN_ATTENTION):
         return False
-    missing = _own_attention_obstacle(model)
-    if missing is not None:
+    obstacle = _own_attention_obstacle(model)
+    if obstacle is not None:
         if wanted == OWN_ATTENTION:
-            raise TransformersLoadError(f"attention is {OWN_ATTENTION!r}, and {missing}")
+            raise TransformersLoadError(f"attention is {OWN_ATTENTION!r}, and {obstacle}")
         return False
     attention = import_module("dovetail.engines.transformers.child.attention")
     name = attention.NAME if has_batching_option("auto_switch_to_flash") else attention.OLD_NAME
     import_module("transformers").AttentionInterface.register(name, attention.paged_attention)
-    # Set past the library's checks: they would look for the flash-attention package.
+    # Set directly: the library's checks would look for the flash-attention package.
     for config in (model.config, model.config.get_text_config()):
         config._attn_implementation = name
     import_module("dovetail.engines.transformers.child.fusion").fuse(model)
@@ -161,7 +167,7 @@ def _use_own_attention(model: Any, wanted: str | None) -> bool:
 
 
 def has_batching_option(name: str) -> bool:
-    """Whether the library's batching has a setting of this name: its versions differ."""
+    """Whether the library's batching has an option of this name: its versions differ."""
     module = import_module("transformers.generation.configuration_utils")
     return name in {field.name for field in fields(module.ContinuousBatchingConfig)}
 
@@ -185,15 +191,15 @@ def _own_attention_obstacle(model: Any) -> str | None:
 def _eos_ids(*configs: Any) -> tuple[int, ...]:
     """The ids that end a turn, from the first config that names some."""
     for config in configs:
-        ends = getattr(config, "eos_token_id", None)
-        if ends is not None:
-            return tuple(ends) if isinstance(ends, list) else (ends,)
+        eos_ids = getattr(config, "eos_token_id", None)
+        if eos_ids is not None:
+            return tuple(eos_ids) if isinstance(eos_ids, list) else (eos_ids,)
     return ()
 
 
 def _kv_bytes_per_token(config: Any, item: int) -> int:
-    """What one token takes in the cache of keys and values."""
+    """Bytes of one token in the KV cache."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    return int(2 * config.num_hidden_layers * shared * width * item)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * kv_heads * width * item)

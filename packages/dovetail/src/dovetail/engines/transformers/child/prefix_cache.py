@@ -1,12 +1,12 @@
-"""What the library finds in its prefix cache for each request, who shares it, what it keeps.
+"""Hooks into the library's prefix cache: cached tokens per request, salts, eviction order.
 
-The library tells neither, and knows no tenants. Its cache finds blocks by the hashes of their
-tokens, each chained to the one before and the first to nothing: the first is chained to the salt
-here, so that requests with different salts have no hash in common. All of it happens in the
+The library reports no hits, and has no tenants. Its cache finds blocks by the hashes of their
+tokens, each chained to the one before and the first to nothing: here the first is chained to the
+salt, so that requests with different salts have no hash in common. All of it happens in the
 generation thread, one request at a time.
 
-The salt is part of a request's name, for the name is all that is known wherever a hash is made: it
-cannot be forgotten while the library still holds blocks of a request that was cancelled.
+The salt is part of a request's id, for the id is all that is known wherever a hash is computed: it
+cannot be lost while the library still holds blocks of a request that was cancelled.
 """
 
 from collections.abc import Callable
@@ -17,31 +17,31 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-SALT_BYTES = 8  # of the library's hashes
-#: How the cache is told that blocks are complete, in the library's versions.
+SALT_BYTES = 8  # the size of the library's hashes
+#: The methods that mark blocks as complete, in the library's versions.
 COMPLETE_METHODS = ("mark_complete_blocks", "mark_shareable_blocks_as_complete")
 ALLOCATOR_MODULE = "transformers.generation.continuous_batching.cache_allocators.cache_allocator"
 HashFunction = Callable[..., int]
 
 
 class PrefixCacheHook:
-    """Wraps a cache. Where the library has other names, salted requests share with nobody."""
+    """Wraps a cache. Where the library has other names, salted requests share nothing."""
 
     def __init__(self, cache: Any) -> None:
         self.is_supported = hasattr(cache, "search_prefix_match")
         self._key = token_bytes(SALT_BYTES)
         self._cached: dict[str, int | None] = {}
         self._salt: int | None = None
-        completing = [name for name in COMPLETE_METHODS if hasattr(cache, name)]
-        self._can_salt = bool(completing) and self._hook_hashes(cache)
+        complete_methods = [name for name in COMPLETE_METHODS if hasattr(cache, name)]
+        self._can_salt = bool(complete_methods) and self._hook_hashes(cache)
         if self.is_supported:
             self._hook_search(cache)
-        for name in completing:
+        for name in complete_methods:
             self._hook_completion(cache, name)
-        _evict_least_recent(cache)
+        _use_lru_eviction(cache)
 
     def create_request_id(self, salt: str | None) -> str:
-        """A name for a new request."""
+        """An id for a new request."""
         name = uuid4().hex
         if salt:
             name += "-" + blake2b(salt.encode(), digest_size=SALT_BYTES, key=self._key).hexdigest()
@@ -49,7 +49,7 @@ class PrefixCacheHook:
         return name
 
     def cached_tokens(self, name: str) -> int:
-        """How many tokens of its prompt were not computed again."""
+        """How many tokens of its prompt were cached."""
         return self._cached.get(name) or 0
 
     def forget(self, name: str) -> None:
@@ -64,7 +64,7 @@ class PrefixCacheHook:
                 return 0
             self._salt = salt
             found: int = search(request_id, prompt_ids)
-            # A request that has to start again finds what it wrote itself: the first time counts.
+            # A request that is restarted finds its own blocks: only the first search counts.
             if self._cached.get(request_id, 0) is None:
                 self._cached[request_id] = min(found, len(prompt_ids) - 1)
             return found
@@ -84,7 +84,7 @@ class PrefixCacheHook:
         setattr(cache, name, salted)
 
     def _hook_hashes(self, cache: Any) -> bool:
-        """Whether the place is known where the hashes are made."""
+        """Whether the function that computes the hashes was found."""
         blocks = getattr(cache, "_block_manager", None)
         if hasattr(blocks, "compute_hash"):
             blocks.compute_hash = self._salted_hash(blocks.compute_hash)  # type: ignore[union-attr]
@@ -104,18 +104,18 @@ class PrefixCacheHook:
 
 
 class _FifoDict(dict[int, None]):
-    """Gives up first what came first."""
+    """A dict whose `popitem` returns the oldest item."""
 
     def popitem(self) -> tuple[int, None]:
         first = next(iter(self))
         return first, self.pop(first)
 
 
-def _evict_least_recent(cache: Any) -> None:
-    """A full cache gives up what was used longest ago, a sequence's end before its beginning.
+def _use_lru_eviction(cache: Any) -> None:
+    """Evict the least recently used blocks, a sequence's end before its beginning.
 
-    Up to 5.18 the library gives up what it used last, the very prefix that everybody shares. From
-    5.19 on it gives up all that nobody uses at the moment, which cannot be mended from here.
+    Up to 5.18 the library evicts what it used last, the very prefix that all requests share.
+    From 5.19 on it evicts everything that is not in use, which cannot be changed from here.
     """
     blocks = getattr(cache, "_block_manager", None)
     if blocks is None or not hasattr(blocks, "_init_block_ids"):
@@ -128,8 +128,8 @@ def _evict_least_recent(cache: Any) -> None:
 def _as_unfinished(state: Any) -> Any:
     """A request that has not finished yet.
 
-    The library leaves out the blocks of a request's last step, which is the whole prompt of one
-    that asks for a single token: they might be gone, but only where steps overlap, as ours do not.
+    The library leaves out the blocks of a request's last step, which is the whole prompt of a
+    request for a single token: they might be gone, but only where steps overlap, as ours do not.
     """
     return SimpleNamespace(
         request_id=state.request_id,

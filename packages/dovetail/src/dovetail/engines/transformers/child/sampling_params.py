@@ -1,6 +1,6 @@
-"""What each request has said, and how often, counted on the device for penalties.
+"""Sampling parameters of requests, and token counts on the device for penalties.
 
-A request that the library has to start again has its tokens moved to the end of its prompt.
+A request that the library has to restart has its generated tokens moved to the end of its prompt.
 """
 
 from collections.abc import Mapping
@@ -10,26 +10,26 @@ from typing import Any, Protocol
 
 from dovetail_model import Sampling
 
-PARAMS_KEY = "draw"  # of the one argument that a request takes through the library
-#: Temperatures below it are greedy: their scores would not fit a float.
+PARAMS_KEY = "draw"  # of the one keyword argument that the library passes through
+#: Lower temperatures are greedy: their scores would overflow.
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e3
-MAX_PENALTY = 1e4  # times that a penalty may change a score, or what it may add
+MAX_PENALTY = 1e4
 
 
 class TokenMask(Protocol):
     """Which tokens may come next."""
 
     def fill(self, generated: list[int], words: Any) -> None:
-        """Writes one bit for each token, by what was said so far."""
+        """Write one bit for each token, given the generated tokens."""
 
 
 class SamplingParams:
     """One request's parameters. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 filter nothing.
 
-    It is known by its identity: the same object from the first token to the last. `logprobs` is
-    how many of the likeliest are told beside each token, None that nothing is told; `told` has the
-    logarithm of each token and those beside it, from when it is drawn until it is delivered.
+    Compared by identity: the same object from the first token to the last. `logprobs` is the
+    number of top logprobs per token, None for no logprobs; `recorded_logprobs` has the logprob
+    of each token and its top logprobs, from sampling until delivery.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class SamplingParams:
         return (self.presence, self.frequency, self.repetition) != (0.0, 0.0, 1.0)
 
     def __deepcopy__(self, memo: Any) -> "SamplingParams":
-        """The library copies a request that it starts again. Its grammar goes on where it was."""
+        """The library copies a request that it restarts. Its grammar continues where it was."""
         return self
 
 
@@ -79,7 +79,7 @@ class SamplingDefaults:
         self.vocab_size = vocabulary
 
     def resolve(self, sampling: Sampling, guide: TokenMask | None = None) -> SamplingParams:
-        """Values out of range are taken to its end: nothing fails once a request runs."""
+        """The parameters of a request, clamped to their ranges: nothing fails once it runs."""
         temperature = self._value(sampling, "temperature", 1.0)
         greedy = temperature < MIN_TEMPERATURE
         top_k = int(self._value(sampling, "top_k", 0))
@@ -109,16 +109,16 @@ def _clamp(low: float, value: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-MAX_COUNT = 32_767  # times, of a token
-PROMPT_ONLY = -1  # and not said
+MAX_COUNT = 32_767  # of one token
+PROMPT_ONLY = -1  # in the prompt and not generated
 
 
 class TokenCounts:
-    """A row of counts for each request that asks for penalties.
+    """A row of counts for each request with penalties.
 
-    Rows of a batch change their places from step to step, so a request has a slot of its own.
-    Nobody says when a request has ended: its slot goes to another when there is no other left. One
-    that comes back is counted anew.
+    Rows of a batch change from step to step, so a request has a slot of its own. The end of a
+    request is not reported: its slot is reused when there is no other left. A request that
+    returns is counted anew.
     """
 
     def __init__(self, slots: int, vocabulary: int, device: Any) -> None:
@@ -130,19 +130,19 @@ class TokenCounts:
         self._requests: list[_RequestCounts | None] = [None] * slots
 
     def update(self, states: list[Any], params: list[SamplingParams]) -> list[int]:
-        """The slots of a batch, with all counted that was said."""
+        """The slots of a batch, with all generated tokens counted."""
         slots = [self.empty_slot] * len(params)
         places: list[tuple[int, int]] = []
         times: list[int] = []
-        present = {draw for draw in params if draw.has_penalties}
-        for row, (state, draw) in enumerate(zip(states, params, strict=True)):
-            if draw in present:
-                slot = slots[row] = self._slot(draw, present)
-                tally = self._requests[slot]
-                if tally is None:
-                    tally = self._requests[slot] = _RequestCounts(draw, state)
+        in_batch = {request_params for request_params in params if request_params.has_penalties}
+        for row, (state, request_params) in enumerate(zip(states, params, strict=True)):
+            if request_params in in_batch:
+                slot = slots[row] = self._slot(request_params, in_batch)
+                request_counts = self._requests[slot]
+                if request_counts is None:
+                    request_counts = self._requests[slot] = _RequestCounts(request_params, state)
                     self._counts[slot].zero_()
-                changes = tally.changes(state)
+                changes = request_counts.changes(state)
                 places.extend((slot, id) for id in changes)
                 times.extend(changes.values())
         if times:
@@ -152,7 +152,7 @@ class TokenCounts:
         return slots
 
     def apply_penalties(self, scores: Any, slots: Any, penalties: Any) -> Any:
-        """Scores of tokens that were in a prompt or were said, lowered by each row's penalties."""
+        """Apply each row's penalties to the scores of tokens in its prompt or output."""
         torch = self._torch
         presence, frequency, repetition = penalties
         counts = self._counts.index_select(0, slots)
@@ -161,49 +161,55 @@ class TokenCounts:
         scores = torch.where(seen, smaller, scores)
         return scores - (frequency * count + presence * (count > 0))
 
-    def _slot(self, draw: SamplingParams, present: set[SamplingParams]) -> int:
-        """Its own; else a free one, or one whose request is not in this batch: there always is."""
-        slot = self._slots.get(draw)
+    def _slot(self, request_params: SamplingParams, in_batch: set[SamplingParams]) -> int:
+        """Its own slot; else a free one, or one whose request is not in this batch: there always
+        is.
+        """
+        slot = self._slots.get(request_params)
         if slot is None:
             slot = len(self._slots)
             if slot == self.empty_slot:
-                slot = self._slots.pop(next(other for other in self._slots if other not in present))
-            self._slots[draw] = slot
+                slot = self._slots.pop(
+                    next(other for other in self._slots if other not in in_batch)
+                )
+            self._slots[request_params] = slot
             self._requests[slot] = None
         return slot
 
 
 def generated_ids(state: Any) -> list[int]:
-    """What a request has generated, not to be changed."""
+    """What a request has generated. Must not be changed."""
     first = state._true_initial_tokens
     generated: list[int] = state.generated_tokens
     return state.initial_tokens[first:] + generated if first else generated
 
 
 def generated_length(state: Any) -> int:
-    """How much that is."""
+    """The number of generated tokens."""
     first = state._true_initial_tokens
-    again = len(state.initial_tokens) - first if first else 0
-    return again + len(state.generated_tokens)
+    moved = len(state.initial_tokens) - first if first else 0
+    return moved + len(state.generated_tokens)
 
 
 class _RequestCounts:
-    """The counts of one request, as far as the device was told."""
+    """The counts of one request, as on the device."""
 
     __slots__ = ("_counted", "_counts")
 
-    def __init__(self, draw: SamplingParams, state: Any) -> None:
+    def __init__(self, request_params: SamplingParams, state: Any) -> None:
         first = state._true_initial_tokens or len(state.initial_tokens)
-        prompt = state.initial_tokens[:first] if draw.repetition != 1.0 else ()
+        prompt = state.initial_tokens[:first] if request_params.repetition != 1.0 else ()
         self._counts: dict[int, int] = dict.fromkeys(prompt, PROMPT_ONLY)
         self._counted: int | None = None
 
     def changes(self, state: Any) -> dict[int, int]:
-        """All counts at first, then those that are new."""
+        """All counts at first, then those that changed."""
         begin = self._counted or 0
-        fresh = generated_ids(state)[begin:]
-        for id in fresh:
+        new_ids = generated_ids(state)[begin:]
+        for id in new_ids:
             self._counts[id] = min(max(self._counts.get(id, 0), 0) + 1, MAX_COUNT)
-        changed = self._counts if self._counted is None else {id: self._counts[id] for id in fresh}
-        self._counted = begin + len(fresh)
+        changed = (
+            self._counts if self._counted is None else {id: self._counts[id] for id in new_ids}
+        )
+        self._counted = begin + len(new_ids)
         return changed
