@@ -27,34 +27,34 @@ AT_ONCE = RateLimits(concurrent=4)
 _HEAD = """
 import sys, time
 from pathlib import Path
-from dovetail.access.limits import Limits, Quota, TooMany
-from dovetail.access.shared_limits import SharedBook
+from dovetail.access.limits import RateLimiter, RateLimitExceeded, RateLimits
+from dovetail.access.shared_limits import SharedLimitStore
 from dovetail_model import Usage
-book = SharedBook(Path(sys.argv[1]), int(sys.argv[2]))
-quota = Quota(book, lambda: 1e9)
+store = SharedLimitStore(Path(sys.argv[1]), int(sys.argv[2]))
+limiter = RateLimiter(store, lambda: 1e9)
 key = bytes([7]) * 32
 print("ready", flush=True)
 sys.stdin.readline()
 """
 MANY = """
-from dovetail.access import shared_limits as shared_book
-shared_book._PATIENCE = 60.0  # on a busy machine, too, nobody goes on without the lock
+from dovetail.access import shared_limits
+shared_limits._LOCK_TIMEOUT_SECONDS = 60.0  # on a busy machine, too, nobody goes on without the lock
 let_in = 0
 for _ in range(300):
     try:
-        quota.enter(key, Limits(requests=500, tokens=10**6)).leave(Usage(output_tokens=1))
+        limiter.acquire(key, RateLimits(requests=500, tokens=10**6)).release(Usage(output_tokens=1))
         let_in += 1
-    except TooMany:
+    except RateLimitExceeded:
         pass
 print(let_in, flush=True)
 """
 STAYS = """
-quota.enter(key, Limits(concurrent=4))
+limiter.acquire(key, RateLimits(concurrent=4))
 print("inside", flush=True)
 sys.stdin.readline()
 """
 HOLDS = """
-with book.row(key):
+with store.lock(key):
     print("holds", flush=True)
     sys.stdin.readline()
 """
@@ -144,13 +144,13 @@ def test_more_keys_than_places(tmp_path: Path) -> None:
     create_shared_limit_store(tmp_path / "small", workers=1, slots=128)
     book = SharedLimitStore(tmp_path / "small", 0)
     real = RateLimiter(book)  # by the real clock: its rows become idle at once
-    kept = RateLimiter(book, lambda: NOW)
-    kept.acquire(KEY, RateLimits(requests=1))
+    stored = RateLimiter(book, lambda: NOW)
+    stored.acquire(KEY, RateLimits(requests=1))
     for at in range(2000):
         limits = RateLimits(concurrent=1)
         real.acquire(at.to_bytes(4, "big") * 8, limits).release(Usage())
     with pytest.raises(RateLimitExceeded):
-        kept.acquire(KEY, RateLimits(requests=1))
+        stored.acquire(KEY, RateLimits(requests=1))
 
 
 def test_where_no_place_is_idle_a_request_is_let_in(tmp_path: Path) -> None:
@@ -191,5 +191,5 @@ def test_the_workers_of_a_server_share_the_limits_of_a_key(tmp_path: Path) -> No
         served(*model, *script, *limits) as running,
         ThreadPoolExecutor(4) as crowd,
     ):
-        asked = [crowd.submit(running.ask, "POST", "/v1/chat/completions", body) for _ in range(16)]
-        assert sorted(one.result().status for one in asked) == [200] * 2 + [429] * 14
+        request = [crowd.submit(running.ask, "POST", "/v1/chat/completions", body) for _ in range(16)]
+        assert sorted(one.result().status for one in request) == [200] * 2 + [429] * 14

@@ -91,12 +91,12 @@ def _parse_key(words: list[str], limits: RateLimits) -> ApiKey:
     if not (_TENANT.fullmatch(tenant) and _DIGEST.fullmatch(digest)):
         raise ValueError(_FORM)
     key = ApiKey(tenant, bytes.fromhex(digest), limits)
-    told: set[str] = set()
+    seen_names: set[str] = set()
     for word in words[1:]:
         name, _, value = word.partition("=")
-        if name in told:
+        if name in seen_names:
             raise ValueError(f"{name} is said twice")
-        told.add(name)
+        seen_names.add(name)
         key = _apply_option(key, name, value, word)
     return key
 

@@ -89,11 +89,11 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     for path in (cert, key):
         if not path.is_file():
             raise CertificateError(f"there is no file {path}")
-    asked: list[bool] = []
+    password_requested: list[bool] = []
 
     def password() -> str:
         """Whoever starts a server may be no human: OpenSSL would wait at the terminal."""
-        asked.append(True)
+        password_requested.append(True)
         return ""
 
     try:
@@ -101,7 +101,7 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     except (OSError, ValueError) as error:
         why = (
             "the key has a passphrase, which cannot be asked for here"
-            if asked
+            if password_requested
             else _describe_error(error)
         )
         if cert == key and b"PRIVATE KEY-----" not in _read_file(cert):
