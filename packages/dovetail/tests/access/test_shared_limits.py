@@ -38,7 +38,7 @@ sys.stdin.readline()
 """
 MANY = """
 from dovetail.access import shared_limits
-shared_limits._LOCK_TIMEOUT_SECONDS = 60.0  # on a busy machine, too, nobody goes on without the lock
+shared_limits._LOCK_TIMEOUT_SECONDS = 60.0  # also on a busy machine
 let_in = 0
 for _ in range(300):
     try:
@@ -191,5 +191,7 @@ def test_the_workers_of_a_server_share_the_limits_of_a_key(tmp_path: Path) -> No
         served(*model, *script, *limits) as running,
         ThreadPoolExecutor(4) as crowd,
     ):
-        request = [crowd.submit(running.ask, "POST", "/v1/chat/completions", body) for _ in range(16)]
+        request = [
+            crowd.submit(running.ask, "POST", "/v1/chat/completions", body) for _ in range(16)
+        ]
         assert sorted(one.result().status for one in request) == [200] * 2 + [429] * 14

@@ -55,7 +55,9 @@ class ClientAddressResolver:
         found = _parse_hop(connected)
         if found is None or not self._is_trusted(found):
             return connected
-        forwarded = b",".join(value for name, value in scope["headers"] if name.lower() == _FORWARDED)
+        forwarded = b",".join(
+            value for name, value in scope["headers"] if name.lower() == _FORWARDED
+        )
         for hop in reversed(forwarded.decode("latin-1").rsplit(",", _MAX_HOPS)[-_MAX_HOPS:]):
             before = _parse_hop(hop.strip())
             if before is None:
