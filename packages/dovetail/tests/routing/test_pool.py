@@ -17,10 +17,11 @@ from dovetail.engines.engine import (
     TokenSink,
 )
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.routing import pool as pool_module
-from dovetail.routing import replica as replica_module
 from dovetail.routing.pool import ReplicaPool
+from dovetail.routing.replica import HealthCheckOptions
 from dovetail_model import EngineTimeout, EngineUnavailable, Overloaded
+
+IMMEDIATE_RECOVERY = HealthCheckOptions(recovery_delays_seconds=(0.0,))
 
 
 class FakeEngine:
@@ -115,14 +116,10 @@ def test_sessions_stay_on_their_replica_and_new_ones_balance_load() -> None:
 
 
 @pytest.mark.parametrize("fault", [EngineUnavailable("dead"), EngineTimeout("silent")])
-def test_failed_replica_is_skipped_until_it_recovers(
-    monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (0.0,))
-
+def test_failed_replica_is_skipped_until_it_recovers(fault: Exception) -> None:
     async def check() -> None:
         first, second = FakeEngine(0), FakeEngine(1)
-        pool = ReplicaPool([first, second])
+        pool = ReplicaPool([first, second], health_checks=IMMEDIATE_RECOVERY)
         await pool.start()
         assert await generate(pool, "a") == 0
         first.fails, first.ready = fault, False
@@ -139,16 +136,15 @@ def test_failed_replica_is_skipped_until_it_recovers(
     run_async(check)
 
 
-def test_engine_supervised_elsewhere_is_polled_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (3600.0,))
-    monkeypatch.setattr(replica_module, "SUPERVISED_RECOVERY_DELAYS_SECONDS", (0.0,))
+def test_engine_supervised_elsewhere_is_polled_often() -> None:
+    checks = HealthCheckOptions(
+        recovery_delays_seconds=(3600.0,), supervised_recovery_delays_seconds=(0.0,)
+    )
 
     async def check() -> None:
         hosted = FakeEngine(0)
         hosted.capabilities = replace(hosted.capabilities, supervised_elsewhere=True)
-        pool = ReplicaPool([hosted])
+        pool = ReplicaPool([hosted], health_checks=checks)
         await pool.start()
         hosted.fails, hosted.ready = EngineUnavailable("dead"), False
         with pytest.raises(EngineUnavailable):
@@ -320,9 +316,7 @@ def test_stopped_replica_is_not_restarted() -> None:
     run_async(check)
 
 
-def test_recovery_retries_after_any_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (0.0,))
-
+def test_recovery_retries_after_any_start_error() -> None:
     class Odd(FakeEngine):
         async def start(self) -> None:
             await super().start()
@@ -332,7 +326,7 @@ def test_recovery_retries_after_any_start_error(monkeypatch: pytest.MonkeyPatch)
 
     async def check() -> None:
         odd, sound = Odd(0, local=True), FakeEngine(1)
-        pool = ReplicaPool([odd, sound])
+        pool = ReplicaPool([odd, sound], health_checks=IMMEDIATE_RECOVERY)
         await pool.start()
         assert pool.available_count == 1
         await wait_until(lambda: pool.available_count == 2)
@@ -342,10 +336,9 @@ def test_recovery_retries_after_any_start_error(monkeypatch: pytest.MonkeyPatch)
     run_async(check)
 
 
-def test_stalled_replica_fails_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_replica_fails_its_streams() -> None:
     """It has requests, emits nothing and fails its health check: its streams fail over."""
-    monkeypatch.setattr(replica_module, "STALL_TIMEOUT_SECONDS", 0.0)
-    monkeypatch.setattr(pool_module, "STALL_CHECK_INTERVAL_SECONDS", 0.0)
+    checks = HealthCheckOptions(stall_timeout_seconds=0.0, stall_check_interval_seconds=0.0)
 
     class Hanging(FakeEngine):
         async def stop(self) -> None:
@@ -360,7 +353,7 @@ def test_stalled_replica_fails_its_streams(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def check() -> None:
         hanging, sound = Hanging(0), FakeEngine(1)
-        pool = ReplicaPool([hanging, sound])
+        pool = ReplicaPool([hanging, sound], health_checks=checks)
         await pool.start()
         hanging.go_on.clear()
         task = asyncio.create_task(generate(pool, "a"))
@@ -375,11 +368,7 @@ def test_stalled_replica_fails_its_streams(monkeypatch: pytest.MonkeyPatch) -> N
     run_async(check)
 
 
-def test_healthy_server_with_another_model_stays_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(replica_module, "RECOVERY_DELAYS_SECONDS", (0.0,))
-
+def test_healthy_server_with_another_model_stays_down() -> None:
     class Changed(FakeEngine):
         async def start(self) -> None:
             await super().start()
@@ -388,7 +377,7 @@ def test_healthy_server_with_another_model_stays_down(
 
     async def check() -> None:
         changed = Changed(0)
-        pool = ReplicaPool([changed, FakeEngine(1)])
+        pool = ReplicaPool([changed, FakeEngine(1)], health_checks=IMMEDIATE_RECOVERY)
         await pool.start()
         changed.fails = EngineUnavailable("no such model")
         with pytest.raises(EngineUnavailable):

@@ -18,11 +18,15 @@ from dovetail.engines.engine import (
     TokenSink,
 )
 from dovetail.engines.token_stream import collect_token_ids
-from dovetail.routing.replica import ActivitySink, Replica
+from dovetail.routing.replica import (
+    DEFAULT_HEALTH_CHECKS,
+    ActivitySink,
+    HealthCheckOptions,
+    Replica,
+)
 from dovetail.storage.lru import LruCache
 
 MAX_SESSION_HOMES = 1 << 16
-STALL_CHECK_INTERVAL_SECONDS = 10.0
 #: Requests by which a session's consistent home may be busier than the least busy replica.
 MAX_LOAD_DIFFERENCE = 4
 
@@ -39,8 +43,17 @@ class ReplicaPool:
     long as each finds it about as busy as the others: they do not see each other's requests.
     """
 
-    def __init__(self, engines: Sequence[TokenEngine], *, consistent: bool = False) -> None:
-        self.replicas = tuple(Replica(engine, index) for index, engine in enumerate(engines))
+    def __init__(
+        self,
+        engines: Sequence[TokenEngine],
+        *,
+        consistent: bool = False,
+        health_checks: HealthCheckOptions = DEFAULT_HEALTH_CHECKS,
+    ) -> None:
+        self.replicas = tuple(
+            Replica(engine, index, health_checks) for index, engine in enumerate(engines)
+        )
+        self._health_checks = health_checks
         self.name = engines[0].name
         self._consistent = consistent
         self._session_homes: LruCache[str, Replica] = LruCache(MAX_SESSION_HOMES)
@@ -143,7 +156,7 @@ class ReplicaPool:
     async def _check_stalls(self) -> None:
         """Mark stalled replicas as down, so that their streams can be migrated."""
         while True:
-            await asyncio.sleep(STALL_CHECK_INTERVAL_SECONDS)
+            await asyncio.sleep(self._health_checks.stall_check_interval_seconds)
             await asyncio.gather(*(replica.check_stalled() for replica in self.replicas))
 
     def _select_replica(self, session: str | None) -> Replica:

@@ -8,25 +8,46 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
 
 from dovetail.engines.engine import EngineHealth, TokenDelta, TokenEngine, TokenSink, check_health
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
-#: Seconds before each check of a replica that is down; the last delay is repeated.
-RECOVERY_DELAYS_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-SUPERVISED_RECOVERY_DELAYS_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0)  # checking is cheap
-HEALTH_TIMEOUT_SECONDS = 3.0
-STALL_TIMEOUT_SECONDS = 30.0  # without any output of a replica that has requests
 BACKOFF_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HealthCheckOptions:
+    """When the health of replicas is checked.
+
+    `timeout_seconds`: how long a replica may take to respond to a health check.
+    `recovery_delays_seconds`: the delay before each check of a replica that is down; the last one
+    is repeated.
+    `supervised_recovery_delays_seconds`: the same where another process restarts the engine, so
+    that checking is cheap.
+    `stall_timeout_seconds`: how long a replica that has requests may emit nothing before it is
+    checked.
+    `stall_check_interval_seconds`: the time between two searches for such replicas.
+    """
+
+    timeout_seconds: float = 3.0
+    recovery_delays_seconds: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+    supervised_recovery_delays_seconds: tuple[float, ...] = (0.0, 0.1, 0.2, 0.5, 1.0)
+    stall_timeout_seconds: float = 30.0
+    stall_check_interval_seconds: float = 10.0
+
+
+DEFAULT_HEALTH_CHECKS = HealthCheckOptions()
 
 
 class Replica:
     """An engine with its index in the pool, its availability and its active requests."""
 
     __slots__ = (
+        "_health_checks",
         "_running",
         "active_requests",
         "engine",
@@ -38,9 +59,15 @@ class Replica:
         "restarts",
     )
 
-    def __init__(self, engine: TokenEngine, index: int) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine,
+        index: int,
+        health_checks: HealthCheckOptions = DEFAULT_HEALTH_CHECKS,
+    ) -> None:
         self.engine = engine
         self.index = index
+        self._health_checks = health_checks
         self.is_available = True
         self.active_requests = 0
         self.last_activity = 0.0  # when it last started a request or emitted tokens
@@ -90,7 +117,7 @@ class Replica:
             self.recovery_task = asyncio.create_task(self._recover())
 
     async def health(self) -> EngineHealth:
-        return await check_health(self.engine, HEALTH_TIMEOUT_SECONDS)
+        return await check_health(self.engine, self._health_checks.timeout_seconds)
 
     async def check_stalled(self) -> None:
         """Mark a replica as down that has requests, emits nothing and fails its health check.
@@ -99,7 +126,7 @@ class Replica:
         """
         if (
             not (self.is_available and self.active_requests)
-            or monotonic() - self.last_activity < STALL_TIMEOUT_SECONDS
+            or monotonic() - self.last_activity < self._health_checks.stall_timeout_seconds
         ):
             return
         if (await self.health()).ready or (await self.health()).ready:
@@ -118,9 +145,9 @@ class Replica:
     async def _recover(self) -> None:
         """Try to restart the replica, with growing delays, until it is ready."""
         delays = (
-            SUPERVISED_RECOVERY_DELAYS_SECONDS
+            self._health_checks.supervised_recovery_delays_seconds
             if self.engine.capabilities.supervised_elsewhere
-            else RECOVERY_DELAYS_SECONDS
+            else self._health_checks.recovery_delays_seconds
         )
         for attempt in range(1 << 30):
             await asyncio.sleep(delays[min(attempt, len(delays) - 1)])
