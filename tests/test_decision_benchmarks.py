@@ -1,0 +1,36 @@
+"""The measurements behind `docs/decisions/` still run, and every page names one that exists."""
+
+import asyncio
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from benchmarks.decisions import connection_bounds, direct_writer, websocket_writer
+
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "decisions").glob("*.md"))
+
+
+def test_chunks_are_written_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(direct_writer.main(50))
+    assert "direct writer" in capsys.readouterr().out
+
+
+def test_events_are_written_in_three_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(websocket_writer.main(50))
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_our_connections_hold_less(capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(connection_bounds.main(256 << 10))
+    held = [float(one) for one in re.findall(r"holds +([\d.]+)", capsys.readouterr().out)]
+    assert len(held) == 2 * len(connection_bounds.KINDS)
+    assert all(ours < theirs for theirs, ours in zip(held[::2], held[1::2], strict=True))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_a_measurement_that_exists(page: Path) -> None:
+    named = re.findall(r"python -m (benchmarks[\w.]+)", page.read_text("utf-8"))
+    assert named
+    for module in named:
+        import_module(module)
