@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from benchmarks.decisions.transport import CountingTransport, Write, measure_writes, print_table
-from dovetail.net.exchange import DirectWriter
+from dovetail.net.response_writer import DirectWriter
 
 CHUNK = b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":" word"}}\n\n'
 CHUNKS = 20_000

