@@ -48,7 +48,7 @@ WINDOW = 64
 
 
 class PlannedEngine:
-    """Gives the deltas that it is told to, then fails if it is told to; or waits for ever."""
+    """Pushes the deltas of its plan, then fails or waits forever if configured so."""
 
     name = "planned"
     capabilities = EngineCapabilities()
@@ -58,8 +58,8 @@ class PlannedEngine:
         self.failure: DovetailError | None = None
         self.waits = False
         self.ready = True
-        self.asked: list[EngineRequest] = []
-        self.speaking = asyncio.Event()
+        self.requests: list[EngineRequest] = []
+        self.emitted = asyncio.Event()
         self.held = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -71,7 +71,7 @@ class PlannedEngine:
         return EngineHealth(self.ready, facts={"waiting": 7})
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         try:
             for delta in self.plan:
                 if sink.push(delta):
@@ -79,7 +79,7 @@ class PlannedEngine:
                 self.held.set()
                 if not await sink.drain():
                     return
-            self.speaking.set()
+            self.emitted.set()
             if self.waits:
                 await asyncio.Event().wait()
             if self.failure is not None:
@@ -88,7 +88,7 @@ class PlannedEngine:
             self.closed.set()
 
 
-class Stage:
+class RunningServer:
     """A server on a unix socket, and our client for it."""
 
     def __init__(self, engine: PlannedEngine, socket: str, packed: bool) -> None:
@@ -97,10 +97,10 @@ class Stage:
         self.endpoint = Endpoint(socket=socket, headers={"authorization": f"Bearer {KEY}"})
         self.client = CompletionsClient(self.endpoint, "m", server_name="it", binary_prompt=packed)
 
-    async def hear(self, asked: EngineRequest) -> list[TokenDelta]:
-        return [delta async for delta in iter_deltas(self.client, asked)]
+    async def generate(self, request: EngineRequest) -> list[TokenDelta]:
+        return [delta async for delta in iter_deltas(self.client, request)]
 
-    async def ask(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def post(self, body: dict[str, Any]) -> tuple[int, Any]:
         call = ClientRequest("POST", "/v1/completions", json.dumps(body).encode())
         status, content = await fetch(self.endpoint, call)
         return status, json.loads(content)
@@ -110,12 +110,12 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(packed: bool = False, **config: Any) -> AsyncGenerator[Stage]:
+async def running_server(packed: bool = False, **config: Any) -> AsyncGenerator[RunningServer]:
     engine = PlannedEngine()
     model = CompletionModel(("m",), TOKENIZER, (END, RETURN), WINDOW)
     with TemporaryDirectory() as folder:
-        stage = Stage(engine, f"{folder}/s", packed)
-        app = CompletionsServer(engine, model, api_key=KEY, on_engine_dead=stage.die)
+        running = RunningServer(engine, f"{folder}/s", packed)
+        app = CompletionsServer(engine, model, api_key=KEY, on_engine_dead=running.die)
         listener, url = open_listener(ListenAddress(path=Path(folder) / "s"))
         assert url == f"unix://{folder}/s"
         settings = uvicorn_config(app)
@@ -124,21 +124,21 @@ async def staged(packed: bool = False, **config: Any) -> AsyncGenerator[Stage]:
         server = uvicorn.Server(settings)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:
-            yield stage
+            yield running
         finally:
             server.should_exit = True
             await serving
 
 
-def on_stage(body: Callable[[Stage], Awaitable[None]], **how: Any) -> None:
+def with_server(body: Callable[[RunningServer], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        async with staged(**how) as stage, asyncio.timeout(60):
-            await body(stage)
+        async with running_server(**options) as running, asyncio.timeout(60):
+            await body(running)
 
     asyncio.run(main())
 
 
-def heard_ids(deltas: list[TokenDelta]) -> list[int]:
+def ids_of(deltas: list[TokenDelta]) -> list[int]:
     return [id for delta in deltas for id in delta.ids]
 
 
@@ -156,27 +156,27 @@ deltas_of_ids = st.lists(
     st.booleans(),
     st.sampled_from([{}, {"http": "h11"}]),
 )
-def test_ids_come_through_however_they_are_cut(
+def test_ids_survive_any_split_into_deltas(
     parts: list[list[int]],
     last: int | None,
     cached: int | None,
     packed: bool,
     server: dict[str, str],
 ) -> None:
-    async def body(stage: Stage) -> None:
+    async def body(running: RunningServer) -> None:
         end = TokenDelta([] if last is None else [last], finish="stop" if last else "length")
         plan = [TokenDelta(part) for part in parts] + [end]
-        stage.engine.plan = [TokenDelta(plan[0].ids, (), plan[0].finish, cached), *plan[1:]]
-        heard = await stage.hear(request())
-        assert heard_ids(heard) == heard_ids(plan)
-        assert [delta.finish for delta in heard if delta.finish] == [end.finish]
-        assert [delta.cached for delta in heard if delta.cached is not None] == (
+        running.engine.plan = [TokenDelta(plan[0].ids, (), plan[0].finish, cached), *plan[1:]]
+        deltas = await running.generate(request())
+        assert ids_of(deltas) == ids_of(plan)
+        assert [delta.finish for delta in deltas if delta.finish] == [end.finish]
+        assert [delta.cached for delta in deltas if delta.cached is not None] == (
             [] if cached is None else [cached]
         )
-        assert stage.client.reports_cached_tokens == (cached is not None)
-        assert all(delta.exact for delta in heard)
+        assert running.client.reports_cached_tokens == (cached is not None)
+        assert all(delta.exact for delta in deltas)
 
-    on_stage(body, packed=packed, **server)
+    with_server(body, packed=packed, **server)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_ids_come_through_however_they_are_cut(
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_asked_of_the_client_is_asked_of_the_engine(
+def test_request_arrives_at_the_engine_unchanged(
     constraint: Constraint | None, packed: bool
 ) -> None:
-    async def body(stage: Stage) -> None:
-        asked = request(
+    async def body(running: RunningServer) -> None:
+        sent = request(
             max_tokens=9,
             sampling=Sampling(
                 temperature=0.5,
@@ -212,45 +212,45 @@ def test_what_is_asked_of_the_client_is_asked_of_the_engine(
             priority=4,
             cache_salt="salt",
         )
-        await stage.hear(asked)
-        heard = stage.engine.asked[-1]
-        assert heard.sampling.max_tokens == 9
+        await running.generate(sent)
+        received = running.engine.requests[-1]
+        assert received.sampling.max_tokens == 9
         blank = Sampling()
-        for one in (asked, heard):
+        for one in (sent, received):
             assert one.prompt == array("I", ids("hello"))
-        known = {name: getattr(asked.sampling, name) for name in blank.__struct_fields__}
+        known = {name: getattr(sent.sampling, name) for name in blank.__struct_fields__}
         assert {**known, "max_tokens": 9} == {
-            name: getattr(heard.sampling, name) for name in blank.__struct_fields__
+            name: getattr(received.sampling, name) for name in blank.__struct_fields__
         }
         for name in ("id", "max_tokens", "stop_ids", "constraint", "session", "priority"):
-            assert getattr(heard, name) == getattr(asked, name), name
-        assert heard.cache_salt == "salt"
+            assert getattr(received, name) == getattr(sent, name), name
+        assert received.cache_salt == "salt"
 
-    on_stage(body, packed=packed)
+    with_server(body, packed=packed)
 
 
-def test_a_limit_beyond_the_window_is_cut_to_it() -> None:
-    async def body(stage: Stage) -> None:
-        await stage.hear(request("x" * 60, max_tokens=1000))
-        assert stage.engine.asked[-1].max_tokens == 4
-        status, told = await stage.ask({"prompt": "x" * WINDOW})
+def test_max_tokens_is_limited_to_the_context_window() -> None:
+    async def body(running: RunningServer) -> None:
+        await running.generate(request("x" * 60, max_tokens=1000))
+        assert running.engine.requests[-1].max_tokens == 4
+        status, response = await running.post({"prompt": "x" * WINDOW})
         assert status == 400
-        assert "maximum context length is 64" in told["error"]["message"]
+        assert "maximum context length is 64" in response["error"]["message"]
 
-    on_stage(body)
+    with_server(body)
 
 
-def test_without_the_key_nothing_is_told() -> None:
-    async def body(stage: Stage) -> None:
+def test_requests_without_the_key_are_rejected() -> None:
+    async def body(running: RunningServer) -> None:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
-            stranger = Endpoint(socket=stage.endpoint.socket, headers=headers)
+            other = Endpoint(socket=running.endpoint.socket, headers=headers)
             for path in ("/v1/models", "/health", "/metrics", "/nowhere"):
-                status, _ = await fetch(stranger, ClientRequest("GET", path))
+                status, _ = await fetch(other, ClientRequest("GET", path))
                 assert status == 401
-        assert (await fetch(stage.endpoint, ClientRequest("GET", "/health")))[0] == 200
-        assert (await fetch(stage.endpoint, ClientRequest("GET", "/nowhere")))[0] == 404
+        assert (await fetch(running.endpoint, ClientRequest("GET", "/health")))[0] == 200
+        assert (await fetch(running.endpoint, ClientRequest("GET", "/nowhere")))[0] == 404
 
-    on_stage(body)
+    with_server(body)
 
 
 @pytest.mark.parametrize(
@@ -266,48 +266,48 @@ def test_without_the_key_nothing_is_told() -> None:
 def test_failures_keep_their_kind(
     first: list[TokenDelta], failure: DovetailError, status: int, kind: type[DovetailError]
 ) -> None:
-    async def body(stage: Stage) -> None:
-        stage.engine.plan, stage.engine.failure = first, failure
+    async def body(running: RunningServer) -> None:
+        running.engine.plan, running.engine.failure = first, failure
         with pytest.raises(kind, match="no luck"):
-            await stage.hear(request())
-        whole, told = await stage.ask({"prompt": "hi"})
-        assert (whole, told["error"]["code"]) == (status, status)
-        assert stage.deaths == 0
+            await running.generate(request())
+        whole, response = await running.post({"prompt": "hi"})
+        assert (whole, response["error"]["code"]) == (status, status)
+        assert running.deaths == 0
 
-    on_stage(body)
+    with_server(body)
 
 
-def test_a_dead_engine_breaks_its_streams_off() -> None:
-    async def body(stage: Stage) -> None:
-        stage.engine.plan, stage.engine.failure = [TokenDelta([97])], EngineUnavailable("dead")
-        stage.engine.ready = False
+def test_dead_engine_aborts_its_streams() -> None:
+    async def body(running: RunningServer) -> None:
+        running.engine.plan, running.engine.failure = [TokenDelta([97])], EngineUnavailable("dead")
+        running.engine.ready = False
         with pytest.raises(EngineUnavailable, match="broke off"):
-            await stage.hear(request())
-        assert (await stage.ask({"prompt": "a"}))[0] == 503
-        assert stage.deaths == 2
-        assert (await fetch(stage.endpoint, ClientRequest("GET", "/health")))[0] == 503
+            await running.generate(request())
+        assert (await running.post({"prompt": "a"}))[0] == 503
+        assert running.deaths == 2
+        assert (await fetch(running.endpoint, ClientRequest("GET", "/health")))[0] == 503
 
-    on_stage(body)
+    with_server(body)
 
 
-def test_hanging_up_closes_the_generation() -> None:
-    async def body(stage: Stage) -> None:
-        stage.engine.plan, stage.engine.waits = [TokenDelta([97])], True
-        async with aclosing(iter_deltas(stage.client, request())) as deltas:
+def test_disconnect_cancels_the_generation() -> None:
+    async def body(running: RunningServer) -> None:
+        running.engine.plan, running.engine.waits = [TokenDelta([97])], True
+        async with aclosing(iter_deltas(running.client, request())) as deltas:
             assert (await anext(deltas)).ids == [97]
-            await stage.engine.speaking.wait()
-            assert b"num_requests_running{model_name=" in (await metrics(stage))
-            assert gauge(await metrics(stage), "num_requests_running") == 1
-        await stage.engine.closed.wait()
-        assert gauge(await metrics(stage), "num_requests_running") == 0
-        assert gauge(await metrics(stage), "generation_tokens_total") == 1
-        assert gauge(await metrics(stage), "num_requests_waiting") == 7
+            await running.engine.emitted.wait()
+            assert b"num_requests_running{model_name=" in (await metrics(running))
+            assert gauge(await metrics(running), "num_requests_running") == 1
+        await running.engine.closed.wait()
+        assert gauge(await metrics(running), "num_requests_running") == 0
+        assert gauge(await metrics(running), "generation_tokens_total") == 1
+        assert gauge(await metrics(running), "num_requests_waiting") == 7
 
-    on_stage(body)
+    with_server(body)
 
 
-async def metrics(stage: Stage) -> bytes:
-    return (await fetch(stage.endpoint, ClientRequest("GET", "/metrics")))[1]
+async def metrics(running: RunningServer) -> bytes:
+    return (await fetch(running.endpoint, ClientRequest("GET", "/metrics")))[1]
 
 
 def gauge(text: bytes, name: str) -> int:
@@ -315,45 +315,45 @@ def gauge(text: bytes, name: str) -> int:
     return int(line.rpartition(" ")[2])
 
 
-def test_probabilities_come_through() -> None:
-    async def body(stage: Stage) -> None:
-        told = (
+def test_logprobs_are_forwarded() -> None:
+    async def body(running: RunningServer) -> None:
+        logprobs = (
             TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5))),
             TokenLogprob("<|end|>", -0.25, (("<|end|>", -0.25), ("x", -4.0))),
         )
         alike = (TokenLogprob("?", -0.5, (("?", -0.5), ("?", -1.5), ("x", -2.0))),)
-        stage.engine.plan = [TokenDelta([97, END], told, "stop")]
-        heard = await stage.hear(request(sampling=Sampling(logprobs=2)))
-        assert [one for delta in heard for one in delta.logprobs] == list(told)
-        stage.engine.plan = [TokenDelta([97], alike, "length")]
-        (delta,) = await stage.hear(request(sampling=Sampling(logprobs=3)))
+        running.engine.plan = [TokenDelta([97, END], logprobs, "stop")]
+        deltas = await running.generate(request(sampling=Sampling(logprobs=2)))
+        assert [one for delta in deltas for one in delta.logprobs] == list(logprobs)
+        running.engine.plan = [TokenDelta([97], alike, "length")]
+        (delta,) = await running.generate(request(sampling=Sampling(logprobs=3)))
         assert delta.logprobs[0].top == (("?", -0.5), ("x", -2.0))
 
-    on_stage(body)
+    with_server(body)
 
 
-def test_an_answer_of_ids_alone() -> None:
-    async def body(stage: Stage) -> None:
-        stage.engine.plan = [TokenDelta([104, 105]), TokenDelta([97, END], finish="stop")]
-        asked = {"prompt_bytes": packed_ids(ids("hello")), "ids_only": True}
-        status, told = await stage.ask(asked)
-        choice = told["choices"][0]
+def test_ids_only_response() -> None:
+    async def body(running: RunningServer) -> None:
+        running.engine.plan = [TokenDelta([104, 105]), TokenDelta([97, END], finish="stop")]
+        body = {"prompt_bytes": packed_ids(ids("hello")), "ids_only": True}
+        status, response = await running.post(body)
+        choice = response["choices"][0]
         assert (status, choice["token_ids"]) == (200, [104, 105, 97, END])
         assert (choice["text"], choice["prompt_token_ids"]) == ("", None)
-        assert stage.engine.asked[-1].prompt == array("I", ids("hello"))
-        payloads = await frames(stage, {**asked, "stream": True})
+        assert running.engine.requests[-1].prompt == array("I", ids("hello"))
+        payloads = await frames(running, {**body, "stream": True})
         assert payloads[0] == {"choices": [{"token_ids": [104, 105]}]}
         last = payloads[1]["choices"][0]
         assert (last["token_ids"], last["finish_reason"]) == ([97, END], "stop")
 
-    on_stage(body)
+    with_server(body)
 
 
-def test_who_does_not_ask_for_ids_alone_is_told_all_that_vllm_tells() -> None:
-    async def body(stage: Stage) -> None:
-        stage.engine.plan = [TokenDelta([104, 105]), TokenDelta([END], finish="stop")]
-        asked = {"prompt": "hello", "stream": True, "return_token_ids": True}
-        payloads = await frames(stage, asked)
+def test_response_has_all_fields_of_vllm() -> None:
+    async def body(running: RunningServer) -> None:
+        running.engine.plan = [TokenDelta([104, 105]), TokenDelta([END], finish="stop")]
+        body = {"prompt": "hello", "stream": True, "return_token_ids": True}
+        payloads = await frames(running, body)
         assert set(payloads[0]) == {"id", "object", "created", "model", "choices"}
         assert payloads[0]["choices"][0] == {
             "index": 0,
@@ -366,7 +366,7 @@ def test_who_does_not_ask_for_ids_alone_is_told_all_that_vllm_tells() -> None:
         }
         assert payloads[1]["choices"][0]["prompt_token_ids"] is None
 
-    on_stage(body)
+    with_server(body)
 
 
 @pytest.mark.parametrize(
@@ -379,42 +379,42 @@ def test_who_does_not_ask_for_ids_alone_is_told_all_that_vllm_tells() -> None:
         ({"prompt": "a", "prompt_bytes": base64.b64encode(bytes(4)).decode()}, "not two"),
     ],
 )
-def test_a_packed_prompt_that_is_none_is_refused(fields: dict[str, str], words: str) -> None:
-    async def body(stage: Stage) -> None:
-        status, told = await stage.ask(fields)
+def test_invalid_prompt_bytes_are_rejected(fields: dict[str, str], words: str) -> None:
+    async def body(running: RunningServer) -> None:
+        status, response = await running.post(fields)
         assert status == 400
-        assert words in told["error"]["message"]
-        assert stage.engine.asked == []
+        assert words in response["error"]["message"]
+        assert running.engine.requests == []
 
-    on_stage(body)
+    with_server(body)
 
 
 @pytest.mark.parametrize("server", [{}, {"http": "h11"}])
-def test_a_reader_that_is_slow_is_waited_for(server: dict[str, str]) -> None:
-    async def body(stage: Stage) -> None:
-        said = [97] * 1_000
-        stage.engine.plan = [TokenDelta(said)] * 500 + [TokenDelta([END], finish="stop")]
+def test_slow_reader_pauses_the_engine(server: dict[str, str]) -> None:
+    async def body(running: RunningServer) -> None:
+        token_ids = [97] * 1_000
+        running.engine.plan = [TokenDelta(token_ids)] * 500 + [TokenDelta([END], finish="stop")]
         call = json.dumps({"prompt": "hi", "stream": True, "ids_only": True}).encode()
-        reader, writer = await asyncio.open_unix_connection(stage.endpoint.socket, limit=1 << 16)
+        reader, writer = await asyncio.open_unix_connection(running.endpoint.socket, limit=1 << 16)
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
             b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
             % (KEY.encode(), len(call), call)
         )
-        await stage.engine.held.wait()
+        await running.engine.held.wait()
         for _ in range(2_000):  # turns of the loop, of which each delta would take a few
             await asyncio.sleep(0)
-        assert not stage.engine.speaking.is_set()
-        answer = await reader.read()
+        assert not running.engine.emitted.is_set()
+        response = await reader.read()
         writer.close()
-        assert answer.count(b'"token_ids"') == 501
-        assert b"[DONE]" in answer
+        assert response.count(b'"token_ids"') == 501
+        assert b"[DONE]" in response
 
-    on_stage(body, **server)
+    with_server(body, **server)
 
 
 @pytest.mark.parametrize("state", ["open", "disconnected", "response_complete"])
-def test_nothing_is_written_but_parts_of_an_answer_that_goes_on(state: str) -> None:
+def test_direct_writer_writes_only_to_an_open_response(state: str) -> None:
     written: list[bytes] = []
     cycle: Any = SimpleNamespace(
         disconnected=state == "disconnected",
@@ -434,10 +434,10 @@ def packed_ids(given: list[int]) -> str:
     return base64.b64encode(b"".join(id.to_bytes(4, "little") for id in given)).decode()
 
 
-async def frames(stage: Stage, asked: dict[str, Any]) -> list[Any]:
+async def frames(running: RunningServer, body: dict[str, Any]) -> list[Any]:
     """The frames of a stream, less the one that ends it."""
-    call = ClientRequest("POST", "/v1/completions", json.dumps(asked).encode())
-    _, content = await fetch(stage.endpoint, call)
-    *told, done, rest = content.decode().split("\n\n")
+    call = ClientRequest("POST", "/v1/completions", json.dumps(body).encode())
+    _, content = await fetch(running.endpoint, call)
+    *payloads, done, rest = content.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(frame.removeprefix("data: ")) for frame in told]
+    return [json.loads(frame.removeprefix("data: ")) for frame in payloads]

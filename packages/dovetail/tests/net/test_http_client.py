@@ -5,7 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from raw_http_server import CHUNKED, FAULTS, POST, SHORT, chunk, read_request, saying, server
+from raw_http_server import (
+    CHUNKED,
+    FAULTS,
+    POST,
+    SHORT,
+    chunk,
+    read_request,
+    responding_with,
+    server,
+)
 
 from dovetail.net import http_client as wire
 from dovetail.net.http_client import ClientRequest, ConnectionGroup, Endpoint, fetch, send_request
@@ -24,7 +33,7 @@ ANSWERS = [
 @pytest.mark.parametrize(("pieces", "body"), [a[1:] for a in ANSWERS], ids=[a[0] for a in ANSWERS])
 def test_bodies(pieces: list[bytes], body: bytes) -> None:
     async def main() -> tuple[int, bytes]:
-        async with server(saying(*pieces)) as endpoint:
+        async with server(responding_with(*pieces)) as endpoint:
             return await fetch(endpoint, POST)
 
     assert asyncio.run(main()) in [(200, body), (204, body)]
@@ -90,7 +99,7 @@ def test_refusal_before_the_body_is_read() -> None:
 @pytest.mark.parametrize(("pieces", "kind", "words"), [f[1:] for f in FAULTS])
 def test_faults(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
     async def main() -> None:
-        async with server(saying(*pieces)) as endpoint:
+        async with server(responding_with(*pieces)) as endpoint:
             await fetch(endpoint, POST)
 
     with pytest.raises(kind, match=words):
@@ -101,7 +110,7 @@ def test_faults(pieces: list[bytes], kind: type[DovetailError], words: str) -> N
 def test_silence(pieces: list[bytes]) -> None:
     async def main() -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await saying(*pieces)(reader, writer)
+            await responding_with(*pieces)(reader, writer)
             await reader.read()
 
         async with server(answer) as endpoint:
@@ -137,7 +146,7 @@ def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def main() -> None:
         endless = [CHUNKED, *(chunk(b"x" * 65536) for _ in range(64))]
-        async with server(saying(*endless)) as endpoint:
+        async with server(responding_with(*endless)) as endpoint:
             with pytest.raises(EngineUnavailable, match="more than 1 MiB"):
                 await fetch(endpoint, POST)
 
@@ -170,7 +179,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
 
 def test_header_that_would_split_the_request() -> None:
     async def main() -> None:
-        async with server(saying()) as endpoint:
+        async with server(responding_with()) as endpoint:
             await fetch(endpoint, ClientRequest("GET", "/", headers={"x": "a\r\nb: c"}))
 
     with pytest.raises(EngineUnavailable, match="cannot be sent as HTTP"):

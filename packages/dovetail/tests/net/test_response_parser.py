@@ -9,10 +9,10 @@ from raw_http_server import (
     FAULTS,
     POST,
     SHORT,
-    Answer,
+    Handler,
     chunk,
     read_request,
-    saying,
+    responding_with,
     server,
 )
 
@@ -41,7 +41,7 @@ class Poured:
         return len(self.parts) < self._wanted
 
 
-def pouring(answer: Answer, poured: Poured, call: ClientRequest = POST) -> None:
+def pouring(answer: Handler, poured: Poured, call: ClientRequest = POST) -> None:
     async def main() -> None:
         async with server(answer) as endpoint, send_request(endpoint, call) as reply:
             await reply.stream_to(poured.take, poured.wait)
@@ -53,14 +53,14 @@ def pouring(answer: Answer, poured: Poured, call: ClientRequest = POST) -> None:
 def test_a_body_is_poured_out_to_its_end(full_after: list[int]) -> None:
     poured = Poured(frozenset(full_after))
     pieces = [CHUNKED, *(chunk(b"%d " % n) for n in range(50)), b"0\r\n\r\n"]
-    pouring(saying(*pieces), poured)
+    pouring(responding_with(*pieces), poured)
     assert b"".join(poured.parts).split() == [b"%d" % n for n in range(50)]
     assert poured.waited == len([at for at in full_after if at <= len(poured.parts)])
 
 
 def test_what_came_with_the_head_is_poured_too() -> None:
     poured = Poured()
-    pouring(saying(CHUNKED + chunk(b"all of it") + b"0\r\n\r\n"), poured)
+    pouring(responding_with(CHUNKED + chunk(b"all of it") + b"0\r\n\r\n"), poured)
     assert poured.parts == [b"all of it"]
 
 
@@ -68,7 +68,7 @@ def test_much_that_came_with_the_head_is_poured_too(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(line, "MAX_UNREAD_BYTES", 1 << 10)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await saying(CHUNKED + chunk(b"x" * 5_000))(reader, writer)
+        await responding_with(CHUNKED + chunk(b"x" * 5_000))(reader, writer)
         await asyncio.sleep(SHORT.timeouts.read / 4)
         writer.write(chunk(b"y") + b"0\r\n\r\n")
 
@@ -104,7 +104,7 @@ def test_an_error_of_the_taker_is_the_callers(ended: bytes) -> None:
             raise LookupError("not this one")
 
     with pytest.raises(LookupError, match="not this one"):
-        pouring(saying(CHUNKED + chunk(b"a") + ended), Fussy())
+        pouring(responding_with(CHUNKED + chunk(b"a") + ended), Fussy())
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_an_error_of_the_taker_is_the_callers(ended: bytes) -> None:
 )
 def test_faults_while_pouring(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
     with pytest.raises(kind, match=words):
-        pouring(saying(*pieces), Poured())
+        pouring(responding_with(*pieces), Poured())
 
 
 def test_silence_while_pouring() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await saying(CHUNKED, chunk(b"a"))(reader, writer)
+        await responding_with(CHUNKED, chunk(b"a"))(reader, writer)
         await reader.read()
 
     poured = Poured()
@@ -133,7 +133,7 @@ def test_who_has_no_room_does_not_make_the_server_silent() -> None:
             return await super().wait()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await saying(CHUNKED, chunk(b"a"))(reader, writer)
+        await responding_with(CHUNKED, chunk(b"a"))(reader, writer)
         await asyncio.sleep(SHORT.timeouts.read / 2)
         writer.write(chunk(b"b") + b"0\r\n\r\n")
 
@@ -152,5 +152,5 @@ def test_events() -> None:
             found.extend(reader.feed(data))
             return True
 
-    pouring(saying(*pieces), Reading())
+    pouring(responding_with(*pieces), Reading())
     assert found == [b'{"a":1}', "é漢".encode()]

@@ -47,7 +47,7 @@ def llama_server(**more: Any) -> Iterator[str]:
         "use_jinja": True,
         **more,
     }
-    wanted = {"model": str(WEIGHTS), "params": params, "threads": 1}
+    config = {"model": str(WEIGHTS), "params": params, "threads": 1}
     child = subprocess.Popen(
         [sys.executable, "-P", str(CHILD_SCRIPT)],
         stdin=subprocess.PIPE,
@@ -58,11 +58,11 @@ def llama_server(**more: Any) -> Iterator[str]:
     with child:
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write(json.dumps(wanted) + "\n")
+        child.stdin.write(json.dumps(config) + "\n")
         child.stdin.flush()
-        told = json.loads(child.stdout.readline())
+        response = json.loads(child.stdout.readline())
         try:
-            yield told["address"]
+            yield response["address"]
         finally:
             child.stdin.close()
             child.wait(30)

@@ -1,4 +1,4 @@
-"""A server that answers the engines' HTTP client byte by byte as a test says."""
+"""A server whose responses to the engines' HTTP client a test defines byte by byte."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts
 from dovetail_model import DovetailError, EngineUnavailable
 
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 POST = ClientRequest("POST", "/x", b"{}")
 SHORT = ClientRequest("POST", "/x", b"{}", timeouts=Timeouts(connect=5.0, read=0.05))
 
 
 @asynccontextmanager
-async def server(answer: Answer) -> AsyncIterator[Endpoint]:
-    """A server for one kind of answer. It closes each connection when the answer returns."""
+async def server(handle: Handler) -> AsyncIterator[Endpoint]:
+    """A server with one handler. It closes each connection when the handler returns."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await answer(reader, writer)
+            await handle(reader, writer)
         finally:
             writer.close()
 
@@ -36,16 +36,16 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
     return head, await reader.readexactly(length)
 
 
-def saying(*pieces: bytes) -> Answer:
-    """Reads the request, then writes the pieces one by one."""
+def responding_with(*pieces: bytes) -> Handler:
+    """A handler that reads the request, then writes the pieces one by one."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
 
-    return answer
+    return handle
 
 
 def chunk(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""A pass-through before an engine's server that keeps what the engine says it read and wrote."""
+"""A proxy in front of an engine's server that records the ids the engine reports."""
 
 import asyncio
 import json
@@ -14,9 +14,9 @@ from dovetail.net.client_connection import ResponseParser, SseDataReader
 
 @dataclass
 class Recorded:
-    """One completion. `prompt` and `generated` are the engine's own account of its ids."""
+    """One completion. `prompt` and `generated` are the ids that the engine reports."""
 
-    asked: dict[str, Any]
+    request: dict[str, Any]
     prompt: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Recorded:
 
 
 class Recorder:
-    """Listens on a port of its own. `completions` are in the order in which they were asked."""
+    """Listens on a port of its own. `completions` are in the order of their requests."""
 
     def __init__(self, upstream: int) -> None:
         self.completions: list[Recorded] = []
@@ -64,11 +64,11 @@ class Recorder:
             if b" /v1/completions " in head:
                 record = Recorded(json.loads(body))
                 self.completions.append(record)
-            answer, back = await asyncio.open_connection("127.0.0.1", self._upstream)
+            response, back = await asyncio.open_connection("127.0.0.1", self._upstream)
             back.write(head + body)
-            watch = asyncio.ensure_future(_closed(reader, back))
-            await _pass(answer, writer, record)
-            watch.cancel()
+            disconnect_task = asyncio.ensure_future(_closed(reader, back))
+            await _pass(response, writer, record)
+            disconnect_task.cancel()
         except (OSError, asyncio.IncompleteReadError):
             pass  # either side hung up
         finally:
@@ -94,18 +94,18 @@ async def _closed(reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> N
 
 
 async def _pass(
-    answer: asyncio.StreamReader, writer: asyncio.StreamWriter, record: Recorded | None
+    response: asyncio.StreamReader, writer: asyncio.StreamWriter, record: Recorded | None
 ) -> None:
     incoming, events = ResponseParser(), SseDataReader()
-    while data := await answer.read(65536):
-        if record is not None:  # before it is passed on: who has the answer may look at once
+    while data := await response.read(65536):
+        if record is not None:  # before it is forwarded: the client may look at the record at once
             for payload in events.feed(incoming.feed(data)):
-                _note(record, payload)
+                _add_payload(record, payload)
         writer.write(data)
         await writer.drain()
 
 
-def _note(record: Recorded, payload: bytes) -> None:
+def _add_payload(record: Recorded, payload: bytes) -> None:
     frame = json.loads(payload) if payload != b"[DONE]" else {}
     for choice in frame.get("choices", ()):
         record.prompt += choice["prompt_token_ids"] or []

@@ -1,4 +1,4 @@
-"""A stage for the scripted engine: a byte tokenizer with a few control tokens, and requests."""
+"""Scripted engines with a byte tokenizer and a few control tokens, and requests for them."""
 
 import asyncio
 from array import array
@@ -36,18 +36,18 @@ def engine(script: str | Script, stop_ids: Sequence[int] = (), **options: Any) -
     return ScriptedEngine(TOKENIZER, made, options=ScriptedOptions(**options), stop_ids=stop_ids)
 
 
-async def deltas(playing: ScriptedEngine, asked: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in iter_deltas(playing, asked)]
+async def deltas(scripted: ScriptedEngine, request: EngineRequest) -> list[TokenDelta]:
+    return [delta async for delta in iter_deltas(scripted, request)]
 
 
-async def said(playing: ScriptedEngine, asked: EngineRequest) -> str:
-    """The whole answer as text, control tokens spelled out."""
-    return TOKENIZER.decode([id for delta in await deltas(playing, asked) for id in delta.ids])
+async def generate_text(scripted: ScriptedEngine, request: EngineRequest) -> str:
+    """The whole output as text, with control tokens."""
+    return TOKENIZER.decode([id for delta in await deltas(scripted, request) for id in delta.ids])
 
 
-def play(playing: ScriptedEngine, asked: EngineRequest) -> list[TokenDelta]:
-    return asyncio.run(deltas(playing, asked))
+def play(scripted: ScriptedEngine, request: EngineRequest) -> list[TokenDelta]:
+    return asyncio.run(deltas(scripted, request))
 
 
-def play_text(playing: ScriptedEngine, asked: EngineRequest) -> str:
-    return asyncio.run(said(playing, asked))
+def play_text(scripted: ScriptedEngine, request: EngineRequest) -> str:
+    return asyncio.run(generate_text(scripted, request))

@@ -93,9 +93,9 @@ def test_many_connections_at_once_do_not_mix() -> None:
         chance = random.Random(seed)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         sent = chance.randbytes(50_000)
-        saying = asyncio.create_task(say(writer, sent, chance))
+        responding_with = asyncio.create_task(say(writer, sent, chance))
         assert await reader.readexactly(len(sent)) == sent
-        await saying
+        await responding_with
         writer.close()
 
     async def scene() -> None:

@@ -12,10 +12,10 @@ from dovetail.engines.scripted.script import ReplyFailure, RuleCondition, Script
 PAGE = (Path(__file__).resolve().parents[5] / "docs" / "scripts.md").read_text(encoding="utf-8")
 
 
-def test_the_example_plays() -> None:
+def test_example_script_is_valid() -> None:
     (script,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
     playing = engine(script.replace("0.2", "0").replace("0.01", "0"))
-    heard = [
+    replies = [
         play_text(playing, request(prompt, session="s"))
         for prompt in (
             "weather?",
@@ -26,8 +26,8 @@ def test_the_example_plays() -> None:
             "thanks",
         )
     ]
-    assert heard[0].endswith('"arguments": {"city": "Paris"}}\n</tool_call><|end|>')
-    assert [text.removesuffix("<|end|>") for text in heard[1:]] == [
+    assert replies[0].endswith('"arguments": {"city": "Paris"}}\n</tool_call><|end|>')
+    assert [text.removesuffix("<|end|>") for text in replies[1:]] == [
         "Weather in Paris",
         "The agent looks.",
         "It is sunny.",

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 from fake_clock_loop import run_jumping
-from scripted_fixture import END, TOKENIZER, deltas, engine, ids, play, play_text, request, said
+from scripted_fixture import (
+    END,
+    TOKENIZER,
+    deltas,
+    engine,
+    generate_text,
+    ids,
+    play,
+    play_text,
+    request,
+)
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.scripted import ScriptedEngine
@@ -27,32 +37,32 @@ TURNS = "[{text: one}, {text: two, times: 2}, {text: three}]"
 
 
 def test_it_is_a_token_engine() -> None:
-    playing: TokenEngine = engine("[{text: a}]")
+    scripted: TokenEngine = engine("[{text: a}]")
     assert {"gbnf", "lark", "structural_tag", "json_schema"} <= set(
-        playing.capabilities.constraints
+        scripted.capabilities.constraints
     )
 
 
-def texts(playing: ScriptedEngine, asked: list[EngineRequest]) -> list[str]:
-    return [play_text(playing, one).removesuffix("<|end|>") for one in asked]
+def texts(scripted: ScriptedEngine, requests: list[EngineRequest]) -> list[str]:
+    return [play_text(scripted, one).removesuffix("<|end|>") for one in requests]
 
 
 @pytest.mark.parametrize(
     ("end", "fifth"), [("last", "three"), ("first", "one"), ("fail", "no more turns")]
 )
 def test_a_session_gets_its_turns_in_order(end: str, fifth: str) -> None:
-    playing = engine(f"{{turns: {TURNS}, end: {end}}}")
-    asked = [request(session=name) for name in "aabaab"]
-    assert texts(playing, asked) == ["one", "two", "one", "two", "three", "two"]
+    scripted = engine(f"{{turns: {TURNS}, end: {end}}}")
+    requests = [request(session=name) for name in "aabaab"]
+    assert texts(scripted, requests) == ["one", "two", "one", "two", "three", "two"]
     try:
-        heard = play_text(playing, request(session="a"))
+        result = play_text(scripted, request(session="a"))
     except EngineError as error:
-        heard = str(error)
-    assert fifth in heard
+        result = str(error)
+    assert fifth in result
 
 
 def test_without_a_session_a_grown_prompt_is_the_next_turn() -> None:
-    playing = engine(TURNS)
+    scripted = engine(TURNS)
     prompts = [
         ("hello", "one"),
         ("hello", "one"),  # the same again: the same turn
@@ -63,8 +73,8 @@ def test_without_a_session_a_grown_prompt_is_the_next_turn() -> None:
         ("hello, one, go on, two, and on, two, further", "three"),
         ("hell", "one"),
     ]
-    heard = texts(playing, [request(prompt) for prompt, _ in prompts])
-    assert heard == [turn for _, turn in prompts]
+    replies = texts(scripted, [request(prompt) for prompt, _ in prompts])
+    assert replies == [turn for _, turn in prompts]
 
 
 def test_rules_may_have_turns_of_their_own() -> None:
@@ -74,105 +84,111 @@ def test_rules_may_have_turns_of_their_own() -> None:
     - text: main one
     - text: main two
     """
-    asked = [("agent", "s"), ("main", "s"), ("main", "s"), ("agent", "s"), ("agent", "t")]
-    heard = texts(engine(script), [request(prompt, session=name) for prompt, name in asked])
-    assert heard == ["agent one", "main one", "main two", "agent two", "agent one"]
+    prompts = [("agent", "s"), ("main", "s"), ("main", "s"), ("agent", "s"), ("agent", "t")]
+    replies = texts(engine(script), [request(prompt, session=name) for prompt, name in prompts])
+    assert replies == ["agent one", "main one", "main two", "agent two", "agent one"]
 
 
-def test_a_request_that_no_rule_takes() -> None:
+def test_request_without_a_matching_rule() -> None:
     with pytest.raises(EngineError, match="no rule takes it"):
         play(engine("[{when: {text: x}, text: a}]"), request("y"))
 
 
-def test_a_thought_that_was_closed_for_the_model_goes_on_behind_its_own_end() -> None:
-    playing = engine("[{text: 'first thought</think>answer'}, {text: other}]")
-    asked = request("q<think>", session="s")
-    play(playing, asked)
-    grown = asked.prompt + array("I", ids("first</think>"))
-    again = EngineRequest(asked.id, grown, 100, stop_ids=asked.stop_ids, session="s")
-    assert play_text(playing, again) == "answer<|end|>"
-    budget_none = asked.prompt + array("I", ids("</think>"))
-    again = EngineRequest(asked.id, budget_none, 100, stop_ids=asked.stop_ids, session="s")
-    assert play_text(playing, again) == "answer<|end|>"
+def test_reply_continues_after_a_reasoning_span_closed_by_the_server() -> None:
+    scripted = engine("[{text: 'first thought</think>answer'}, {text: other}]")
+    first_request = request("q<think>", session="s")
+    play(scripted, first_request)
+    grown = first_request.prompt + array("I", ids("first</think>"))
+    again = EngineRequest(
+        first_request.id, grown, 100, stop_ids=first_request.stop_ids, session="s"
+    )
+    assert play_text(scripted, again) == "answer<|end|>"
+    budget_none = first_request.prompt + array("I", ids("</think>"))
+    again = EngineRequest(
+        first_request.id, budget_none, 100, stop_ids=first_request.stop_ids, session="s"
+    )
+    assert play_text(scripted, again) == "answer<|end|>"
 
 
-def test_each_thought_of_a_turn_can_be_closed_in_its_turn() -> None:
-    playing = engine("[{text: 'a1</think>call<think>b2</think>end'}]")
-    asked = request("q<think>", session="s")
-    play(playing, asked)
-    said, heard = "", []
+def test_each_reasoning_span_of_a_turn_can_be_closed() -> None:
+    scripted = engine("[{text: 'a1</think>call<think>b2</think>end'}]")
+    first_request = request("q<think>", session="s")
+    play(scripted, first_request)
+    generated, replies = "", []
     for more in ("a</think>", "call<think></think>"):
-        said += more
-        grown = asked.prompt + array("I", ids(said))
-        again = EngineRequest(asked.id, grown, 100, stop_ids=asked.stop_ids, session="s")
-        heard.append(play_text(playing, again))
-        assert play_text(playing, again) == heard[-1]  # asked once more for the same
-    assert heard == ["call<think>b2</think>end<|end|>", "end<|end|>"]
+        generated += more
+        grown = first_request.prompt + array("I", ids(generated))
+        again = EngineRequest(
+            first_request.id, grown, 100, stop_ids=first_request.stop_ids, session="s"
+        )
+        replies.append(play_text(scripted, again))
+        assert play_text(scripted, again) == replies[-1]  # the same request again
+    assert replies == ["call<think>b2</think>end<|end|>", "end<|end|>"]
 
 
 def test_the_same_id_for_the_next_turn_is_the_next_turn() -> None:
-    playing = engine("[{text: one}, {text: two}]")
+    scripted = engine("[{text: one}, {text: two}]")
     first = request("q", id="x", session="s")
-    assert play_text(playing, first) == "one<|end|>"
+    assert play_text(scripted, first) == "one<|end|>"
     grown = request("qone<|end|>next", id="x", session="s")
-    assert play_text(playing, grown) == "two<|end|>"
+    assert play_text(scripted, grown) == "two<|end|>"
 
 
-def cached(playing: ScriptedEngine, asked: EngineRequest) -> int | None:
-    first, *others = play(playing, asked)
+def cached(scripted: ScriptedEngine, request: EngineRequest) -> int | None:
+    first, *others = play(scripted, request)
     assert all(delta.cached is None for delta in others)
     return first.cached
 
 
 def test_prompts_and_what_was_generated_are_cached_in_whole_blocks() -> None:
-    playing = engine(f"[{{text: '{'a' * 40}'}}]")
+    scripted = engine(f"[{{text: '{'a' * 40}'}}]")
     prompt = "p" * 24
-    assert cached(playing, request(prompt)) == 0
-    assert cached(playing, request(prompt)) == 16
+    assert cached(scripted, request(prompt)) == 0
+    assert cached(scripted, request(prompt)) == 16
     grown = prompt + "a" * 40
-    assert cached(playing, request(grown)) == 48  # 64 tokens: one at least is computed
-    assert cached(playing, request(grown + "<|end|>next")) == 64
-    assert cached(playing, request(grown, cache_salt="tenant")) == 0
+    assert cached(scripted, request(grown)) == 48  # 64 tokens: one at least is computed
+    assert cached(scripted, request(grown + "<|end|>next")) == 64
+    assert cached(scripted, request(grown, cache_salt="tenant")) == 0
 
 
-def test_what_was_not_played_is_not_cached() -> None:
-    playing = engine(f"[{{text: '{'a' * 200}'}}]")
+def test_tokens_that_were_not_sent_are_not_cached() -> None:
+    scripted = engine(f"[{{text: '{'a' * 200}'}}]")
 
     async def main() -> None:
-        async with aclosing(playing.generate_batches(request("p" * 16))) as bursts:
-            assert len(await anext(bursts)) == MAX_BATCH_DELTAS
-        assert playing.cache.blocks == 1  # the last token played has not been computed
-        async with aclosing(playing.generate_batches(request("p" * 16))) as bursts:
-            await anext(bursts)
-            await anext(bursts)
-        assert playing.cache.blocks == 2
+        async with aclosing(scripted.generate_batches(request("p" * 16))) as batches:
+            assert len(await anext(batches)) == MAX_BATCH_DELTAS
+        assert scripted.cache.blocks == 1  # the last token played has not been computed
+        async with aclosing(scripted.generate_batches(request("p" * 16))) as batches:
+            await anext(batches)
+            await anext(batches)
+        assert scripted.cache.blocks == 2
 
     asyncio.run(main())
 
 
-def test_a_prompt_is_known_from_the_first_token_on() -> None:
-    playing = engine("[{text: abc, delay: {between: 1}}]")
+def test_prompt_is_cached_at_the_first_token() -> None:
+    scripted = engine("[{text: abc, delay: {between: 1}}]")
 
     async def main() -> list[TokenDelta]:
-        async with aclosing(iter_deltas(playing, request("p" * 33))) as first:
+        async with aclosing(iter_deltas(scripted, request("p" * 33))) as first:
             await anext(first)
-            return await deltas(playing, request("p" * 33))
+            return await deltas(scripted, request("p" * 33))
 
     assert run_jumping(main())[0].cached == 32
 
 
-def test_the_cache_forgets_beyond_its_capacity() -> None:
-    playing = engine("[{text: a}]", cache_blocks=2)
-    assert cached(playing, request("a" * 33)) == 0
-    assert cached(playing, request("a" * 33)) == 32
-    assert cached(playing, request("b" * 33)) == 0
-    assert cached(playing, request("a" * 33)) == 0
+def test_cache_evicts_beyond_its_capacity() -> None:
+    scripted = engine("[{text: a}]", cache_blocks=2)
+    assert cached(scripted, request("a" * 33)) == 0
+    assert cached(scripted, request("a" * 33)) == 32
+    assert cached(scripted, request("b" * 33)) == 0
+    assert cached(scripted, request("a" * 33)) == 0
 
 
-async def timed(playing: ScriptedEngine, asked: EngineRequest) -> list[tuple[float, int]]:
+async def timed(scripted: ScriptedEngine, request: EngineRequest) -> list[tuple[float, int]]:
     """When each delta came, and its tokens."""
     clock = asyncio.get_running_loop().time
-    return [(round(clock(), 6), len(delta.ids)) async for delta in iter_deltas(playing, asked)]
+    return [(round(clock(), 6), len(delta.ids)) async for delta in iter_deltas(scripted, request)]
 
 
 @pytest.mark.parametrize(
@@ -194,21 +210,21 @@ async def timed(playing: ScriptedEngine, asked: EngineRequest) -> list[tuple[flo
         ),
     ],
 )
-def test_the_times_that_script_and_rates_ask_for(
+def test_timing_follows_script_and_rates(
     script: str, options: dict[str, Any], times: list[tuple[float, int]]
 ) -> None:
     assert run_jumping(timed(engine(script, **options), request("p" * 32))) == times
 
 
-def test_answers_that_are_decoded_together_go_on_together() -> None:
-    playing = engine("[{text: abc, delay: {between: 10, in_step: true}}]")
+def test_replies_in_step_emit_together() -> None:
+    scripted = engine("[{text: abc, delay: {between: 10, in_step: true}}]")
 
     async def later() -> list[tuple[float, int]]:
         await asyncio.sleep(4)
-        return await timed(playing, request("p"))
+        return await timed(scripted, request("p"))
 
     async def main() -> list[list[tuple[float, int]]]:
-        return list(await asyncio.gather(timed(playing, request("p")), later()))
+        return list(await asyncio.gather(timed(scripted, request("p")), later()))
 
     first, second = run_jumping(main())
     assert [at for at, _ in first] == [0, 10, 20, 30]
@@ -216,23 +232,23 @@ def test_answers_that_are_decoded_together_go_on_together() -> None:
 
 
 def test_what_is_cached_needs_no_prefill() -> None:
-    playing = engine("[{text: a}]", prefill_rate=1)
+    scripted = engine("[{text: a}]", prefill_rate=1)
 
     async def main() -> list[float]:
-        first = (await timed(playing, request("p" * 64)))[0][0]
-        again = (await timed(playing, request("p" * 64)))[0][0]
+        first = (await timed(scripted, request("p" * 64)))[0][0]
+        again = (await timed(scripted, request("p" * 64)))[0][0]
         return [first, again - first]
 
     assert run_jumping(main()) == [64, 16]
 
 
 def test_a_reader_that_was_late_gets_what_is_due_at_once() -> None:
-    playing = engine("[{text: abcdef}]", decode_rate=1)
+    scripted = engine("[{text: abcdef}]", decode_rate=1)
 
     async def main() -> list[int]:
         sizes = []
-        async with aclosing(playing.generate_batches(request())) as bursts:
-            async for burst in bursts:
+        async with aclosing(scripted.generate_batches(request())) as batches:
+            async for burst in batches:
                 sizes.append(len(burst))
                 await asyncio.sleep(2.5)
         return sizes
@@ -241,7 +257,7 @@ def test_a_reader_that_was_late_gets_what_is_due_at_once() -> None:
 
 
 def test_others_run_while_it_plays_as_fast_as_possible() -> None:
-    playing = engine(f"[{{text: '{'a' * 999}'}}]")
+    scripted = engine(f"[{{text: '{'a' * 999}'}}]")
 
     async def main() -> int:
         ticks = 0
@@ -254,7 +270,7 @@ def test_others_run_while_it_plays_as_fast_as_possible() -> None:
                 await asyncio.sleep(0)
 
         ticking = asyncio.ensure_future(tick())
-        assert len(await deltas(playing, request())) == 1000
+        assert len(await deltas(scripted, request())) == 1000
         running = False
         await ticking
         return ticks
@@ -278,20 +294,20 @@ def test_failures_before_the_first_token(how: str, kind: type[EngineError], mess
     assert type(error.value) is kind
 
 
-async def until_error(playing: ScriptedEngine, asked: EngineRequest) -> list[TokenDelta]:
-    heard: list[TokenDelta] = []
+async def until_error(scripted: ScriptedEngine, request: EngineRequest) -> list[TokenDelta]:
+    received: list[TokenDelta] = []
 
     async def listen() -> None:
-        async for delta in iter_deltas(playing, asked):
-            heard.append(delta)  # noqa: PERF401 (what came before the error counts)
+        async for delta in iter_deltas(scripted, request):
+            received.append(delta)  # noqa: PERF401 (deltas before the error count)
 
     with pytest.raises(EngineError):
         await listen()
-    return heard
+    return received
 
 
 @pytest.mark.parametrize(
-    ("script", "heard"),
+    ("script", "texts"),
     [
         ("[{text: abcdef, fail: {after: 3}}]", ["a", "b", "c"]),
         ("[{text: abcdef, die: 2}]", ["a", "b"]),
@@ -301,48 +317,48 @@ async def until_error(playing: ScriptedEngine, asked: EngineRequest) -> list[Tok
         ("[{text: abc, die: 0}]", []),
     ],
 )
-def test_failures_in_the_middle(script: str, heard: list[str]) -> None:
-    played = asyncio.run(until_error(engine(script), request()))
-    assert [TOKENIZER.decode(delta.ids) for delta in played] == heard
-    assert not any(delta.finish for delta in played)
+def test_failures_in_the_middle(script: str, texts: list[str]) -> None:
+    received = asyncio.run(until_error(engine(script), request()))
+    assert [TOKENIZER.decode(delta.ids) for delta in received] == texts
+    assert not any(delta.finish for delta in received)
 
 
-def test_an_answer_that_is_over_does_not_fail() -> None:
+def test_failure_after_the_end_has_no_effect() -> None:
     assert play_text(engine("[{text: ab, fail: {after: 3}}]"), request()) == "ab<|end|>"
     short = request(max_tokens=1)
     assert play_text(engine("[{text: ab, die: 2}]"), short) == "a"
 
 
-def test_a_dead_engine_takes_everyone_along_until_it_is_started_again() -> None:
-    playing = engine("[{when: {text: die}, text: ab, die: 1}, {text: abc, delay: 1000}]")
+def test_dead_engine_fails_all_generations_until_restarted() -> None:
+    scripted = engine("[{when: {text: die}, text: ab, die: 1}, {text: abc, delay: 1000}]")
 
     async def main() -> None:
-        other = asyncio.ensure_future(said(playing, request("live")))
+        other = asyncio.ensure_future(generate_text(scripted, request("live")))
         await asyncio.sleep(1)
-        await until_error(playing, request("die"))
+        await until_error(scripted, request("die"))
         with pytest.raises(EngineUnavailable):
             await other
-        health = await playing.health()
+        health = await scripted.health()
         assert not health.ready
         assert "died" in health.detail
         with pytest.raises(EngineUnavailable):
-            await said(playing, request("live"))
-        await playing.start()
-        assert (await playing.health()).ready
-        assert await said(playing, request("live")) == "abc<|end|>"
+            await generate_text(scripted, request("live"))
+        await scripted.start()
+        assert (await scripted.health()).ready
+        assert await generate_text(scripted, request("live")) == "abc<|end|>"
         assert asyncio.get_running_loop().time() == 1001
 
     run_jumping(main())
 
 
-def test_a_hung_generation_says_nothing_until_the_engine_stops() -> None:
-    playing = engine("[{text: abc, hang: 2}]")
+def test_hung_generation_emits_nothing_until_the_engine_stops() -> None:
+    scripted = engine("[{text: abc, hang: 2}]")
 
     async def main() -> None:
-        hung = asyncio.ensure_future(until_error(playing, request()))
+        hung = asyncio.ensure_future(until_error(scripted, request()))
         await asyncio.sleep(10_000)
         assert not hung.done()
-        await playing.stop()
+        await scripted.stop()
         assert [delta.ids for delta in await hung] == [ids("a"), ids("b")]
 
     run_jumping(main())
@@ -351,17 +367,17 @@ def test_a_hung_generation_says_nothing_until_the_engine_stops() -> None:
 @pytest.mark.parametrize("chunks", ["[ab, c]", "[a, b, c]"])
 def test_the_last_delta_waits_for_a_file(chunks: str, tmp_path: Path) -> None:
     awaited = tmp_path / "awaited"
-    playing = engine(f"[{{chunks: {chunks}, wait_for: {awaited}}}]")
+    scripted = engine(f"[{{chunks: {chunks}, wait_for: {awaited}}}]")
 
     async def main() -> None:
-        bursts = playing.generate_batches(request())
-        assert [id for delta in await anext(bursts) for id in delta.ids] == ids("ab")
-        last = asyncio.ensure_future(anext(bursts))
+        batches = scripted.generate_batches(request())
+        assert [id for delta in await anext(batches) for id in delta.ids] == ids("ab")
+        last = asyncio.ensure_future(anext(batches))
         await asyncio.sleep(1_000)
         assert not last.done()
         awaited.touch()
         assert [delta.ids for delta in await last] == [ids("c<|end|>")]
-        await bursts.aclose()
+        await batches.aclose()
 
     run_jumping(main())
 
@@ -376,57 +392,59 @@ def test_the_last_delta_waits_for_a_file(chunks: str, tmp_path: Path) -> None:
     ],
 )
 def test_cancellation_is_immediate(script: str) -> None:
-    playing = engine(script)
+    scripted = engine(script)
 
     async def main() -> None:
-        task = asyncio.ensure_future(said(playing, request()))
+        task = asyncio.ensure_future(generate_text(scripted, request()))
         for _ in range(5):
             await asyncio.sleep(0)
-        assert playing.counters.running == 1
+        assert scripted.counters.running == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert playing.counters.running == 0
+        assert scripted.counters.running == 0
         assert asyncio.get_running_loop().time() == 0
 
     run_jumping(main())
 
 
 def test_closing_the_iterator_ends_the_generation() -> None:
-    playing = engine("[{text: abcdef, delay: {between: 1}}]")
+    scripted = engine("[{text: abcdef, delay: {between: 1}}]")
 
     async def main() -> None:
-        async with aclosing(iter_deltas(playing, request())) as stream:
+        async with aclosing(iter_deltas(scripted, request())) as stream:
             async for _ in stream:
                 break
-        assert playing.counters.running == 0
-        assert playing.counters.generated == 1
+        assert scripted.counters.running == 0
+        assert scripted.counters.generated == 1
 
     run_jumping(main())
 
 
-def test_requests_are_kept_to_look_at() -> None:
-    playing = engine("[{text: a}]", remember=2)
-    asked = [request(constraint=Constraint("gbnf", f"root ::= {n}")) for n in "abc"]
-    for one in asked:
-        play(playing, one)
-    assert list(playing.requests) == asked[1:]
+def test_last_requests_are_retained() -> None:
+    scripted = engine("[{text: a}]", remember=2)
+    requests = [request(constraint=Constraint("gbnf", f"root ::= {n}")) for n in "abc"]
+    for one in requests:
+        play(scripted, one)
+    assert list(scripted.requests) == requests[1:]
 
 
-def test_the_window_limits_prompt_and_answer() -> None:
-    playing = engine("[{text: abcdef}]", context_length=8)
-    assert play_text(playing, request("hello")) == "abc"
+def test_context_length_limits_prompt_and_output() -> None:
+    scripted = engine("[{text: abcdef}]", context_length=8)
+    assert play_text(scripted, request("hello")) == "abc"
     with pytest.raises(ContextOverflow, match="8 tokens > 7 maximum"):
-        play(playing, request("hello you"[:8]))
+        play(scripted, request("hello you"[:8]))
 
 
 def test_many_streams_at_once_are_all_complete() -> None:
-    playing = engine("[{text: abcdefgh, delay: {between: 0.5}}]")
+    scripted = engine("[{text: abcdefgh, delay: {between: 0.5}}]")
 
     async def main() -> list[str]:
-        coroutines: list[Coroutine[Any, Any, str]] = [said(playing, request()) for _ in range(500)]
+        coroutines: list[Coroutine[Any, Any, str]] = [
+            generate_text(scripted, request()) for _ in range(500)
+        ]
         return await asyncio.gather(*coroutines)
 
     assert set(run_jumping(main())) == {"abcdefgh<|end|>"}
-    assert playing.counters.generated == 500 * 9
-    assert END in playing.requests[-1].stop_ids
+    assert scripted.counters.generated == 500 * 9
+    assert END in scripted.requests[-1].stop_ids

@@ -1,4 +1,4 @@
-"""Scripts as they are written, and what is played of them."""
+"""Script files, and the replies they define."""
 
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from dovetail_model import Sampling
 
 def chunks_of(script: str, **fields: Any) -> list[str]:
     """The deltas as text, the finish behind the last one."""
-    played = play(engine(script), request(**fields))
-    assert [delta.finish for delta in played[:-1]] == [None] * (len(played) - 1)
-    texts = [TOKENIZER.decode(delta.ids) for delta in played]
-    return [*texts, str(played[-1].finish)]
+    deltas = play(engine(script), request(**fields))
+    assert [delta.finish for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    texts = [TOKENIZER.decode(delta.ids) for delta in deltas]
+    return [*texts, str(deltas[-1].finish)]
 
 
 @pytest.mark.parametrize(
-    ("script", "played"),
+    ("script", "deltas"),
     [
         ("[{text: abc}]", ["a", "b", "c", "<|end|>", "stop"]),
         ("turns: [{text: abc}]", ["a", "b", "c", "<|end|>", "stop"]),
@@ -40,12 +40,12 @@ def chunks_of(script: str, **fields: Any) -> list[str]:
         ("[{chunks: [ab, 'c<|end|>d', e]}]", ["ab", "c<|end|>", "stop"]),
     ],
 )
-def test_an_answer_is_played_in_deltas(script: str, played: list[str]) -> None:
-    assert chunks_of(script) == played
+def test_reply_is_split_into_deltas(script: str, deltas: list[str]) -> None:
+    assert chunks_of(script) == deltas
 
 
 @pytest.mark.parametrize(
-    ("script", "limit", "played"),
+    ("script", "limit", "deltas"),
     [
         ("[{text: abcd}]", 2, ["a", "b", "length"]),
         ("[{text: abcd}]", 4, ["a", "b", "c", "d", "length"]),
@@ -56,8 +56,8 @@ def test_an_answer_is_played_in_deltas(script: str, played: list[str]) -> None:
         ("[{text: abcd}]", 0, ["", "length"]),
     ],
 )
-def test_a_limit_is_honoured(script: str, limit: int, played: list[str]) -> None:
-    assert chunks_of(script, max_tokens=limit) == played
+def test_a_limit_is_honoured(script: str, limit: int, deltas: list[str]) -> None:
+    assert chunks_of(script, max_tokens=limit) == deltas
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_limit_is_honoured(script: str, limit: int, played: list[str]) -> None
 def test_the_token_that_ends_a_turn(
     prompt: str, stop_ids: set[int], own: tuple[int, ...], stop: str
 ) -> None:
-    playing = engine("[{text: a}]", own)
-    assert play_text(playing, request(prompt, stop_ids=frozenset(stop_ids))) == f"a{stop}"
+    scripted = engine("[{text: a}]", own)
+    assert play_text(scripted, request(prompt, stop_ids=frozenset(stop_ids))) == f"a{stop}"
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_the_token_that_ends_a_turn(
 def test_a_rule_takes_what_it_matches(
     when: str, prompt: str, fields: dict[str, Any], taken: bool
 ) -> None:
-    playing = engine(f"[{{when: {when}, text: rule}}, {{text: turn}}]")
+    scripted = engine(f"[{{when: {when}, text: rule}}, {{text: turn}}]")
     assert (
-        play_text(playing, request(prompt, **fields)) == ("rule" if taken else "turn") + "<|end|>"
+        play_text(scripted, request(prompt, **fields)) == ("rule" if taken else "turn") + "<|end|>"
     )
 
 
@@ -119,28 +119,28 @@ def test_the_first_rule_wins_and_is_used_up() -> None:
       - {when: {text: b}, text: second}
     turns: [{text: turn 1}, {text: turn 2}]
     """
-    playing = engine(script)
+    scripted = engine(script)
     prompts = ["b", "a", "b", "a", "aa"]
-    heard = [play_text(playing, request(prompt)) for prompt in prompts]
-    assert heard == [f"{t}<|end|>" for t in ("first", "first", "second", "turn 1", "turn 2")]
+    replies = [play_text(scripted, request(prompt)) for prompt in prompts]
+    assert replies == [f"{t}<|end|>" for t in ("first", "first", "second", "turn 1", "turn 2")]
 
 
-def test_probabilities_are_told_when_asked_for() -> None:
+def test_logprobs_are_reported_when_requested() -> None:
     script = "[{text: abc, logprobs: [-1.5, -0.5], chunks: 2}]"
-    asked = request(sampling=Sampling(logprobs=1))
-    told = [one for delta in play(engine(script), asked) for one in delta.logprobs]
-    assert [(one.token, one.logprob) for one in told] == [
+    with_logprobs = request(sampling=Sampling(logprobs=1))
+    logprobs = [one for delta in play(engine(script), with_logprobs) for one in delta.logprobs]
+    assert [(one.token, one.logprob) for one in logprobs] == [
         ("a", -1.5),
         ("b", -0.5),
         ("c", -0.5),
         ("<|end|>", -0.5),
     ]
-    assert told[0].top == (("a", -1.5),)
+    assert logprobs[0].top == (("a", -1.5),)
     assert not any(delta.logprobs for delta in play(engine(script), request()))
 
 
 @pytest.mark.parametrize(
-    ("script", "place", "what"),
+    ("script", "location", "message"),
     [
         ("[", "s.yaml", "not YAML"),
         ("[]", "s.yaml, line 1", "nothing to play"),
@@ -162,41 +162,41 @@ def test_probabilities_are_told_when_asked_for() -> None:
         ("- text: a\n- {when: {text: x}, turns: [{}]}\n", "line 2, [1].turns[0]", "no answer"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(script: str, place: str, what: str) -> None:
+def test_errors_name_their_location(script: str, location: str, message: str) -> None:
     with pytest.raises(ScriptError) as error:
         parse_script(script, "s.yaml")
     assert str(error.value).startswith("s.yaml")
-    assert place in str(error.value)
-    assert what in str(error.value)
+    assert location in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("script", "what"),
+    ("script", "message"),
     [
         ("- text: a\n- tokens: [1, 99999]\n", "line 2, [1]: this model has no token 99999"),
         ("- {text: a, stop: '<|nope|>'}\n", "line 1, [0]: '<|nope|>' is not one token"),
         ("- {text: a, stop: 99999}\n", "line 1, [0]: 99999 is not one token"),
     ],
 )
-def test_what_the_model_does_not_know_is_told_at_the_start(script: str, what: str) -> None:
+def test_unknown_tokens_fail_at_the_start(script: str, message: str) -> None:
     with pytest.raises(ScriptError) as error:
         ScriptedEngine(TOKENIZER, parse_script(script))
-    assert what in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_plain_file_is_the_answer_to_everything(tmp_path: Path) -> None:
+def test_plain_file_is_the_reply_to_every_request(tmp_path: Path) -> None:
     path = tmp_path / "answer.txt"
     path.write_text("turns: []\n<think>é</think>\n\n", "utf-8")
-    playing = ScriptedEngine(TOKENIZER, load_script(path))
+    scripted = ScriptedEngine(TOKENIZER, load_script(path))
     for prompt in ("a", "ab", "abc"):
-        assert play_text(playing, request(prompt)) == "turns: []\n<think>é</think>\n<|end|>"
+        assert play_text(scripted, request(prompt)) == "turns: []\n<think>é</think>\n<|end|>"
 
 
-def test_a_long_answer_may_stand_in_a_file_beside_the_script(tmp_path: Path) -> None:
+def test_reply_may_be_in_a_separate_file(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("from a file\n", "utf-8")
     (tmp_path / "s.yml").write_text("- file: long.txt\n", "utf-8")
-    playing = ScriptedEngine(TOKENIZER, load_script(tmp_path / "s.yml"))
-    assert play_text(playing, request()) == "from a file<|end|>"
+    scripted = ScriptedEngine(TOKENIZER, load_script(tmp_path / "s.yml"))
+    assert play_text(scripted, request()) == "from a file<|end|>"
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
@@ -205,5 +205,5 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_ids_are_those_of_the_tokenizer() -> None:
-    played = play(engine("[{text: 'a<think>é', chunks: 99}]"), request())
-    assert played[0].ids == [*ids("a<think>é"), END]
+    deltas = play(engine("[{text: 'a<think>é', chunks: 99}]"), request())
+    assert deltas[0].ids == [*ids("a<think>é"), END]

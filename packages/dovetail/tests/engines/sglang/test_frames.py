@@ -222,7 +222,7 @@ def test_what_does_not_add_up_is_an_error(
 
 def test_an_end_without_a_finish_is_a_failure() -> None:
     reader = SglangFrameReader(ask(), TOKENIZER)
-    with pytest.raises(EngineUnavailable, match="without saying why"):
+    with pytest.raises(EngineUnavailable, match="without responding_with why"):
         reader.read([msgspec.json.encode(frame([5], 1)), b"[DONE]"])
 
 

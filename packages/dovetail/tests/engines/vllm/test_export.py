@@ -37,7 +37,9 @@ class Ran:
         self._recorder = recorder
 
     def heard(self, session: str) -> list[Recorded]:
-        return [one for one in self._recorder.completions if one.asked.get("session_id") == session]
+        return [
+            one for one in self._recorder.completions if one.request.get("session_id") == session
+        ]
 
     def export(self, session: str) -> list[dict[str, Any]]:
         done = CliRunner().invoke(
@@ -68,7 +70,7 @@ def test_what_vllm_told_is_what_is_exported(
     truths = [Truth(one.prompt, one.generated, one.logprobs) for one in heard]
     assert [one.finish for one in heard] == ["length", "stop"]
     keeps = "kept" in name
-    assert [one.asked.get("logprobs") for one in heard] == [
+    assert [one.request.get("logprobs") for one in heard] == [
         {"messages": 0 if keeps else None, "chat": 3, "responses": 0}[api]
     ] * 2
     known = keeps or api != "messages"

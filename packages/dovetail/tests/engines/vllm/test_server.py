@@ -188,7 +188,7 @@ def test_probabilities(server: Running, recorder: Recorder, tokenizer: Tokenizer
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) < 1
     heard = recorder.completions[-1]
-    assert heard.asked["return_tokens_as_token_ids"]  # whatever else has the same text
+    assert heard.request["return_tokens_as_token_ids"]  # whatever else has the same text
     assert [one.token for one in told.content] == [tokenizer.decode([id]) for id in heard.generated]
     assert [one.logprob for one in told.content] == heard.logprobs
 

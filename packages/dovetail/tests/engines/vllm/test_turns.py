@@ -47,7 +47,7 @@ def server(recorder: Recorder) -> Iterator[Running]:
 
 
 def session(recorder: Recorder, name: str) -> list[Recorded]:
-    return [one for one in recorder.completions if one.asked.get("session_id") == name]
+    return [one for one in recorder.completions if one.request.get("session_id") == name]
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -110,7 +110,7 @@ def check_what_was_shown(turns: Sequence[Shown], told: Sequence[Recorded]) -> No
     for turn, one in zip(turns, told, strict=True):
         assert (turn.input, turn.cached) == (len(one.prompt), one.cached)
         assert turn.output == len(one.generated)
-        guided = "structured_outputs" in one.asked
+        guided = "structured_outputs" in one.request
         assert (guided, one.finish, len(turn.calls)) == (True, "stop", 1), turn
 
 
@@ -141,4 +141,4 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
     ]
     assert len(kept) > len(pairs) // 2
     lost = [(before, after) for before, after in kept if not follows(before, after)]
-    assert [(b.asked["session_id"], said(b), tokenizer.decode(said(b))) for b, _ in lost] == []
+    assert [(b.request["session_id"], said(b), tokenizer.decode(said(b))) for b, _ in lost] == []
