@@ -1,4 +1,4 @@
-"""Checks that are the same question in several APIs: one row, a check for each of them."""
+"""Checks of the same property in several APIs: one definition, one check for each API."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dovetail_verify.target import TargetServer
 
 @dataclass(frozen=True)
 class ApiCheckSpec:
-    """A check for every API that `clauses` names; one clause alone means all of them."""
+    """Definition of a check for every API in `clauses`; a single clause means all of them."""
 
     id: str
     clauses: str | Mapping[str, str]
@@ -29,14 +29,14 @@ class ApiCheckSpec:
         return found
 
     def _build_check(self, dialect: Dialect, clause: str) -> Check:
-        async def run(stage: TargetServer) -> str:
-            return await self.run(stage, dialect)
+        async def run(target: TargetServer) -> str:
+            return await self.run(target, dialect)
 
         return Check(f"{dialect.api}.{self.id}", CLAUSES[clause], self.title, self.why, run)
 
 
 def build_api_checks(specs: Sequence[ApiCheckSpec]) -> tuple[Check, ...]:
-    return tuple(check for row in specs for check in row.build_checks())
+    return tuple(check for spec in specs for check in spec.build_checks())
 
 
 GENERATION_APIS = ("messages", "responses", "chat")
@@ -46,17 +46,19 @@ ApiCheckFunction = Callable[[TargetServer, str], Awaitable[str]]
 def check_each_api(
     name: str, clause: str | Mapping[str, str], *, title: str, why: str
 ) -> Callable[[ApiCheckFunction], tuple[Check, ...]]:
-    """Makes checks of a function. Where clauses are named by API, the others have no check."""
+    """Make checks of a function. With clauses by API, the other APIs have no check."""
     clauses = dict.fromkeys(GENERATION_APIS, clause) if isinstance(clause, str) else clause
 
-    def made(ask: ApiCheckFunction) -> tuple[Check, ...]:
-        return tuple(_made(ask, api, clauses[api]) for api in GENERATION_APIS if api in clauses)
+    def decorate(function: ApiCheckFunction) -> tuple[Check, ...]:
+        return tuple(
+            build(function, api, clauses[api]) for api in GENERATION_APIS if api in clauses
+        )
 
-    def _made(ask: ApiCheckFunction, api: str, clause: str) -> Check:
-        async def run(stage: TargetServer) -> str:
-            return await ask(stage, api)
+    def build(function: ApiCheckFunction, api: str, clause: str) -> Check:
+        async def run(target: TargetServer) -> str:
+            return await function(target, api)
 
-        named = f"{api}.scripted.{name}"
-        return check(named, clause, title=title, why=why, requires=("scripted",))(run)
+        check_id = f"{api}.scripted.{name}"
+        return check(check_id, clause, title=title, why=why, requires=("scripted",))(run)
 
-    return made
+    return decorate

@@ -1,4 +1,4 @@
-"""What a check is, and how it ends."""
+"""Checks, their outcomes and their results."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from dovetail_verify.clauses import CLAUSES, Clause
 if TYPE_CHECKING:
     from dovetail_verify.target import TargetServer
 
-#: Does its work on a stage. What it gives back is shown beside a pass: a figure, what was seen.
+#: Runs a check on a target. The returned text is shown where it passes: a figure, what was seen.
 CheckFunction = Callable[["TargetServer"], Awaitable[str]]
 
 
 class CheckOutcome(StrEnum):
-    """How a check ended. An `error` is one that could not be judged: the server did not answer."""
+    """How a check ended. `error`: it could not be judged, the server did not respond."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -24,9 +24,9 @@ class CheckOutcome(StrEnum):
 
 
 class CheckFailed(Exception):
-    """The server broke the clause. What was sent and came is that of the last exchange.
+    """The server broke the clause. The evidence is the last exchange.
 
-    Where another exchange shows the fault, or none does, `sent` and `came` say it.
+    `sent` and `received` replace it where another exchange shows the fault, or none does.
     """
 
     def __init__(self, message: str, sent: str = "", received: str = "") -> None:
@@ -36,15 +36,15 @@ class CheckFailed(Exception):
 
 
 class NotApplicable(Exception):
-    """The clause cannot be judged here, and why."""
+    """The clause cannot be judged on this server, and why."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question to a server. `why` says what a user sees when the answer is wrong.
+    """One property of a server that is checked.
 
-    The first word of the id is the API. `needs` are facts of the stage without which the check
-    does not apply.
+    The first word of `id` is the API. `why` is what a user sees where the check fails. `requires`
+    are the features of the target without which the check does not apply.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found. `note` is its message: why it failed, or what it saw."""
+    """Result of a check. `message` is why it failed, or what was seen."""
 
     check: Check
     outcome: CheckOutcome
@@ -74,20 +74,20 @@ class CheckResult:
 def check(
     id: str, clause: str, *, title: str, why: str, requires: tuple[str, ...] = ()
 ) -> Callable[[CheckFunction], Check]:
-    """Makes a check of a function. It has to be named in its module's `CHECKS` to be run."""
+    """Make a check of a function. It runs if `CHECKS` of its module lists it."""
 
-    def made(run: CheckFunction) -> Check:
-        return Check(id, CLAUSES[clause], title, why, run, frozenset(requires))
+    def decorate(function: CheckFunction) -> Check:
+        return Check(id, CLAUSES[clause], title, why, function, frozenset(requires))
 
-    return made
+    return decorate
 
 
 def require(condition: object, message: str, *, sent: str = "", received: str = "") -> None:
-    """Fails the check unless it is true."""
+    """Fail the check unless the condition is true."""
     if not condition:
         raise CheckFailed(message, sent, received)
 
 
 def pluralize(number: int, noun: str) -> str:
-    """So many of a thing, for what a check says of itself."""
+    """Return a number with its noun: `1 call`, `2 calls`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

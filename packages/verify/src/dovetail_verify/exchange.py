@@ -1,4 +1,4 @@
-"""A request and its whole answer, kept as evidence."""
+"""A request and its whole response, recorded as evidence."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from typing import Any
 
 from dovetail_verify.check import CheckFailed
 
-MAX_SHOWN_CHARS = 600  # characters of a request or an answer that are shown
+MAX_SHOWN_CHARS = 600  # of a request or a response
 _SECRET_HEADERS = ("authorization", "x-api-key")
 
 
 @dataclass(frozen=True)
 class SseFrame:
-    """One server-sent event, `at` seconds after the request. `event` is empty without the line."""
+    """A server-sent event and when it arrived. `event` is empty where it has no `event:` line."""
 
     event: str
     data: str
@@ -22,7 +22,7 @@ class SseFrame:
 
     @cached_property
     def json(self) -> Any:
-        """The data as JSON; None where they are not."""
+        """The data as JSON; None where they are no JSON."""
         try:
             return json.loads(self.data)
         except ValueError:
@@ -30,15 +30,15 @@ class SseFrame:
 
     @property
     def type(self) -> str:
-        """The type that the data names, else the name of the event."""
+        """The type in the data, else the name in the `event:` line."""
         value = self.json
-        named = value.get("type") if isinstance(value, dict) else None
-        return named if isinstance(named, str) else self.event
+        kind = value.get("type") if isinstance(value, dict) else None
+        return kind if isinstance(kind, str) else self.event
 
 
 @dataclass(frozen=True)
 class SentRequest:
-    """A request. `body` is JSON, or bytes as they are to be sent; `signed` adds the user's key."""
+    """A request. `body` is JSON, or bytes as they are. `authenticated` adds the API key."""
 
     method: str
     path: str
@@ -53,8 +53,8 @@ class SentRequest:
         return b"" if self.body is None else json.dumps(self.body, ensure_ascii=False).encode()
 
     def __str__(self) -> str:
-        named = [f"{k}: {v}" for k, v in self.headers.items() if k.lower() not in _SECRET_HEADERS]
-        head = " ".join([f"{self.method} {self.path}", *(f"[{header}]" for header in named)])
+        shown = [f"{k}: {v}" for k, v in self.headers.items() if k.lower() not in _SECRET_HEADERS]
+        head = " ".join([f"{self.method} {self.path}", *(f"[{header}]" for header in shown)])
         if self.body is None:
             return head
         text = self.payload.decode("utf-8", "replace")
@@ -63,9 +63,9 @@ class SentRequest:
 
 @dataclass(frozen=True)
 class HttpExchange:
-    """What was sent and what came: head, whole body, and its events where it is a stream.
+    """A request and its response: status, headers, body, and the events of a stream.
 
-    `ended` is when the body's end was seen, in seconds after the request.
+    `total_seconds` is the time from the request to the end of the body.
     """
 
     request: SentRequest
@@ -77,7 +77,7 @@ class HttpExchange:
 
     @cached_property
     def json(self) -> Any:
-        """The body as JSON. Fails the check where it is not."""
+        """The body as JSON. Fails the check where it is none."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -85,23 +85,23 @@ class HttpExchange:
 
     @cached_property
     def events(self) -> list[Any]:
-        """The JSON of every event that has some, pings left out."""
+        """The JSON of all events that have some, without pings."""
         found = [frame.json for frame in self.frames]
         return [value for value in found if isinstance(value, dict) and value.get("type") != "ping"]
 
     def events_of_type(self, type: str) -> list[Any]:
-        """The events of one type."""
+        """Return the events of one type."""
         return [event for event in self.events if event.get("type") == type]
 
     def require_ok(self) -> "HttpExchange":
-        """Itself, if it was answered with 200. Fails the check otherwise."""
+        """Return the exchange. Fails the check unless the status is 200."""
         if self.status != 200:
             raise CheckFailed(f"answered with status {self.status}")
         return self
 
     @property
     def summary(self) -> str:
-        """The answer as it is shown."""
+        """The response as reports show it."""
         if not self.frames:
             return f"{self.status} {abbreviate(self.body.decode('utf-8', 'replace'))}".strip()
         frames = abbreviate(_summarize_frames(self.frames))
@@ -109,7 +109,7 @@ class HttpExchange:
 
 
 def abbreviate(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """A text with its middle left out where it is long."""
+    """Return the text without its middle where it is long."""
     text = " ".join(text.split())
     if len(text) <= max_chars:
         return text
@@ -118,8 +118,8 @@ def abbreviate(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
 
 
 def _summarize_frames(frames: Sequence[SseFrame]) -> str:
-    """Events by name, repeated ones counted, with the data of the rare ones."""
-    shown: list[str] = []
+    """List events by name and count repeated ones."""
+    labels: list[str] = []
     last, count = "", 0
     for frame in (*frames, None):
         name = "" if frame is None else _frame_label(frame)
@@ -127,13 +127,13 @@ def _summarize_frames(frames: Sequence[SseFrame]) -> str:
             count += 1
             continue
         if count:
-            shown.append(last if count == 1 else f"{last} ×{count}")
+            labels.append(last if count == 1 else f"{last} ×{count}")
         last, count = name, 1
-    return ", ".join(shown)
+    return ", ".join(labels)
 
 
 def _frame_label(frame: SseFrame) -> str:
-    """What an event is. A chunk of a chat has no name: what is in it stands for one."""
+    """Return the type of an event. A Chat chunk has none: its content stands for it."""
     value = frame.json
     if frame.type or not isinstance(value, dict):
         return frame.type or abbreviate(frame.data, 40)
@@ -152,7 +152,7 @@ _TRUNCATED_REASONS = ("max_tokens", "model_context_window_exceeded")
 
 
 def fold_message(exchange: HttpExchange) -> Json:
-    """The message. Fails the check where the stream has no beginning."""
+    """Fold a Messages stream. Fails the check where it has no message_start."""
     starts = exchange.events_of_type("message_start")
     if not starts:
         raise CheckFailed("the stream has no message_start")
@@ -168,9 +168,9 @@ def fold_message(exchange: HttpExchange) -> Json:
             case "message_delta":
                 message |= event.get("delta") or {}
                 usage |= {k: v for k, v in (event.get("usage") or {}).items() if v is not None}
-    cut = message.get("stop_reason") in _TRUNCATED_REASONS
+    truncated = message.get("stop_reason") in _TRUNCATED_REASONS
     message["content"] = [
-        _finish_block(block, truncated=cut) for _, block in sorted(blocks.items())
+        _finish_block(block, truncated=truncated) for _, block in sorted(blocks.items())
     ]
     message["usage"] = usage
     return message
@@ -187,7 +187,7 @@ def _append_delta(block: Json, delta: Json) -> None:
 
 
 def _finish_block(block: Json, *, truncated: bool) -> Json:
-    """A block with the input that its fragments spell; of a call that was cut, nothing is known."""
+    """Parse the input of a call. Of a truncated call nothing is known."""
     text = block.pop("json", "")
     if block.get("type") == "tool_use" and text:
         try:

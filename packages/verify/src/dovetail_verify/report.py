@@ -1,4 +1,4 @@
-"""What the findings mean: in numbers, for each API, and for each harness."""
+"""The report on a server: counts, results by API, and a verdict for each harness."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class HarnessVerdict:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All findings about one server."""
+    """All results for one server."""
 
     address: str
     model: str
@@ -47,17 +47,17 @@ class VerifyReport:
 
     @property
     def failed(self) -> list[CheckResult]:
-        return [finding for finding in self.results if finding.outcome in FAILED_OUTCOMES]
+        return [result for result in self.results if result.outcome in FAILED_OUTCOMES]
 
     @property
     def seconds(self) -> float:
-        return sum(finding.seconds for finding in self.results)
+        return sum(result.seconds for result in self.results)
 
     def results_with(self, outcome: CheckOutcome) -> list[CheckResult]:
-        return [finding for finding in self.results if finding.outcome is outcome]
+        return [result for result in self.results if result.outcome is outcome]
 
     def outcomes_by_api(self) -> dict[str, Counter[CheckOutcome]]:
-        """The outcomes in each API that was looked at."""
+        """Count the outcomes of each API that was checked."""
         counted = {
             api: Counter(f.outcome for f in self.results if f.check.api == api) for api in APIS
         }
@@ -67,13 +67,13 @@ class VerifyReport:
         return [self._verdict(harness, apis) for harness, apis in HARNESS_APIS.items()]
 
     def _verdict(self, harness: str, apis: tuple[str, ...]) -> HarnessVerdict:
-        """By the API that serves the harness best."""
+        """Return the verdict over the API that serves the harness best."""
         verdicts = [self._verdict_over(harness, api) for api in apis]
         return min(verdicts, key=lambda verdict: _STATUS_ORDER.index(verdict.status))
 
     def _is_complete(self, api: str) -> bool:
-        """Whether every check of an API was run: some can be chosen, or a run broken off."""
-        run = {finding.check.id for finding in self.results}
+        """Whether every check of an API ran: checks can be selected, and runs interrupted."""
+        run = {result.check.id for result in self.results}
         return all(
             check.id in run for check in BLACK_BOX_CHECKS if check.api in (api, *_SHARED_APIS)
         )
@@ -83,7 +83,7 @@ class VerifyReport:
             return HarnessVerdict(
                 harness, "will break", api, f"API not served: {self.missing_apis[api]}"
             )
-        if not any(finding.check.api == api for finding in self.results):
+        if not any(result.check.api == api for result in self.results):
             return HarnessVerdict(harness, "not judged", api, "no check of this API was run")
         found = [f for f in self.failed if f.check.api in (api, *_SHARED_APIS)]
         breaking = tuple(f.check.id for f in found if harness in f.check.clause.breaks)
@@ -94,8 +94,8 @@ class VerifyReport:
             return HarnessVerdict(
                 harness, "not judged", api, "not all of its checks were run", (), faults
             )
-        standing: HarnessStatus = "works, with faults" if faults else "works"
-        return HarnessVerdict(harness, standing, api, "", (), faults)
+        status: HarnessStatus = "works, with faults" if faults else "works"
+        return HarnessVerdict(harness, status, api, "", (), faults)
 
 
 _STATUS_ORDER: tuple[HarnessStatus, ...] = (
@@ -107,7 +107,7 @@ _STATUS_ORDER: tuple[HarnessStatus, ...] = (
 
 
 def report_to_dict(report: VerifyReport) -> dict[str, Any]:
-    """The report for machines."""
+    """Return the report for programs."""
     return {
         "address": report.address,
         "model": report.model,
@@ -130,7 +130,7 @@ def report_to_dict(report: VerifyReport) -> dict[str, Any]:
             }
             for verdict in report.verdicts()
         },
-        "findings": [_result_to_dict(finding) for finding in report.results],
+        "findings": [_result_to_dict(result) for result in report.results],
     }
 
 

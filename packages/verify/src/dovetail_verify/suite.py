@@ -1,4 +1,4 @@
-"""What a server says of itself before it is judged: its model, its window, its APIs."""
+"""The suite: discover what a server offers, run checks on it, list and select them."""
 
 import asyncio
 from collections import Counter
@@ -33,11 +33,14 @@ _UNAUTHORIZED_STATUSES = (401, 403)
 
 
 class TargetUnusable(Exception):
-    """A server that cannot be judged, and why."""
+    """The server cannot be judged, and why."""
 
 
 async def discover_target(target: TargetServer) -> None:
-    """Completes a stage. Raises `Unusable` where no model can be named, or none answers."""
+    """Find the model, the context length and the APIs of a target.
+
+    Raises `TargetUnusable` where no model is known, or none responds.
+    """
     listing = await target.request("GET", "/v1/models")
     entries = _model_entries(listing)
     if not target.model:
@@ -61,7 +64,7 @@ def _model_entries(exchange: HttpExchange) -> list[dict[str, Any]]:
 
 
 async def _find_context_length(target: TargetServer, entry: dict[str, Any]) -> int | None:
-    """The tokens that prompt and answer may have, by any of the names that servers use."""
+    """Return the context length, under any of the names that servers use."""
     found = [entry.get(name) for name in _CONTEXT_LENGTH_FIELDS]
     for value in found:
         if isinstance(value, int) and value > 0:
@@ -75,7 +78,7 @@ async def _find_context_length(target: TargetServer, entry: dict[str, Any]) -> i
 
 
 async def _probe_apis(target: TargetServer) -> None:
-    """An API that is served complains of an empty request; one that is not does not know it."""
+    """Send each API an empty request: an API that is served refuses it as invalid."""
     for dialect in DIALECTS:
         exchange = await target.post(dialect.path, {})
         if exchange.status in _NOT_SERVED_STATUSES:
@@ -87,7 +90,7 @@ async def _probe_apis(target: TargetServer) -> None:
 
 
 async def _probe_generation(target: TargetServer) -> None:
-    """One API must answer a plain question, or all checks would only say that none does."""
+    """Require that one API generates output, or every check would report the same failure."""
     refusals = []
     for dialect in DIALECTS:
         if dialect.api not in target.missing_apis:
@@ -99,21 +102,23 @@ async def _probe_generation(target: TargetServer) -> None:
     first = refusals[0]
     if all(exchange.status in _UNAUTHORIZED_STATUSES for exchange in refusals):
         raise TargetUnusable(_unauthorized_message(target, first))
-    told = f"POST {first.request.path} is answered with status {first.status}{_error_suffix(first)}"
-    raise TargetUnusable(f"the model {target.model} does not answer: {told}")
+    reason = (
+        f"POST {first.request.path} is answered with status {first.status}{_error_suffix(first)}"
+    )
+    raise TargetUnusable(f"the model {target.model} does not answer: {reason}")
 
 
 def _no_models_message(target: TargetServer, listing: HttpExchange) -> str:
     if listing.status in _UNAUTHORIZED_STATUSES:
         return _unauthorized_message(target, listing)
     status = f" (GET /v1/models is answered with status {listing.status})"
-    shown = "" if listing.status == 200 else status
-    return f"the server lists no models{shown}: name one with --model, or look at the address"
+    suffix = "" if listing.status == 200 else status
+    return f"the server lists no models{suffix}: name one with --model, or look at the address"
 
 
 def _unauthorized_message(target: TargetServer, exchange: HttpExchange) -> str:
-    wanted = "asks for a key" if target.api_key is None else "does not take this key"
-    return f"the server {wanted} (status {exchange.status}): --api-key"
+    problem = "asks for a key" if target.api_key is None else "does not take this key"
+    return f"the server {problem} (status {exchange.status}): --api-key"
 
 
 def _error_suffix(exchange: HttpExchange) -> str:
@@ -123,50 +128,48 @@ def _error_suffix(exchange: HttpExchange) -> str:
         return ""
 
 
-_MAX_SILENT_CHECKS = (
-    3  # checks of an API in a row without an answer: nobody waits for all the others
-)
+_MAX_SILENT_CHECKS = 3  # in a row, of one API: the others would only wait, too
 _CONCLUSIVE_OUTCOMES = (CheckOutcome.PASS, CheckOutcome.FAIL)
-#: Told before each check (with no finding) and after it.
+#: Called before each check (without a result) and after it.
 ProgressCallback = Callable[[Check, CheckResult | None], None]
 
 
 async def run_checks(
     target: TargetServer, checks: Iterable[Check], progress: ProgressCallback
 ) -> list[CheckResult]:
-    """The findings, in the order of the checks.
+    """Run checks and return their results, in order.
 
-    An API that stays silent is given up, for every check would wait as long as the first.
+    The remaining checks of an API that stays silent are skipped: each would wait for the timeout.
     """
-    findings, silent = [], Counter[str]()
+    results, silent = [], Counter[str]()
     for check in checks:
         progress(check, None)
         if silent[check.api] == _MAX_SILENT_CHECKS:
-            note = f"not asked: {_MAX_SILENT_CHECKS} checks of this API in a row got no answer"
-            finding = CheckResult(check, CheckOutcome.ERROR, note)
+            message = f"not asked: {_MAX_SILENT_CHECKS} checks of this API in a row got no answer"
+            result = CheckResult(check, CheckOutcome.ERROR, message)
         else:
-            finding = await run_check(target, check)
-            silent[check.api] += finding.seconds >= target.timeout
-            silent[check.api] *= finding.outcome not in _CONCLUSIVE_OUTCOMES
-        progress(check, finding)
-        findings.append(finding)
-    return findings
+            result = await run_check(target, check)
+            silent[check.api] += result.seconds >= target.timeout
+            silent[check.api] *= result.outcome not in _CONCLUSIVE_OUTCOMES
+        progress(check, result)
+        results.append(result)
+    return results
 
 
 async def run_check(target: TargetServer, check: Check) -> CheckResult:
-    """One check. Whatever goes wrong in it is a finding, never an exception."""
-    since = asyncio.get_running_loop().time()
+    """Run one check. Whatever goes wrong in it is a result, never an exception."""
+    started_at = asyncio.get_running_loop().time()
     target.exchanges.clear()
-    outcome, note, sent, came = await _evaluate(target, check)
+    outcome, message, sent, received = await _evaluate(target, check)
     last_sent, last_came = target.last_evidence()
-    sent, came = sent or last_sent, came or last_came
-    seconds = asyncio.get_running_loop().time() - since
-    note, sent, came = (_redact_key(target, text) for text in (note, sent, came))
-    return CheckResult(check, outcome, note, sent, came, seconds)
+    sent, received = sent or last_sent, received or last_came
+    seconds = asyncio.get_running_loop().time() - started_at
+    message, sent, received = (_redact_key(target, text) for text in (message, sent, received))
+    return CheckResult(check, outcome, message, sent, received, seconds)
 
 
 def _redact_key(target: TargetServer, text: str) -> str:
-    """Some servers say the key that they refuse: reports are for others to read."""
+    """Remove the API key, which some servers repeat: reports are for others to read."""
     return text.replace(target.api_key, "(the key)") if target.api_key else text
 
 
@@ -177,15 +180,15 @@ async def _evaluate(target: TargetServer, check: Check) -> tuple[CheckOutcome, s
         if lacking:
             raise NotApplicable(f"needs {', '.join(lacking)}")
         return CheckOutcome.PASS, await check.run(target), "", ""
-    except CheckFailed as fault:
-        return CheckOutcome.FAIL, str(fault), fault.sent, fault.received
+    except CheckFailed as error:
+        return CheckOutcome.FAIL, str(error), error.sent, error.received
     except NotApplicable as reason:
         return CheckOutcome.NOT_APPLICABLE, str(reason), "", ""
     except TargetUnreachable as error:  # no response, a broken one, silence
         return CheckOutcome.ERROR, str(error), "", ""
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as fault:
-        # An answer of a shape that the check did not expect is the server's fault, and told as one.
-        return CheckOutcome.FAIL, f"an answer of an unexpected shape ({fault!r})", "", ""
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # A response of a shape that the check did not expect is a failure of the server.
+        return CheckOutcome.FAIL, f"an answer of an unexpected shape ({error!r})", "", ""
 
 
 #: The APIs in the order of a report. The last three are what all harnesses share.
@@ -219,9 +222,9 @@ SCRIPTED_CHECKS = _sort_by_api(scripted.CHECKS)
 
 
 def select_checks(checks: Iterable[Check], patterns: Iterable[str]) -> list[Check]:
-    """Those whose id or clause fits one of the patterns (`messages.*`, `CC-4`); all without any.
+    """Return the checks whose id or clause matches a pattern (`messages.*`, `CC-4`), or all checks.
 
-    A pattern without a star also takes everything below it: `messages.stream`.
+    A pattern without a star also matches everything below it: `messages.stream`.
     """
     wanted = [pattern.strip() for pattern in patterns if pattern.strip()]
     return [check for check in checks if not wanted or any(_matches(check, p) for p in wanted)]

@@ -1,4 +1,4 @@
-"""The report for a terminal, and the sign of life while checks run."""
+"""The report for a terminal, and the progress while checks run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,30 +24,30 @@ _STATUS_COLORS = {"works": "green", "works, with faults": "yellow", "will break"
 
 @contextmanager
 def show_progress(console: Console, total: int) -> Iterator[ProgressCallback]:
-    """Tells what is being looked at: in a line that stays, or line by line in a file."""
+    """Show the running check on a terminal, or each result in a line of a file."""
     if not console.is_terminal:
-        yield lambda check, finding: _print_result(console, check, finding)
+        yield lambda check, result: _print_result(console, check, result)
         return
     with Status("", console=console) as status:
         done = 0
 
-        def show(check: Check, finding: CheckResult | None) -> None:
+        def show(check: Check, result: CheckResult | None) -> None:
             nonlocal done
-            if finding is None:
+            if result is None:
                 status.update(f"{done + 1} of {total}  {check.id}")
                 return
             done += 1
-            if finding.outcome in (CheckOutcome.FAIL, CheckOutcome.ERROR):
-                _print_result(console, check, finding)
+            if result.outcome in (CheckOutcome.FAIL, CheckOutcome.ERROR):
+                _print_result(console, check, result)
 
         yield show
 
 
 def print_report(console: Console, report: VerifyReport, *, show_all: bool = False) -> None:
-    """Failures first, then what could not be judged, then the summaries."""
+    """Print failures first, then what could not be judged, then the summaries."""
     console.print()
-    for finding in report.failed:
-        _print_failure(console, finding)
+    for result in report.failed:
+        _print_failure(console, result)
     if show_all:
         console.print(_results_table(report))
     _print_not_applicable(console, report)
@@ -58,11 +58,11 @@ def print_report(console: Console, report: VerifyReport, *, show_all: bool = Fal
 
 def _print_result(console: Console, check: Check, result: CheckResult | None) -> None:
     if result is not None:
-        said = Text.assemble(
+        line = Text.assemble(
             (f"{result.outcome:<15}", _OUTCOME_COLORS[result.outcome]),
             f"{check.id:<34} {result.message}",
         )
-        console.print(said, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _print_failure(console: Console, result: CheckResult) -> None:
@@ -87,17 +87,17 @@ def _results_table(report: VerifyReport) -> Table:
     table = Table(title="all checks", title_justify="left", pad_edge=False, box=None)
     for name in ("outcome", "check", "clause", "what was seen"):
         table.add_column(name, overflow="fold")
-    for finding in report.results:
-        outcome = Text(finding.outcome, _OUTCOME_COLORS[finding.outcome])
-        check = finding.check
-        table.add_row(outcome, Text(check.id), check.clause.id, Text(finding.message))
+    for result in report.results:
+        outcome = Text(result.outcome, _OUTCOME_COLORS[result.outcome])
+        check = result.check
+        table.add_row(outcome, Text(check.id), check.clause.id, Text(result.message))
     return table
 
 
 def _print_not_applicable(console: Console, report: VerifyReport) -> None:
     reasons: dict[str, list[str]] = {}
-    for finding in report.results_with(CheckOutcome.NOT_APPLICABLE):
-        reasons.setdefault(finding.message, []).append(finding.check.id)
+    for result in report.results_with(CheckOutcome.NOT_APPLICABLE):
+        reasons.setdefault(result.message, []).append(result.check.id)
     if not reasons:
         return
     console.print(Text("not applicable", "bold"))
@@ -130,13 +130,13 @@ def _harness_table(report: VerifyReport) -> Padding:
     for name in ("harness", "", "over", "because of"):
         table.add_column(name, overflow="fold")
     for verdict in report.verdicts():
-        standing = Text(verdict.status, _STATUS_COLORS.get(verdict.status, ""))
-        table.add_row(verdict.harness, standing, verdict.api, Text(explain_verdict(verdict)))
+        status = Text(verdict.status, _STATUS_COLORS.get(verdict.status, ""))
+        table.add_row(verdict.harness, status, verdict.api, Text(explain_verdict(verdict)))
     return Padding(table, (1, 0))
 
 
 def explain_verdict(verdict: HarnessVerdict, max_ids: int = 4) -> str:
-    """The checks that a verdict rests on."""
+    """Return the reason of a verdict, or the checks that it rests on."""
     named = verdict.breaking or verdict.faults
     more = f" and {len(named) - max_ids} more" if len(named) > max_ids else ""
     return verdict.reason or f"{', '.join(named[:max_ids])}{more}"
@@ -149,6 +149,6 @@ def _summary_line(report: VerifyReport) -> Text:
         len(report.results_with(CheckOutcome.PASS)),
         len(report.results_with(CheckOutcome.NOT_APPLICABLE)),
     )
-    said = f"{passed} passed, {failed} failed, {rest} not applicable"
-    told = f"  {report.model} at {report.address}, {report.seconds:.0f} s"
-    return Text.assemble((said, colour), told)
+    counts = f"{passed} passed, {failed} failed, {rest} not applicable"
+    where = f"  {report.model} at {report.address}, {report.seconds:.0f} s"
+    return Text.assemble((counts, colour), where)

@@ -39,12 +39,12 @@ async def _post_chat(target: TargetServer, messages: list[Json], **more: Any) ->
     why="SDKs cannot read the answer.",
 )
 async def whole_shape(target: TargetServer) -> str:
-    answer = (await sample_response(target, CHAT)).json
-    require(answer.get("object") == "chat.completion", f"object is {answer.get('object')!r}")
-    choice = answer["choices"][0]
+    response = (await sample_response(target, CHAT)).json
+    require(response.get("object") == "chat.completion", f"object is {response.get('object')!r}")
+    choice = response["choices"][0]
     require(choice["message"].get("role") == "assistant", "the message has no role")
     require(isinstance(choice.get("finish_reason"), str), "there is no finish_reason")
-    usage = answer.get("usage") or {}
+    usage = response.get("usage") or {}
     total = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
     require(usage.get("total_tokens") == total, f"total_tokens is {usage.get('total_tokens')}")
     return f"{choice['finish_reason']}, {total} tokens"
@@ -65,8 +65,8 @@ def _require_chunk_order(exchange: HttpExchange) -> str:
     chunks = CHAT.chunks(exchange)
     require(chunks, "there are no chunks")
     for chunk in chunks:
-        named = chunk.get("object")
-        require(named == "chat.completion.chunk", f"object of a chunk is {named!r}")
+        kind = chunk.get("object")
+        require(kind == "chat.completion.chunk", f"object of a chunk is {kind!r}")
     roles = [delta["role"] for delta in CHAT.deltas(exchange)[:1] if delta.get("role")]
     require(roles == ["assistant"], "the first delta has no role")
     ends = [
@@ -94,8 +94,8 @@ async def stream_usage(target: TargetServer) -> str:
     total = usage["prompt_tokens"] + usage["completion_tokens"]
     require(usage["total_tokens"] == total, f"total_tokens is {usage['total_tokens']}, not {total}")
     plain = {**CHAT.body(target.model, [QUESTION], max_tokens=16), "stream": True}
-    unasked = [c for c in CHAT.chunks(await target.post(CHAT.path, plain)) if not c["choices"]]
-    require(not unasked, "a chunk without choices came where no usage was asked for")
+    unrequested = [c for c in CHAT.chunks(await target.post(CHAT.path, plain)) if not c["choices"]]
+    require(not unrequested, "a chunk without choices came where no usage was asked for")
     return f"{usage['total_tokens']} tokens"
 
 
@@ -170,8 +170,11 @@ async def null_content(target: TargetServer) -> str:
     why="Pi sends its instructions this way: not one request works.",
 )
 async def developer_role(target: TargetServer) -> str:
-    told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
-    return _require_accepted(await _post_chat(target, told), "a developer message")
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": QUESTION},
+    ]
+    return _require_accepted(await _post_chat(target, messages), "a developer message")
 
 
 @check(
@@ -181,13 +184,13 @@ async def developer_role(target: TargetServer) -> str:
     why="Agents that send parts are refused.",
 )
 async def content_parts(target: TargetServer) -> str:
-    told: list[Json] = [
+    messages: list[Json] = [
         {"role": "system", "content": [_text_part("Be brief."), _text_part("Be kind.")]},
         {"role": "user", "content": [_text_part("Name a colour."), _text_part("A warm one.")]},
         {"role": "assistant", "content": [_text_part("Red")]},
         {"role": "user", "content": [_text_part("More.")]},
     ]
-    return _require_accepted(await _post_chat(target, told), "lists of parts")
+    return _require_accepted(await _post_chat(target, messages), "lists of parts")
 
 
 @check(
@@ -198,8 +201,8 @@ async def content_parts(target: TargetServer) -> str:
 )
 async def unknown_fields(target: TargetServer) -> str:
     more = {"a_field_of_tomorrow": {"x": 1}, "store": False, "reasoning_effort": "low"}
-    told = [{"role": "user", "content": QUESTION, "a_field_of_tomorrow": 1}]
-    return _require_accepted(await _post_chat(target, told, **more), "unknown fields")
+    messages = [{"role": "user", "content": QUESTION, "a_field_of_tomorrow": 1}]
+    return _require_accepted(await _post_chat(target, messages, **more), "unknown fields")
 
 
 @check(

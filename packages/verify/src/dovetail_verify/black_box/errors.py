@@ -24,8 +24,8 @@ def require_refused(exchange: HttpExchange, dialect: Dialect, *statuses: int) ->
 def require_accepted(exchange: HttpExchange, dialect: Dialect, what: str) -> str:
     """Fails the check unless a request was answered to its end: a stream can also fail with 200."""
     require(exchange.status == 200, f"{what}: answered with status {exchange.status}")
-    told = exchange.events if exchange.frames else [exchange.json]
-    broken = [part for part in told if part.get("error") or part.get("type") in _ERROR_EVENTS]
+    events = exchange.events if exchange.frames else [exchange.json]
+    broken = [part for part in events if part.get("error") or part.get("type") in _ERROR_EVENTS]
     require(not broken, f"{what}: answered with status 200, and with an error")
     require(
         dialect.finish_reason(exchange) != "None", f"{what}: the answer does not say why it ended"
@@ -50,12 +50,12 @@ def require_error_message(exchange: HttpExchange, dialect: Dialect) -> str:
 def refusal_reason(exchange: HttpExchange) -> str:
     """Why something is refused, in whatever form. Fails the check where nothing is said."""
     body = exchange.json
-    held = body if isinstance(body, dict) else {}
-    error = held.get("error")
-    words = error.get("message") if isinstance(error, dict) else error
-    words = words or held.get("message") or held.get("detail")
-    require(words, f"refused with status {exchange.status}, and without a reason")
-    return f"refused: {abbreviate(str(words), 120)}"
+    fields = body if isinstance(body, dict) else {}
+    error = fields.get("error")
+    reason = error.get("message") if isinstance(error, dict) else error
+    reason = reason or fields.get("message") or fields.get("detail")
+    require(reason, f"refused with status {exchange.status}, and without a reason")
+    return f"refused: {abbreviate(str(reason), 120)}"
 
 
 _ERROR_CLAUSES = {"messages": "CC-15", "responses": "CX-19", "chat": "AG-11"}
@@ -85,8 +85,8 @@ async def _unknown_model(target: TargetServer, dialect: Dialect) -> str:
         dialect.path, dialect.body(_UNKNOWN_MODEL, ["Hello"], max_tokens=16)
     )
     if exchange.status == 200:
-        named = exchange.json.get("model")
-        require(named == _UNKNOWN_MODEL, f"served, but under the name {named!r}")
+        model = exchange.json.get("model")
+        require(model == _UNKNOWN_MODEL, f"served, but under the name {model!r}")
         return "served under the name that was asked for"
     return abbreviate(require_refused(exchange, dialect, 400, 404), 120)
 

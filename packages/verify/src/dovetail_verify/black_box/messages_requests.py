@@ -305,9 +305,9 @@ async def billing_line(target: TargetServer) -> str:
         (await target.post(MESSAGES.path, _billing_request(target, guide, "z9"))).require_ok()
     )
     cached = varied.cached_tokens or 0
-    told = f"{cached} tokens cached with another line, {same.cached_tokens} with the same"
-    require(cached >= same.cached_tokens / 2, told)
-    return told
+    note = f"{cached} tokens cached with another line, {same.cached_tokens} with the same"
+    require(cached >= same.cached_tokens / 2, note)
+    return note
 
 
 async def _judge_by_latency(target: TargetServer) -> str:
@@ -322,9 +322,9 @@ async def _judge_by_latency(target: TargetServer) -> str:
     found = min(varied)  # a busy machine makes it late, and nothing makes it early
     if quick > 0.6 * slow:
         raise NotApplicable("neither cached tokens nor the time to the first one show a cache")
-    told = f"first event after {found:.2f} s with another line, {quick:.2f} s with the same"
-    require(found < (slow + quick) / 2, f"{told}, {slow:.2f} s cold")
-    return told
+    note = f"first event after {found:.2f} s with another line, {quick:.2f} s with the same"
+    require(found < (slow + quick) / 2, f"{note}, {slow:.2f} s cold")
+    return note
 
 
 async def _time_to_first_block(target: TargetServer, guide: str, word: str) -> float:

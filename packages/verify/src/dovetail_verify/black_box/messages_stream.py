@@ -61,9 +61,9 @@ async def event_lines(target: TargetServer) -> str:
     async for exchange in sample_streams(target, MESSAGES):
         frames = [frame for frame in exchange.frames if isinstance(frame.json, dict)]
         for frame in frames:
-            named, line = frame.json.get("type"), frame.event
-            fits = named not in _KNOWN_EVENTS or line == named
-            require(fits, f"{named} stands under the event line {line!r}")
+            type, line = frame.json.get("type"), frame.event
+            fits = type not in _KNOWN_EVENTS or line == type
+            require(fits, f"{type} stands under the event line {line!r}")
         require(any(frame.event in _KNOWN_EVENTS for frame in frames), "no event has an event line")
         count += len(frames)
     return f"{count} events, each named"
@@ -142,9 +142,9 @@ async def event_types(target: TargetServer) -> str:
     why="With another name Claude Code strips all thinking of the turn from later requests.",
 )
 async def model_echo(target: TargetServer) -> str:
-    for ask in (sample_response, sample_stream):
-        named = MESSAGES.message(await ask(target, MESSAGES)).get("model")
-        require(named == target.model, f"asked for {target.model!r}, answered as {named!r}")
+    for sample in (sample_response, sample_stream):
+        model = MESSAGES.message(await sample(target, MESSAGES)).get("model")
+        require(model == target.model, f"asked for {target.model!r}, answered as {model!r}")
     return target.model
 
 
@@ -189,11 +189,11 @@ async def no_blank_text(target: TargetServer) -> str:
     return f"{len(exchanges)} answers looked at"
 
 
-def _require_no_blank_text(blocks: Sequence[Json], sent: str, came: str) -> None:
+def _require_no_blank_text(blocks: Sequence[Json], sent: str, received: str) -> None:
     several = len(blocks) > 1  # a model may answer with nothing at all
     for block in blocks:
         if block["type"] == "text" and several and not block["text"].strip():
-            raise CheckFailed(f"a text block of {block['text']!r}", sent, came)
+            raise CheckFailed(f"a text block of {block['text']!r}", sent, received)
 
 
 @check(
@@ -220,10 +220,12 @@ async def stream_end(target: TargetServer) -> str:
 async def start_usage(target: TargetServer) -> str:
     exchange = await sample_stream(target, MESSAGES)
     usage = exchange.events_of_type("message_start")[0]["message"].get("usage") or {}
-    told = sum(usage.get(name) or 0 for name in ("input_tokens", *_CACHE_USAGE_FIELDS))
+    reported = sum(usage.get(name) or 0 for name in ("input_tokens", *_CACHE_USAGE_FIELDS))
     exact = MESSAGES.usage(await sample_response(target, MESSAGES)).prompt_tokens
-    require(told == exact, f"message_start says {told} input tokens, a whole answer {exact}")
-    return f"{told} tokens"
+    require(
+        reported == exact, f"message_start says {reported} input tokens, a whole answer {exact}"
+    )
+    return f"{reported} tokens"
 
 
 _CACHE_USAGE_FIELDS = ("cache_read_input_tokens", "cache_creation_input_tokens")

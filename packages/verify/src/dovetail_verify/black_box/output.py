@@ -86,8 +86,8 @@ async def _multibyte_characters(target: TargetServer, dialect: Dialect) -> str:
 def _require_valid_utf8(exchange: HttpExchange) -> None:
     try:
         exchange.body.decode()
-    except UnicodeDecodeError as fault:
-        raise CheckFailed(f"the stream is not UTF-8 at byte {fault.start}") from None
+    except UnicodeDecodeError as error:
+        raise CheckFailed(f"the stream is not UTF-8 at byte {error.start}") from None
 
 
 async def _max_tokens(target: TargetServer, dialect: Dialect) -> str:
@@ -181,11 +181,11 @@ async def _dispatch(target: TargetServer, dialect: Dialect) -> str:
     sent = target.exchanges[-1].request
     headers = {"x-dovetail-dispatch": "tools"}
     exchange = (await target.post(dialect.path, sent.body, headers)).require_ok()
-    told = [f.json for f in exchange.frames if f.event == "tool_call_dispatch"]
-    if not told:
+    events = [f.json for f in exchange.frames if f.event == "tool_call_dispatch"]
+    if not events:
         raise NotApplicable("the server offers no tool_call_dispatch events")
     calls = dialect.tool_calls(exchange)
-    found = [(t["tool_call"]["id"], t["tool_call"]["function"]["arguments"]) for t in told]
+    found = [(t["tool_call"]["id"], t["tool_call"]["function"]["arguments"]) for t in events]
     require([id for id, _ in found] == [call.id for call in calls], "not one event for every call")
     for call, (_, arguments) in zip(calls, found, strict=True):
         same = json.loads(arguments) == json.loads(call.arguments)
@@ -194,7 +194,7 @@ async def _dispatch(target: TargetServer, dialect: Dialect) -> str:
         kinds = [frame.event for frame in exchange.frames]
         behind = kinds[kinds.index("tool_call_dispatch") :]
         require(len(behind) > 1, "the event came after the end of the stream")
-    return f"{pluralize(len(told), 'event')}, with the whole call"
+    return f"{pluralize(len(events), 'event')}, with the whole call"
 
 
 def _clauses_by_api(messages: str, responses: str, chat: str) -> dict[str, str]:
@@ -317,11 +317,11 @@ def _matches_schema(text: str) -> bool:
 
 
 def _schema_format(dialect: Dialect) -> Json:
-    named = {"name": "title", "schema": _SCHEMA, "strict": True}
+    schema = {"name": "title", "schema": _SCHEMA, "strict": True}
     if dialect is RESPONSES:
-        return {"text": {"format": {"type": "json_schema", **named}}}
+        return {"text": {"format": {"type": "json_schema", **schema}}}
     if dialect is CHAT:
-        return {"response_format": {"type": "json_schema", "json_schema": named}}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
     return {"output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}}
 
 

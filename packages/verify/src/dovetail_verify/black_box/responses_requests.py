@@ -109,7 +109,7 @@ async def string_input(target: TargetServer) -> str:
     why="OpenCode and Codex leave the type out or add fields: their second turn fails.",
 )
 async def item_types(target: TargetServer) -> str:
-    told: list[Json] = [
+    items: list[Json] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
         _message_item(
@@ -117,7 +117,7 @@ async def item_types(target: TargetServer) -> str:
         ),
         {"role": "user", "content": "More."},
     ]
-    return _require_accepted(await _post_responses(target, told), "messages as agents send them")
+    return _require_accepted(await _post_responses(target, items), "messages as agents send them")
 
 
 @check(
@@ -127,7 +127,7 @@ async def item_types(target: TargetServer) -> str:
     why="The second turn of every tool loop fails.",
 )
 async def replay(target: TargetServer) -> str:
-    told: list[Json] = [
+    items: list[Json] = [
         _message_item("user", "What is the weather in Paris and Rome?"),
         {
             "type": "reasoning",
@@ -143,7 +143,7 @@ async def replay(target: TargetServer) -> str:
         _call_output_item("call_v1", "Sun"),
     ]
     return _require_accepted(
-        await _post_responses(target, told, tools=[_FUNCTION_TOOL]), "reasoning, calls and outputs"
+        await _post_responses(target, items, tools=[_FUNCTION_TOOL]), "reasoning, calls and outputs"
     )
 
 

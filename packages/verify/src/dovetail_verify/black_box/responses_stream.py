@@ -161,9 +161,9 @@ async def event_lines(target: TargetServer) -> str:
     async for exchange in sample_streams(target, RESPONSES):
         for frame in exchange.frames:
             if isinstance(frame.json, dict):
-                named = frame.json.get("type")
-                require(isinstance(named, str), "an event without a type in its data")
-                require(frame.event in ("", named), f"{named} stands under {frame.event!r}")
+                type = frame.json.get("type")
+                require(isinstance(type, str), "an event without a type in its data")
+                require(frame.event in ("", type), f"{type} stands under {frame.event!r}")
         count += len(exchange.frames)
     return f"{count} events"
 
@@ -176,8 +176,8 @@ async def event_lines(target: TargetServer) -> str:
 )
 async def sequence(target: TargetServer) -> str:
     async for exchange in sample_streams(target, RESPONSES):
-        told = require_rising_sequence(exchange)
-    return told
+        note = require_rising_sequence(exchange)
+    return note
 
 
 @check(
@@ -281,20 +281,20 @@ async def model_echo(target: TargetServer) -> str:
         f"the header openai-model is {header!r}",
         received=str(header),
     )
-    named = RESPONSES.response(exchange).get("model")
-    require(named == target.model, f"asked for {target.model!r}, answered as {named!r}")
+    model = RESPONSES.response(exchange).get("model")
+    require(model == target.model, f"asked for {target.model!r}, answered as {model!r}")
     return target.model
 
 
 async def _reasoning_items(target: TargetServer) -> list[Json]:
     """The reasoning items of an answer that was asked to think."""
 
-    async def make(stage: TargetServer) -> HttpExchange:
-        body = RESPONSES.with_streaming(RESPONSES.body(stage.model, [QUESTION], max_tokens=2048))
+    async def make(server: TargetServer) -> HttpExchange:
+        body = RESPONSES.with_streaming(RESPONSES.body(server.model, [QUESTION], max_tokens=2048))
         del body["temperature"]
         more = {"reasoning": {"effort": "medium", "summary": "auto"}, "store": False}
         include = ["reasoning.encrypted_content"]
-        return await stage.post(RESPONSES.path, {**body, **more, "include": include})
+        return await server.post(RESPONSES.path, {**body, **more, "include": include})
 
     exchange = (await target.memoize("responses thought", make)).require_ok()
     items = [i for i in RESPONSES.response(exchange)["output"] if i.get("type") == "reasoning"]
@@ -326,8 +326,8 @@ async def reasoning_replayable(target: TargetServer) -> str:
     for item in await _reasoning_items(target):
         sealed = item.get("encrypted_content")
         require(isinstance(sealed, str) and sealed, "there is no encrypted_content")
-        shown = [part.get("text") for part in item.get("content") or item.get("summary") or []]
-        require(any(shown), "its text is neither in content nor in summary")
+        texts = [part.get("text") for part in item.get("content") or item.get("summary") or []]
+        require(any(texts), "its text is neither in content nor in summary")
     return "text and encrypted_content"
 
 

@@ -22,8 +22,8 @@ _TRUNCATED_REASONS = ("max_tokens", "length", "max_output_tokens", "model_contex
 async def sample_response(target: TargetServer, dialect: Dialect) -> HttpExchange:
     """A plain answer in one piece."""
 
-    async def make(stage: TargetServer) -> HttpExchange:
-        return await stage.post(dialect.path, dialect.body(stage.model, [QUESTION]))
+    async def make(server: TargetServer) -> HttpExchange:
+        return await server.post(dialect.path, dialect.body(server.model, [QUESTION]))
 
     return (await target.memoize(f"{dialect.api} whole", make)).require_ok()
 
@@ -31,9 +31,9 @@ async def sample_response(target: TargetServer, dialect: Dialect) -> HttpExchang
 async def sample_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
     """The same answer as a stream."""
 
-    async def make(stage: TargetServer) -> HttpExchange:
-        body = dialect.with_streaming(dialect.body(stage.model, [QUESTION]))
-        return await stage.post(dialect.path, body)
+    async def make(server: TargetServer) -> HttpExchange:
+        body = dialect.with_streaming(dialect.body(server.model, [QUESTION]))
+        return await server.post(dialect.path, body)
 
     return (await target.memoize(f"{dialect.api} stream", make)).require_ok()
 
@@ -41,9 +41,9 @@ async def sample_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
 async def sample_multibyte_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
     """A stream that was asked for letters of more than one token."""
 
-    async def make(stage: TargetServer) -> HttpExchange:
-        body = dialect.body(stage.model, [f"Repeat exactly: {MULTIBYTE_TEXT}"], max_tokens=96)
-        return await stage.post(dialect.path, dialect.with_streaming(body))
+    async def make(server: TargetServer) -> HttpExchange:
+        body = dialect.body(server.model, [f"Repeat exactly: {MULTIBYTE_TEXT}"], max_tokens=96)
+        return await server.post(dialect.path, dialect.with_streaming(body))
 
     return (await target.memoize(f"{dialect.api} letters", make)).require_ok()
 
@@ -53,8 +53,8 @@ async def sample_tool_call(
 ) -> HttpExchange:
     """An answer with a complete call in it. Where the model makes none, checks do not apply."""
 
-    async def make(stage: TargetServer) -> HttpExchange:
-        return await request_tool_call(stage, dialect, streamed=streamed)
+    async def make(server: TargetServer) -> HttpExchange:
+        return await request_tool_call(server, dialect, streamed=streamed)
 
     form = "streamed" if streamed else "whole"
     exchange = (await target.memoize(f"{dialect.api} call {form}", make)).require_ok()
@@ -101,11 +101,11 @@ def is_truncated(dialect: Dialect, exchange: HttpExchange) -> bool:
 async def sample_reasoning(target: TargetServer) -> tuple[HttpExchange, list[Json]]:
     """A Messages stream that thinks, and its thinking blocks."""
 
-    async def make(stage: TargetServer) -> HttpExchange:
-        body = MESSAGES.body(stage.model, [QUESTION], max_tokens=2048)
+    async def make(server: TargetServer) -> HttpExchange:
+        body = MESSAGES.body(server.model, [QUESTION], max_tokens=2048)
         del body["temperature"]  # Anthropic's own rule for thinking
         thinking = {"type": "enabled", "budget_tokens": 1024}
-        return await stage.post(MESSAGES.path, {**body, "thinking": thinking, "stream": True})
+        return await server.post(MESSAGES.path, {**body, "thinking": thinking, "stream": True})
 
     exchange = (await target.memoize("messages thought", make)).require_ok()
     blocks = [b for b in MESSAGES.message(exchange)["content"] if b.get("type") == "thinking"]

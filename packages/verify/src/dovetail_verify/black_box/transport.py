@@ -37,11 +37,11 @@ def _served_dialect(target: TargetServer) -> Dialect:
     why="Claude Code asks it at start-up, and waits.",
 )
 async def head(target: TargetServer) -> str:
-    async with open_connection(target.endpoint, target.timeout) as held:
-        status, _, body = await held.request("HEAD", "/", {})
-    sent, came = "HEAD /", f"{status}, {len(body)} bytes"
-    require(status and not body, "the answer to HEAD has a body", sent=sent, received=came)
-    require(status < 500, f"answered with {status}", sent=sent, received=came)
+    async with open_connection(target.endpoint, target.timeout) as connection:
+        status, _, body = await connection.request("HEAD", "/", {})
+    sent, received = "HEAD /", f"{status}, {len(body)} bytes"
+    require(status and not body, "the answer to HEAD has a body", sent=sent, received=received)
+    require(status < 500, f"answered with {status}", sent=sent, received=received)
     return f"answered with {status}"
 
 
@@ -58,12 +58,14 @@ async def keep_alive(target: TargetServer) -> str:
     ).payload
     headers = target.auth_headers(dialect.path)
     sent = f"POST {dialect.path} twice on one connection"
-    async with open_connection(target.endpoint, target.timeout) as held:
+    async with open_connection(target.endpoint, target.timeout) as connection:
         for number in (1, 2):
-            status, _, _ = await held.request("POST", dialect.path, headers, body)
+            status, _, _ = await connection.request("POST", dialect.path, headers, body)
             require(status == 200, f"request {number}: {status}", sent=sent, received=str(status))
-            again = held.is_reusable or number == 2
-            require(again, "the server closed it after one answer", sent=sent, received=str(status))
+            reusable = connection.is_reusable or number == 2
+            require(
+                reusable, "the server closed it after one answer", sent=sent, received=str(status)
+            )
     return "two requests on one connection"
 
 
@@ -76,9 +78,11 @@ async def _post_compressed(
     ).payload
     headers = {"content-encoding": coding}
     exchange = await target.post(dialect.path, compress(plain), headers)
-    came = exchange.summary
+    received = exchange.summary
     sent = f"POST {dialect.path} with a body in {coding}"
-    require(exchange.status == 200, f"answered with {exchange.status}", sent=sent, received=came)
+    require(
+        exchange.status == 200, f"answered with {exchange.status}", sent=sent, received=received
+    )
     return f"{len(plain)} bytes read from {len(compress(plain))}"
 
 
@@ -135,8 +139,8 @@ async def concurrent(target: TargetServer) -> str:
         dialect.usage((await target.post(dialect.path, body)).require_ok()).prompt_tokens
         for body in bodies
     ]
-    asked = [target.post(dialect.path, dialect.with_streaming(body)) for body in bodies]
-    found = [exchange.require_ok() for exchange in await asyncio.gather(*asked)]
+    streams = [target.post(dialect.path, dialect.with_streaming(body)) for body in bodies]
+    found = [exchange.require_ok() for exchange in await asyncio.gather(*streams)]
     together = [dialect.usage(exchange).prompt_tokens for exchange in found]
     require(together == alone, f"prompts of {alone} tokens came back as {together}")
     ids = [dialect.response_id(exchange) for exchange in found]
@@ -166,8 +170,8 @@ async def client_disconnect(target: TargetServer) -> str:
         if not running:
             return "no request runs any more"
         await asyncio.sleep(0.25)
-    told = f"{running:g} requests still run {_MAX_RELEASE_SECONDS:g} s after the client hung up"
-    raise CheckFailed(told, sent, f"/metrics: {running:g}")
+    message = f"{running:g} requests still run {_MAX_RELEASE_SECONDS:g} s after the client hung up"
+    raise CheckFailed(message, sent, f"/metrics: {running:g}")
 
 
 async def _abandon_request(target: TargetServer) -> str:
@@ -178,8 +182,8 @@ async def _abandon_request(target: TargetServer) -> str:
         target.model, ["Count from one to one thousand in words."], max_tokens=limit
     )
     sent = SentRequest("POST", dialect.path, dialect.with_streaming(body))
-    async with target.open_stream(sent) as (reply, _):
-        async for _ in reply.iter_chunks():
+    async with target.open_stream(sent) as (response, _):
+        async for _ in response.iter_chunks():
             break
     return f"{sent}, hung up at the first bytes"
 
@@ -193,10 +197,10 @@ async def _judge_by_next_request(target: TargetServer) -> str:
     for _ in range(2):  # once may be a busy machine
         sent = await _abandon_request(target)
         after = (await target.post(dialect.path, body)).require_ok().total_seconds
-        told = f"the next request took {after:.1f} s, and {before:.1f} s before"
+        note = f"the next request took {after:.1f} s, and {before:.1f} s before"
         if after <= 3 * before + _SLACK_SECONDS:
-            return told
-    raise CheckFailed(told, sent, told)
+            return note
+    raise CheckFailed(note, sent, note)
 
 
 async def _running_requests(target: TargetServer) -> float | None:

@@ -29,8 +29,8 @@ async def _prompt_count_consistent(target: TargetServer, dialect: Dialect) -> st
 
 
 async def _output_counted(target: TargetServer, dialect: Dialect) -> str:
-    for ask in (sample_response, sample_stream):
-        exchange = await ask(target, dialect)
+    for sample in (sample_response, sample_stream):
+        exchange = await sample(target, dialect)
         output = dialect.usage(exchange).output_tokens
         text = dialect.text(exchange)
         require(output > 0 or not text, f"no output tokens for {text!r}")

@@ -59,13 +59,13 @@ async def body_order(target: TargetServer, api: str) -> str:
     "streaming.",
 )
 async def body_fields(target: TargetServer, api: str) -> str:
-    shape = await run_scenario(api, target, INTERLEAVED, stream=False)
+    parsed = await run_scenario(api, target, INTERLEAVED, stream=False)
     calls = [part for part in INTERLEAVED.parts if part.kind == "call"]
-    require_parts(shape.parts_of("call"), calls)
-    thoughts = [part.text for part in INTERLEAVED.parts if part.kind == "thought"]
-    found = [shape.text_of("thought").find(text) for text in thoughts]
-    require(-1 not in found and found == sorted(found), f"thoughts: {shape.text_of('thought')!r}")
-    require(not shape.text_of("text"), f"text that nobody wrote: {shape.text_of('text')!r}")
+    require_parts(parsed.parts_of("call"), calls)
+    reasoning = [part.text for part in INTERLEAVED.parts if part.kind == "thought"]
+    found = [parsed.text_of("thought").find(text) for text in reasoning]
+    require(-1 not in found and found == sorted(found), f"thoughts: {parsed.text_of('thought')!r}")
+    require(not parsed.text_of("text"), f"text that nobody wrote: {parsed.text_of('text')!r}")
     return "2 thoughts, 2 calls"
 
 
@@ -87,11 +87,11 @@ async def text_position(target: TargetServer, api: str) -> str:
     "prefix is lost.",
 )
 async def whitespace(target: TargetServer, api: str) -> str:
-    shape = await run_scenario(api, target, WHITESPACE)
-    blank = [part.text for part in shape.parts_of("text") if not part.text.strip()]
+    parsed = await run_scenario(api, target, WHITESPACE)
+    blank = [part.text for part in parsed.parts_of("text") if not part.text.strip()]
     require(not blank, f"text of white space alone: {blank}")
     require_parts(
-        shape.parts_of("call"), [part for part in WHITESPACE.parts if part.kind == "call"]
+        parsed.parts_of("call"), [part for part in WHITESPACE.parts if part.kind == "call"]
     )
     return "no blank text"
 
@@ -113,10 +113,10 @@ async def orphan_marker(target: TargetServer, api: str) -> str:
     why="Words that vanish, or a request that fails, leave the agent with nothing to go on with.",
 )
 async def malformed_call(target: TargetServer, api: str) -> str:
-    shape = await run_scenario(api, target, MALFORMED)
-    text = shape.text_of("text")
+    parsed = await run_scenario(api, target, MALFORMED)
+    text = parsed.text_of("text")
     require(MALFORMED.parts[1].text in text, f"the words are not in the text: {text!r}")
-    require(not shape.parts_of("call"), "a call was made of words")
+    require(not parsed.parts_of("call"), "a call was made of words")
     return "the words are there"
 
 
@@ -141,18 +141,18 @@ async def dispatch(target: TargetServer, api: str) -> str:
     exchange = (
         await send_request(api, target, body, x_dovetail_dispatch="tools, reasoning")
     ).require_ok()
-    told = [
+    dispatched = [
         (at, frame) for at, frame in enumerate(exchange.frames) if frame.event == DISPATCH_EVENT
     ]
-    if not told:
+    if not dispatched:
         raise NotApplicable("dispatch events are not offered, or not switched on")
     calls = [part for part in INTERLEAVED.parts if part.kind == "call"]
-    names = [frame.json["tool_call"]["function"]["name"] for _, frame in told]
+    names = [frame.json["tool_call"]["function"]["name"] for _, frame in dispatched]
     require(names == [call.name for call in calls], f"dispatched: {names}")
-    before = parse_response(api, replace(exchange, frames=exchange.frames[: told[0][0]]))
+    before = parse_response(api, replace(exchange, frames=exchange.frames[: dispatched[0][0]]))
     later = INTERLEAVED.parts[2].text[:4]
     require(later not in before.text_of("thought"), "the first call was dispatched too late")
-    return f"{len(told)} calls dispatched"
+    return f"{len(dispatched)} calls dispatched"
 
 
 def require_scenario(parsed: ParsedResponse, scenario: Scenario) -> str:
@@ -168,9 +168,9 @@ def require_scenario(parsed: ParsedResponse, scenario: Scenario) -> str:
 
 def require_parts(shown: Sequence[OutputPart], parts: Sequence[ScriptedPart]) -> None:
     """Thoughts and text may have white space around them: templates put it there."""
-    came = [_describe_part(one.kind, one.name, one.text) for one in shown]
+    described = [_describe_part(one.kind, one.name, one.text) for one in shown]
     kinds = [(one.kind, one.name) for one in shown]
-    require(kinds == [(part.kind, part.name) for part in parts], f"shown: {'; '.join(came)}")
+    require(kinds == [(part.kind, part.name) for part in parts], f"shown: {'; '.join(described)}")
     for one, part in zip(shown, parts, strict=True):
         if part.kind == "call":
             require(one.input == part.arguments, f"the input of a call is {one.text[:300]}")

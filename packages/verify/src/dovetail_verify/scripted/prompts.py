@@ -35,15 +35,16 @@ from dovetail_verify.target import Json, RecordedRequest, TargetServer
 async def exact_usage(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
     body = first_request(api, target, user_message(INTERLEAVED, nonce), stream=True)
-    shape = parse_response(api, await send_request(api, target, body))
+    parsed = parse_response(api, await send_request(api, target, body))
     record = (await _recorded_requests(target, nonce))[0]
     prompt, output = len(record.prompt_tokens), len(record.output_tokens)
     require(
-        shape.prompt_tokens == prompt, f"{prompt} prompt tokens, {shape.prompt_tokens} are reported"
+        parsed.prompt_tokens == prompt,
+        f"{prompt} prompt tokens, {parsed.prompt_tokens} are reported",
     )
     # The token that ends a turn is counted by some engines and not by others.
-    fits = shape.output_tokens in (output, output - 1)
-    require(fits, f"{output} tokens generated, {shape.output_tokens} are reported")
+    fits = parsed.output_tokens in (output, output - 1)
+    require(fits, f"{output} tokens generated, {parsed.output_tokens} are reported")
     return f"{prompt} + {output} tokens"
 
 
@@ -57,11 +58,11 @@ async def start_usage(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
     body = first_request(api, target, user_message(PLAIN, nonce), stream=True)
     exchange = (await send_request(api, target, body)).require_ok()
-    told = exchange.events_of_type("message_start")[0]["message"]["usage"]
+    usage = exchange.events_of_type("message_start")[0]["message"]["usage"]
     kinds = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    came = sum(told.get(kind) or 0 for kind in kinds)
+    reported = sum(usage.get(kind) or 0 for kind in kinds)
     prompt = len((await _recorded_requests(target, nonce))[0].prompt_tokens)
-    require(came == prompt, f"{prompt} prompt tokens, {came} are told at the start")
+    require(reported == prompt, f"{prompt} prompt tokens, {reported} are told at the start")
     return f"{prompt} tokens"
 
 
@@ -74,11 +75,13 @@ async def start_usage(target: TargetServer, api: str) -> str:
 async def exact_count(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
     body = first_request(api, target, user_message(PLAIN, nonce), stream=False)
-    asked = {key: body[key] for key in ("model", "messages", "tools", "system")}
-    told = (await target.post("/v1/messages/count_tokens", asked)).require_ok().json["input_tokens"]
+    counted = {key: body[key] for key in ("model", "messages", "tools", "system")}
+    count = (
+        (await target.post("/v1/messages/count_tokens", counted)).require_ok().json["input_tokens"]
+    )
     parse_response(api, await send_request(api, target, body))
     prompt = len((await _recorded_requests(target, nonce))[0].prompt_tokens)
-    require(told == prompt, f"{prompt} prompt tokens, {told} are counted")
+    require(count == prompt, f"{prompt} prompt tokens, {count} are counted")
     return f"{prompt} tokens"
 
 
@@ -187,9 +190,9 @@ async def inline_system_position(target: TargetServer, api: str) -> str:
 )
 async def default_thinking(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
-    for said in ({}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}):
+    for fields in ({}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}):
         body = first_request(api, target, user_message(PLAIN, nonce), stream=False)
-        (await send_request(api, target, {**body, **said})).require_ok()
+        (await send_request(api, target, {**body, **fields})).require_ok()
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
     require(
         first.prompt_tokens == second.prompt_tokens,
@@ -236,8 +239,8 @@ class ReplayedTurns:
     @property
     def matching_tokens(self) -> int:
         """How many tokens of the first prompt and its answer the next prompt begins with."""
-        spoken = (*self.first_record.prompt_tokens, *self.first_record.output_tokens)
-        both = list(zip(spoken, self.second_record.prompt_tokens, strict=False))
+        expected = (*self.first_record.prompt_tokens, *self.first_record.output_tokens)
+        both = list(zip(expected, self.second_record.prompt_tokens, strict=False))
         return next((at for at, (a, b) in enumerate(both) if a != b), len(both))
 
     @property
@@ -251,19 +254,19 @@ async def run_two_turns(
 ) -> ReplayedTurns:
     """A scene, sent back with the results of its calls."""
 
-    async def make(stage: TargetServer) -> ReplayedTurns:
-        nonce = stage.new_nonce()
-        body = first_request(api, stage, user_message(scenario, nonce), stream=True)
+    async def make(server: TargetServer) -> ReplayedTurns:
+        nonce = server.new_nonce()
+        body = first_request(api, server, user_message(scenario, nonce), stream=True)
         if api == "messages":
             body["metadata"] = {"user_id": f"meta-{nonce}"}
         if api == "responses":
             body["prompt_cache_key"] = f"meta-{nonce}"
-        first = parse_response(api, await send_request(api, stage, body))
+        first = parse_response(api, await send_request(api, server, body))
         require(len(first.parts_of("call")) == 2, f"{len(first.parts_of('call'))} calls came")
         again = followup_request(api, body, first, nonce, calls_last=calls_last)
-        second = parse_response(api, await send_request(api, stage, again))
-        assert stage.recording is not None
-        records = await stage.recording.find_requests(nonce, 2)
+        second = parse_response(api, await send_request(api, server, again))
+        assert server.recording is not None
+        records = await server.recording.find_requests(nonce, 2)
         return ReplayedTurns(first, second, records[0], records[-1])
 
     return await target.memoize(f"{api} {scenario.name} conversation {calls_last}", make)
@@ -307,8 +310,8 @@ def _require_order(turns: ReplayedTurns, scenario: Scenario) -> str:
     grown = turns.second_record.prompt_text[
         turns.second_record.prompt_text.index(user_message(scenario, "")[:12]) :
     ]
-    said = [(p.kind, p.text or str((p.arguments or {}).get("city"))) for p in scenario.parts]
-    wanted = [*said, ("result", " 0: sunny"), ("result", " 1: sunny")]
+    parts = [(p.kind, p.text or str((p.arguments or {}).get("city"))) for p in scenario.parts]
+    wanted = [*parts, ("result", " 0: sunny"), ("result", " 1: sunny")]
     at = 0
     for kind, text in wanted:
         found = grown.find(text, at)
@@ -339,12 +342,17 @@ async def moved_calls_exact_prefix(target: TargetServer, api: str) -> str:
 
 
 def _require_exact_prefix(turns: ReplayedTurns) -> str:
-    kept, spoken = turns.matching_tokens, turns.expected_tokens
+    matching, expected = turns.matching_tokens, turns.expected_tokens
     added = turns.second_record.prompt_text[len(turns.first_record.prompt_text) - 60 :]
-    came = f"the prompt: … {abbreviate(added, 700)}"
+    received = f"the prompt: … {abbreviate(added, 700)}"
     sent = f"the model wrote: {abbreviate(turns.first_record.output_text, 500)}"
-    require(kept >= spoken, f"{kept} of {spoken} tokens are the same", sent=sent, received=came)
-    return f"all {spoken} tokens"
+    require(
+        matching >= expected,
+        f"{matching} of {expected} tokens are the same",
+        sent=sent,
+        received=received,
+    )
+    return f"all {expected} tokens"
 
 
 @check_each_api(
@@ -355,9 +363,12 @@ def _require_exact_prefix(turns: ReplayedTurns) -> str:
 )
 async def cached_tokens(target: TargetServer, api: str) -> str:
     turns = await run_two_turns(target, api, INTERLEAVED)
-    told, truth = turns.second.cached_tokens, turns.second_record.cached_count
-    require(told == truth, f"the engine found {truth} tokens in its cache, {told} are reported")
-    return f"{truth} tokens"
+    reported, actual = turns.second.cached_tokens, turns.second_record.cached_count
+    require(
+        reported == actual,
+        f"the engine found {actual} tokens in its cache, {reported} are reported",
+    )
+    return f"{actual} tokens"
 
 
 @check_each_api(

@@ -8,14 +8,14 @@ from dovetail_verify.scripted.response import OutputPart, ParsedResponse, parse_
 from dovetail_verify.scripted.scenarios import LOOKUP_TOOL, NEXT_TRIGGER, WRITE_TOOL, Scenario
 from dovetail_verify.target import API_PATHS, Json, TargetServer
 
-MAX_OUTPUT_TOKENS = 16384  # tokens of an answer: no scene comes near it
+MAX_OUTPUT_TOKENS = 16384  # more than any scenario generates
 SYSTEM_PROMPT = "You look up the weather. Use the tools."
 _STRING_SCHEMA = {"type": "string"}
 _TOOLS: dict[str, Json] = {
     LOOKUP_TOOL: {"city": _STRING_SCHEMA, "days": {"type": "integer"}},
     WRITE_TOOL: {"path": _STRING_SCHEMA, "content": _STRING_SCHEMA},
 }
-#: What Codex says in every request.
+#: Fields of every request of Codex.
 _CODEX_FIELDS: Json = {
     "store": False,
     "include": ["reasoning.encrypted_content"],
@@ -27,12 +27,12 @@ CACHE_CONTROL = {"cache_control": {"type": "ephemeral"}}
 
 
 def user_message(scenario: Scenario, nonce: str) -> str:
-    """The user's message that gets a scene; the nonce finds its prompt in the recording."""
+    """Return the message that triggers a scenario; the nonce finds its prompt in the recording."""
     return f"{scenario.trigger} {nonce}: what is the weather like?"
 
 
 def first_request(api: str, target: TargetServer, text: str, *, stream: bool) -> Json:
-    """A first request."""
+    """Return the first request of a conversation."""
     body: Json = {"model": target.model, "tools": [_tool_definition(api, name) for name in _TOOLS]}
     if stream:
         body["stream"] = True
@@ -51,18 +51,18 @@ def first_request(api: str, target: TargetServer, text: str, *, stream: bool) ->
 
 
 async def send_request(api: str, target: TargetServer, body: Json, **headers: str) -> HttpExchange:
-    """The exchange. In header names _ stands for -."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await target.post(API_PATHS[api], body, named)
+    """Send a request. In header names _ stands for -."""
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await target.post(API_PATHS[api], body, fields)
 
 
 async def run_scenario(
     api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True
 ) -> ParsedResponse:
-    """A scene, asked for and read; kept for all checks that look at it."""
+    """Run a scenario once for all checks that look at it."""
 
-    async def make(stage: TargetServer) -> ParsedResponse:
-        return await rerun_scenario(api, stage, scenario, stream=stream)
+    async def make(server: TargetServer) -> ParsedResponse:
+        return await rerun_scenario(api, server, scenario, stream=stream)
 
     return await target.memoize(f"{api} {scenario.name} {'stream' if stream else 'whole'}", make)
 
@@ -70,7 +70,7 @@ async def run_scenario(
 async def rerun_scenario(
     api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True
 ) -> ParsedResponse:
-    """A scene, whether it was played before or not."""
+    """Run a scenario, whether it ran before or not."""
     body = first_request(api, target, user_message(scenario, target.new_nonce()), stream=stream)
     return parse_response(api, await send_request(api, target, body))
 
@@ -78,9 +78,9 @@ async def rerun_scenario(
 def followup_request(
     api: str, body: Json, parsed: ParsedResponse, nonce: str, *, calls_last: bool = False
 ) -> Json:
-    """The next request, with the results of the calls, the last call's first.
+    """Return the next request, with the results of the calls in reverse order.
 
-    `moved`: calls stand behind everything else, as Claude Code sends a turn with text in it.
+    `calls_last`: the calls follow everything else, as Claude Code sends a turn with text in it.
     """
     results = [
         (part, f"{NEXT_TRIGGER} {nonce} {n}: sunny")
@@ -108,17 +108,17 @@ def _followup_messages(
     *,
     calls_last: bool,
 ) -> list[Json]:
-    """The first turn flips from a list to a string, and inputs come back in another order."""
+    """Change the first turn from a list to a string, and the order of inputs."""
     parts = parsed.parts
     if calls_last:
         parts = [part for part in parts if part.kind != "call"] + parsed.parts_of("call")
-    asked = body["messages"][0]["content"][0]["text"]
+    question = body["messages"][0]["content"][0]["text"]
     returned: list[Json] = [
         {"type": "tool_result", "tool_use_id": part.id, "content": text} for part, text in results
     ]
     returned[-1] |= CACHE_CONTROL
     return [
-        {"role": "user", "content": asked},
+        {"role": "user", "content": question},
         {"role": "assistant", "content": [_content_block(part) for part in parts]},
         {"role": "user", "content": returned},
     ]
@@ -134,17 +134,17 @@ def _content_block(part: OutputPart) -> Json:
 
 
 def _followup_chat(parsed: ParsedResponse, results: Sequence[tuple[OutputPart, str]]) -> list[Json]:
-    """One message has one field for thoughts and one for text, whatever their order was."""
+    """Return one message with one field for reasoning and one for text, whatever their order."""
     calls = [
         {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.text}}
         for c in parsed.parts_of("call")
     ]
-    said = {
+    fields = {
         "content": parsed.text_of("text") or None,
         "reasoning_content": parsed.text_of("thought"),
     }
-    answers = [{"role": "tool", "tool_call_id": part.id, "content": text} for part, text in results]
-    return [{"role": "assistant", **said, "tool_calls": calls}, *answers]
+    outputs = [{"role": "tool", "tool_call_id": part.id, "content": text} for part, text in results]
+    return [{"role": "assistant", **fields, "tool_calls": calls}, *outputs]
 
 
 def _message_item(role: str, text: str) -> Json:

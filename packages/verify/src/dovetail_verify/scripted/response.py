@@ -1,7 +1,7 @@
-"""An answer as its client reads it, in each API: what was said, in which order, and when.
+"""A response as its client reads it, in each API: the parts, their order, and when they came.
 
-Read off the wire here and not by our own codecs, which are judged too. Reading is as lenient as
-the clients are; what a stream did against its own rules is kept in `faults`.
+Parsed here and not by Dovetail's codecs, which are judged too. Parsing is as lenient as clients
+are; `violations` records where a stream broke its own rules.
 """
 
 import json
@@ -16,8 +16,11 @@ from dovetail_verify.scripted.scenarios import PartKind
 
 @dataclass
 class OutputPart:
-    """A part of the answer. `text` of a call is the JSON of its input, `seal` what is sent back
-    with a thought. Times are seconds after the request: of its first piece, its last, its end."""
+    """A part of the output. `text` of a call is the JSON of its input.
+
+    `signature` is sent back with reasoning. Times are seconds after the request. `chunk_times` has
+    the time of each chunk and the length of the text by then.
+    """
 
     kind: PartKind
     text: str = ""
@@ -41,7 +44,7 @@ class OutputPart:
 
     @property
     def input(self) -> dict[str, Any]:
-        """A call's input. What is not JSON fails the check."""
+        """The input of a call. Fails the check where it is no JSON object."""
         try:
             value = json.loads(self.text or "{}")
         except ValueError:
@@ -53,7 +56,7 @@ class OutputPart:
 
 @dataclass
 class ParsedResponse:
-    """A whole answer. Counts are None where the server does not tell them."""
+    """A whole response. Counts are None where the server does not report them."""
 
     exchange: HttpExchange
     parts: list[OutputPart] = field(default_factory=list)
@@ -72,12 +75,12 @@ class ParsedResponse:
 
 
 def parse_response(api: str, exchange: HttpExchange) -> ParsedResponse:
-    """The answer to a request that succeeded."""
+    """Parse the response to a request that succeeded."""
     exchange.require_ok()
-    form: Callable[[ParsedResponse], None] = _READERS[api, bool(exchange.frames)]
-    shape = ParsedResponse(exchange)
-    form(shape)
-    return shape
+    read: Callable[[ParsedResponse], None] = _READERS[api, bool(exchange.frames)]
+    parsed = ParsedResponse(exchange)
+    read(parsed)
+    return parsed
 
 
 def _parse_messages_stream(parsed: ParsedResponse) -> None:
@@ -88,12 +91,12 @@ def _parse_messages_stream(parsed: ParsedResponse) -> None:
             case "message_start":
                 _apply_messages_usage(parsed, event["message"].get("usage") or {})
             case "content_block_start":
-                shown = _part_of_block(event["content_block"])
-                blocks[event["index"]] = shown
-                parsed.parts.append(shown)
+                part = _part_of_block(event["content_block"])
+                blocks[event["index"]] = part
+                parsed.parts.append(part)
             case "content_block_delta":
-                shown = blocks.setdefault(event["index"], OutputPart("text"))
-                _apply_messages_delta(parsed, shown, event, frame.elapsed_seconds)
+                part = blocks.setdefault(event["index"], OutputPart("text"))
+                _apply_messages_delta(parsed, part, event, frame.elapsed_seconds)
             case "content_block_stop" if event["index"] in blocks:
                 blocks[event["index"]].ended_at = frame.elapsed_seconds
             case "message_delta":
@@ -114,13 +117,13 @@ def _apply_messages_delta(parsed: ParsedResponse, part: OutputPart, event: Any, 
 def _parse_messages_body(parsed: ParsedResponse) -> None:
     body = parsed.exchange.json
     for block in body["content"]:
-        shown = _part_of_block(block)
-        if shown.kind == "call":
-            shown.text = json.dumps(block["input"])
+        part = _part_of_block(block)
+        if part.kind == "call":
+            part.text = json.dumps(block["input"])
         else:
-            shown.text = block["thinking" if shown.kind == "thought" else "text"]
-        shown.signature = block.get("signature") or ""
-        parsed.parts.append(shown)
+            part.text = block["thinking" if part.kind == "thought" else "text"]
+        part.signature = block.get("signature") or ""
+        parsed.parts.append(part)
     parsed.finish_reason = body.get("stop_reason") or ""
     _apply_messages_usage(parsed, body.get("usage") or {})
 
@@ -145,14 +148,14 @@ def _parse_responses_stream(parsed: ParsedResponse) -> None:
         event = frame.json if isinstance(frame.json, dict) else {}
         match frame.type:
             case "response.output_item.added":
-                shown = _part_of_item(event["item"])
-                open_items[event["output_index"]] = shown
-                parsed.parts.append(shown)
+                part = _part_of_item(event["item"])
+                open_items[event["output_index"]] = part
+                parsed.parts.append(part)
             case "response.output_item.done":
                 parsed.items.append(event["item"])
-                shown = open_items.get(event["output_index"]) or _part_of_item(event["item"])
-                shown.ended_at = frame.elapsed_seconds
-                _finish_item(shown, event["item"])
+                part = open_items.get(event["output_index"]) or _part_of_item(event["item"])
+                part.ended_at = frame.elapsed_seconds
+                _finish_item(part, event["item"])
             case (
                 "response.reasoning_text.delta"
                 | "response.output_text.delta"
@@ -165,7 +168,7 @@ def _parse_responses_stream(parsed: ParsedResponse) -> None:
 
 
 def _finish_item(part: OutputPart, item: Any) -> None:
-    """What the finished item says counts; the deltas are only how it came."""
+    """Take the text of the finished item, which is authoritative over its deltas."""
     part.signature = item.get("encrypted_content") or ""
     whole = _item_text(item)
     if whole:
@@ -175,9 +178,9 @@ def _finish_item(part: OutputPart, item: Any) -> None:
 def _parse_responses_body(parsed: ParsedResponse) -> None:
     body = parsed.exchange.json
     for item in body["output"]:
-        shown = _part_of_item(item)
-        _finish_item(shown, item)
-        parsed.parts.append(shown)
+        part = _part_of_item(item)
+        _finish_item(part, item)
+        parsed.parts.append(part)
     parsed.items = body["output"]
     _apply_response_end(parsed, body)
 
@@ -225,13 +228,13 @@ def _apply_chat_delta(
             if not parsed.parts or parsed.parts[-1].kind != kind:
                 parsed.parts.append(OutputPart("thought" if kind == "thought" else "text"))
             parsed.parts[-1].append(text, at)
-    for told in delta.get("tool_calls") or []:
-        function = told.get("function") or {}
-        if told["index"] not in calls:
-            calls[told["index"]] = OutputPart("call", name=function["name"], id=told["id"])
-            parsed.parts.append(calls[told["index"]])
-        calls[told["index"]].append(function.get("arguments") or "", at)
-        calls[told["index"]].ended_at = at
+    for call in delta.get("tool_calls") or []:
+        function = call.get("function") or {}
+        if call["index"] not in calls:
+            calls[call["index"]] = OutputPart("call", name=function["name"], id=call["id"])
+            parsed.parts.append(calls[call["index"]])
+        calls[call["index"]].append(function.get("arguments") or "", at)
+        calls[call["index"]].ended_at = at
 
 
 def _parse_chat_body(parsed: ParsedResponse) -> None:
@@ -243,9 +246,9 @@ def _parse_chat_body(parsed: ParsedResponse) -> None:
     ):
         if text:
             parsed.parts.append(OutputPart("thought" if kind == "thought" else "text", text))
-    for told in message.get("tool_calls") or []:
-        function = told["function"]
-        parsed.parts.append(OutputPart("call", function["arguments"], function["name"], told["id"]))
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        parsed.parts.append(OutputPart("call", function["arguments"], function["name"], call["id"]))
     parsed.finish_reason = choice.get("finish_reason") or ""
     _apply_chat_usage(parsed, parsed.exchange.json.get("usage") or {})
 

@@ -1,7 +1,7 @@
-"""What the model says in scripted mode: one scene for each thing that servers get wrong.
+"""What the model generates in scripted mode: one scenario for each thing that servers get wrong.
 
-A scene is taken by a word in the user's message. Its parts are what a client has to be shown, in
-this order; how they are written is the family's matter.
+A word in the user's message triggers a scenario. Its parts are what a client must receive, in this
+order; how the model writes them depends on its family.
 """
 
 import json
@@ -17,16 +17,16 @@ from dovetail_verify.black_box.samples import MULTIBYTE_TEXT
 from dovetail_verify.dialects import TOOL_NAME
 
 PartKind = Literal["thought", "text", "call"]
-PAUSE_SECONDS = 1.5  # seconds of silence in the middle of an answer that is paced
+PAUSE_SECONDS = 1.5  # of silence in the middle of the output
 LOOKUP_TOOL, WRITE_TOOL = "look_up", "write_file"
-NEXT_TRIGGER = "verify-next"  # in a tool's result: the turn that follows
+NEXT_TRIGGER = "verify-next"  # in a tool result: triggers the turn that follows
 NEXT_TEXT = "All of it is done."
 PLAIN_TEXT = "Oslo is sunny today."
 
 
 @dataclass(frozen=True)
 class ScriptedPart:
-    """Something that the model says. Of a call, `arguments` are its input."""
+    """A part of the model's output. `arguments` are the input of a call."""
 
     kind: PartKind
     text: str = ""
@@ -42,7 +42,7 @@ class ScriptedPart:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`entry` makes what the script says of it, beside the condition."""
+    """Scripted output. `build_entry` returns its entry in the script, without the condition."""
 
     name: str
     parts: tuple[ScriptedPart, ...]
@@ -50,7 +50,7 @@ class Scenario:
 
     @property
     def trigger(self) -> str:
-        """What a user's message has in it to get this scene."""
+        """The word in the user's message that triggers this scenario."""
         return f"verify-{self.name}"
 
 
@@ -100,12 +100,12 @@ def _plain_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
 
 
 def _chunked_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """In pieces of some tokens and with time between them, as an engine under load sends them."""
+    """Several tokens at a time with a delay between them, as an engine under load sends them."""
     return {**_plain_entry(writer, scenario), "chunks": 8, "delay": {"between": 0.001}}
 
 
 def _paused_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """The first thought and call, a pause, the others."""
+    """The first reasoning and call, a pause, the rest."""
     first = writer.write(scenario.parts[:2])
     rest = writer.write(scenario.parts).removeprefix(first)
     return {"chunks": [first, rest], "delay": {"between": PAUSE_SECONDS}}
@@ -119,12 +119,12 @@ def _paused_argument_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str
 
 
 def _whitespace_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """Every part behind white space that only separates it from the last."""
+    """Parts separated by white space."""
     return {"text": "\n\n".join(writer.write([part]) for part in scenario.parts) + "\n"}
 
 
 def _orphan_marker_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """A thought is closed once more, in the middle of the text."""
+    """The end marker of reasoning once more, in the middle of the text."""
     text = writer.write(scenario.parts)
     return {"text": text.replace(" Bergen", f"{writer.reasoning_end} Bergen")}
 
@@ -135,7 +135,7 @@ def _truncated_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]
 
 
 def _malformed_call_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """What opens a call, and then no call."""
+    """The start marker of a call, and then no call."""
     opened = writer.write([call_part(LOOKUP_TOOL, city="Oslo")]).partition("look_up")[0]
     opener = opened.split("{")[0].split("<function")[0].strip() or opened
     return {"text": writer.write(scenario.parts[:1]) + f"{opener} no call at all, only words."}
@@ -234,7 +234,7 @@ SCENARIOS = (
 
 
 _NUMBER_WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-_TAIL_CHARS = 400  # characters: what was asked last, and what the template puts behind it
+_TAIL_CHARS = 400  # the last message, and what the template adds after it
 ScriptEntry = dict[str, Any]
 
 
@@ -266,11 +266,11 @@ def black_box_rules(writer: FamilyWriter) -> list[ScriptEntry]:
 
 
 DEFAULT_FAMILY = "qwen3_coder"
-_SINGLE_CALL_FAMILIES = ("harmony",)  # a call ends the turn here: no scene with two could be said
+_SINGLE_CALL_FAMILIES = ("harmony",)  # a call ends the turn: scenarios with two cannot be written
 
 
 class _BlockStyleDumper(yaml.SafeDumper):
-    """Writes what has several lines as it is."""
+    """Writes text of several lines as a block."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -282,7 +282,7 @@ _BlockStyleDumper.add_representer(str, _represent_text)
 
 
 def render_script(family: str = DEFAULT_FAMILY) -> str:
-    """The script as YAML. `TOOL+REASONING` names two parsers, one name also the one beside it."""
+    """Return the script as YAML. `TOOL+REASONING` names both parsers; the second has a default."""
     writer = FamilyWriter(*resolve_parser_names(family))
     after = writer.write([reasoning_part("So it is."), text_part(NEXT_TEXT)])
     rules: list[dict[str, Any]] = [{"when": {"text": NEXT_TRIGGER}, "text": after}]
@@ -298,7 +298,7 @@ def render_script(family: str = DEFAULT_FAMILY) -> str:
 
 
 def resolve_parser_names(family: str) -> tuple[str, str]:
-    """The parsers that a name means. Scenes need thoughts, and several calls in a turn."""
+    """Return the parsers of a family. Scenarios need reasoning, and several calls in a turn."""
     tool, _, reasoning = family.partition("+")
     found = resolve_family(tool)
     if found is None or found.tool_parser is None:

@@ -56,10 +56,10 @@ async def _retry_once(
 
 
 async def _judge_early_end(target: TargetServer, api: str) -> str:
-    shape = await rerun_scenario(api, target, PAUSED)
-    calls = shape.parts_of("call")
+    parsed = await rerun_scenario(api, target, PAUSED)
+    calls = parsed.parts_of("call")
     require(len(calls) == 2, f"{len(calls)} calls came")
-    first, behind = calls[0], _first_output_after(shape, calls[0])
+    first, behind = calls[0], _first_output_after(parsed, calls[0])
     require(first.ended_at is not None, "the first call was never ended")
     assert first.ended_at is not None
     waited = behind - first.ended_at
@@ -93,8 +93,8 @@ def _first_output_after(parsed: ParsedResponse, call: OutputPart) -> float:
     why="An agent that shows a file while it is written has nothing to show.",
 )
 async def argument_chunks(target: TargetServer, api: str) -> str:
-    shape = await run_scenario(api, target, LONG)
-    call = _only_call(shape, LONG)
+    parsed = await run_scenario(api, target, LONG)
+    call = _only_call(parsed, LONG)
     require(
         call.chunk_count >= MIN_ARGUMENT_CHUNKS, f"the argument came in {call.chunk_count} piece(s)"
     )
@@ -112,8 +112,8 @@ async def argument_streams_early(target: TargetServer, api: str) -> str:
 
 
 async def _judge_half_argument(target: TargetServer, api: str) -> str:
-    shape = await rerun_scenario(api, target, PAUSED_ARGUMENT)
-    call = _only_call(shape, PAUSED_ARGUMENT)
+    parsed = await rerun_scenario(api, target, PAUSED_ARGUMENT)
+    call = _only_call(parsed, PAUSED_ARGUMENT)
     require(call.last_chunk_at is not None, "the argument was not streamed")
     assert call.last_chunk_at is not None
     before = [
@@ -141,14 +141,14 @@ async def argument_markers(target: TargetServer, api: str) -> str:
     why="A file cut in the middle and written as if it were whole is lost work.",
 )
 async def truncated_call(target: TargetServer, api: str) -> str:
-    shape = await run_scenario(api, target, TRUNCATED)
+    parsed = await run_scenario(api, target, TRUNCATED)
     require(
-        shape.finish_reason == _TRUNCATED_STATUS[api],
-        f"the answer ended as {shape.finish_reason!r}",
+        parsed.finish_reason == _TRUNCATED_STATUS[api],
+        f"the answer ended as {parsed.finish_reason!r}",
     )
-    for call in shape.parts_of("call"):
+    for call in parsed.parts_of("call"):
         require(not _is_complete(call), f"a cut call came as a whole one: {call.text[-60:]!r}")
-    return f"ended as {shape.finish_reason}"
+    return f"ended as {parsed.finish_reason}"
 
 
 def _is_complete(call: OutputPart) -> bool:
@@ -175,10 +175,10 @@ async def stream_failure(target: TargetServer, api: str) -> str:
     finished = [c.get("finish_reason") for e in exchange.events for c in e.get("choices") or []]
     require(_CLEAN_END[api] not in types, f"the stream ended with {_CLEAN_END[api]}")
     require(not any(finished), f"the stream ended with finish_reason {finished[-1:]}")
-    told = "response.failed" if api == "responses" else "error"
-    shown = told in types or any("error" in event for event in exchange.events)
-    require(shown, f"no {told} was told, the stream ended with {types[-1:]}")
-    return told
+    expected = "response.failed" if api == "responses" else "error"
+    shown = expected in types or any("error" in event for event in exchange.events)
+    require(shown, f"no {expected} was told, the stream ended with {types[-1:]}")
+    return expected
 
 
 @check_each_api(
@@ -208,9 +208,9 @@ async def client_disconnect(target: TargetServer, api: str) -> str:
 async def _judge_generation_stopped(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
     body = first_request(api, target, user_message(PAUSED_ARGUMENT, nonce), stream=True)
-    async with target.open_stream(SentRequest("POST", API_PATHS[api], body)) as (reply, _):
-        require(reply.status == 200, f"answered with status {reply.status}")
-        await anext(reply.iter_chunks())
+    async with target.open_stream(SentRequest("POST", API_PATHS[api], body)) as (response, _):
+        require(response.status == 200, f"answered with status {response.status}")
+        await anext(response.iter_chunks())
     assert target.recording is not None
     record = (await target.recording.find_requests(nonce))[0]
     require(LAST_LINE not in record.output_text, "the engine went on to the end of its answer")
