@@ -30,9 +30,11 @@ def report(*failed: str, missing: tuple[str, ...] = ()) -> VerifyReport:
             return CheckOutcome.NOT_APPLICABLE
         return CheckOutcome.FAIL if check.id in failed else CheckOutcome.PASS
 
-    findings = [CheckResult(check, outcome(check), "<b>seen</b>") for check in BLACK_BOX_CHECKS]
-    said = {api: f"POST {api} is answered with 404" for api in missing}
-    return VerifyReport("http://127.0.0.1:8000", "some-org/some-model", findings, said, 4096, "1.0")
+    results = [CheckResult(check, outcome(check), "<b>seen</b>") for check in BLACK_BOX_CHECKS]
+    reasons = {api: f"POST {api} is answered with 404" for api in missing}
+    return VerifyReport(
+        "http://127.0.0.1:8000", "some-org/some-model", results, reasons, 4096, "1.0"
+    )
 
 
 def verdicts(made: VerifyReport) -> dict[str, HarnessVerdict]:
@@ -125,7 +127,7 @@ def test_the_json_has_everything() -> None:
     }
     assert set(made["harnesses"]) == set(HARNESS_APIS)
     assert made["apis"]["chat"]["fail"] == 1
-    (failed,) = [finding for finding in made["findings"] if finding["outcome"] == "fail"]
+    (failed,) = [result for result in made["findings"] if result["outcome"] == "fail"]
     assert failed["id"] == "chat.choices"
     assert set(failed) >= {"clause", "sentence", "title", "why", "sent", "came", "note", "seconds"}
 
@@ -147,7 +149,7 @@ class BalancedHtmlParser(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_stands_alone_and_escapes_what_servers_say() -> None:
+def test_the_page_stands_alone_and_escapes_what_servers_send() -> None:
     text = render_html(report("chat.choices", "messages.stream.order", missing=("responses",)))
     reader = BalancedHtmlParser()
     reader.feed(text)
@@ -176,14 +178,14 @@ def test_every_text_of_a_report_is_escaped() -> None:
     assert text.count("&lt;i&gt;&amp;&#34;&#39;") > 3 * len(results)
 
 
-def test_the_terminal_tells_failures_first_and_sums_up() -> None:
+def test_the_terminal_shows_failures_first_and_sums_up() -> None:
     made = report("chat.choices", missing=("responses",))
     out = io.StringIO()
     console = Console(file=out, width=100)
     with show_progress(console, len(made.results)) as show:
-        for finding in made.results:
-            show(finding.check, None)
-            show(finding.check, finding)
+        for result in made.results:
+            show(result.check, None)
+            show(result.check, result)
     print_report(console, made, show_all=True)
     text = out.getvalue()
     assert "FAIL  chat.choices" in text

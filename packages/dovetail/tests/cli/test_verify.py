@@ -1,6 +1,7 @@
 """`dovetail verify` as users run it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 from server_process import Running, dovetail, served
-from verify_failures import faulty_server, turned_away
+from verify_failures import faulty_server, respond_when
 
 from dovetail.launch.scripted_server import prepare_scripted_server
 from dovetail_verify.suite import BLACK_BOX_CHECKS, SCRIPTED_CHECKS
@@ -39,17 +41,64 @@ def test_a_server_that_passes_ends_with_0_and_all_reports(running: Running, tmp_
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
+def run_standalone(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run `dovetail-verify` with Dovetail's own package out of reach."""
+    blocked = "import sys; sys.modules['dovetail'] = None; import dovetail_verify.command as c; "
+    return subprocess.run(
+        [sys.executable, "-c", f"{blocked}c.main()", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_standalone_command_judges_both_ends_of_a_scripted_server(tmp_path: Path) -> None:
+    server = prepare_scripted_server(tmp_path)
+    checks = ["--only", "transport", "--only", "*.scripted.usage", "--only", "*.scripted.replay.*"]
+    with served(*server.arguments, environment={"DOVETAIL_API_KEY": KEY}) as running:
+        ended = run_standalone(
+            *(running.url, "--api-key", KEY, *checks, "--json", str(tmp_path / "report.json")),
+            *("--scripted", "--engine-record", str(server.record_path)),
+        )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert report["outcomes"] == {
+        "pass": report["checks"],
+        "fail": 0,
+        "not applicable": 0,
+        "error": 0,
+    }
+    assert report["checks"] > 20
+
+
+def test_the_standalone_command_verifies_certificates(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("server")
+    (tmp_path / "model").mkdir()
+    server = prepare_scripted_server(tmp_path / "model")
+    tls = ("--tls-cert-path", issued.cert, "--tls-key-path", issued.key)
+    with served(*server.arguments, *tls) as running:
+        refused = run_standalone(running.url)
+        trusted = run_standalone(running.url, "--only", "models", SSL_CERT_FILE=str(authority.file))
+    assert refused.returncode == 2
+    assert "dovetail-verify: no connection to https://" in refused.stderr
+    assert "certificate" in refused.stderr
+    assert trusted.returncode == 0, trusted.stdout + trusted.stderr
+
+
 def test_a_failure_ends_with_1_and_json_alone_on_standard_output(tmp_path: Path) -> None:
     wanted = ["--only", "transport.health", "--json", "-"]
-    with faulty_server(tmp_path) as play:
-        play.layer.fault = turned_away(lambda asked: asked.path == "/health", 404)
-        ended = dovetail("verify", f"{play.url}/v1", *wanted, home=tmp_path)
+    with faulty_server(tmp_path) as faulty:
+        faulty.layer.fault = respond_when(lambda request: request.path == "/health", 404)
+        ended = dovetail("verify", f"{faulty.url}/v1", *wanted, home=tmp_path)
     assert ended.status == 1, ended.out + ended.err
     assert json.loads(ended.out)["outcomes"]["fail"] == 1
     assert "FAIL  transport.health" in ended.err
 
 
-def test_a_model_that_is_not_there_is_told_once(running: Running, tmp_path: Path) -> None:
+def test_a_missing_model_is_reported_once(running: Running, tmp_path: Path) -> None:
     wrong = ["--model", "no-such-model", "--api-key", KEY]
     ended = dovetail("verify", running.url, *wrong, home=tmp_path)
     assert ended.status == 2
@@ -57,7 +106,9 @@ def test_a_model_that_is_not_there_is_told_once(running: Running, tmp_path: Path
     assert KEY not in ended.out + ended.err
 
 
-def test_what_was_found_before_an_interruption_is_told(running: Running, tmp_path: Path) -> None:
+def test_what_was_found_before_an_interruption_is_reported(
+    running: Running, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "dovetail", "verify", running.url, "--json", "report.json"]
     with subprocess.Popen(
         [*command, "--api-key", KEY], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -91,7 +142,7 @@ def test_the_list_names_every_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["http://127.0.0.1:9"], "no connection"),
         (["ftp://somewhere"], "not an http address"),
@@ -102,16 +153,16 @@ def test_the_list_names_every_check(tmp_path: Path) -> None:
         (["--print-script", "llama3_json"], "llama3_json+deepseek_r1"),
     ],
 )
-def test_what_cannot_be_done_is_told_and_ends_with_2(
-    arguments: list[str], said: str, tmp_path: Path
+def test_what_cannot_be_done_is_reported_and_ends_with_2(
+    arguments: list[str], expected: str, tmp_path: Path
 ) -> None:
     ended = dovetail("verify", *arguments, home=tmp_path)
     assert ended.status == 2
-    assert said in ended.err
+    assert expected in ended.err
     assert "Traceback" not in ended.err
 
 
-def test_a_server_that_asks_for_a_key_is_told_so(running: Running, tmp_path: Path) -> None:
+def test_a_missing_key_is_reported(running: Running, tmp_path: Path) -> None:
     ended = dovetail("verify", running.url, home=tmp_path)
     assert ended.status == 2
     assert "--api-key" in ended.err

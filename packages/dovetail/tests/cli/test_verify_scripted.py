@@ -10,9 +10,9 @@ import pytest
 from real_models import PAIRS, lay_out, require
 from server_process import NAME, served
 from verify_faulty_servers import (
+    ExchangeFault,
+    FaultyTarget,
     Json,
-    SpoiledTarget,
-    Spoiler,
     blank_text,
     buffered,
     clean_end,
@@ -21,7 +21,7 @@ from verify_faulty_servers import (
     grouped,
     guessed,
     one_piece,
-    tell_ids,
+    show_ids,
     texts,
 )
 
@@ -38,8 +38,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetServer]:
-    """Our own server, as `dovetail verify` starts it."""
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetServer]:
+    """Dovetail, as `dovetail verify` starts it."""
     own = prepare_scripted_server(tmp_path_factory.mktemp("own"))
     with served(*own.arguments) as running:
         yield TargetServer(
@@ -47,18 +47,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetServer]:
         )
 
 
-def judge(stage: TargetServer, checks: list[Check]) -> list[CheckResult]:
-    return asyncio.run(run_checks(stage, checks, lambda check, finding: None))
+def judge(target: TargetServer, checks: list[Check]) -> list[CheckResult]:
+    return asyncio.run(run_checks(target, checks, lambda check, result: None))
 
 
 @pytest.mark.long
-def test_our_own_server_keeps_every_clause(stage: TargetServer) -> None:
-    findings = judge(stage, list(CHECKS))
+def test_our_own_server_keeps_every_clause(target: TargetServer) -> None:
+    results = judge(target, list(CHECKS))
     wrong = {
-        f.check.id: f"{f.outcome}: {f.message}" for f in findings if f.outcome != CheckOutcome.PASS
+        f.check.id: f"{f.outcome}: {f.message}" for f in results if f.outcome != CheckOutcome.PASS
     }
     assert wrong == {}
-    assert len(findings) > 60
+    assert len(results) > 60
 
 
 #: Families that write calls and thoughts in other ways; one opens the thought in the prompt.
@@ -79,10 +79,8 @@ def test_every_family_is_served_by_the_clauses(name: str, tmp_path: Path) -> Non
     quick = [check for check in CHECKS if not check.id.endswith(SLOW)]
     with served(tmp_path / "model", *engine, *parsers, "--served-model-name", NAME) as running:
         recording = FileRecording(record)
-        findings = judge(
-            TargetServer(Endpoint.parse(running.url), NAME, recording=recording), quick
-        )
-    assert {f.check.id: f.message for f in findings if f.outcome != CheckOutcome.PASS} == {}
+        results = judge(TargetServer(Endpoint.parse(running.url), NAME, recording=recording), quick)
+    assert {f.check.id: f.message for f in results if f.outcome != CheckOutcome.PASS} == {}
 
 
 def _lose(kind: str, text: str) -> str:
@@ -97,7 +95,7 @@ def _damage(kind: str, text: str) -> str:
     return text.replace("漢", "\ufffd")
 
 
-def _cut_at_marker(kind: str, text: str) -> str:
+def _drop_marker(kind: str, text: str) -> str:
     return text.replace("#", "") if "input" in kind else text
 
 
@@ -127,145 +125,171 @@ def _refused(path: str, body: Json) -> Json:
     return {"model": "another"} if len(turns) > 2 else body
 
 
-def _as_control(heard: RecordedRequest) -> RecordedRequest:
+def _as_control(record: RecordedRequest) -> RecordedRequest:
     """As if the tokenizer had taken the spelling of a control token for the token."""
-    spelled = heard.prompt_text.count("<|im_end|>") - heard.prompt_tokens.count(
-        heard.output_tokens[-1]
+    spelled = record.prompt_text.count("<|im_end|>") - record.prompt_tokens.count(
+        record.output_tokens[-1]
     )
-    tokens = (*heard.prompt_tokens, *(heard.output_tokens[-1:] * spelled))
-    return msgspec.structs.replace(heard, prompt_tokens=tokens)
+    tokens = (*record.prompt_tokens, *(record.output_tokens[-1:] * spelled))
+    return msgspec.structs.replace(record, prompt_tokens=tokens)
 
 
-def _grouped_prompt(heard: RecordedRequest) -> RecordedRequest:
+def _grouped_prompt(record: RecordedRequest) -> RecordedRequest:
     """As if the template had one field for the thoughts of a turn."""
     first, second = (part.text for part in INTERLEAVED.parts if part.kind == "thought")
-    text = heard.prompt_text.replace(second, "").replace(first, f"{first} {second}")
-    return msgspec.structs.replace(heard, prompt_text=text)
+    text = record.prompt_text.replace(second, "").replace(first, f"{first} {second}")
+    return msgspec.structs.replace(record, prompt_text=text)
 
 
-def _hoisted(heard: RecordedRequest) -> RecordedRequest:
-    found = re.search(r"The reminder of \S+", heard.prompt_text)
+def _hoisted(record: RecordedRequest) -> RecordedRequest:
+    found = re.search(r"The reminder of \S+", record.prompt_text)
     return msgspec.structs.replace(
-        heard, prompt_text=f"{found[0] if found else ''} {heard.prompt_text}"
+        record, prompt_text=f"{found[0] if found else ''} {record.prompt_text}"
     )
 
 
-def _no_thoughts_unless_asked(path: str, body: Json) -> Json:
+def _default_without_thinking(path: str, body: Json) -> Json:
     if "thinking" not in body:
         body["system"] = [*body["system"], {"type": "text", "text": "Do not think."}]
     return body
 
 
 #: What is wrong with a server, the checks that must see it, and what they say.
-FAULTS: dict[str, tuple[Spoiler, tuple[str, ...], str]] = {
+FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "calls come behind everything else": (
-        Spoiler(answer=grouped),
+        ExchangeFault(change_response=grouped),
         ("*.order.stream", "*.order.whole", "*.order.text", "*.dispatch"),
         "shown: thought|too late",
     ),
-    "answers come when they are whole": (
-        Spoiler(answer=buffered),
+    "responses come when they are whole": (
+        ExchangeFault(change_response=buffered),
         ("*.call.at-once", "*.argument.early"),
         r"0\.00 s before|0% of the argument",
     ),
-    "arguments come in one piece": (Spoiler(answer=one_piece), ("*.argument.pieces",), "1 piece"),
+    "arguments come in one piece": (
+        ExchangeFault(change_response=one_piece),
+        ("*.argument.pieces",),
+        "1 piece",
+    ),
     "white space is shown": (
-        Spoiler(answer=blank_text),
+        ExchangeFault(change_response=blank_text),
         ("*.white-space", "*.order.fields"),
         "white space alone|nobody wrote",
     ),
-    "a marker leaks": (Spoiler(answer=texts(_with_marker)), ("*.orphan-closer",), "</think>Bergen"),
+    "a marker leaks": (
+        ExchangeFault(change_response=texts(_with_marker)),
+        ("*.orphan-closer",),
+        "</think>Bergen",
+    ),
     "text is lost": (
-        Spoiler(answer=texts(_lose)),
+        ExchangeFault(change_response=texts(_lose)),
         ("*.malformed-call", "*.replay.accepted"),
         "not in the text|next answer is ''",
     ),
-    "letters are damaged": (Spoiler(answer=texts(_damage)), ("*.letters",), "\ufffd"),
+    "letters are damaged": (
+        ExchangeFault(change_response=texts(_damage)),
+        ("*.letters",),
+        "\ufffd",
+    ),
     "arguments are changed": (
-        Spoiler(answer=texts(_cut_at_marker)),
+        ExchangeFault(change_response=texts(_drop_marker)),
         ("*.argument.markers",),
         "input of a call is",
     ),
-    "cut calls are closed": (Spoiler(answer=guessed), ("*.call.cut",), "came as a whole one"),
+    "cut calls are closed": (
+        ExchangeFault(change_response=guessed),
+        ("*.call.cut",),
+        "came as a whole one",
+    ),
     "failures look like ends": (
-        Spoiler(answer=clean_end),
+        ExchangeFault(change_response=clean_end),
         ("*.failure.*",),
         "stream ended with|status 200",
     ),
     "history is not known": (
-        Spoiler(request=forgotten),
+        ExchangeFault(change_request=forgotten),
         ("*.replay.order", "*.replay.moved", "*.replay.exact", "*.replay.exact-moved"),
         "not in the prompt|tokens are the same",
     ),
     "prompts are grouped": (
-        Spoiler(heard=_grouped_prompt),
+        ExchangeFault(change_record=_grouped_prompt),
         ("*.replay.order",),
         "is not in its place",
     ),
-    "history is refused": (Spoiler(request=_refused), ("*.replay.accepted",), "status 400"),
+    "history is refused": (
+        ExchangeFault(change_request=_refused),
+        ("*.replay.accepted",),
+        "status 400",
+    ),
     "ids are in the prompt": (
-        Spoiler(request=tell_ids),
+        ExchangeFault(change_request=show_ids),
         ("*.replay.ids",),
         "in the prompt: (toolu|call)_",
     ),
-    "nothing is told of the cache": (
-        Spoiler(answer=counts(_cached)),
+    "nothing is reported of the cache": (
+        ExchangeFault(change_response=counts(_cached)),
         ("*.replay.cached",),
         "0 are reported",
     ),
     "tokens are estimated": (
-        Spoiler(answer=counts(_estimate)),
+        ExchangeFault(change_response=counts(_estimate)),
         ("*.usage", "*.usage.start", "*.count"),
         "prompt tokens",
     ),
-    "the billing line stays": (Spoiler(request=_billing), ("*.billing-line",), "is in the prompt"),
+    "the billing line stays": (
+        ExchangeFault(change_request=_billing),
+        ("*.billing-line",),
+        "is in the prompt",
+    ),
     "lists are not strings": (
-        Spoiler(request=_lists_are_wrapped),
+        ExchangeFault(change_request=_lists_are_wrapped),
         ("*.string-or-list",),
         "two prompts differ",
     ),
     "reminders are hoisted": (
-        Spoiler(heard=_hoisted),
+        ExchangeFault(change_record=_hoisted),
         ("*.system-in-place",),
         "before the user's message",
     ),
     "thinking has to be asked for": (
-        Spoiler(request=_no_thoughts_unless_asked),
+        ExchangeFault(change_request=_default_without_thinking),
         ("*.thinking-unsaid",),
         "two prompts differ",
     ),
     "generations are not cancelled": (
-        Spoiler(heard=lambda heard: msgspec.structs.replace(heard, output_text=LAST_LINE)),
+        ExchangeFault(
+            change_record=lambda record: msgspec.structs.replace(record, output_text=LAST_LINE)
+        ),
         ("*.hang-up",),
         "went on to the end",
     ),
     "spelled tokens are tokens": (
-        Spoiler(heard=_as_control),
+        ExchangeFault(change_record=_as_control),
         ("*.control-tokens",),
         "became 1 control token",
     ),
 }
 
 
-WHOLE = "answers come when they are whole"  # seen by waiting for what does not come
+WHOLE = "responses come when they are whole"  # seen by waiting for what does not come
 
 
 @pytest.mark.parametrize(
     "fault",
     [pytest.param(one, marks=pytest.mark.long if one == WHOLE else ()) for one in FAULTS],
 )
-def test_a_fault_is_seen(stage: TargetServer, fault: str) -> None:
-    spoiler, patterns, reason = FAULTS[fault]
-    assert isinstance(stage.recording, FileRecording)
-    spoiled = SpoiledTarget(stage, stage.recording, spoiler)
-    findings = judge(spoiled, select_checks(CHECKS, patterns))
-    assert findings
+def test_a_fault_is_seen(target: TargetServer, fault: str) -> None:
+    exchange_fault, patterns, reason = FAULTS[fault]
+    assert isinstance(target.recording, FileRecording)
+    faulty = FaultyTarget(target, target.recording, exchange_fault)
+    results = judge(faulty, select_checks(CHECKS, patterns))
+    assert results
     seen = [
         f.check.id
-        for f in findings
+        for f in results
         if f.outcome == CheckOutcome.FAIL and re.search(reason, f.message)
     ]
-    assert seen == [f.check.id for f in findings]
+    assert seen == [f.check.id for f in results]
 
 
 def test_every_check_has_a_fault_that_it_sees() -> None:
@@ -281,17 +305,3 @@ def test_every_check_has_a_fault_that_it_sees() -> None:
 def test_the_script_is_playable_in_every_notation(family: str) -> None:
     script = parse_script(render_script(family))
     assert len(script.rules) > 10
-
-
-@pytest.mark.parametrize("family", ["qwen3", "no_such_parser"])
-def test_a_name_that_is_no_parser_of_calls_is_refused(family: str) -> None:
-    with pytest.raises(ValueError, match="no parser of calls"):
-        render_script(family)
-
-
-def test_a_prompt_that_never_came_is_a_failed_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dovetail_verify.target.RECORD_TIMEOUT_SECONDS", 0.0)
-    with pytest.raises(Exception, match="0 prompts"):
-        asyncio.run(FileRecording(tmp_path / "none").find_requests("x"))

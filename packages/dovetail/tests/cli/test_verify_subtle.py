@@ -1,4 +1,4 @@
-"""`dovetail verify`: faults that show only in one kind of answer are found, too."""
+"""`dovetail verify`: faults that show only in one kind of response are found, too."""
 
 import asyncio
 import re
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from verify_failures import Asked, Fault, Play, Told, faulty_server
+from verify_failures import AsgiRequest, AsgiResponse, Fault, FaultyServer, faulty_server
 
 from dovetail_verify.check import CheckOutcome, CheckResult
 from dovetail_verify.http_client import Endpoint
@@ -18,38 +18,38 @@ WITH_TOOLS = b'"tools"'
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
-    with faulty_server(tmp_path_factory.mktemp("own")) as play:
-        yield play
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    with faulty_server(tmp_path_factory.mktemp("own")) as faulty:
+        yield faulty
 
 
-def found(play: Play, id: str, fault: Fault) -> CheckResult:
-    async def judged() -> CheckResult:
-        stage = TargetServer(Endpoint.parse(play.url), play.model, timeout=30)
-        await discover_target(stage)
-        play.layer.fault = fault
+def run_with_fault(faulty: FaultyServer, id: str, fault: Fault) -> CheckResult:
+    async def run() -> CheckResult:
+        target = TargetServer(Endpoint.parse(faulty.url), faulty.model, timeout=30)
+        await discover_target(target)
+        faulty.layer.fault = fault
         return (
             await run_checks(
-                stage, select_checks(BLACK_BOX_CHECKS, [id]), lambda check, finding: None
+                target, select_checks(BLACK_BOX_CHECKS, [id]), lambda check, result: None
             )
         )[0]
 
     try:
-        return asyncio.run(judged())
+        return asyncio.run(run())
     finally:
-        play.layer.fault = None
+        faulty.layer.fault = None
 
 
 def events(change: Callable[[str], str], where: bytes = b"") -> Fault:
     """Each event of some streams is another: of those that were asked with certain bytes."""
 
-    def tell(asked: Asked, told: Told) -> Told:
-        if not told.streamed or where not in asked.body:
-            return told
-        changed = [change(frame) for frame in told.body.decode().split("\n\n")]
-        return replace(told, body="\n\n".join(changed).encode())
+    def change_response(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
+        if not response.streamed or where not in request.body:
+            return response
+        changed = [change(frame) for frame in response.body.decode().split("\n\n")]
+        return replace(response, body="\n\n".join(changed).encode())
 
-    return Fault(tell=tell)
+    return Fault(change_response=change_response)
 
 
 def unnamed(frame: str) -> str:
@@ -70,7 +70,7 @@ def finished_twice(frame: str) -> str:
 
 def one_more(frame: str) -> str:
     add = re.compile(r'(?<="completion_tokens":)\d+')
-    return add.sub(lambda found: str(int(found[0]) + 1), frame)
+    return add.sub(lambda match: str(int(match[0]) + 1), frame)
 
 
 def of_another_item(frame: str) -> str:
@@ -99,32 +99,32 @@ def broken_off(frame: str) -> str:
 
 def half_called(frame: str) -> str:
     """The rest of a call is missing; the limit is said to have cut it."""
-    kept = frame.replace('\\"}', "") if "input_json_delta" in frame else frame
-    return kept.replace('"stop_reason":"tool_use"', '"stop_reason":"max_tokens"')
+    shortened = frame.replace('\\"}', "") if "input_json_delta" in frame else frame
+    return shortened.replace('"stop_reason":"tool_use"', '"stop_reason":"max_tokens"')
 
 
 @pytest.mark.parametrize("id", ["order", "kinds", "event_lines"])
-def test_a_call_that_was_cut_is_no_fault_of_its_stream(play: Play, id: str) -> None:
-    finding = found(play, f"messages.stream.{id}", events(half_called))
-    assert finding.outcome is CheckOutcome.PASS, finding.message
+def test_a_truncated_call_is_no_fault_of_its_stream(faulty: FaultyServer, id: str) -> None:
+    result = run_with_fault(faulty, f"messages.stream.{id}", events(half_called))
+    assert result.outcome is CheckOutcome.PASS, result.message
 
 
 @pytest.mark.parametrize("id", ["ids.call", "call.arguments", "call.end"])
-def test_a_call_that_was_cut_is_not_judged(play: Play, id: str) -> None:
-    finding = found(play, f"messages.{id}", events(half_called))
-    assert finding.outcome is CheckOutcome.NOT_APPLICABLE, finding.message
-    assert "cut by the limit" in finding.message
+def test_a_truncated_call_is_not_judged(faulty: FaultyServer, id: str) -> None:
+    result = run_with_fault(faulty, f"messages.{id}", events(half_called))
+    assert result.outcome is CheckOutcome.NOT_APPLICABLE, result.message
+    assert "cut by the limit" in result.message
 
 
-def test_evidence_is_the_stream_that_has_the_fault(play: Play) -> None:
+def test_evidence_is_the_stream_that_has_the_fault(faulty: FaultyServer) -> None:
     swapped = events(lambda frame: frame.replace("text_delta", "input_json_delta"))
-    finding = found(play, "messages.stream.kinds", swapped)
-    assert finding.outcome is CheckOutcome.FAIL
-    assert "get_weather" not in finding.sent
+    result = run_with_fault(faulty, "messages.stream.kinds", swapped)
+    assert result.outcome is CheckOutcome.FAIL
+    assert "get_weather" not in result.sent
 
 
 @pytest.mark.parametrize(
-    ("id", "fault", "said"),
+    ("id", "fault", "expected"),
     [
         ("messages.stream.event_lines", events(unnamed, WITH_TOOLS), "under the event line ''"),
         ("responses.stream.event_lines", events(misnamed), "response.other"),
@@ -138,9 +138,9 @@ def test_evidence_is_the_stream_that_has_the_fault(play: Play) -> None:
         ("messages.accepts.claude_code", events(broken_off), "with an error"),
     ],
 )
-def test_a_fault_of_one_kind_of_answer_is_found(
-    play: Play, id: str, fault: Fault, said: str
+def test_a_fault_of_one_kind_of_response_is_found(
+    faulty: FaultyServer, id: str, fault: Fault, expected: str
 ) -> None:
-    finding = found(play, id, fault)
-    assert finding.outcome is CheckOutcome.FAIL, f"{finding.outcome}: {finding.message}"
-    assert said in finding.message
+    result = run_with_fault(faulty, id, fault)
+    assert result.outcome is CheckOutcome.FAIL, f"{result.outcome}: {result.message}"
+    assert expected in result.message

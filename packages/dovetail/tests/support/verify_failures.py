@@ -1,4 +1,4 @@
-"""Our server with one fault at a time: an ASGI layer that spoils requests or answers."""
+"""Dovetail with one fault at a time: an ASGI layer that changes requests or responses."""
 
 import asyncio
 import json
@@ -23,8 +23,8 @@ Json = Any
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it came."""
+class AsgiRequest:
+    """A request as it was received."""
 
     method: str
     path: str
@@ -40,8 +40,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
-    """An answer before it is sent."""
+class AsgiResponse:
+    """A response before it is sent."""
 
     status: int
     headers: dict[str, str]
@@ -54,22 +54,23 @@ class Told:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a request, or to its answer. `refuse` answers in place of the server.
+    """What the layer does. `respond` replaces the server, `change_request` and `change_response`
+    change what passes through.
 
-    `linger` keeps streams open, `deaf` does not notice that a client is gone, `delay` are seconds
-    before anything is done.
+    `linger` keeps streams open, `ignore_disconnect` hides that a client is gone, `delay` is the
+    number of seconds before anything is done.
     """
 
-    ask: Callable[[Asked], Asked] | None = None
-    refuse: Callable[[Asked], Told | None] | None = None
-    tell: Callable[[Asked, Told], Told] | None = None
+    change_request: Callable[[AsgiRequest], AsgiRequest] | None = None
+    respond: Callable[[AsgiRequest], AsgiResponse | None] | None = None
+    change_response: Callable[[AsgiRequest, AsgiResponse], AsgiResponse] | None = None
     linger: bool = False
-    deaf: bool = False
-    delay: Callable[[Asked], float] = lambda asked: 0.0
+    ignore_disconnect: bool = False
+    delay: Callable[[AsgiRequest], float] = lambda request: 0.0
 
 
-class Faulty:
-    """The layer. Without a fault it hands everything on."""
+class FaultLayer:
+    """The ASGI layer. Without a fault everything passes through."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
@@ -81,20 +82,22 @@ class Faulty:
         if scope["type"] != "http" or fault is None:
             await self._app(scope, receive, send)
             return
-        asked = await _asked(scope, receive)
-        await asyncio.sleep(fault.delay(asked))
-        told = fault.refuse(asked) if fault.refuse else None
-        if told is None:
-            asked = fault.ask(asked) if fault.ask else asked
-            if fault.deaf:
-                await self._app(_scope(scope, asked), self._deaf(asked), send)
+        request = await _read_request(scope, receive)
+        await asyncio.sleep(fault.delay(request))
+        response = fault.respond(request) if fault.respond else None
+        if response is None:
+            request = fault.change_request(request) if fault.change_request else request
+            if fault.ignore_disconnect:
+                await self._app(_scope(scope, request), self._receive_body(request), send)
                 return
-            told = await self._answer(scope, asked)
-            told = fault.tell(asked, told) if fault.tell else told
-        await _send(told, send, linger=fault.linger and told.streamed)
+            response = await self._respond(scope, request)
+            response = (
+                fault.change_response(request, response) if fault.change_response else response
+            )
+        await _send(response, send, linger=fault.linger and response.streamed)
 
-    async def _answer(self, scope: Scope, asked: Asked) -> Told:
-        """The server's own answer, collected."""
+    async def _respond(self, scope: Scope, request: AsgiRequest) -> AsgiResponse:
+        """Return the whole response of the server."""
         status, headers, body = 0, dict[str, str](), b""
 
         async def collect(message: Message) -> None:
@@ -105,11 +108,11 @@ class Faulty:
             else:
                 body += message.get("body", b"")
 
-        await self._app(_scope(scope, asked), self._deaf(asked), collect)
-        return Told(status, headers, body)
+        await self._app(_scope(scope, request), self._receive_body(request), collect)
+        return AsgiResponse(status, headers, body)
 
-    def _deaf(self, asked: Asked) -> Receive:
-        """Gives the body once, and does not tell that the client is gone until the very end."""
+    def _receive_body(self, request: AsgiRequest) -> Receive:
+        """Return a `receive` that hides the disconnect of the client until the layer is closed."""
         given = False
 
         async def receive() -> Message:
@@ -119,12 +122,12 @@ class Faulty:
             if given:
                 return {"type": "http.disconnect"}
             given = True
-            return {"type": "http.request", "body": asked.body, "more_body": False}
+            return {"type": "http.request", "body": request.body, "more_body": False}
 
         return receive
 
 
-async def _asked(scope: Scope, receive: Receive) -> Asked:
+async def _read_request(scope: Scope, receive: Receive) -> AsgiRequest:
     body, more = b"", True
     while more:
         message = await receive()
@@ -133,129 +136,155 @@ async def _asked(scope: Scope, receive: Receive) -> Asked:
     query = scope.get("query_string", b"").decode()
     path = scope["raw_path"].decode() + (f"?{query}" if query else "")
     headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-    return Asked(scope["method"], path, headers, body)
+    return AsgiRequest(scope["method"], path, headers, body)
 
 
-def _scope(scope: Scope, asked: Asked) -> Scope:
-    headers = {**asked.headers, "content-length": str(len(asked.body))}
+def _scope(scope: Scope, request: AsgiRequest) -> Scope:
+    headers = {**request.headers, "content-length": str(len(request.body))}
     lines = [(n.encode(), v.encode()) for n, v in headers.items()]
     return {**scope, "headers": lines, "extensions": {}}  # all of it is to pass through here
 
 
-async def _send(told: Told, send: Send, *, linger: bool) -> None:
-    headers = {n: v for n, v in told.headers.items() if n != "content-length"}
-    if not told.streamed:
-        headers["content-length"] = str(len(told.body))
+async def _send(response: AsgiResponse, send: Send, *, linger: bool) -> None:
+    headers = {n: v for n, v in response.headers.items() if n != "content-length"}
+    if not response.streamed:
+        headers["content-length"] = str(len(response.body))
     lines = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": told.status, "headers": lines})
-    await send({"type": "http.response.body", "body": told.body, "more_body": True})
+    await send({"type": "http.response.start", "status": response.status, "headers": lines})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
     if linger:
         await asyncio.sleep(LINGER)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-# What can be wrong.
+# Faults.
 
 
-def swap(old: str, new: str, *, where: str = "", streamed: bool | None = None) -> Fault:
-    """Text of answers is another: of those whose path contains `where`, streamed or whole."""
+def replace_text(old: str, new: str, *, where: str = "", streamed: bool | None = None) -> Fault:
+    """Replace text in responses whose path contains `where`, streamed or whole."""
     pattern = re.compile(old.encode())
 
-    def tell(asked: Asked, told: Told) -> Told:
-        fits = where in asked.path and streamed in (None, told.streamed)
-        return replace(told, body=pattern.sub(new.encode(), told.body)) if fits else told
+    def change_response(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
+        fits = where in request.path and streamed in (None, response.streamed)
+        return (
+            replace(response, body=pattern.sub(new.encode(), response.body)) if fits else response
+        )
 
-    return Fault(tell=tell)
-
-
-def frames(change: Callable[[list[str]], list[str]]) -> Fault:
-    """The events of a stream are others."""
-
-    def tell(asked: Asked, told: Told) -> Told:
-        if not told.streamed:
-            return told
-        found = [frame for frame in told.body.decode().split("\n\n") if frame]
-        return replace(told, body="".join(f"{f}\n\n" for f in change(found)).encode())
-
-    return Fault(tell=tell)
+    return Fault(change_response=change_response)
 
 
-def without(word: str) -> Fault:
-    """Events with a word in them are missing."""
-    return frames(lambda found: [frame for frame in found if word not in frame])
+def change_frames(change: Callable[[list[str]], list[str]]) -> Fault:
+    """Change the events of streams."""
+
+    def change_response(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
+        if not response.streamed:
+            return response
+        found = [frame for frame in response.body.decode().split("\n\n") if frame]
+        return replace(response, body="".join(f"{f}\n\n" for f in change(found)).encode())
+
+    return Fault(change_response=change_response)
 
 
-def twice(word: str) -> Fault:
-    """Events with a word in them come twice."""
-    return frames(lambda found: [f for frame in found for f in [frame] * (1 + (word in frame))])
+def without_events(word: str) -> Fault:
+    """Leave out events that contain a word."""
+    return change_frames(lambda found: [frame for frame in found if word not in frame])
 
 
-def changed(change: Callable[[Asked, Json], None], where: str = "") -> Fault:
-    """The JSON of whole answers is another."""
-
-    def tell(asked: Asked, told: Told) -> Told:
-        if told.streamed or told.status != 200 or where not in asked.path or not told.body:
-            return told
-        value = json.loads(told.body)
-        change(asked, value)
-        return replace(told, body=json.dumps(value, ensure_ascii=False).encode())
-
-    return Fault(tell=tell)
+def repeat_events(word: str) -> Fault:
+    """Send events that contain a word twice."""
+    return change_frames(
+        lambda found: [f for frame in found for f in [frame] * (1 + (word in frame))]
+    )
 
 
-def refusing(pattern: str, status: int = 400) -> Fault:
-    """Requests with something in their body are refused."""
-    return Fault(refuse=lambda asked: answer(status) if re.search(pattern, _text(asked)) else None)
+def change_body(change: Callable[[AsgiRequest, Json], None], where: str = "") -> Fault:
+    """Change the JSON of responses that are not streamed."""
+
+    def change_response(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
+        if (
+            response.streamed
+            or response.status != 200
+            or where not in request.path
+            or not response.body
+        ):
+            return response
+        value = json.loads(response.body)
+        change(request, value)
+        return replace(response, body=json.dumps(value, ensure_ascii=False).encode())
+
+    return Fault(change_response=change_response)
 
 
-def turned_away(
-    when: Callable[[Asked], bool], status: int, body: str = "{}", kind: str = "application/json"
+def refuse_matching(pattern: str, status: int = 400) -> Fault:
+    """Refuse requests whose body matches a pattern."""
+    return Fault(
+        respond=lambda request: (
+            make_response(status) if re.search(pattern, _text(request)) else None
+        )
+    )
+
+
+def respond_when(
+    when: Callable[[AsgiRequest], bool],
+    status: int,
+    body: str = "{}",
+    kind: str = "application/json",
 ) -> Fault:
-    """Requests get an answer that is not the server's."""
-    return Fault(refuse=lambda asked: answer(status, body, kind) if when(asked) else None)
+    """Respond to some requests in place of the server."""
+    return Fault(
+        respond=lambda request: make_response(status, body, kind) if when(request) else None
+    )
 
 
-def forgetting(*fields: str) -> Fault:
-    """Fields of requests are not read."""
+def without_fields(*fields: str) -> Fault:
+    """Ignore fields of requests."""
 
-    def ask(asked: Asked) -> Asked:
-        kept = {name: value for name, value in asked.json.items() if name not in fields}
-        return replace(asked, body=json.dumps(kept).encode()) if asked.body else asked
+    def change_request(request: AsgiRequest) -> AsgiRequest:
+        rest = {name: value for name, value in request.json.items() if name not in fields}
+        return replace(request, body=json.dumps(rest).encode()) if request.body else request
 
-    return Fault(ask=ask)
-
-
-def spoiled_errors(change: Callable[[Told], Told]) -> Fault:
-    """Refusals are others."""
-    return Fault(tell=lambda asked, told: change(told) if told.status >= 400 else told)
+    return Fault(change_request=change_request)
 
 
-def headed(name: str, value: str) -> Fault:
-    """Answers have a header."""
-    return Fault(tell=lambda asked, told: replace(told, headers={**told.headers, name: value}))
+def change_errors(change: Callable[[AsgiResponse], AsgiResponse]) -> Fault:
+    """Change error responses."""
+    return Fault(
+        change_response=lambda request, response: (
+            change(response) if response.status >= 400 else response
+        )
+    )
 
 
-def answer(status: int, body: str = "", kind: str = "application/json") -> Told:
+def with_header(name: str, value: str) -> Fault:
+    """Add a header to responses."""
+    return Fault(
+        change_response=lambda request, response: replace(
+            response, headers={**response.headers, name: value}
+        )
+    )
+
+
+def make_response(status: int, body: str = "", kind: str = "application/json") -> AsgiResponse:
     error = '{"type":"error","error":{"type":"invalid_request_error","message":"no"}}'
-    return Told(status, {"content-type": kind}, (body or error).encode())
+    return AsgiResponse(status, {"content-type": kind}, (body or error).encode())
 
 
-def _text(asked: Asked) -> str:
-    return asked.body.decode("utf-8", "replace")
+def _text(request: AsgiRequest) -> str:
+    return request.body.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
-class Play:
-    """A running server, and the layer that spoils it."""
+class FaultyServer:
+    """A running server, and the layer that adds faults to it."""
 
     url: str
     model: str
-    layer: Faulty
+    layer: FaultLayer
 
 
 @contextmanager
-def faulty_server(folder: Path) -> Iterator[Play]:
-    """Our own server with the layer over it, in a thread."""
+def faulty_server(folder: Path) -> Iterator[FaultyServer]:
+    """Run Dovetail with the layer over it, in a thread."""
     own = prepare_scripted_server(folder)
     given = dict(zip(own.arguments[1::2], own.arguments[2::2], strict=True))
     config = Config(
@@ -267,7 +296,7 @@ def faulty_server(folder: Path) -> Iterator[Play]:
         reasoning_parser=given["--reasoning-parser"],
         data_dir=folder,
     )
-    layer = Faulty(App(build_service(config)))
+    layer = FaultLayer(App(build_service(config)))
     running = create_server(layer, "127.0.0.1", 0)
     running.config.log_config = None
     thread = Thread(target=running.run, daemon=True)
@@ -277,7 +306,7 @@ def faulty_server(folder: Path) -> Iterator[Play]:
             thread.join(0.02)
             assert thread.is_alive(), "the server did not start"
         port = running.servers[0].sockets[0].getsockname()[1]
-        yield Play(f"http://127.0.0.1:{port}", own.model, layer)
+        yield FaultyServer(f"http://127.0.0.1:{port}", own.model, layer)
     finally:
         layer.closed = running.should_exit = True
         thread.join(30)

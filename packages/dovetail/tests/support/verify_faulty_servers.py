@@ -1,4 +1,4 @@
-"""Servers that get one thing wrong: our own answers, spoiled on their way to the checks."""
+"""Servers with one fault: Dovetail's responses, changed on their way to the checks."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dovetail_verify.target import RecordedRequest, TargetServer
 
 Json = dict[str, Any]
 Change = Callable[[str, str], str]
-#: Where texts stand in answers, and what they are texts of.
+#: Fields of responses that hold text, and what they are texts of.
 _TEXTS = {
     "thinking": "thought",
     "reasoning_content": "thought",
@@ -23,44 +23,48 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class Spoiler:
-    """What is done to requests before they are sent, to answers and to the engine's record."""
+class ExchangeFault:
+    """Changes of requests, of responses and of the engine's recording."""
 
-    request: Callable[[str, Json], Json] = lambda path, body: body
-    answer: Callable[[HttpExchange], HttpExchange] = lambda exchange: exchange
-    heard: Callable[[RecordedRequest], RecordedRequest] = lambda heard: heard
+    change_request: Callable[[str, Json], Json] = lambda path, body: body
+    change_response: Callable[[HttpExchange], HttpExchange] = lambda exchange: exchange
+    change_record: Callable[[RecordedRequest], RecordedRequest] = lambda record: record
 
 
-class SpoiledRecording:
-    def __init__(self, recording: FileRecording, spoiler: Spoiler) -> None:
-        self._recording, self._spoiler = recording, spoiler
+class FaultyRecording:
+    def __init__(self, recording: FileRecording, fault: ExchangeFault) -> None:
+        self._recording, self._fault = recording, fault
 
     async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
         return [
-            self._spoiler.heard(one)
+            self._fault.change_record(one)
             for one in await self._recording.find_requests(marker, min_count)
         ]
 
 
-class SpoiledTarget(TargetServer):
-    """A stage whose server is ours, with a fault."""
+class FaultyTarget(TargetServer):
+    """A target whose server has a fault."""
 
-    def __init__(self, target: TargetServer, recording: FileRecording, spoiler: Spoiler) -> None:
-        spoiled = SpoiledRecording(recording, spoiler)
-        super().__init__(target.endpoint, target.model, recording=spoiled)
-        self._spoiler = spoiler
+    def __init__(
+        self, target: TargetServer, recording: FileRecording, fault: ExchangeFault
+    ) -> None:
+        faulty = FaultyRecording(recording, fault)
+        super().__init__(target.endpoint, target.model, recording=faulty)
+        self._fault = fault
 
     async def request(
         self, method: str, path: str, body: Any = None, *more: Any, **named: Any
     ) -> HttpExchange:
-        sent = self._spoiler.request(path, json.loads(json.dumps(body)))
-        exchange = self._spoiler.answer(await super().request(method, path, sent, *more, **named))
+        sent = self._fault.change_request(path, json.loads(json.dumps(body)))
+        exchange = self._fault.change_response(
+            await super().request(method, path, sent, *more, **named)
+        )
         self.exchanges[-1] = exchange
         return exchange
 
 
 def texts(change: Change) -> Callable[[HttpExchange], HttpExchange]:
-    """Every text of an answer, changed; the first argument says what it is a text of."""
+    """Change every text of a response. The first argument of `change` is what it is a text of."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, list):
@@ -84,7 +88,7 @@ def _kind(event: Json) -> str:
 
 
 def rewritten(exchange: HttpExchange, change: Callable[[Any], Any]) -> HttpExchange:
-    """The JSON of an answer, or of each of its events, changed."""
+    """Change the JSON of a response, or of each of its events."""
     if not exchange.frames:
         body = json.dumps(change(json.loads(exchange.body))).encode()
         return replace(exchange, body=body)
@@ -169,14 +173,14 @@ def one_piece(exchange: HttpExchange) -> HttpExchange:
 
 
 def clean_end(exchange: HttpExchange) -> HttpExchange:
-    """A failure looks like the end of an answer."""
+    """Make a failure look like the end of a response."""
     if not exchange.frames:
         return replace(exchange, status=200, body=b"{}")
     end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
     named = {"message_start": "message_stop", "response.created": "response.completed"}
     first = exchange.frames[0].type
-    told = {"type": named[first]} if first in named else end
-    return replace(exchange, frames=[*exchange.frames[:-2], SseFrame("", json.dumps(told))])
+    end_event = {"type": named[first]} if first in named else end
+    return replace(exchange, frames=[*exchange.frames[:-2], SseFrame("", json.dumps(end_event))])
 
 
 def guessed(exchange: HttpExchange) -> HttpExchange:
@@ -250,21 +254,21 @@ def forgotten(path: str, body: Json) -> Json:
     """A history without its thoughts that the server cannot know: other ids, another city."""
     key = "messages" if "messages" in body else "input"
     turns = body[key]
-    said = [turn for turn in turns if _is_said(turn)]
+    generated = [turn for turn in turns if _is_generated(turn)]
     text = json.dumps(turns)
-    for turn in said:
+    for turn in generated:
         text = text.replace(json.dumps(turn), json.dumps(turn).replace("Oslo", "Lima"))
     for number, id in enumerate(_ids(turns)):
         text = text.replace(id, f"call_{number}")
-    kept = [turn for turn in json.loads(text) if turn.get("type") != "reasoning"]
-    for turn in kept:
+    rest = [turn for turn in json.loads(text) if turn.get("type") != "reasoning"]
+    for turn in rest:
         turn.pop("reasoning_content", None)
         if isinstance(turn.get("content"), list):
             turn["content"] = [b for b in turn["content"] if b["type"] != "thinking"]
-    return {**body, key: kept}
+    return {**body, key: rest}
 
 
-def _is_said(turn: Json) -> bool:
+def _is_generated(turn: Json) -> bool:
     return turn.get("role") == "assistant" or turn.get("type") == "function_call"
 
 
@@ -278,12 +282,12 @@ def _ids(turns: list[Json]) -> list[str]:
     return list(dict.fromkeys(id for id in found if id))
 
 
-def tell_ids(path: str, body: Json) -> Json:
+def show_ids(path: str, body: Json) -> Json:
     """The ids of a history stand in the system text."""
     turns = body.get("messages") or body.get("input") or []
-    told = " ".join(_ids(turns))
+    text = " ".join(_ids(turns))
     if "system" in body:
-        body["system"] = [*body["system"], {"type": "text", "text": told}]
-    elif told:
-        turns[0]["content"] = told
+        body["system"] = [*body["system"], {"type": "text", "text": text}]
+    elif text:
+        turns[0]["content"] = text
     return body

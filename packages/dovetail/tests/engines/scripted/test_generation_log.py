@@ -9,6 +9,7 @@ from scripted_fixture import END, engine, ids, play, request
 
 from dovetail.engines.scripted.generation_log import read_generation_log
 from dovetail.engines.token_stream import iter_deltas
+from dovetail_verify.target import FileRecording, RecordedRequest
 
 
 def test_prompt_and_output_are_logged_as_tokens_and_text(tmp_path: Path) -> None:
@@ -23,6 +24,28 @@ def test_prompt_and_output_are_logged_as_tokens_and_text(tmp_path: Path) -> None
         "naïve<|end|>",
         "s",
     )
+
+
+def test_dovetail_verify_reads_what_the_engine_writes(tmp_path: Path) -> None:
+    """The suite has its own struct for the lines: it installs without the engine."""
+    file = tmp_path / "record"
+    scripted = engine("- text: naïve", record=str(file))
+    for _ in range(2):
+        play(scripted, request("what" * 10, session="s"))
+    written = read_generation_log(file)
+    found = asyncio.run(FileRecording(file).find_requests("what", len(written)))
+    assert [generation.cached for generation in written] == [0, 32]
+    assert found == [
+        RecordedRequest(
+            started_at=generation.began,
+            prompt_tokens=generation.prompt,
+            cached_count=generation.cached,
+            output_tokens=generation.output,
+            prompt_text=generation.text,
+            output_text=generation.output_text,
+        )
+        for generation in written
+    ]
 
 
 def test_cached_tokens_are_logged(tmp_path: Path) -> None:
