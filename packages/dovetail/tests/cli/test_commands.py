@@ -61,7 +61,7 @@ def test_help_names_every_command() -> None:
     assert run().exit_code == 2  # nothing said: help, and the shell hears of it
 
 
-def test_the_version_is_told() -> None:
+def test_version_is_printed() -> None:
     assert printed("--version") == f"dovetail {version('dovetail')}\n"
 
 
@@ -115,7 +115,7 @@ def test_tokenize() -> None:
     assert "151645  '<|im_end|>'  control" in printed("tokenize", "qwen", "a<|im_end|>")
 
 
-def test_models_tells_what_is_fetched(place: Path) -> None:
+def test_models_shows_which_are_downloaded(place: Path) -> None:
     weights = BUILT_IN_MODELS["smollm2"]
     (found,) = json.loads(printed("models", "--json"))
     assert (found["name"], found["licence"]) == ("smollm2", weights.license)
@@ -172,7 +172,7 @@ def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
         ("tokenize binary.gguf text", "not a GGUF file"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(arguments: str, told: str) -> None:
+def test_errors_are_reported_in_one_line(arguments: str, told: str) -> None:
     ran = run(*arguments.split())
     assert ran.exit_code == 1
     assert ran.stdout == ""

@@ -132,7 +132,7 @@ def test_the_ids_are_those_that_the_engine_had(ran: Ran, kind: type[Agent]) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_logprobs_are_kept_though_no_client_sees_them(ran: Ran, kind: type[Agent]) -> None:
+def test_logprobs_are_stored_without_being_returned(ran: Ran, kind: type[Agent]) -> None:
     sample = _export(ran.home, kind.name)[0]
     for turn in sample["turns"]:
         start, end = turn["prompt_end"], turn["end"]
@@ -156,7 +156,7 @@ def _values(tree: Any, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_turn_is_exported_by_the_id_of_its_answer(ran: Ran, kind: type[Agent]) -> None:
+def test_turn_is_exported_by_its_response_id(ran: Ran, kind: type[Agent]) -> None:
     answers = ran.answers[kind.name]
     assert answers[0].startswith(("msg_", "resp_", "chatcmpl-"))
     (sample,) = _export(ran.home, answers[1])
@@ -167,7 +167,7 @@ def test_a_turn_is_exported_by_the_id_of_its_answer(ran: Ran, kind: type[Agent])
     assert _export(ran.home, call) == [sample]
 
 
-def test_an_answer_in_one_piece_has_the_id_that_finds_it(ran: Ran) -> None:
+def test_unary_response_id_finds_its_turn(ran: Ran) -> None:
     question = [{"role": "user", "content": "In one piece?"}]
     client = ran.running.anthropic()
     message = client.messages.create(model="m", max_tokens=99, messages=question)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_an_answer_in_one_piece_has_the_id_that_finds_it(ran: Ran) -> None:
         assert len(sample["turns"]) == 1
 
 
-def test_responses_that_are_kept_are_exported_by_their_ids(ran: Ran) -> None:
+def test_stored_responses_are_exported_by_id(ran: Ran) -> None:
     """One that was worked on behind the client's back, and one that goes on from it."""
     client = ran.running.openai()
     first = client.responses.create(model="m", input="In the background?", background=True)
@@ -251,7 +251,7 @@ def test_another_tenant_has_nothing(ran: Ran) -> None:
         (("x", "--list"), "one of SESSION, --all and --list is wanted"),
     ],
 )
-def test_what_cannot_be_is_told_and_nothing_is_made(
+def test_errors_are_reported_and_no_file_is_created(
     arguments: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
     done = _run(tmp_path, *arguments)
@@ -261,7 +261,7 @@ def test_what_cannot_be_is_told_and_nothing_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_remote_engine_is_asked_for_logprobs_too(tmp_path: Path) -> None:
+def test_logprobs_are_requested_from_a_remote_engine(tmp_path: Path) -> None:
     arguments = _arguments(tmp_path)
     script = tmp_path / "script.yaml"
     command = [sys.executable, "-m", "dovetail.engines.scripted", "--script", script]

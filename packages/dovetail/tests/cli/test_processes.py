@@ -48,7 +48,7 @@ def test_the_demo_is_exact(tmp_path: Path) -> None:
     assert ran.err == ""
 
 
-def test_chat_answers_line_by_line(place: Path) -> None:
+def test_chat_responds_line_by_line(place: Path) -> None:
     ran = dovetail("chat", *scripted(), home=place, given="Hi\nAgain\n")
     assert ran.status == 0, ran.err
     assert ran.out.count("Hello.") == 2
@@ -104,7 +104,7 @@ STARTS = [
     ("arguments", "told"),
     [*STARTS[:5], *(pytest.param(*one, marks=pytest.mark.long) for one in STARTS[5:])],
 )
-def test_a_server_that_cannot_start_says_why_in_one_line(
+def test_startup_failure_is_reported_in_one_line(
     place: Path, arguments: list[str], told: str
 ) -> None:
     ran = dovetail("serve", *arguments, home=place)
@@ -129,7 +129,7 @@ def test_longer_stories_have_no_traceback(place: Path, arguments: list[str], tol
     assert "Traceback" not in ran.err
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(place: Path) -> None:
+def test_port_in_use_is_reported_before_the_model_loads(place: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = dovetail("serve", "nothing", "--http-port", str(port), home=place)
@@ -170,7 +170,7 @@ def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
     assert told == (f"http://0.0.0.0:{port}", NAME, 1, version("dovetail"))
 
 
-def test_an_engine_that_cannot_be_reached_is_told_once(place: Path) -> None:
+def test_unreachable_engine_is_reported_once(place: Path) -> None:
     nowhere = ["--engine", "vllm", "--engine-url", f"http://127.0.0.1:{free_port()}"]
     ran = dovetail("serve", *nowhere, "--tokenizer", "qwen", "--http-port", "0", home=place)
     assert ran.status == 1
@@ -207,7 +207,7 @@ def test_the_scripted_engine_as_a_process(place: Path) -> None:
             process.wait(PATIENCE)
 
 
-def test_the_scripted_engine_tells_its_own_mistakes(place: Path) -> None:
+def test_scripted_engine_reports_its_own_errors(place: Path) -> None:
     ran = dovetail("engine", "scripted", "--script", "nofile.txt", home=place)
     assert (ran.status, ran.err.count("\n")) == (2, 1)
     assert "nofile.txt" in ran.err

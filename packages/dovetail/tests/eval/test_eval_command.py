@@ -96,7 +96,7 @@ def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Pat
         (("ftp://somewhere",), "not an http address"),
     ],
 )
-def test_mistakes_are_told_in_a_line(
+def test_errors_are_reported_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     ended = dovetail("accept", *arguments, home=tmp_path)

@@ -79,7 +79,7 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
         (listed(), {"key": "schlüssel"}, "no key has such characters"),
     ],
 )
-def test_what_cannot_be_tried_is_said_at_once(
+def test_unusable_targets_are_reported_at_once(
     models: Answer, wish: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(EvalError) as fault:
@@ -87,7 +87,7 @@ def test_what_cannot_be_tried_is_said_at_once(
     assert words in str(fault.value)
 
 
-def test_nobody_there_is_said_at_once() -> None:
+def test_unreachable_server_is_reported_at_once() -> None:
     async def scene() -> None:
         with pytest.raises(EvalError, match="is a server running there"):
             await inspect_target(EvalOptions("http://127.0.0.1:9"))
@@ -105,9 +105,7 @@ def test_nobody_there_is_said_at_once() -> None:
         ({}, None, "openai"),
     ],
 )
-def test_what_a_server_is_it_says_itself(
-    card: dict[str, Any], version: bytes | None, engine: str
-) -> None:
+def test_server_kind_is_detected(card: dict[str, Any], version: bytes | None, engine: str) -> None:
     """Only a vLLM is asked for token ids; without a tokenizer all are spoken to in messages."""
 
     def reply(asked: Asked) -> Answer:
@@ -121,7 +119,7 @@ def test_what_a_server_is_it_says_itself(
     assert ("--tokenizer" in subject.engine_reason) == (engine != "openai")
 
 
-def test_a_server_without_tools_is_asked_once() -> None:
+def test_server_without_tools_gets_one_request() -> None:
     words = '"auto" tool choice requires --enable-auto-tool-choice'
     subject, (off,), bodies = tried(served(refusal(400, words)), TWO)
     assert off.refused == f"status 400: {words}"
@@ -131,14 +129,14 @@ def test_a_server_without_tools_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_key_is_never_told_even_if_the_server_quotes_it(status: int) -> None:
+def test_key_is_never_shown_even_if_the_server_quotes_it(status: int) -> None:
     words = "Incorrect API key provided: Bearer sk-secret"
     subject, (off,), _ = tried(served(refusal(status, words)))
     assert off.refused == f"status {status}: it refuses the key (--api-key)"
     assert "sk-secret" not in repr(off) + json.dumps(to_report_json(subject, [off]))
 
 
-def test_a_server_that_breaks_off_at_first_is_asked_once() -> None:
+def test_server_that_aborts_the_first_response_gets_one_request() -> None:
     """One that hangs would be waited for in every task."""
     _, (off,), bodies = tried(served(BROKEN), TWO)
     assert len(bodies) == 1
@@ -147,7 +145,7 @@ def test_a_server_that_breaks_off_at_first_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize(("bytes_", "calls"), [(100, 9), (1 << 20, 1)])
-def test_an_answer_without_end_is_ended(
+def test_endless_response_is_aborted(
     bytes_: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speaking, "MAX_RESPONSE_BYTES", bytes_)
@@ -163,7 +161,7 @@ def test_an_answer_without_end_is_ended(
     )
 
 
-def test_what_one_address_tells_of_its_cache_is_not_asked_of_another() -> None:
+def test_cache_reports_of_one_endpoint_are_not_expected_of_another() -> None:
     """An SGLang tells of its cache where it takes tokens, and in chats only if started so."""
     silent = [PromptStats(True, prompt_tokens=100), PromptStats(False, True, 10, prompt_tokens=120)]
     told = [
@@ -174,7 +172,7 @@ def test_what_one_address_tells_of_its_cache_is_not_asked_of_another() -> None:
     assert (sum_prefix_stats(told).computed, sum_prefix_stats(told).again) == (110, 0)
 
 
-def test_an_answer_that_broke_off_leaves_the_counts_of_others() -> None:
+def test_truncated_response_leaves_other_counts() -> None:
     usage = {"prompt_tokens": 900, "completion_tokens": 5, "total_tokens": 905}
     whole = chunks({"content": "Done."}, done=False)
     whole += f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode()
@@ -184,7 +182,7 @@ def test_an_answer_that_broke_off_leaves_the_counts_of_others() -> None:
     assert off.prefixes.prompt == 900
 
 
-def test_a_dovetail_that_cannot_start_is_said_in_a_line() -> None:
+def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
     """The server goes away while Dovetail finds out what it can do."""
 
     def reply(asked: Asked) -> Answer:
@@ -256,7 +254,7 @@ def test_calls_that_a_server_leaves_in_its_text_are_counted() -> None:
     assert off.done[0].why == "no tool was called"
 
 
-def test_a_server_that_tells_no_numbers_leaves_them_unknown() -> None:
+def test_unreported_usage_is_unknown() -> None:
     first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
     subject, (off,), _ = tried(served(first, stream({"content": "Done."})))
     assert (off.prefixes.prompt, off.prefixes.computed, off.prefixes.again) == (None, None, None)

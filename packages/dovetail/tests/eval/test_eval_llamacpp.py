@@ -14,7 +14,7 @@ from dovetail_model import Sampling
 
 
 @pytest.mark.long
-def test_llama_cpp_shows_this_model_no_tools_and_says_nothing_about_it() -> None:
+def test_llama_cpp_silently_hides_tools_from_this_model() -> None:
     need_weights()
     found: list[tuple[EvalTarget, list[PassMetrics]]] = []
 

@@ -82,7 +82,7 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_nobody_tells_is_unknown(folder: Path) -> None:
+def test_unreported_values_are_unknown(folder: Path) -> None:
     """Without token ids, calls written in a form that no template has cannot be made out."""
     subject, passes = tried(folder, perfect(), FEW, tells_ids=False, engine="openai")
     for one in passes:
@@ -96,7 +96,7 @@ def test_what_nobody_tells_is_unknown(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_without_a_tokenizer_dovetail_speaks_in_messages(folder: Path) -> None:
+def test_without_a_tokenizer_dovetail_sends_messages(folder: Path) -> None:
     subject, passes = tried(folder, perfect(), FEW, tokenizer=None)
     assert subject.engine == "openai"
     assert "--tokenizer" in subject.engine_reason

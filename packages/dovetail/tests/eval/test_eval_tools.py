@@ -92,7 +92,7 @@ def keys(value: object) -> Iterator[str]:
             yield from keys(inner)
 
 
-def test_every_tool_tells_the_model_what_it_does() -> None:
+def test_every_tool_has_a_description() -> None:
     assert all(tool.description and "\n" not in tool.description for tool in build_tool_specs())
 
 

@@ -78,7 +78,7 @@ def test_pipes_break_in_the_harness_as_in_a_shell(running: Running, tmp_path: Pa
     assert (ran.status, ran.out, ran.err) == (0, "y\n141\n", "")
 
 
-def test_a_data_folder_that_cannot_be_is_told_in_one_line(running: Running, tmp_path: Path) -> None:
+def test_invalid_data_folder_is_reported_in_one_line(running: Running, tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "claude")
     (tmp_path / "file").write_text("")
     flags = ("--url", running.url, "--data-dir", str(tmp_path / "file"))
@@ -88,7 +88,9 @@ def test_a_data_folder_that_cannot_be_is_told_in_one_line(running: Running, tmp_
     assert ran.err.endswith(": Not a directory; --data-dir names another folder\n")
 
 
-def test_a_harness_that_is_no_program_is_told_in_one_line(running: Running, tmp_path: Path) -> None:
+def test_harness_that_is_not_executable_is_reported_in_one_line(
+    running: Running, tmp_path: Path
+) -> None:
     harness = FakeHarness(tmp_path, "pi")
     (harness.bin / "pi").write_text("#!/no/such/interpreter\n")
     ran = launch(tmp_path, "pi", "--url", running.url, bin=harness.bin)
@@ -111,7 +113,7 @@ def test_a_server_of_the_settings_is_found(running: Running, tmp_path: Path) -> 
     assert (ran.status, ran.err) == (7, f"dovetail launch: using the server at {running.url}\n")
 
 
-def test_a_file_of_the_folder_does_not_say_where_prompts_go(
+def test_settings_file_of_the_folder_does_not_redirect_prompts(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agents are run in other people's projects."""
@@ -150,7 +152,7 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
         (["claude", "--print", "--model", "smollm2"], "needs 49,152 tokens"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_errors_are_reported_in_one_line(
     arguments: list[str], told: str, running: Running, tmp_path: Path
 ) -> None:
     given = [running.url if part == "URL" else part for part in arguments]
@@ -228,7 +230,7 @@ def test_what_is_not_a_dovetail_can_be_an_engine(tmp_path: Path) -> None:
         )
 
 
-def test_another_server_in_our_place_is_told_of(tmp_path: Path) -> None:
+def test_foreign_server_is_reported(tmp_path: Path) -> None:
     """Whoever has a vLLM there means that one, not the small model that comes with us."""
     with _other_server() as url:
         ran = launch(tmp_path, "claude", "--print", DOVETAIL_HTTP_PORT=url.rpartition(":")[2])
@@ -237,9 +239,7 @@ def test_another_server_in_our_place_is_told_of(tmp_path: Path) -> None:
         assert "needs 49,152 tokens" in ran.err
 
 
-def test_a_name_that_is_not_served_is_answered_with_those_that_are(
-    running: Running, tmp_path: Path
-) -> None:
+def test_unknown_model_error_lists_the_served_ones(running: Running, tmp_path: Path) -> None:
     """Then a server is begun for it, where a usual port does for the next launch to find it."""
     port = running.url.rpartition(":")[2]
     ran = launch(tmp_path, "pi", "--print", "--model", "typo", DOVETAIL_HTTP_PORT=port)

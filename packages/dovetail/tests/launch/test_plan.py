@@ -93,7 +93,7 @@ def test_claude_code_gets_every_role_and_the_real_window(tmp_path: Path) -> None
     assert "ANTHROPIC_API_KEY" in known.build_plan(asked).unset_variables
 
 
-def test_codex_is_told_of_sockets_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_codex_uses_websockets_on_request(tmp_path: Path) -> None:
     for api, told in (("responses", False), ("websocket", True)):
         (provider,) = (part for part in made("codex", tmp_path, api).command if "base_url" in part)
         assert ("supports_websockets=true" in provider) == told
@@ -106,7 +106,7 @@ def test_a_key_that_json_spells_otherwise_is_not_shown_either(tmp_path: Path) ->
     assert json.dumps('a"b')[1:-1] not in lines
 
 
-def test_claude_code_settings_say_the_same_again(tmp_path: Path) -> None:
+def test_claude_code_settings_repeat_the_environment(tmp_path: Path) -> None:
     """What a user's settings.json sets would be stronger than the environment."""
     plan = made("claude", tmp_path, key=KEY)
     flag, path = plan.command[1:3]
@@ -117,7 +117,7 @@ def test_claude_code_settings_say_the_same_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [HARNESSES["claude"].min_context_tokens, 131_072, 1_000_000])
-def test_claude_code_compacts_with_room_for_an_answer(window: int) -> None:
+def test_claude_code_compacts_with_room_for_a_response(window: int) -> None:
     """Above its own prompt, too: else it would do nothing but compact."""
     one = target(window)
     limit = compaction_threshold(one)
@@ -169,7 +169,7 @@ def test_opencode_gets_a_provider_without_a_file(api: str, sdk: str, tmp_path: P
         (("models", "dovetail"), ("models", "dovetail")),
     ],
 )
-def test_opencode_is_told_the_model_where_it_understands(
+def test_opencode_gets_the_model_flag_where_it_is_accepted(
     given: tuple[str, ...], run: tuple[str, ...], tmp_path: Path
 ) -> None:
     asked = LaunchRequest(target(), "chat", given, "opencode", tmp_path)
@@ -186,7 +186,7 @@ def test_opencode_is_told_the_model_where_it_understands(
     ],
 )
 @pytest.mark.parametrize("name", ["pi", "openclaw"])
-def test_pi_and_openclaw_get_the_api_that_was_asked_for(
+def test_pi_and_openclaw_get_the_requested_api(
     name: str, api: str, named: str, url: str, tmp_path: Path
 ) -> None:
     (text,) = made(name, tmp_path, api).files.values()
@@ -196,7 +196,7 @@ def test_pi_and_openclaw_get_the_api_that_was_asked_for(
     assert API_KEY_VARIABLE in text
 
 
-def test_openclaw_talks_here_when_nothing_is_said(tmp_path: Path) -> None:
+def test_openclaw_chats_in_the_terminal_by_default(tmp_path: Path) -> None:
     asked = LaunchRequest(target(), "responses", (), "openclaw", tmp_path)
     assert HARNESSES["openclaw"].build_plan(asked).command == ("openclaw", "chat")
 
@@ -219,7 +219,7 @@ def test_servers_do_not_share_files_that_are_read_while_a_harness_runs(tmp_path:
     ],
 )
 @pytest.mark.parametrize("name", HARNESSES)
-def test_a_proxy_is_not_asked_for_the_server(
+def test_proxy_is_bypassed_for_the_server(
     name: str, inherited: dict[str, str], excepted: str, tmp_path: Path
 ) -> None:
     past = build_proxy_bypass("http://127.0.0.1:8000", inherited)
@@ -255,6 +255,6 @@ def test_runs_at_the_same_time_do_not_mix_their_logs(tmp_path: Path) -> None:
     assert (tmp_path / "server.log").read_text() == "second"
 
 
-def test_a_harness_that_is_not_known_is_answered_with_those_that_are() -> None:
+def test_unknown_harness_error_lists_the_known_ones() -> None:
     with pytest.raises(LaunchError, match=r"'cursor'.*claude \(Claude Code\).*pi \(Pi\)"):
         get_harness("cursor")

@@ -136,7 +136,7 @@ def test_it_does_not_outlive_a_launch_that_was_killed(settings: list[str], tmp_p
         os.kill(harness.told["pid"], signal.SIGTERM)
 
 
-def test_its_command_line_says_the_same_without_keys(tmp_path: Path) -> None:
+def test_command_line_repeats_the_settings_without_keys(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('top_p = 0.5\nengine_api_key = "of the file"')
     flags = {

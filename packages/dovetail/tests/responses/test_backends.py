@@ -388,7 +388,7 @@ class Failing(MemoryResponseBackend):
             raise StoreError("/its/own/place is away")
 
 
-def test_a_store_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_store_fails_no_response(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         store = Failing()
         kept = ResponseStore(store, has_peers=True)

@@ -37,7 +37,7 @@ def _rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_every_panel_and_alert_asks_for_numbers_that_there_are() -> None:
+def test_every_panel_and_alert_queries_existing_metrics() -> None:
     async def scene() -> None:
         async with serving() as stage:
             message: Any = [{"role": "user", "content": "Hi"}]
@@ -91,7 +91,7 @@ def test_panels_do_not_lie_upon_each_other() -> None:
         taken |= cells
 
 
-def test_every_alert_says_what_it_is() -> None:
+def test_every_alert_has_a_description() -> None:
     names = [rule["alert"] for rule in _rules()]
     assert len(set(names)) == len(names) > 5
     for rule in _rules():

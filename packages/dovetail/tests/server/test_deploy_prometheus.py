@@ -107,7 +107,7 @@ def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
     assert f"SUCCESS: {written} rules found" in _promtool("check", "rules", ALERTS, place=tmp_path)
 
 
-def test_prometheus_takes_what_the_dashboard_asks(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_dashboard_queries(tmp_path: Path) -> None:
     panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     for name, value in VARIABLES.items():

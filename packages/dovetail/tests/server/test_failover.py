@@ -190,7 +190,7 @@ def test_streams_go_on_once_their_only_replica_is_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_limit_of_none_keeps_answers_where_they_are(tmp_path: Path) -> None:
+def test_migration_limit_of_zero_disables_migration(tmp_path: Path) -> None:
     limit = ("--migration-limit", "0")
     with (
         replicas(tmp_path, 2) as (first, second),

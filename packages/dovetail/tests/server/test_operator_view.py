@@ -59,7 +59,7 @@ def test_a_refused_connection_is_counted(
     run(scene)
 
 
-def test_a_request_that_is_answered_is_no_refused_connection() -> None:
+def test_served_request_is_no_refused_connection() -> None:
     async def scene() -> None:
         async with serving() as stage:
             reader, writer = await stage.connect()
@@ -73,7 +73,7 @@ def test_a_request_that_is_answered_is_no_refused_connection() -> None:
     run(scene)
 
 
-def test_too_many_connections_are_counted_and_told_in_one_line(
+def test_connections_over_the_limit_are_counted_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "max_connections", lambda: 0)
@@ -169,7 +169,7 @@ def test_a_response_that_the_server_cuts_short_is_an_error_in_the_log(
     assert "disconnected" not in line
 
 
-def test_numbers_of_the_build_and_the_process_and_no_others_than_asked_for() -> None:
+def test_build_and_process_metrics_are_present() -> None:
     metrics = Metrics()
     metrics.count_rate_limited("tokens")
     metrics.count_restarts(2)
@@ -182,14 +182,14 @@ def test_numbers_of_the_build_and_the_process_and_no_others_than_asked_for() -> 
     assert b"_created" not in metrics.render("application/openmetrics-text; version=1.0.0")[0]
 
 
-def test_histograms_say_what_they_measure() -> None:
+def test_histograms_have_help_texts() -> None:
     for family in Metrics().registry.collect():
         if family.type == "histogram":
             name = family.name.removeprefix("dovetail_").replace("_", " ")
             assert family.documentation.lower().rstrip(".") != name
 
 
-def test_a_lone_engine_that_cannot_start_is_told_by_its_error_alone(
+def test_single_engine_start_failure_is_reported_by_its_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail() -> None:
@@ -209,7 +209,7 @@ def test_a_lone_engine_that_cannot_start_is_told_by_its_error_alone(
 
 
 @pytest.mark.parametrize(("level", "lowest"), [("debug", "WARNING"), ("error", "ERROR")])
-def test_the_server_below_says_only_what_is_wrong(level: str, lowest: str) -> None:
+def test_uvicorn_logs_only_errors(level: str, lowest: str) -> None:
     root = logging.getLogger()
     before, handlers = root.level, root.handlers[:]
     try:

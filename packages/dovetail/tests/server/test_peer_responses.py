@@ -175,7 +175,7 @@ class EndsFirst:
         return False
 
 
-def test_one_that_is_over_first_is_told_as_it_is(tmp_path: Path) -> None:
+def test_response_that_finishes_first_is_reported_as_finished(tmp_path: Path) -> None:
     async def scene() -> None:
         async with siblings(tmp_path) as (first, second):
             gate = Gate(first)

@@ -63,11 +63,11 @@ def server(folder: Path) -> Iterator[Running]:
         yield running
 
 
-def test_the_first_line_says_where(server: Running) -> None:
+def test_first_line_has_the_address(server: Running) -> None:
     assert server.greeting.startswith(f"serving {NAME} at http://127.0.0.1:")
 
 
-def test_messages_whole_and_streamed_say_the_same(server: Running) -> None:
+def test_messages_unary_and_streamed_are_equal(server: Running) -> None:
     client = server.anthropic()
     asked: Any = {"model": NAME, "max_tokens": 200, "messages": asks("hello")}
     whole = client.messages.create(**asked)
@@ -86,7 +86,7 @@ def test_messages_whole_and_streamed_say_the_same(server: Running) -> None:
     assert whole.usage.output_tokens == streamed.usage.output_tokens > 10
 
 
-def test_responses_whole_and_streamed_say_the_same(server: Running) -> None:
+def test_responses_unary_and_streamed_are_equal(server: Running) -> None:
     client = server.openai()
     whole = client.responses.create(model=NAME, input="hello")
     with client.responses.stream(model=NAME, input="hello") as stream:
@@ -100,7 +100,7 @@ def test_responses_whole_and_streamed_say_the_same(server: Running) -> None:
     assert whole.usage.output_tokens == streamed.usage.output_tokens
 
 
-def test_chat_whole_and_streamed_say_the_same(server: Running) -> None:
+def test_chat_unary_and_streamed_are_equal(server: Running) -> None:
     client = server.openai()
     asked: Any = {"model": NAME, "messages": asks("hello")}
     whole: Any = client.chat.completions.create(**asked)
@@ -198,7 +198,7 @@ def test_stop_sequences(server: Running) -> None:
     assert completion.choices[0].finish_reason == "stop"
 
 
-def test_most_tokens(server: Running) -> None:
+def test_max_tokens(server: Running) -> None:
     message = server.anthropic().messages.create(
         model=NAME, max_tokens=4, messages=asks("alphabet")
     )
@@ -291,7 +291,7 @@ def test_a_demand_for_a_tool_that_is_not_there_is_refused(server: Running) -> No
         )
 
 
-def test_thoughts_can_be_switched_off_and_on(server: Running) -> None:
+def test_reasoning_can_be_switched_off_and_on(server: Running) -> None:
     """The template writes an empty thought into the prompt where thinking is off."""
     client = server.anthropic()
     asked: Any = {"model": NAME, "messages": asks("hello")}
@@ -309,7 +309,7 @@ def test_thoughts_can_be_switched_off_and_on(server: Running) -> None:
     assert response.usage.input_tokens == off.input_tokens
 
 
-def test_a_thought_ends_when_its_budget_is_spent(server: Running) -> None:
+def test_reasoning_ends_when_its_budget_is_spent(server: Running) -> None:
     budget = 8
     message = server.anthropic().messages.create(
         model=NAME,
@@ -373,7 +373,7 @@ def test_probes(server: Running) -> None:
     assert {"/v1/messages", "/v1/responses", "/v1/chat/completions"} <= document["paths"].keys()
 
 
-def test_what_is_too_long_is_told_in_each_dialect(folder: Path) -> None:
+def test_context_overflow_is_reported_in_each_dialect(folder: Path) -> None:
     with served(*command(folder), "--context-length", "64") as small:
         text = "word " * 100
         with pytest.raises(anthropic.BadRequestError, match=r"too long: 1\d\d tokens > 63"):

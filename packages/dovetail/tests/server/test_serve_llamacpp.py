@@ -65,7 +65,7 @@ def asks(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
-def test_the_first_answer_in_all_three(server: Running) -> None:
+def test_first_response_in_all_apis(server: Running) -> None:
     assert server.greeting.startswith("serving smollm2 at http://127.0.0.1:")
     greedy: Any = {"model": NAME, "temperature": 0}
     message = server.anthropic().messages.create(
@@ -146,7 +146,7 @@ def test_a_forced_call_and_its_result_by_responses(server: Running) -> None:
     assert whole - 2 <= second.usage.input_tokens_details.cached_tokens <= whole
 
 
-def test_an_answer_by_schema_is_of_its_shape_in_all_three(server: Running) -> None:
+def test_schema_is_enforced_in_all_apis(server: Running) -> None:
     greedy: Any = {"model": NAME, "temperature": 0}
     form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SHAPE}}
     completion = server.openai().chat.completions.create(
@@ -192,7 +192,7 @@ def test_a_prompt_beyond_the_window(server: Running) -> None:
     assert "prompt is too long" in reply.json["error"]["message"]
 
 
-def test_an_engine_that_is_killed_is_told_to_every_client_and_started_again(home: Path) -> None:
+def test_killed_engine_is_reported_to_every_client_and_restarted(home: Path) -> None:
     flags = ["--slots", "3", "--context-length", "1024", "--recovery-wait", "0"]
     with served(*flags, home=home) as running:
         assert running.ask("GET", "/health").json["status"] == "ready"

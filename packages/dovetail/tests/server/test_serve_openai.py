@@ -71,7 +71,7 @@ def test_the_model_is_found_and_named(server: Running) -> None:
 
 class TestMessages:
     @pytest.mark.parametrize("shown", [True, False], ids=["thoughts", "seals_alone"])
-    def test_a_loop_of_interleaved_thoughts_and_calls(
+    def test_interleaved_reasoning_and_calls(
         self, server: Running, question: str, shown: bool
     ) -> None:
         client = server.anthropic()
@@ -151,7 +151,7 @@ def test_responses(server: Running, question: str) -> None:
     assert reached >= first.usage.total_tokens - 16
 
 
-def test_that_turns_are_not_exact_is_told(server: Running) -> None:
+def test_inexact_turns_are_reported(server: Running) -> None:
     assert "they are not exact" in server.log.read_text()
 
 

@@ -81,7 +81,7 @@ def test_a_conversation_goes_on_exactly_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_kept_is_bounded_by_the_settings(tmp_path: Path) -> None:
+def test_stored_responses_are_bounded_by_the_settings(tmp_path: Path) -> None:
     bound = ("--responses-max-bytes", "30000", "--responses-max-age", "3600")
     with served(*_arguments(tmp_path), *bound) as running:
         client = running.openai()

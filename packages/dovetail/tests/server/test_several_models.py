@@ -85,7 +85,7 @@ def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
         (["--engine", "scripted", "--engine-option", "speed"], "NAME=VALUE is wanted"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_one_line(
+def test_unservable_settings_are_reported_in_one_line(
     tmp_path: Path, arguments: list[str], told: str
 ) -> None:
     model = () if "vllm" in arguments else (qwen_folder(tmp_path / "model"),)
@@ -114,7 +114,7 @@ def engine_of(offered: object) -> tuple[ReplicaPool, ScriptedEngine]:
     return offered.engine, engine
 
 
-def test_the_next_prompt_is_read_ahead_where_the_template_drops_the_thought(tmp_path: Path) -> None:
+def test_next_prompt_is_prefilled_ahead_where_the_template_drops_reasoning(tmp_path: Path) -> None:
     """Qwen3 drops thoughts when the user speaks again: what follows them is not cached then."""
     said = "<think>\n" + "Let me see. " * 20 + "\n</think>\n\n" + "It is a fine day. " * 10
 
@@ -161,7 +161,7 @@ def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_server_of_many_models_is_asked_for_the_one_that_a_client_names(tmp_path: Path) -> None:
+def test_upstream_with_many_models_gets_the_client_model_name(tmp_path: Path) -> None:
     """Behind stands a server with two; in front nobody says which."""
     with (
         served("--config", two_models(tmp_path)) as behind,

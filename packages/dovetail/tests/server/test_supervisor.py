@@ -68,7 +68,7 @@ def test_a_replica_that_is_down_loses_its_sessions_and_no_others() -> None:
         assert now == before if before != 1 else now != 1
 
 
-def test_a_pool_that_is_alone_takes_the_least_busy() -> None:
+def test_pool_of_a_single_worker_picks_the_idlest_replica() -> None:
     alone = pool(agreeing=False)
     alone.replicas[0].active_requests = 1
     alone.replicas[1].active_requests = 1
@@ -97,7 +97,7 @@ def test_a_hosted_engine_is_the_engine_itself(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_hosted_engine_that_lost_its_ids_says_so(tmp_path: Path) -> None:
+def test_hosted_engine_reports_inexact_ids(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = StageEngine(tiny_model())
 
@@ -112,7 +112,7 @@ def test_a_hosted_engine_that_lost_its_ids_says_so(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_hosted_engine_asks_for_its_key(tmp_path: Path) -> None:
+def test_hosted_engine_requires_its_key(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = StageEngine(tiny_model())
         async with hosted(stage, tmp_path / "s"):
@@ -162,7 +162,7 @@ async def until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it never came to be so")
 
 
-def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
+def test_metrics_are_merged_with_worker_labels(tmp_path: Path) -> None:
     async def scene() -> None:
         metrics = [Metrics() for _ in range(3)]
         Gauge("truth", "Not every number is one.", registry=metrics[1].registry).set_function(
@@ -198,7 +198,7 @@ def test_numbers_are_gathered_and_say_whose_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["path", "abstract"])
-def test_a_service_manager_is_told(
+def test_service_manager_is_notified(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = str(tmp_path / "notify") if form == "path" else f"@dovetail-test-{tmp_path}"
@@ -247,7 +247,7 @@ def test_where_others_read_a_turn_is_recorded_when_it_is_in_the_store(siblings: 
     asyncio.run(scene())
 
 
-def test_a_store_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_store_delays_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "STORE_WRITE_TIMEOUT_SECONDS", 0.01)
 
     async def scene() -> None:

@@ -141,7 +141,7 @@ def test_each_failure_has_a_line_and_is_counted(
 
 
 @both
-def test_who_goes_in_the_middle_and_who_says_nothing(
+def test_aborted_and_silent_handshakes(
     loop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Load balancers look whether somebody listens, every few seconds: no line for them."""

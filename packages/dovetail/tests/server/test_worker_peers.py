@@ -41,7 +41,7 @@ async def family(folder: Path, *told: PeerHandler) -> AsyncIterator[WorkerPeers]
             await one.close()
 
 
-def test_the_one_that_has_it_tells_it_frame_by_frame(tmp_path: Path) -> None:
+def test_owner_streams_the_response_frame_by_frame(tmp_path: Path) -> None:
     heard = []
 
     async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
@@ -71,7 +71,7 @@ def test_who_is_silent_or_away_has_nothing(tmp_path: Path, monkeypatch: pytest.M
     run(scene)
 
 
-def test_each_is_asked_for_its_own(tmp_path: Path) -> None:
+def test_each_worker_returns_its_own_frame(tmp_path: Path) -> None:
     def says(frame: bytes) -> PeerHandler:
         async def tell(question: PeerRequest) -> AsyncGenerator[bytes]:
             yield frame
@@ -110,7 +110,7 @@ def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
     run(scene)
 
 
-def test_who_hangs_up_is_told_no_more(tmp_path: Path) -> None:
+def test_disconnect_cancels_the_response(tmp_path: Path) -> None:
     ended = asyncio.Event()
 
     async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
@@ -131,7 +131,7 @@ def test_who_hangs_up_is_told_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["it fails", "it ends"])
-def test_an_answer_that_is_not_whole_says_so(
+def test_truncated_response_raises(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(siblings_module, "PEER_TIMEOUT_SECONDS", 0.05)

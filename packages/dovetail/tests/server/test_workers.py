@@ -116,7 +116,7 @@ def is_whole(path: str, text: bytes) -> bool:
     return LAST in text and ENDS[path] in text and b"<broken>" not in text
 
 
-def test_connections_are_spread_and_any_worker_tells_the_numbers_of_all(running: Running) -> None:
+def test_connections_are_spread_and_any_worker_serves_merged_metrics(running: Running) -> None:
     before = sum(numbers(running, "dovetail_requests_total").values())
     for at in range(60):
         running.post(PATHS[at % 3], body(PATHS[at % 3], f"{at}"))
@@ -211,7 +211,7 @@ def test_a_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=LONG)])
 @pytest.mark.parametrize("why", [pytest.param("deadline", marks=LONG), "second signal"])
-def test_what_is_broken_off_says_so(tmp_path: Path, workers: int, why: str) -> None:
+def test_aborted_streams_end_with_an_error(tmp_path: Path, workers: int, why: str) -> None:
     timeout = "0" if why == "deadline" else "300"
     slow = {"workers": workers, "decode_rate": 0.5}
     with crew(tmp_path, "--drain-timeout", timeout, **slow) as running:
@@ -266,7 +266,7 @@ def test_a_limit_holds_over_all_workers(tmp_path: Path) -> None:
         assert statuses.count(200) <= 7  # a minute's six, and what came back meanwhile
 
 
-def test_what_cannot_be_is_told_at_once(tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_at_once(tmp_path: Path) -> None:
     refused = dovetail("serve", *arguments(tmp_path, "--store", "memory"), home=tmp_path)
     assert refused.status == 1
     assert "--workers" in refused.err
@@ -327,7 +327,7 @@ def test_each_of_several_models_has_an_engine_for_all_workers(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=LONG)])
-def test_a_service_manager_hears_of_start_and_stop(tmp_path: Path, workers: int) -> None:
+def test_service_manager_is_notified_of_start_and_stop(tmp_path: Path, workers: int) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(PATIENCE)

@@ -26,7 +26,7 @@ def test_the_command_survives_a_shell() -> None:
     assert "'" in install_command("otel")
 
 
-def test_no_extra_asks_an_index_for_a_sibling() -> None:
+def test_no_extra_requires_another_package_of_ours() -> None:
     """In a clone there is none to ask: what the sibling's own extra brings is named instead."""
     wanted = [one for extra in _extras("dovetail").values() for one in extra]
     assert not [one for one in wanted if one.startswith("dovetail")]

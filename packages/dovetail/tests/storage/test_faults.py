@@ -42,7 +42,7 @@ def test_one_that_only_refuses_is_not_away() -> None:
     assert (faults.failures, faults.unavailable) == (1, False)
 
 
-def test_a_redis_that_is_not_there_is_told_of_at_the_start(
+def test_unreachable_redis_is_logged_at_startup(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> bool:

@@ -30,9 +30,7 @@ def filled(*keys: str, max_entries: int | None = None) -> LruCache[str, int]:
         (lambda cache: cache.pop("b"), "acd"),
     ],
 )
-def test_least_recently_used_entry_is_evicted(
-    use: Callable[[LruCache[str, int]], object], kept: str
-) -> None:
+def test_oldest_entry_is_evicted(use: Callable[[LruCache[str, int]], object], kept: str) -> None:
     cache = filled("a", "b", "c", max_entries=3)
     use(cache)
     cache.put("d", 9)

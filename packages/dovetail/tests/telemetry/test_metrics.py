@@ -160,7 +160,7 @@ def test_a_line_leaves_out_what_is_not_known() -> None:
     }
 
 
-def test_a_line_tells_of_waits_moves_and_sub_agents() -> None:
+def test_request_line_has_waits_migrations_and_sub_agents() -> None:
     end = RequestRecord(
         id="r",
         endpoint="responses",
@@ -218,7 +218,7 @@ def test_reasons_are_a_closed_set() -> None:
     assert text.count("dovetail_prefix_reasons_total{") == len(DIVERGENCE_REASONS) + 1
 
 
-def test_usage_is_told_only_where_known() -> None:
+def test_usage_is_logged_only_where_known() -> None:
     end = RequestRecord(id="r", endpoint="chat", status=200, duration=0.5, usage=Usage(5, 2))
     assert request_fields(end)["output"] == 2
     assert "reasoning" not in request_fields(end)
@@ -230,7 +230,7 @@ def test_the_page_names_every_number() -> None:
         assert f"`{family.name}`" in page or f"`{family.name}_total`" in page, family.name
 
 
-def test_openmetrics_where_the_client_asks_for_it() -> None:
+def test_openmetrics_on_request() -> None:
     body, kind = Metrics().render("application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")

@@ -138,7 +138,7 @@ def test_a_sampler_can_be_chosen(collector: Collector, monkeypatch: pytest.Monke
     assert {one.trace for one in collector.spans} == {TRACE}
 
 
-def test_a_failure_is_told_by_its_kind(collector: Collector) -> None:
+def test_failure_sets_the_error_type(collector: Collector) -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
             stage.engine.plan = _broken(stage)
@@ -174,12 +174,14 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
 
 
 @pytest.mark.parametrize("given", ["nowhere", "ftp://x", "http://", "127.0.0.1:4318"])
-def test_an_address_that_is_none_is_told(given: str) -> None:
+def test_invalid_endpoints_are_reported(given: str) -> None:
     with pytest.raises(TelemetryError, match="URL is wanted"):
         open_telemetry(given)
 
 
-def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module in [m for m in sys.modules if m.startswith("dovetail.telemetry.otel.")]:
         if module.endswith(("recorder", "decided")):
             monkeypatch.delitem(sys.modules, module)
@@ -210,7 +212,7 @@ def test_a_header_is_read_as_the_w3c_wants_it(given: str | None, read: SpanRef |
     assert parse_traceparent(given) == read
 
 
-def test_an_engine_is_told_whose_request_it_works_on() -> None:
+def test_trace_context_is_sent_to_the_engine() -> None:
     heads: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -279,7 +281,7 @@ def test_two_servers_one_behind_the_other_make_one_trace(
     assert found["behind"].parent == found["front"].id
 
 
-def test_a_wrong_address_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_invalid_endpoint_is_reported_before_the_model_loads(tmp_path: Path) -> None:
     ended = dovetail("serve", "--otlp-endpoint", "nowhere", "--http-port", "0", home=tmp_path)
     assert ended.status == 1
     assert "--otlp-endpoint nowhere: an http:// or https:// URL is wanted" in ended.err

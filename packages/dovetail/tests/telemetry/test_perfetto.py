@@ -116,13 +116,13 @@ def test_sub_agents_are_threads_of_their_session() -> None:
     assert of_session == ["main", "explorer", "review child", "sub-agent grandchild"]
 
 
-def test_requests_at_the_same_time_are_beside_each_other() -> None:
+def test_concurrent_requests_get_separate_tracks() -> None:
     drawn = session(*(turn(1.0 + at / 10, session="s") for at in range(4)), turn(2.05, session="s"))
     threads = [names(drawn, "thread_name")[e["tid"]] for e in slices(drawn, "turn")]
     assert threads == ["main", "main (2)", "main (3)", "main (4)", "main"]
 
 
-def test_calls_that_run_at_once_wait_beside_each_other() -> None:
+def test_concurrent_calls_get_separate_tracks() -> None:
     calls = (
         ToolCallRecord("a", "look_up", 0.6, 0.7),
         ToolCallRecord("b", "", 0.7, 0.8),
@@ -138,7 +138,7 @@ def test_calls_that_run_at_once_wait_beside_each_other() -> None:
     assert [one["ts"] + one["dur"] for one in slices(drawn, "tool call")] == [1.7e6, 1.8e6, 1.9e6]
 
 
-def test_what_takes_no_time_is_beside_each_other(tmp_path: Path) -> None:
+def test_slices_without_duration_do_not_nest(tmp_path: Path) -> None:
     """Calls of one burst begin and end at the same moment. Perfetto itself says where each lies."""
     burst = tuple(ToolCallRecord(id, "look_up", 0.6, 0.6) for id in "abc")
     at_once = {"decoded": 0.0, "admitted": 0.0, "prepared": 0.0, "first_token": 0.0}
@@ -196,7 +196,7 @@ def anything(draw: st.DrawFn) -> TraceLine:
 
 @settings(deadline=None)
 @given(st.lists(anything(), max_size=8))
-def test_whatever_a_trace_says_its_timeline_is_well_formed(lines: list[TraceLine]) -> None:
+def test_timeline_of_any_trace_is_well_formed(lines: list[TraceLine]) -> None:
     drawn = session(*lines)
     assert len(slices(drawn, "turn")) == len(lines)
 

@@ -70,7 +70,7 @@ def body(path: str, text: str = "The xylophone is hidden.", **more: Any) -> dict
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("path", PATHS)
-def test_the_times_of_an_answer_are_in_order(path: str, stream: bool) -> None:
+def test_times_of_a_response_are_in_order(path: str, stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -120,7 +120,7 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_what_was_said_before_a_hang_up_is_counted(stream: bool) -> None:
+def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -148,7 +148,7 @@ def test_what_was_said_before_a_hang_up_is_counted(stream: bool) -> None:
     run(scene)
 
 
-def test_a_thought_that_a_hang_up_cuts_ends_with_it() -> None:
+def test_reasoning_span_ends_at_a_disconnect() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -174,7 +174,7 @@ def test_a_thought_that_a_hang_up_cuts_ends_with_it() -> None:
     run(scene)
 
 
-def test_a_call_that_was_cut_is_never_dispatched_and_a_strange_name_is_not_told() -> None:
+def test_truncated_call_is_not_dispatched_and_unknown_name_is_omitted() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -196,7 +196,7 @@ def test_a_call_that_was_cut_is_never_dispatched_and_a_strange_name_is_not_told(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_line_has_nothing_of_what_was_said(path: str) -> None:
+def test_line_contains_no_content(path: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -210,7 +210,7 @@ def test_a_line_has_nothing_of_what_was_said(path: str) -> None:
     run(scene)
 
 
-def test_what_a_client_calls_things_is_cut() -> None:
+def test_client_names_are_truncated() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -227,7 +227,7 @@ def test_what_a_client_calls_things_is_cut() -> None:
     run(scene)
 
 
-def test_the_clients_span_is_kept_where_it_is_sound() -> None:
+def test_valid_client_span_is_recorded() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -239,7 +239,7 @@ def test_the_clients_span_is_kept_where_it_is_sound() -> None:
     run(scene)
 
 
-def test_digests_of_a_prompt_tell_a_tenants_own_prefixes_alone() -> None:
+def test_prompt_digests_are_private_to_the_tenant() -> None:
     keys = [ApiKey(name, sha256(name.encode()).digest()) for name in ("a", "b")]
 
     async def scene() -> None:
@@ -351,7 +351,7 @@ def test_one_who_found_no_room_was_not_admitted() -> None:
     run(scene)
 
 
-def test_of_several_choices_the_first_ones_parts_are_kept_and_all_tokens() -> None:
+def test_first_choice_is_recorded_with_the_tokens_of_all() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
@@ -368,7 +368,7 @@ def test_of_several_choices_the_first_ones_parts_are_kept_and_all_tokens() -> No
     run(scene)
 
 
-def test_an_answer_that_moved_says_how_often_and_with_how_much() -> None:
+def test_migrations_and_carried_tokens_are_recorded() -> None:
     model = tiny_model()
     engine = StageEngine(model)
 

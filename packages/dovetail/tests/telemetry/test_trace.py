@@ -57,7 +57,7 @@ def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path, keep: int, fi
     assert all(mode(one) == 0o600 for one in (path, *kept))
 
 
-def test_nothing_is_put_away_without_a_limit_nor_kept_where_none_are(tmp_path: Path) -> None:
+def test_no_rotation_without_a_limit_and_no_rotated_files_with_keep_zero(tmp_path: Path) -> None:
     endless = TraceFile(tmp_path / "endless", max_bytes=0, max_rotated_files=2)
     bare = TraceFile(tmp_path / "bare", max_bytes=150, max_rotated_files=0)
     for _ in range(5):
@@ -134,7 +134,7 @@ class Stuck:
     def close(self) -> None: ...
 
 
-def test_a_disk_that_stops_delays_nobody_and_what_is_dropped_is_counted() -> None:
+def test_hanging_disk_delays_no_request_and_drops_are_counted() -> None:
     metrics, file = Metrics(), Stuck()
     inside = RequestContents(ids=array("I", range(1000)), key=b"k")
     writer = TraceWriter(file, metrics.count_trace_dropped, max_queued_bytes=20_000)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_a_full_disk_costs_the_lines_that_it_had_no_room_for() -> None:
     assert [json.loads(line)["id"] for line in file.lines] == ["0", "2", "3"]
 
 
-def test_a_cut_line_is_passed_over_and_others_files_are_refused(tmp_path: Path) -> None:
+def test_truncated_line_is_skipped_and_foreign_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     writer = TraceWriter(TraceFile(path, 0, 0))
     for began in (2.0, 1.0):
@@ -194,7 +194,7 @@ def test_a_cut_line_is_passed_over_and_others_files_are_refused(tmp_path: Path) 
         read_traces([broken])
 
 
-def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+def test_unwritable_trace_is_reported_at_once(tmp_path: Path) -> None:
     config = Config(trace_file=tmp_path / "missing" / "trace.jsonl")
     with pytest.raises(OSError, match=r"the trace .* cannot be written: No such file"):
         open_recorders(config, Metrics())
@@ -217,7 +217,7 @@ def test_digests_need_a_key_and_are_of_whole_blocks() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_payloads_are_there_only_where_they_are_asked_for(tmp_path: Path, stream: bool) -> None:
+def test_payloads_are_written_only_on_request(tmp_path: Path, stream: bool) -> None:
     asked = {"model": NAME, "messages": [{"role": "user", "content": "xylophone"}]}
     sent = zstandard.compress(json.dumps({**asked, "stream": stream}).encode())
 

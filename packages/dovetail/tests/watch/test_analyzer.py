@@ -71,7 +71,7 @@ class TestRecordings:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert "grüße" in path.read_text()  # text is readable, other bytes are in base64
 
-    def test_a_last_line_that_was_cut_is_left_out(self, tmp_path: Path) -> None:
+    def test_truncated_last_line_is_skipped(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jsonl"
         recorder = ExchangeRecorder(path, "http://a")
         recorder.write(EXCHANGE)
@@ -103,7 +103,7 @@ class TestRecordings:
         ("POST", "/v1/completions", None),
     ],
 )
-def test_which_requests_a_model_answers(method: str, target: str, name: str | None) -> None:
+def test_which_requests_are_generation_requests(method: str, target: str, name: str | None) -> None:
     codec = find_codec(method, target)
     assert (codec.name if codec is not None else None) == name
 
@@ -239,7 +239,7 @@ def test_a_recording_that_cannot_be_written_does_not_end_the_looking(
     watching.close()
 
 
-def test_an_answer_that_breaks_off_is_not_answered_twice() -> None:
+def test_truncated_response_is_not_forwarded_again() -> None:
     """What `--fix` hands on: the client's connection breaks, as the server's did."""
     told: list[str] = []
 

@@ -179,7 +179,7 @@ def test_a_server_that_breaks_off_breaks_the_client() -> None:
     run(scene)
 
 
-def test_nobody_can_fill_the_memory_while_the_server_is_dialed(
+def test_client_cannot_fill_the_memory_while_connecting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What comes before there is a connection waits with the client, but for one piece."""
@@ -213,7 +213,7 @@ def test_nobody_can_fill_the_memory_while_the_server_is_dialed(
     run(scene)
 
 
-def test_a_server_that_is_not_there_is_told_of() -> None:
+def test_unreachable_server_gives_502() -> None:
     async def scene() -> None:
         with socket.create_server(("127.0.0.1", 0)) as place:
             port = place.getsockname()[1]
@@ -258,12 +258,12 @@ class TestTheObserver:
         assert "sk-1" not in str(seen)
         assert seen.target == "/v1/messages?beta=true&api_key=…&sig=…"
 
-    def test_an_answer_without_a_length_ends_with_the_connection(self) -> None:
+    def test_response_without_a_length_ends_with_the_connection(self) -> None:
         told = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
         seen = self._play(REQUEST, told)
         assert [(e.response, e.truncated) for e in seen.exchanges] == [(b"until the end", False)]
 
-    def test_an_answer_that_breaks_off_is_cut(self) -> None:
+    def test_aborted_response_is_truncated(self) -> None:
         seen = self._play(REQUEST, ANSWER[:-1])
         assert [(e.response, e.truncated) for e in seen.exchanges] == [(b"{", True)]
 
@@ -309,13 +309,13 @@ class TestTheObserver:
         assert unobserved == {reason: 1}
         assert not seen.exchanges
 
-    def test_a_server_that_speaks_first_is_not_listened_to(self) -> None:
+    def test_server_that_sends_first_is_not_observed(self) -> None:
         """Nobody would ever take those bytes."""
         tap = ConnectionCapture(CaptureLimits(), lambda: 1)
         with pytest.raises(UnobservableError, match="before it was asked"):
             tap.feed("response", b"220 mail\r\n", 0.0)
 
-    def test_of_what_no_model_answers_nothing_is_kept(self) -> None:
+    def test_bodies_of_other_requests_are_not_stored(self) -> None:
         tap = ConnectionCapture(CaptureLimits(), lambda: 1)
         tap.feed("request", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
         tap.feed("response", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
@@ -343,7 +343,7 @@ class TestTheObserver:
         assert tee._queue.qsize() < 100
         tee.close()
 
-    def test_one_that_fails_disturbs_nobody(self) -> None:
+    def test_failing_observer_does_not_disturb_the_relay(self) -> None:
         class Broken(Seen):
             def take(self, exchange: object) -> None:
                 raise ZeroDivisionError

@@ -218,14 +218,14 @@ def test_a_turn_that_the_template_writes_in_other_tokens() -> None:
     assert third.needless == len(tokens(CALL_TOOL))
 
 
-def test_a_running_counter_is_told_by_its_line() -> None:
+def test_running_counter_is_reported_with_its_line() -> None:
     _, second, _ = session(Counter(), LOOP)
     assert codes(second) == ["volatile"]
     assert second.broke is not None
     assert second.broke.detail.startswith("line 2: ")
 
 
-def test_thoughts_that_the_client_does_not_return() -> None:
+def test_reasoning_not_returned_by_the_client() -> None:
     first, second, third = session(Thoughtless(), LOOP)
     assert codes(second) == codes(third) == ["thoughts_not_returned"]
     assert first.prompt_tokens is not None
@@ -316,7 +316,7 @@ def test_a_call_that_is_quoted_is_none() -> None:
     assert codes(only) == []
 
 
-def test_thoughts_that_the_server_does_not_read() -> None:
+def test_reasoning_ignored_by_the_server() -> None:
     """Told by its own count of the prompt: they were sent back, and are not in it."""
     said = {"role": "assistant", "content": "Hm.", "reasoning_content": "I should look."}
     asked = {"messages": [{"role": "user", "content": "Hi!"}, said, ASKS_AGAIN]}
@@ -395,7 +395,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
     ],
     ids=["no request", "a picture", "an error", "no answer of the API", "hung up"],
 )
-def test_exchanges_that_went_wrong_are_told_as_such(
+def test_failed_exchanges_are_reported(
     asked: dict[str, Any], more: dict[str, Any], told: str
 ) -> None:
     found = look(msgspec.structs.replace(chat_exchange(asked, {}), **more))
@@ -435,7 +435,7 @@ def test_compressed_requests_are_read() -> None:
     assert {one.session for one in notes} == {"unnamed 1", "unnamed 2"}
 
 
-def test_thoughts_between_calls_that_come_back_in_another_order() -> None:
+def test_interleaved_reasoning_returned_in_another_order() -> None:
     between = "\n<think>\nAnd?\n</think>\nText." + CALL_TOOL
     _, second = session(Grouping(), [THOUGHT + CALL_TOOL + between, "Fine."])
     assert codes(second) == ["regrouped"]
@@ -473,7 +473,7 @@ def test_a_session_without_a_name_is_known_by_its_turns() -> None:
     assert [codes(one) for one in found] == [[], [], []]
 
 
-def test_a_hang_up_ends_the_engine_and_is_told() -> None:
+def test_disconnect_stops_the_engine_and_is_reported() -> None:
     found: list[ExchangeAnalysis] = []
 
     async def hanging(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -501,7 +501,7 @@ def test_a_hang_up_ends_the_engine_and_is_told() -> None:
 HELLO = {"model": NAME, "messages": [{"role": "user", "content": "Hi!"}]}
 
 
-def test_the_summary_says_what_to_do() -> None:
+def test_summary_has_advice() -> None:
     text = format_summary(TrafficSummary(session(Biller(), LOOP)), {})
     assert "3 requests in 1 session " in text
     assert "2 × the billing line at the start of the system text changed" in text

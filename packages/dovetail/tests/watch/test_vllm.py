@@ -144,7 +144,7 @@ def test_counts_are_confirmed_without_its_tokens_too(vllm: Vllm, tmp_path: Path)
     assert [one["basis"] for one in report["exchanges"]] == ["confirmed"] * 2
 
 
-def test_fixing_answers_itself_and_hands_on_the_rest(vllm: Vllm, tmp_path: Path) -> None:
+def test_fix_mode_serves_requests_and_forwards_the_rest(vllm: Vllm, tmp_path: Path) -> None:
     told = tmp_path / "report.json"
     hello = {"messages": [{"role": "user", "content": "Hello! " * 40}], "max_tokens": 8}
     with watching(vllm.url, tmp_path, "--fix", "--json", told) as watch:

@@ -103,7 +103,7 @@ def tokenizer(folder: Path) -> tuple[str | Path, ...]:
 
 
 @pytest.mark.long
-def test_a_recording_says_what_dovetail_really_saves(folder: Path) -> None:
+def test_replay_reports_actual_savings(folder: Path) -> None:
     """Watched before a plain server, replayed, and then measured on Dovetail itself."""
     recording, told = folder / "session.jsonl", folder / "report.json"
     with served(*arguments(folder), *PLAIN) as plain:
@@ -186,7 +186,7 @@ def test_the_sdks_work_through_it(plain: Running, folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_wrong_with_the_arguments_is_told(tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
     ended = dovetail("watch", home=tmp_path)
     assert (ended.status, ended.err.count("\n")) == (1, 1)
     assert "the address of a server is needed" in ended.err
