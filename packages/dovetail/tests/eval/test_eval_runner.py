@@ -164,7 +164,7 @@ def test_a_page_has_every_figure_and_no_markup_of_strangers(
     weak: tuple[EvalTarget, list[PassMetrics]],
 ) -> None:
     told = render_html(*weak)
-    assert all(row.description.replace("'", "&#x27;") in told for row in METRIC_ROWS)
+    assert all(row.description.replace("'", "&#39;") in told for row in METRIC_ROWS)
     assert "line 1: &#x27;&lt;i&gt;109" in told
     assert "<i>" not in told
     assert told.count("not solved, 12 requests") == len(weak[1])
