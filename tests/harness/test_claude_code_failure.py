@@ -16,7 +16,7 @@ import pytest
 from claude_code import HEADLESS, claude, hide, told
 from exactness import Tell, was_exact
 from sandbox import Sandbox
-from server_process import PATIENCE, free_port, served
+from server_process import TIMEOUT_SECONDS, free_port, served
 from stage import MODEL, QWEN3_CODER, Stage, call, lay_out, say, stage, think, turns
 
 from dovetail_model import OutputBlock
@@ -113,9 +113,9 @@ def test_claude_code_outlives_an_engine(place: Sandbox, tmp_path: Path, tell: Te
     dying = script(die=40, delay={"between": 0.01})
     with _engine(where, port, dying) as engine, _server(where, port) as url:
         with place.start("claude", url, "-p", PROMPT, *HEADLESS) as client:
-            engine.wait(PATIENCE)
+            engine.wait(TIMEOUT_SECONDS)
             with _engine(where, port, script()):
-                out, err = client.communicate(timeout=PATIENCE)
+                out, err = client.communicate(timeout=TIMEOUT_SECONDS)
         assert client.returncode == 0, f"{out} {err}"
     _has_three(place)
     # The server tries a new engine with prompts of its own, of a few tokens.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from codex_runs import codex
 from exactness import Row, was_exact
-from recording_frontend import Asked, front_of
+from recording_frontend import RecordedRequest, front_of
 from sandbox import Sandbox
 from stage import QWEN3_CODER, call, say, stage, think, turns
 
@@ -39,7 +39,7 @@ def test_codex_sends_compressed_requests_and_compacts_remotely(
         told = codex(place, front.url, "Take all steps.", *_as_openai(front.url))
     assert told.result == DONE
     assert (place.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
-    asked = [one for one in front.asked if one.path.startswith("/v1/responses")]
+    asked = [one for one in front.requests if one.path.startswith("/v1/responses")]
     # The WebSocket is refused so that Codex does not try it again.
     assert [(one.method, one.status) for one in asked] == [("GET", 426), *[("POST", 200)] * 6]
     assert asked[0].sent["upgrade"] == "websocket"
@@ -115,5 +115,5 @@ def _as_openai(url: str) -> list[str]:
     return [part for setting in settings for part in ("-c", setting)]
 
 
-def _kind(asked: Asked) -> str:
+def _kind(asked: RecordedRequest) -> str:
     return str(json.loads(asked.sent["x-codex-turn-metadata"])["request_kind"])

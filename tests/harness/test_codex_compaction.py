@@ -84,7 +84,7 @@ def _all_steps(place: Sandbox) -> None:
 
 def _catalog_with_a_larger_window(server: Running, path: Path) -> tuple[str, ...]:
     """Settings with which Codex believes in a window that the model does not have."""
-    models = server.ask("GET", "/v1/models?client_version=0").json["models"]
+    models = server.request("GET", "/v1/models?client_version=0").json["models"]
     window = {"context_window": 200_000, "max_context_window": 200_000}
     window["auto_compact_token_limit"] = 180_000
     path.write_text(json.dumps({"models": [{**model, **window} for model in models]}))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recording_frontend import Front, front_of
+from recording_frontend import RecordingFrontend, front_of
 from sandbox import PROGRAMS
 from server_process import Running, dovetail, qwen_folder, served
 
@@ -100,13 +100,13 @@ def server(codex: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 
 @pytest.fixture
-def front(server: Running) -> Iterator[Front]:
+def front(server: Running) -> Iterator[RecordingFrontend]:
     with front_of(server.url) as made:
         yield made
 
 
 def session(
-    front: Front,
+    front: RecordingFrontend,
     folder: Path,
     *arguments: str | Path,
     catalog: Path | None = None,
@@ -150,7 +150,7 @@ def written(server: Running, folder: Path, *flags: str) -> Path:
     return folder / "catalog.json"
 
 
-def test_without_a_catalog_codex_knows_nothing(front: Front, tmp_path: Path) -> None:
+def test_without_a_catalog_codex_knows_nothing(front: RecordingFrontend, tmp_path: Path) -> None:
     seen = session(front, tmp_path)
     assert "Model metadata for `openai/openai/gpt-5.5` not found" in seen.said
     assert 10_000 <= seen.output <= 10_500
@@ -160,7 +160,7 @@ def test_without_a_catalog_codex_knows_nothing(front: Front, tmp_path: Path) -> 
 
 
 def test_our_entry_tells_codex_what_the_model_can_do(
-    server: Running, front: Front, tmp_path: Path
+    server: Running, front: RecordingFrontend, tmp_path: Path
 ) -> None:
     path = written(server, tmp_path)
     seen = session(front, tmp_path, catalog=path)
@@ -175,7 +175,9 @@ def test_our_entry_tells_codex_what_the_model_can_do(
     assert (tmp_path / "work" / "greeting.txt").read_text() == "grüße\n"
 
 
-def test_the_alias_of_a_profile_has_its_ways(server: Running, front: Front, tmp_path: Path) -> None:
+def test_the_alias_of_a_profile_has_its_ways(
+    server: Running, front: RecordingFrontend, tmp_path: Path
+) -> None:
     path = written(server, tmp_path, "--codex-profile", PROFILE)
     seen = session(front, tmp_path, catalog=path)
     assert 40_000 <= seen.output <= 40_500
@@ -189,7 +191,7 @@ def test_the_alias_of_a_profile_has_its_ways(server: Running, front: Front, tmp_
 
 
 def test_an_image_is_left_out_for_a_model_that_sees_none(
-    server: Running, front: Front, tmp_path: Path
+    server: Running, front: RecordingFrontend, tmp_path: Path
 ) -> None:
     """Without an entry Codex sends it, and the server has to refuse the whole request."""
     image = tmp_path / "red.png"
@@ -200,27 +202,27 @@ def test_an_image_is_left_out_for_a_model_that_sees_none(
     assert any("do not support image input" in part["text"] for part in parts)
 
 
-def test_codex_fetches_the_catalog_by_itself(front: Front, tmp_path: Path) -> None:
+def test_codex_fetches_the_catalog_by_itself(front: RecordingFrontend, tmp_path: Path) -> None:
     """It does so where a command makes its key. With the right tag it asks only at its start."""
     seen = session(front, tmp_path, auth=True, model=ALIAS)
     assert "not found" not in seen.said
     assert seen.first["reasoning"]["effort"] == "medium"
     assert ("custom", "apply_patch") in seen.tools
     kept = json.loads((tmp_path / "home" / "models_cache.json").read_text())
-    lists = [one for one in front.asked if one.path.startswith("/v1/models?client_version=")]
+    lists = [one for one in front.requests if one.path.startswith("/v1/models?client_version=")]
     assert [one["slug"] for one in kept["models"]] == [MODEL, ALIAS]
     assert {one.headers["etag"] for one in lists} == {kept["etag"]}
-    answers = [one for one in front.asked if one.path == "/v1/responses"]
+    answers = [one for one in front.requests if one.path == "/v1/responses"]
     assert {one.headers["x-models-etag"] for one in answers} == {kept["etag"]}
-    first = front.asked.index(answers[0])
-    assert not [one for one in front.asked[first:] if one.method == "GET"]
+    first = front.requests.index(answers[0])
+    assert not [one for one in front.requests[first:] if one.method == "GET"]
 
 
-def test_another_tag_makes_codex_fetch_it_anew(front: Front, tmp_path: Path) -> None:
+def test_another_tag_makes_codex_fetch_it_anew(front: RecordingFrontend, tmp_path: Path) -> None:
     front.more["x-models-etag"] = 'W/"another"'
     session(front, tmp_path, auth=True)
-    answers = [at for at, one in enumerate(front.asked) if one.path == "/v1/responses"]
-    assert [one for one in front.asked[answers[0] :] if one.path.startswith("/v1/models?")]
+    answers = [at for at, one in enumerate(front.requests) if one.path == "/v1/responses"]
+    assert [one for one in front.requests[answers[0] :] if one.path.startswith("/v1/models?")]
 
 
 def test_an_unknown_profile_is_told_with_those_that_there_are(
@@ -246,7 +248,7 @@ def test_a_server_shows_its_models_under_a_profile(
     with served(
         model, *flags, "--served-model-name", MODEL, home=tmp_path, environment=path
     ) as other:
-        told = other.ask("GET", "/v1/models?client_version=0.166.0").json["models"]
+        told = other.request("GET", "/v1/models?client_version=0.166.0").json["models"]
     assert (
         told
         == json.loads(written(server, tmp_path, "--codex-profile", PROFILE).read_text())["models"][

@@ -16,7 +16,7 @@ from agents import (
 )
 from exactness import Row, was_exact
 from openai import AsyncOpenAI
-from server_process import PATIENCE, Running
+from server_process import TIMEOUT_SECONDS, Running
 from stage import MODEL, QWEN3_CODER, Stage, call, say, stage, think, turns
 
 from dovetail_model import OutputBlock
@@ -143,7 +143,7 @@ def _with_model(
 ) -> None:
     async def run() -> None:
         url = f"{server.url}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="none", timeout=PATIENCE) as client:
+        async with AsyncOpenAI(base_url=url, api_key="none", timeout=TIMEOUT_SECONDS) as client:
             await ask(APIS[api](MODEL, client))
 
     asyncio.run(run())

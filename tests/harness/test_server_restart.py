@@ -16,7 +16,7 @@ from claude_code import HEADLESS as CLAUDE
 from codex_runs import HEADLESS as CODEX
 from exactness import Tell, was_exact
 from sandbox import Sandbox
-from server_process import PATIENCE, Running, free_port
+from server_process import TIMEOUT_SECONDS, Running, free_port
 from stage import MODEL, QWEN3_CODER, call, say, stage, think, turns
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
@@ -49,12 +49,12 @@ def test_an_agent_comes_back_to_the_new_server(
             with _somebody_else(old):
                 _until(lambda: (place.work / "began").exists(), old)
                 old.process.send_signal(signal.SIGTERM)
-                _until(lambda: old.ask("GET", "/ready").status == 503, old)
+                _until(lambda: old.request("GET", "/ready").status == 503, old)
                 (place.work / "go").touch()
                 _until(lambda: _refused(old), old)
-            assert old.process.wait(PATIENCE) == -signal.SIGTERM
+            assert old.process.wait(TIMEOUT_SECONDS) == -signal.SIGTERM
             with where.server(script, *port):
-                out, err = client.communicate(timeout=PATIENCE)
+                out, err = client.communicate(timeout=TIMEOUT_SECONDS)
         assert client.returncode == 0, f"{out[-3000:]} {err[-3000:]}"
     assert DONE in out
     asked = [one for one in where.heard if "the other client" not in one.output_text]
@@ -79,7 +79,7 @@ def _refused(server: Running) -> bool:
 
 def _until(is_so: Callable[[], bool], server: Running) -> None:
     """Waits for what comes in a while; where it does not, the log may say why."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
         assert time.monotonic() < end, server.log.read_text()[-5000:]
         time.sleep(0.05)

@@ -192,6 +192,6 @@ def test_the_workers_of_a_server_share_the_limits_of_a_key(tmp_path: Path) -> No
         ThreadPoolExecutor(4) as crowd,
     ):
         request = [
-            crowd.submit(running.ask, "POST", "/v1/chat/completions", body) for _ in range(16)
+            crowd.submit(running.request, "POST", "/v1/chat/completions", body) for _ in range(16)
         ]
         assert sorted(one.result().status for one in request) == [200] * 2 + [429] * 14

@@ -82,12 +82,12 @@ def test_render_shows_the_prompt(api: str) -> None:
     assert ran.exit_code == 0
     assert ran.stdout.rstrip("\n") == PROMPT.rstrip("\n")
     assert "15 tokens, 0 of them as the ledger has them (cold)" in ran.stderr
-    told = json.loads(printed("render", "qwen", f"{api}.json", "--api", api, "--json"))
-    assert told["text"] == PROMPT
-    assert len(told["ids"]) == 15
-    assert told["ids"].count(151645) == 1  # what the user spelled is no control token
+    rendered = json.loads(printed("render", "qwen", f"{api}.json", "--api", api, "--json"))
+    assert rendered["text"] == PROMPT
+    assert len(rendered["ids"]) == 15
+    assert rendered["ids"].count(151645) == 1  # what the user spelled is no control token
     ids = printed("render", "qwen", f"{api}.json", "--api", api, "--ids")
-    assert " ".join(map(str, told["ids"])) in ids
+    assert " ".join(map(str, rendered["ids"])) in ids
 
 
 def test_parse_by_name_and_by_model() -> None:
@@ -120,9 +120,9 @@ def test_models_shows_which_are_downloaded(place: Path) -> None:
     (found,) = json.loads(printed("models", "--json"))
     assert (found["name"], found["licence"]) == ("smollm2", weights.license)
     assert (found["context"], found["fetched"]) == (weights.context_length, False)
-    shelf = place / "elsewhere" / "models"
-    shelf.mkdir(parents=True)
-    with (shelf / "smollm2.gguf").open("wb") as file:
+    models_dir = place / "elsewhere" / "models"
+    models_dir.mkdir(parents=True)
+    with (models_dir / "smollm2.gguf").open("wb") as file:
         file.truncate(weights.size_bytes)
     (found,) = json.loads(printed("models", "--json", "--data-dir", "elsewhere"))
     assert found["fetched"] is True
@@ -140,9 +140,9 @@ def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
     """By its own template, and not by the one in the weights' file, which adds a system text."""
     if not WEIGHTS.exists():
         pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
-    shelf = place / "home" / "models"
-    shelf.mkdir(parents=True)
-    (shelf / "smollm2.gguf").symlink_to(WEIGHTS)
+    models_dir = place / "home" / "models"
+    models_dir.mkdir(parents=True)
+    (models_dir / "smollm2.gguf").symlink_to(WEIGHTS)
     assert json.loads(printed("render", "smollm2", "chat.json", "--api", "chat", "--json"))[
         "text"
     ] == (PROMPT)
@@ -151,7 +151,7 @@ def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ("inspect nothing", "nothing"),
         ("inspect empty", "empty holds no tokenizer"),
@@ -172,18 +172,18 @@ def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
         ("tokenize binary.gguf text", "not a GGUF file"),
     ],
 )
-def test_errors_are_reported_in_one_line(arguments: str, told: str) -> None:
+def test_errors_are_reported_in_one_line(arguments: str, expected: str) -> None:
     ran = run(*arguments.split())
     assert ran.exit_code == 1
     assert ran.stdout == ""
     assert ran.stderr.startswith(f"dovetail {arguments.split()[0]}: ")
-    assert told in ran.stderr
+    assert expected in ran.stderr
     assert ran.stderr.count("\n") == 1
     assert isinstance(ran.exception, SystemExit)  # and no other
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ("nope", "No such command 'nope'"),
         ("inspect", "Missing argument"),
@@ -199,10 +199,10 @@ def test_errors_are_reported_in_one_line(arguments: str, told: str) -> None:
         ("config --config nofile.toml", "nofile.toml"),
     ],
 )
-def test_what_was_typed_wrong_ends_with_2(arguments: str, told: str) -> None:
+def test_what_was_typed_wrong_ends_with_2(arguments: str, expected: str) -> None:
     ran = run(*arguments.split())
     assert ran.exit_code == 2
-    assert told in ran.stderr
+    assert expected in ran.stderr
     assert isinstance(ran.exception, SystemExit)
 
 

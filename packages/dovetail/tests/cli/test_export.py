@@ -27,7 +27,7 @@ PATHS = {
 }
 
 
-def _said() -> list[str]:
+def _outputs() -> list[str]:
     calls = [
         f"<think>\nStep {at}: é 漢字.\n</think>\n\nI look.\n\n<tool_call>\n"
         f'{{"name": "run_command", "arguments": {{"timeout": 10.0, "command": "ls  {at}"}}}}\n'
@@ -39,7 +39,7 @@ def _said() -> list[str]:
 
 def _arguments(folder: Path, *more: str) -> list[str | Path]:
     script = folder / "script.yaml"
-    turns = [{"text": text, "logprobs": list(LOGPROBS)} for text in _said()]
+    turns = [{"text": text, "logprobs": list(LOGPROBS)} for text in _outputs()]
     script.write_text(json.dumps({"turns": turns, "end": "last"}))
     return [
         *(qwen_folder(folder / "model"), "--engine", "scripted", "--script", script),
@@ -50,35 +50,35 @@ def _arguments(folder: Path, *more: str) -> list[str | Path]:
 
 
 def _play(running: Running, agent: Agent) -> list[str]:
-    """The script with this agent. Gives the outward ids of the answers."""
+    """Run the script with this agent. Returns the public ids of the responses."""
     agent.ask(f"What is the answer, {agent.name}?")
-    answers = []
-    for at in range(len(_said())):
+    response_ids = []
+    for at in range(len(_outputs())):
         body = agent.body()
         headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
         path = PATHS[agent.codec.call_id_prefix, "input" in body]
-        reply = running.ask("POST", path, body, **headers)
+        reply = running.request("POST", path, body, **headers)
         assert reply.status == 200, reply.body
-        answers.append(_answer_id(reply.body))
-        heard = agent.hear(reply.body)
-        agent.answer([(call, f"file {at}.txt") for call in heard])
-    return answers
+        response_ids.append(_response_id(reply.body))
+        calls = agent.hear(reply.body)
+        agent.answer([(call, f"file {at}.txt") for call in calls])
+    return response_ids
 
 
-def _answer_id(frames: bytes) -> str:
+def _response_id(frames: bytes) -> str:
     first = json.loads(frames.partition(b"data: ")[2].partition(b"\n")[0])
     holder = first.get("message") or first.get("response") or first
     return str(holder["id"])
 
 
 class Ran:
-    """A server that three agents have talked to, each in a session of its own."""
+    """A server that three agents have used, each in a session of its own."""
 
-    def __init__(self, running: Running, home: Path, heard: list[RecordedGeneration]) -> None:
+    def __init__(self, running: Running, home: Path, generations: list[RecordedGeneration]) -> None:
         self.running = running
         self.home = home
-        self.heard = heard
-        self.answers: dict[str, list[str]] = {}
+        self.generations = generations
+        self.response_ids: dict[str, list[str]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def ran(tmp_path_factory: Any) -> Iterator[Ran]:
     with served(*_arguments(home, "--keep-logprobs"), home=home / "data") as running:
         ran = Ran(running, home / "data", [])
         for kind in KINDS:
-            ran.answers[kind.name] = _play(running, kind(session=kind.name))
-        ran.heard = read_generation_log(home / "record")
-        assert len(ran.heard) == len(KINDS) * len(_said())
+            ran.response_ids[kind.name] = _play(running, kind(session=kind.name))
+        ran.generations = read_generation_log(home / "record")
+        assert len(ran.generations) == len(KINDS) * len(_outputs())
         yield ran
 
 
@@ -106,26 +106,26 @@ def _export(home: Path, *arguments: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.out.splitlines()]
 
 
-def _check(samples: Sequence[dict[str, Any]], heard: Sequence[RecordedGeneration]) -> None:
+def _check(samples: Sequence[dict[str, Any]], generations: Sequence[RecordedGeneration]) -> None:
     """Every prompt and every answer that the engine wrote down, and nothing else."""
-    told = []
+    exported = []
     for sample in samples:
         assert sample["schema"] == "dovetail.sample/1"
         ids, mask = sample["ids"], sample["loss_mask"]
-        said = [0] * len(ids)
+        expected_mask = [0] * len(ids)
         for turn in sample["turns"]:
-            answer = ids[turn["prompt_end"] : turn["end"]]
-            told.append((tuple(ids[: turn["prompt_end"]]), tuple(answer)))
-            said[turn["prompt_end"] : turn["end"]] = [1] * len(answer)
-        assert mask == said
+            output = ids[turn["prompt_end"] : turn["end"]]
+            exported.append((tuple(ids[: turn["prompt_end"]]), tuple(output)))
+            expected_mask[turn["prompt_end"] : turn["end"]] = [1] * len(output)
+        assert mask == expected_mask
         assert len(sample["logprobs"]) == len(ids)
-    assert sorted(told) == sorted((one.prompt, one.output) for one in heard)
+    assert sorted(exported) == sorted((one.prompt, one.output) for one in generations)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_ids_are_those_that_the_engine_had(ran: Ran, kind: type[Agent]) -> None:
     samples = _export(ran.home, kind.name)
-    _check(samples, [one for one in ran.heard if kind.name in one.text])
+    _check(samples, [one for one in ran.generations if kind.name in one.text])
     assert {sample["session"] for sample in samples} == {kind.name}
     kinds = [span["kind"] for s in samples for turn in s["turns"] for span in turn["spans"]]
     assert {"reasoning", "text", "call"} <= set(kinds)
@@ -142,10 +142,10 @@ def test_logprobs_are_stored_without_being_returned(ran: Ran, kind: type[Agent])
     assert all(sample["logprobs"][at] is None for at in prompts)
     body = kind(session="watched").body() | {"stream": False}
     key = "input" if "input" in body else "messages"
-    asked = body | {key: [{"role": "user", "content": "What is the answer?"}]}
+    request = body | {key: [{"role": "user", "content": "What is the answer?"}]}
     path = PATHS[kind.codec.call_id_prefix, "input" in body]
-    answer = ran.running.post(path, asked)
-    assert not [value for value in _values(answer, "logprobs") if value]
+    response = ran.running.post(path, request)
+    assert not [value for value in _values(response, "logprobs") if value]
 
 
 def _values(tree: Any, name: str) -> list[Any]:
@@ -157,9 +157,9 @@ def _values(tree: Any, name: str) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_turn_is_exported_by_its_response_id(ran: Ran, kind: type[Agent]) -> None:
-    answers = ran.answers[kind.name]
-    assert answers[0].startswith(("msg_", "resp_", "chatcmpl-"))
-    (sample,) = _export(ran.home, answers[1])
+    response_ids = ran.response_ids[kind.name]
+    assert response_ids[0].startswith(("msg_", "resp_", "chatcmpl-"))
+    (sample,) = _export(ran.home, response_ids[1])
     assert len(sample["turns"]) == 2
     (whole,) = [s for s in _export(ran.home, kind.name) if s["turns"][0] == sample["turns"][0]]
     assert whole["ids"][: len(sample["ids"])] == sample["ids"]
@@ -199,9 +199,9 @@ def test_sessions_are_listed_and_all_of_them_exported(ran: Ran) -> None:
     listed = _run(ran.home, "--list")
     for kind in KINDS:
         (line,) = [one for one in listed.out.splitlines() if one.endswith(f"  {kind.name}")]
-        assert f" {len(_said())} turns" in line
-    told = {sample["session"] for sample in _export(ran.home, "--all")}
-    assert {kind.name for kind in KINDS} <= told
+        assert f" {len(_outputs())} turns" in line
+    sessions = {sample["session"] for sample in _export(ran.home, "--all")}
+    assert {kind.name for kind in KINDS} <= sessions
 
 
 def test_a_reader_that_has_read_enough_ends_it_quietly(ran: Ran) -> None:
@@ -224,7 +224,7 @@ def test_a_file_is_its_owners_alone_and_not_lost_by_a_wrong_name(ran: Ran, tmp_p
     file = tmp_path / "samples.jsonl"
     done = dovetail("export", KINDS[0].name, "-o", file, home=ran.home)
     assert (done.status, done.out) == (0, "")
-    assert f"1 sample, {len(_said())} turns, " in done.err
+    assert f"1 sample, {len(_outputs())} turns, " in done.err
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.read_bytes()
     done = _run(ran.home, "nobody", "-o", file)
@@ -241,7 +241,7 @@ def test_another_tenant_has_nothing(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("x", "--store", "memory"), "in the server's memory alone"),
         (("x",), "no turns are kept in"),
@@ -252,11 +252,11 @@ def test_another_tenant_has_nothing(ran: Ran) -> None:
     ],
 )
 def test_errors_are_reported_and_no_file_is_created(
-    arguments: tuple[str, ...], told: str, tmp_path: Path
+    arguments: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
     done = _run(tmp_path, *arguments)
     assert done.status != 0
-    assert told in " ".join(done.err.replace("│", " ").split())
+    assert expected in " ".join(done.err.replace("│", " ").split())
     assert "Traceback" not in done.err
     assert list(tmp_path.iterdir()) == []
 
@@ -283,7 +283,7 @@ def test_logprobs_are_requested_from_a_remote_engine(tmp_path: Path) -> None:
                 samples = _export(home, "remote")
         finally:
             engine.terminate()
-    assert sum(len(sample["turns"]) for sample in samples) == len(_said())
+    assert sum(len(sample["turns"]) for sample in samples) == len(_outputs())
     for sample in samples:
         known = [value is not None for value in sample["logprobs"]]
         assert known == [bool(chosen) for chosen in sample["loss_mask"]]
@@ -299,8 +299,8 @@ def test_from_redis_it_is_the_same(tmp_path: Path) -> None:
         with served(*arguments, home=tmp_path / "data") as running:
             _play(running, Codex(session="in redis"))
             samples = _export(tmp_path, "in redis", "--store", server.url)
-        heard = read_generation_log(tmp_path / "record")
+        generations = read_generation_log(tmp_path / "record")
         assert all(sample["logprobs"] is None for sample in samples)
-        _check([{**one, "logprobs": one["ids"]} for one in samples], heard)
+        _check([{**one, "logprobs": one["ids"]} for one in samples], generations)
     finally:
         server.remove()

@@ -59,7 +59,7 @@ def test_a_broken_file_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["two words"], "tenant:sha256"),
         (["a:b"], "tenant:sha256"),
@@ -72,10 +72,10 @@ def test_a_broken_file_is_left_alone(tmp_path: Path) -> None:
         (["a", "requests=5#tokens=6"], "comment"),
     ],
 )
-def test_words_are_those_of_the_file(words: list[str], told: str) -> None:
+def test_words_are_those_of_the_file(words: list[str], expected: str) -> None:
     refused = ran("new", *words)
     assert refused.exit_code == 1
-    assert told in refused.output
+    assert expected in refused.output
 
 
 def test_a_file_is_checked(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from server_process import (
     NAME,
-    PATIENCE,
+    TIMEOUT_SECONDS,
     clean_environment,
     dovetail,
     free_port,
@@ -73,8 +73,12 @@ def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: 
     (tmp_path / "second.json").write_text(json.dumps(body))
     known = first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
     command = ["render", str(place / "qwen"), "second.json", "--data-dir", "."]
-    told = json.loads(dovetail(*command, "--json", home=tmp_path).out)
-    assert (len(told["ids"]), told["reused_tokens"], told["how"]) == (count, known, "grown")
+    rendered = json.loads(dovetail(*command, "--json", home=tmp_path).out)
+    assert (len(rendered["ids"]), rendered["reused_tokens"], rendered["how"]) == (
+        count,
+        known,
+        "grown",
+    )
     shown = dovetail(*command, home=tmp_path)
     assert f"{count} tokens, {known} of them as the ledger has them (grown)" in shown.err
     cold = json.loads(dovetail(*command[:3], "--json", home=tmp_path).out)
@@ -101,31 +105,31 @@ STARTS = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [*STARTS[:5], *(pytest.param(*one, marks=pytest.mark.long) for one in STARTS[5:])],
 )
 def test_startup_failure_is_reported_in_one_line(
-    place: Path, arguments: list[str], told: str
+    place: Path, arguments: list[str], expected: str
 ) -> None:
     ran = dovetail("serve", *arguments, home=place)
     assert ran.status == 1
     assert ran.out == ""
     assert ran.err.startswith("dovetail serve: ")
-    assert told in ran.err
+    assert expected in ran.err
     assert ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ([*scripted("broken.yaml")], "broken.yaml: not YAML"),
         ([*scripted(), "--tls-cert-path", "not.pem"], "not.pem"),
     ],
 )
-def test_longer_stories_have_no_traceback(place: Path, arguments: list[str], told: str) -> None:
+def test_longer_stories_have_no_traceback(place: Path, arguments: list[str], expected: str) -> None:
     ran = dovetail("serve", *arguments, home=place)
     assert ran.status == 1
-    assert told in ran.err
+    assert expected in ran.err
     assert "Traceback" not in ran.err
 
 
@@ -148,7 +152,7 @@ def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
         assert 'event=warning_emitted text="template and parsers do not fit' in log
         assert 'event=warning_emitted text="listening on 0.0.0.0 without API keys' in log
         assert running.url.startswith("http://127.0.0.1:")
-        assert running.ask("GET", "/live").status == 200
+        assert running.request("GET", "/live").status == 200
 
 
 def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
@@ -156,7 +160,7 @@ def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
     flags = ["--http-host", "0.0.0.0", "--log-format", "json", "--served-model-name", NAME]
     with served(place / "qwen", *scripted(str(place / "hello.txt"))[1:], *flags) as running:
         running.process.send_signal(SIGTERM)
-        running.process.wait(PATIENCE)
+        running.process.wait(TIMEOUT_SECONDS)
         lines = [json.loads(line) for line in running.log.read_text().splitlines()]
     *warnings, serving, draining, stopped = lines
     assert {line["event"] for line in warnings} == {"warning_emitted"}
@@ -166,8 +170,8 @@ def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
         "server_stopped",
     ]
     port = running.url.rpartition(":")[2]
-    told = (serving["address"], serving["models"], serving["workers"], serving["version"])
-    assert told == (f"http://0.0.0.0:{port}", NAME, 1, version("dovetail"))
+    fields = (serving["address"], serving["models"], serving["workers"], serving["version"])
+    assert fields == (f"http://0.0.0.0:{port}", NAME, 1, version("dovetail"))
 
 
 def test_unreachable_engine_is_reported_once(place: Path) -> None:
@@ -182,7 +186,7 @@ def test_unreachable_engine_is_reported_once(place: Path) -> None:
 def test_an_operator_ends_it_without_a_fuss(place: Path, signal: int, status: int) -> None:
     with served(place / "qwen", *scripted(str(place / "hello.txt"))[1:]) as running:
         running.process.send_signal(signal)
-        assert running.process.wait(PATIENCE) == status
+        assert running.process.wait(TIMEOUT_SECONDS) == status
         assert "Traceback" not in running.log.read_text()
 
 
@@ -199,12 +203,12 @@ def test_the_scripted_engine_as_a_process(place: Path) -> None:
             assert process.stdout is not None
             address = process.stdout.readline().strip().rpartition("http://")[2]
             body = {"model": "qwen", "prompt": [1, 2, 3], "max_tokens": 50}
-            answer = _post(address, "/v1/completions", body)
-            assert answer["choices"][0]["text"].endswith("Hello.")
-            assert answer["usage"]["prompt_tokens"] == 3
+            response = _post(address, "/v1/completions", body)
+            assert response["choices"][0]["text"].endswith("Hello.")
+            assert response["usage"]["prompt_tokens"] == 3
         finally:
             process.send_signal(SIGTERM)
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
 
 
 def test_scripted_engine_reports_its_own_errors(place: Path) -> None:
@@ -215,7 +219,7 @@ def test_scripted_engine_reports_its_own_errors(place: Path) -> None:
 
 
 def _post(address: str, path: str, body: Any) -> Any:
-    connection = HTTPConnection(address, timeout=PATIENCE)
+    connection = HTTPConnection(address, timeout=TIMEOUT_SECONDS)
     try:
         headers = {"content-type": "application/json"}
         connection.request("POST", path, json.dumps(body).encode(), headers)

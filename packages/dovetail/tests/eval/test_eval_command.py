@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from eval_fixture import MODEL, perfect
-from server_process import PATIENCE, clean_environment, dovetail, qwen_folder, served
+from server_process import TIMEOUT_SECONDS, clean_environment, dovetail, qwen_folder, served
 
 from dovetail.eval.tasks import TASKS
 
@@ -39,17 +39,17 @@ def scripted(place: Path) -> Iterator[str]:
             yield process.stdout.readline().rpartition(" ")[2].strip()
         finally:
             process.terminate()
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
 
 
 def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
     model = ("--engine", "scripted", "--script", place / "script.yaml", "--api-key", "se-cret")
     with served(place / "model", *model, *READ, "--served-model-name", MODEL) as running:
-        told = place / "report.json"
+        report_path = place / "report.json"
         locked = dovetail("accept", running.url, home=place)
         ended = dovetail(
             *("accept", running.url, "--tasks", "par*", "--tasks", "write", "--api", "responses"),
-            *("--json", told, "--html", place / "report.html", "--repeat", "2"),
+            *("--json", report_path, "--html", place / "report.html", "--repeat", "2"),
             home=place,
             environment={"DOVETAIL_ENGINE_API_KEY": "se-cret"},
         )
@@ -60,13 +60,13 @@ def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
     assert "4 of 4" in ended.out
     assert "Dovetail speaks to it as openai" in ended.err
     assert ended.err.count("solved") == 8
-    report = json.loads(told.read_text())
+    report = json.loads(report_path.read_text())
     assert (report["model"], report["faults"]) == (MODEL, 0)
     assert [one["name"] for one in report["passes"]] == ["off", "on, responses"]
     tasks = [one["task"] for one in report["passes"][0]["done"]]
     assert tasks == ["write", "parallel"] * 2
     assert (place / "report.html").read_text().startswith("<!doctype html>")
-    assert "se-cret" not in ended.out + ended.err + told.read_text()
+    assert "se-cret" not in ended.out + ended.err + report_path.read_text()
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from http_fixture import run
 from upstream_environment import Answer, Asked, chunks, faked, refusal, stream, user
 from watch_fixture import listening
 
-from dovetail.eval import client as speaking
+from dovetail.eval import client as eval_client
 from dovetail.eval.client import APIS, ApiClient
 from dovetail.eval.metrics import PassMetrics, PromptStats, sum_prefix_stats
 from dovetail.eval.report import build_notes, to_report_json
@@ -29,14 +29,14 @@ def listed(**card: Any) -> Answer:
     return Answer(body=json.dumps({"data": [{"id": "m", **card}]}).encode())
 
 
-def served(*answers: Answer, models: Answer | None = None) -> Any:
+def served(*responses: Answer, models: Answer | None = None) -> Any:
     """A server that gives these answers to chats, the last one again and again."""
-    left = list(answers)
+    left = list(responses)
 
-    def reply(asked: Asked) -> Answer:
-        if asked.path == "/v1/models":
+    def reply(request: Asked) -> Answer:
+        if request.path == "/v1/models":
             return models or listed()
-        if asked.path != "/v1/chat/completions":
+        if request.path != "/v1/chat/completions":
             return refusal(404, "no such path")
         return left.pop(0) if len(left) > 1 else left[0]
 
@@ -108,10 +108,10 @@ def test_unreachable_server_is_reported_at_once() -> None:
 def test_server_kind_is_detected(card: dict[str, Any], version: bytes | None, engine: str) -> None:
     """Only a vLLM is asked for token ids; without a tokenizer all are spoken to in messages."""
 
-    def reply(asked: Asked) -> Answer:
-        if asked.path == "/version" and version is not None:
+    def reply(request: Asked) -> Answer:
+        if request.path == "/version" and version is not None:
             return Answer(body=version)
-        return served(stream(), models=listed(**card))(asked)  # type: ignore[no-any-return]
+        return served(stream(), models=listed(**card))(request)  # type: ignore[no-any-return]
 
     subject = examined(reply)
     assert subject.supports_token_ids == (engine == "vllm")
@@ -148,8 +148,8 @@ def test_server_that_aborts_the_first_response_gets_one_request() -> None:
 def test_endless_response_is_aborted(
     bytes_: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speaking, "MAX_RESPONSE_BYTES", bytes_)
-    monkeypatch.setattr(speaking, "MAX_TOOL_CALLS", calls)
+    monkeypatch.setattr(eval_client, "MAX_RESPONSE_BYTES", bytes_)
+    monkeypatch.setattr(eval_client, "MAX_TOOL_CALLS", calls)
     many = [
         {"tool_calls": [{"index": at, "id": f"c{at}", **_function("list_files", "{}")}]}
         for at in range(4)
@@ -164,12 +164,12 @@ def test_endless_response_is_aborted(
 def test_cache_reports_of_one_endpoint_are_not_expected_of_another() -> None:
     """An SGLang tells of its cache where it takes tokens, and in chats only if started so."""
     silent = [PromptStats(True, prompt_tokens=100), PromptStats(False, True, 10, prompt_tokens=120)]
-    told = [
+    reported = [
         PromptStats(True, prompt_tokens=100),
         PromptStats(False, True, 10, prompt_tokens=120, cached_tokens=110),
     ]
     assert (sum_prefix_stats(silent).computed, sum_prefix_stats(silent).again) == (None, None)
-    assert (sum_prefix_stats(told).computed, sum_prefix_stats(told).again) == (110, 0)
+    assert (sum_prefix_stats(reported).computed, sum_prefix_stats(reported).again) == (110, 0)
 
 
 def test_truncated_response_leaves_other_counts() -> None:
@@ -185,10 +185,10 @@ def test_truncated_response_leaves_other_counts() -> None:
 def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
     """The server goes away while Dovetail finds out what it can do."""
 
-    def reply(asked: Asked) -> Answer:
-        if asked.method == "POST":
+    def reply(request: Asked) -> Answer:
+        if request.method == "POST":
             return BROKEN
-        return served(stream())(asked)  # type: ignore[no-any-return]
+        return served(stream())(request)  # type: ignore[no-any-return]
 
     with pytest.raises(EvalError, match=r"Dovetail cannot start before http://.*broke off"):
         tried(reply, replace(ONE, apis=("chat",)))
@@ -203,7 +203,7 @@ def test_a_full_window_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "fault"),
+    ("responses", "fault"),
     [
         ([stream({"content": "x"}, reason=None, done=False)], "stream ended before its answer"),
         ([refusal(500, "out of memory")], "status 500: out of memory"),
@@ -214,8 +214,8 @@ def test_a_full_window_is_no_fault() -> None:
         ([stream({"content": "x"}, reason="tool_calls")], "there are none"),
     ],
 )
-def test_faults_of_the_protocol_are_counted(answers: list[Answer], fault: str) -> None:
-    _, (off,), _ = tried(served(*answers))
+def test_faults_of_the_protocol_are_counted(responses: list[Answer], fault: str) -> None:
+    _, (off,), _ = tried(served(*responses))
     assert [fault in one for one in off.faults] == [True]
     assert off.done[0].requests == 1
 
@@ -237,13 +237,13 @@ def test_calls_and_results_go_back_as_agents_send_them() -> None:
     )
     _, (off,), bodies = tried(served(first, stream({"content": "Done."})))
     assert (off.calls.made, off.calls.valid_json, off.calls.together) == (2, 1, 2)
-    said, *gave = bodies[1]["messages"][2:]
-    assert said["reasoning_content"] == "Hm. And?"
-    sent = [json.loads(one["function"]["arguments"]) for one in said["tool_calls"]]
+    assistant, *results = bodies[1]["messages"][2:]
+    assert assistant["reasoning_content"] == "Hm. And?"
+    sent = [json.loads(one["function"]["arguments"]) for one in assistant["tool_calls"]]
     assert sent == [{"input": '{"path": "a", "content": oops'}, {}]
-    assert [one["tool_call_id"] for one in gave] == ["c1", "c2"]
-    assert "no JSON" in gave[0]["content"]
-    assert gave[1]["content"] == "(no files)"
+    assert [one["tool_call_id"] for one in results] == ["c1", "c2"]
+    assert "no JSON" in results[0]["content"]
+    assert results[1]["content"] == "(no files)"
 
 
 def test_calls_that_a_server_leaves_in_its_text_are_counted() -> None:
@@ -261,16 +261,18 @@ def test_unreported_usage_is_unknown() -> None:
     assert off.prefixes.unknown_prompts == off.prefixes.later == 1
     titles = dict(build_notes(subject, [off]))
     assert len(titles["Unknown"]) == 2
-    told = to_report_json(subject, [off])["passes"][0]["prefixes"]
-    assert (told["prompt"], told["computed"], told["unknown"]) == (None, None, 1)
+    prefixes = to_report_json(subject, [off])["passes"][0]["prefixes"]
+    assert (prefixes["prompt"], prefixes["computed"], prefixes["unknown"]) == (None, None, 1)
 
 
 DISPATCH = 'event: tool_call_dispatch\ndata: {"choice_index": 0}\n\n'
 
 
-@pytest.mark.parametrize(("said", "order"), [(DISPATCH, ["tool", "end"]), ("", ["end", "tool"])])
+@pytest.mark.parametrize(
+    ("dispatch", "order"), [(DISPATCH, ["tool", "end"]), ("", ["end", "tool"])]
+)
 def test_a_tool_starts_as_soon_as_its_call_is_known_to_be_complete(
-    said: str, order: list[str]
+    dispatch: str, order: list[str]
 ) -> None:
     """A plain chat does not say so before its end. Where it is said, nobody waits for the rest."""
     happened: list[str] = []
@@ -282,9 +284,9 @@ def test_a_tool_starts_as_soon_as_its_call_is_known_to_be_complete(
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
             writer.write(chunks(_call("list_files", "{}", "c1"), reason=None, done=False))
-            writer.write(said.encode())
+            writer.write(dispatch.encode())
             await writer.drain()
-            if said:
+            if dispatch:
                 await started.wait()
             happened.append("end")
             writer.write(chunks(reason="tool_calls"))
@@ -295,11 +297,11 @@ def test_a_tool_starts_as_soon_as_its_call_is_known_to_be_complete(
             started.set()
 
         async with listening(serve) as port:
-            speaker = ApiClient(Endpoint(port=port), APIS["chat"])
-            answered = await speaker.send(user("Go.", identity=Identity(session="s")), start)
-        (times,) = answered.call_timings
-        assert times.received <= times.ready <= answered.exchange.ended
-        assert answered.connection_error == ""
+            client = ApiClient(Endpoint(port=port), APIS["chat"])
+            response = await client.send(user("Go.", identity=Identity(session="s")), start)
+        (times,) = response.call_timings
+        assert times.received <= times.ready <= response.exchange.ended
+        assert response.connection_error == ""
 
     run(scene)
     assert happened == order

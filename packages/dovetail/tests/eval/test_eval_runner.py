@@ -21,8 +21,8 @@ from dovetail_model import Sampling
 
 SAMPLING = Sampling(max_tokens=4096, temperature=0.0, seed=0)
 HERMES = ParserNames("hermes", "qwen3")
-REQUESTS = sum(len(said) + 1 for said in PERFECT.values())
-CALLS = sum(text.count("<tool_call>") for said in PERFECT.values() for text in said)
+REQUESTS = sum(len(outputs) + 1 for outputs in PERFECT.values())
+CALLS = sum(text.count("<tool_call>") for outputs in PERFECT.values() for text in outputs)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,14 @@ FEW = EvalPlan(TASKS[:3], apis=("messages", "chat"), sampling=SAMPLING)
 
 
 def tried(
-    folder: Path, script: dict[str, Any], plan: EvalPlan, *, tells_ids: bool = True, **wish: Any
+    folder: Path, script: dict[str, Any], plan: EvalPlan, *, returns_ids: bool = True, **wish: Any
 ) -> tuple[EvalTarget, list[PassMetrics]]:
     """The passes of a plan on a server that plays the script."""
     found: list[tuple[EvalTarget, list[PassMetrics]]] = []
     seen: list[tuple[str, TaskRun]] = []
 
     async def scene() -> None:
-        async with like_vllm(folder, script, tells_ids=tells_ids) as url:
+        async with like_vllm(folder, script, returns_ids=returns_ids) as url:
             wanted = EvalOptions(url, **{"tokenizer": str(folder), "parsers": HERMES, **wish})
             subject = await inspect_target(wanted)
             passes = await run_eval(subject, plan, lambda name, run: seen.append((name, run)))
@@ -76,15 +76,15 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
         # Blocks of 16 tokens are cached whole: that much of each prompt is always computed again.
         assert prefixes.again <= 16 * prefixes.later
         assert off.again > 4 * prefixes.again
-    said = shown(subject, passes)
-    assert "20 of 20 (100 %)" in said
-    assert "Unknown" not in said
+    text = shown(subject, passes)
+    assert "20 of 20 (100 %)" in text
+    assert "Unknown" not in text
 
 
 @pytest.mark.long
 def test_unreported_values_are_unknown(folder: Path) -> None:
     """Without token ids, calls written in a form that no template has cannot be made out."""
-    subject, passes = tried(folder, perfect(), FEW, tells_ids=False, engine="openai")
+    subject, passes = tried(folder, perfect(), FEW, returns_ids=False, engine="openai")
     for one in passes:
         assert one.solved_tasks == len(FEW.tasks)
         assert (one.prefixes.exact, one.prefixes.inexact) == (0, 0)
@@ -155,19 +155,19 @@ def test_a_weak_model_is_exact_with_dovetail_all_the_same(
 
 
 def test_passes_that_failed_alike_share_a_line(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
-    said = shown(*weak)
-    assert "write (every pass): notes/plan.md is not there" in said
-    assert said.count("no tool was called") == 1
+    text = shown(*weak)
+    assert "write (every pass): notes/plan.md is not there" in text
+    assert text.count("no tool was called") == 1
 
 
 def test_a_page_has_every_figure_and_no_markup_of_strangers(
     weak: tuple[EvalTarget, list[PassMetrics]],
 ) -> None:
-    told = render_html(*weak)
-    assert all(row.description.replace("'", "&#39;") in told for row in METRIC_ROWS)
-    assert "line 1: &#x27;&lt;i&gt;109" in told
-    assert "<i>" not in told
-    assert told.count("not solved, 12 requests") == len(weak[1])
+    page = render_html(*weak)
+    assert all(row.description.replace("'", "&#39;") in page for row in METRIC_ROWS)
+    assert "line 1: &#x27;&lt;i&gt;109" in page
+    assert "<i>" not in page
+    assert page.count("not solved, 12 requests") == len(weak[1])
 
 
 def shown(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:

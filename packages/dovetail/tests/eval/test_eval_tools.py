@@ -163,8 +163,8 @@ def test_a_task_is_not_solved_before_it_is_done(tmp_path: Path, task: Any) -> No
     for path, content in task.files.items():
         folder.write(path, content)
     assert task.check(folder)
-    for said in PERFECT[task.id]:
-        for block in parse(said, tool_parser="hermes", reasoning_parser="qwen3").blocks:
+    for output in PERFECT[task.id]:
+        for block in parse(output, tool_parser="hermes", reasoning_parser="qwen3").blocks:
             if block.type == "tool_call":
                 judged = check_call(block.name, block.arguments)
                 assert judged.tool is not None, judged.problem

@@ -60,8 +60,8 @@ def test_the_harness_gets_its_arguments_and_gives_its_status(
     harness = FakeHarness(tmp_path, "claude")
     ran = launch(tmp_path, "claude", "--url", running.url, "--", "-p", "--url", bin=harness.bin)
     assert (ran.status, ran.err) == (7, "")
-    assert harness.told["arguments"][2:] == ["-p", "--url"]
-    environment = harness.told["environment"]
+    assert harness.invocation["arguments"][2:] == ["-p", "--url"]
+    environment = harness.invocation["environment"]
     assert environment["ANTHROPIC_MODEL"] == NAME
     assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(LONG)
 
@@ -139,7 +139,7 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ([], "which harness? known are claude (Claude Code), codex (Codex)"),
         (["nano"], "there is no harness 'nano'; known are claude (Claude Code), codex (Codex)"),
@@ -153,13 +153,13 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
     ],
 )
 def test_errors_are_reported_in_one_line(
-    arguments: list[str], told: str, running: Running, tmp_path: Path
+    arguments: list[str], expected: str, running: Running, tmp_path: Path
 ) -> None:
     given = [running.url if part == "URL" else part for part in arguments]
     ran = launch(tmp_path, *given, DOVETAIL_HTTP_PORT=str(free_port()))
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("dovetail launch: ")
-    assert told in ran.err
+    assert expected in ran.err
     assert ran.err.count("\n") == 1
 
 
@@ -191,7 +191,7 @@ def test_a_server_with_keys(place: Path, tmp_path: Path) -> None:
             "asks for a key: DOVETAIL_API_KEY, or --api-key" in ran.err
         )  # it is not passed over for one of our own
         assert launch(tmp_path, *arguments, bin=harness.bin, DOVETAIL_API_KEY="k1").status == 7
-        assert harness.told["environment"]["ANTHROPIC_AUTH_TOKEN"] == "k1"
+        assert harness.invocation["environment"]["ANTHROPIC_AUTH_TOKEN"] == "k1"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
@@ -204,20 +204,20 @@ def test_the_greeting_can_be_pasted(place: Path, tmp_path: Path) -> None:
     environment = {**clean_environment(tmp_path), "PATH": path, "KEY": key}
     with served(*flags, environment={"DOVETAIL_API_KEY": key}) as keyed:
         assert keyed.process.stdout is not None
-        told: list[str] = []
-        while not told or "launch pi" not in told[-1]:
-            told.append(keyed.process.stdout.readline())
-        asking = [one for one in told if one.startswith("curl")]
-        assert len(asking) == 3
-        for line in asking:
+        lines: list[str] = []
+        while not lines or "launch pi" not in lines[-1]:
+            lines.append(keyed.process.stdout.readline())
+        curl_commands = [one for one in lines if one.startswith("curl")]
+        assert len(curl_commands) == 3
+        for line in curl_commands:
             ran = subprocess.run(
                 ["bash", "-c", line], env=environment, capture_output=True, text=True, check=True
             )
             assert "Hello." in ran.stdout
-        (line,) = [one for one in told if "launch codex" in one]
+        (line,) = [one for one in lines if "launch codex" in one]
         assert "--api-key" not in line
         assert subprocess.run(["bash", "-c", line], env=environment, check=False).returncode == 7
-    assert harness.told["environment"]["KEY_OF_DOVETAIL"] == key
+    assert harness.invocation["environment"]["KEY_OF_DOVETAIL"] == key
 
 
 def test_what_is_not_a_dovetail_can_be_an_engine(tmp_path: Path) -> None:

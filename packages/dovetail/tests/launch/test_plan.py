@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from launch_fixture import CATALOG, KEY, MODEL, FakeHarness, order, target
+from launch_fixture import CATALOG, KEY, MODEL, FakeHarness, launch_request, target
 
 from dovetail.launch.claude import compaction_threshold
 from dovetail.launch.harnesses import HARNESSES, get_harness
@@ -31,7 +31,7 @@ WAYS = [(name, api) for name, one in HARNESSES.items() for api in one.apis]
 
 def made(name: str, folder: Path, api: str | None = None, key: str | None = None) -> LaunchPlan:
     known = HARNESSES[name]
-    return known.prepare_plan(order(folder, api or known.apis[0], known.executable, key))
+    return known.prepare_plan(launch_request(folder, api or known.apis[0], known.executable, key))
 
 
 @pytest.mark.parametrize(("name", "api"), WAYS)
@@ -68,11 +68,11 @@ def test_printed_lines_do_what_launch_does(name: str, api: str, tmp_path: Path) 
         check=False,
     )
     assert ran.returncode == 7
-    told = harness.told
-    assert told["arguments"] == list(plan.command[1:])
+    invocation = harness.invocation
+    assert invocation["arguments"] == list(plan.command[1:])
     expected = build_environment(plan, {**inherited, **leftovers})
-    assert expected.items() <= told["environment"].items()
-    assert not set(plan.unset_variables) & set(told["environment"])
+    assert expected.items() <= invocation["environment"].items()
+    assert not set(plan.unset_variables) & set(invocation["environment"])
     for path, text in plan.files.items():
         assert path.read_text() == text
         assert [one.stat().st_mode & 0o077 for one in (path, path.parent)] == [0, 0]
@@ -80,8 +80,8 @@ def test_printed_lines_do_what_launch_does(name: str, api: str, tmp_path: Path) 
 
 def test_claude_code_gets_every_role_and_the_real_window(tmp_path: Path) -> None:
     known = HARNESSES["claude"]
-    asked = LaunchRequest(target(65_536), "messages", (), "claude", tmp_path)
-    set_to = known.build_plan(asked).environment
+    request = LaunchRequest(target(65_536), "messages", (), "claude", tmp_path)
+    set_to = known.build_plan(request).environment
     assert set_to["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000"
     assert set_to["ANTHROPIC_AUTH_TOKEN"] == "none"
     roles = [name for name, value in set_to.items() if value == MODEL]
@@ -90,13 +90,13 @@ def test_claude_code_gets_every_role_and_the_real_window(tmp_path: Path) -> None
     assert set_to["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
     assert set_to["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "65536"
     assert set_to["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "8192"
-    assert "ANTHROPIC_API_KEY" in known.build_plan(asked).unset_variables
+    assert "ANTHROPIC_API_KEY" in known.build_plan(request).unset_variables
 
 
 def test_codex_uses_websockets_on_request(tmp_path: Path) -> None:
-    for api, told in (("responses", False), ("websocket", True)):
+    for api, has_websockets in (("responses", False), ("websocket", True)):
         (provider,) = (part for part in made("codex", tmp_path, api).command if "base_url" in part)
-        assert ("supports_websockets=true" in provider) == told
+        assert ("supports_websockets=true" in provider) == has_websockets
 
 
 def test_a_key_that_json_spells_otherwise_is_not_shown_either(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_claude_code_settings_repeat_the_environment(tmp_path: Path) -> None:
     plan = made("claude", tmp_path, key=KEY)
     flag, path = plan.command[1:3]
     assert flag == "--settings"
-    told = json.loads(plan.files[Path(path)])
-    assert told["env"] == {**dict.fromkeys(plan.unset_variables, ""), **plan.environment}
-    assert told["apiKeyHelper"] == ""  # its key would be sent beside ours
+    settings = json.loads(plan.files[Path(path)])
+    assert settings["env"] == {**dict.fromkeys(plan.unset_variables, ""), **plan.environment}
+    assert settings["apiKeyHelper"] == ""  # its key would be sent beside ours
 
 
 @pytest.mark.parametrize("window", [HARNESSES["claude"].min_context_tokens, 131_072, 1_000_000])
@@ -128,19 +128,19 @@ def test_claude_code_compacts_with_room_for_a_response(window: int) -> None:
 def test_codex_settings_are_toml(tmp_path: Path) -> None:
     plan = made("codex", tmp_path, key=KEY)
     given = [after for flag, after in pairwise(plan.command) if flag == "-c"]
-    told = tomllib.loads("\n".join(given))
-    assert told["model"] == MODEL
-    assert told["model_provider"] == "dovetail"
-    assert told["model_providers"]["dovetail"] == {
+    settings = tomllib.loads("\n".join(given))
+    assert settings["model"] == MODEL
+    assert settings["model_provider"] == "dovetail"
+    assert settings["model_providers"]["dovetail"] == {
         "name": "Dovetail",
         "base_url": "http://127.0.0.1:8000/v1",
         "wire_api": "responses",
         "env_key": API_KEY_VARIABLE,
     }
-    assert json.loads(plan.files[Path(told["model_catalog_json"])]) == CATALOG
+    assert json.loads(plan.files[Path(settings["model_catalog_json"])]) == CATALOG
     # A config.toml may have figures for another model, which win over a catalog.
-    assert told["model_context_window"] == 200_000
-    assert told["model_auto_compact_token_limit"] == 180_000
+    assert settings["model_context_window"] == 200_000
+    assert settings["model_auto_compact_token_limit"] == 180_000
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_codex_settings_are_toml(tmp_path: Path) -> None:
 )
 def test_opencode_gets_a_provider_without_a_file(api: str, sdk: str, tmp_path: Path) -> None:
     plan = made("opencode", tmp_path, api)
-    told = json.loads(plan.environment["OPENCODE_CONFIG_CONTENT"])
+    settings = json.loads(plan.environment["OPENCODE_CONFIG_CONTENT"])
     assert not plan.files
-    assert told["model"] == told["small_model"] == f"dovetail/{MODEL}"
-    provider = told["provider"]["dovetail"]
+    assert settings["model"] == settings["small_model"] == f"dovetail/{MODEL}"
+    provider = settings["provider"]["dovetail"]
     assert provider["npm"] == sdk
     assert provider["options"]["apiKey"] == f"{{env:{API_KEY_VARIABLE}}}"
     assert provider["models"][MODEL]["limit"] == {"context": 200_000, "output": 25_000}
-    assert (told["enabled_providers"], told["disabled_providers"]) == (["dovetail"], [])
+    assert (settings["enabled_providers"], settings["disabled_providers"]) == (["dovetail"], [])
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_opencode_gets_a_provider_without_a_file(api: str, sdk: str, tmp_path: P
 def test_opencode_gets_the_model_flag_where_it_is_accepted(
     given: tuple[str, ...], run: tuple[str, ...], tmp_path: Path
 ) -> None:
-    asked = LaunchRequest(target(), "chat", given, "opencode", tmp_path)
+    request = LaunchRequest(target(), "chat", given, "opencode", tmp_path)
     named = tuple(f"dovetail/{MODEL}" if part == "NAME" else part for part in run)
-    assert HARNESSES["opencode"].build_plan(asked).command == ("opencode", *named)
+    assert HARNESSES["opencode"].build_plan(request).command == ("opencode", *named)
 
 
 @pytest.mark.parametrize(
@@ -197,13 +197,13 @@ def test_pi_and_openclaw_get_the_requested_api(
 
 
 def test_openclaw_chats_in_the_terminal_by_default(tmp_path: Path) -> None:
-    asked = LaunchRequest(target(), "responses", (), "openclaw", tmp_path)
-    assert HARNESSES["openclaw"].build_plan(asked).command == ("openclaw", "chat")
+    request = LaunchRequest(target(), "responses", (), "openclaw", tmp_path)
+    assert HARNESSES["openclaw"].build_plan(request).command == ("openclaw", "chat")
 
 
 def test_servers_do_not_share_files_that_are_read_while_a_harness_runs(tmp_path: Path) -> None:
-    here = order(tmp_path, "messages", "claude")
-    again = order(tmp_path, "messages", "claude", KEY)
+    here = launch_request(tmp_path, "messages", "claude")
+    again = launch_request(tmp_path, "messages", "claude", KEY)
     elsewhere = replace(here, target=replace(here.target, address="http://127.0.0.1:9000"))
     other = replace(here, target=replace(here.target, model="other"))
     assert here.run_dir == again.run_dir
@@ -224,10 +224,10 @@ def test_proxy_is_bypassed_for_the_server(
 ) -> None:
     past = build_proxy_bypass("http://127.0.0.1:8000", inherited)
     known = HARNESSES[name]
-    asked = replace(order(tmp_path, known.apis[0], known.executable), proxy_bypass=past)
-    plan = known.prepare_plan(asked)
-    told = build_environment(plan, inherited)
-    assert told["no_proxy"] == told["NO_PROXY"] == excepted
+    request = replace(launch_request(tmp_path, known.apis[0], known.executable), proxy_bypass=past)
+    plan = known.prepare_plan(request)
+    environment = build_environment(plan, inherited)
+    assert environment["no_proxy"] == environment["NO_PROXY"] == excepted
     assert f"export NO_PROXY={excepted}" in list(to_shell_lines(plan, None))
     if name == "claude":
         (settings,) = plan.files.values()

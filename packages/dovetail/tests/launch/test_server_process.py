@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from launch_fixture import DIES, WAITS, FakeHarness
-from server_process import NAME, PATIENCE, clean_environment, dovetail, qwen_folder
+from server_process import NAME, TIMEOUT_SECONDS, clean_environment, dovetail, qwen_folder
 
 from dovetail.launch.server_process import (
     build_port_arguments,
@@ -47,15 +47,15 @@ def test_it_is_there_for_the_run_and_gone_after_it(
     does: str, status: int, settings: list[str], tmp_path: Path
 ) -> None:
     harness = FakeHarness(tmp_path, "codex", does)
-    told = {"PATH": environment(tmp_path, harness)["PATH"], "DOVETAIL_API_KEY": "k1"}
-    ran = dovetail("launch", "codex", *settings, "--", "a b", home=tmp_path, environment=told)
+    environ = {"PATH": environment(tmp_path, harness)["PATH"], "DOVETAIL_API_KEY": "k1"}
+    ran = dovetail("launch", "codex", *settings, "--", "a b", home=tmp_path, environment=environ)
     assert ran.status == status, ran.err
     log = tmp_path / "launch" / "codex" / "server.log"
     assert ran.err == f"dovetail launch: starting a server (log: {log})\n"
     assert "event=server_stopped" in log.read_text()
-    assert harness.told["arguments"][-1] == "a b"
-    assert harness.told["environment"]["KEY_OF_DOVETAIL"] == "k1"
-    assert not _answers(_address(harness))
+    assert harness.invocation["arguments"][-1] == "a b"
+    assert harness.invocation["environment"]["KEY_OF_DOVETAIL"] == "k1"
+    assert not _responds(_address(harness))
     assert [one.name for one in log.parent.iterdir()] == ["server.log"]
 
 
@@ -63,8 +63,8 @@ def test_it_is_there_for_the_run_and_gone_after_it(
 def test_one_that_does_not_start_is_quoted(settings: list[str], tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex")
     (tmp_path / "hello.txt").unlink()
-    told = {"PATH": environment(tmp_path, harness)["PATH"]}
-    ran = dovetail("launch", "codex", *settings, home=tmp_path, environment=told)
+    environ = {"PATH": environment(tmp_path, harness)["PATH"]}
+    ran = dovetail("launch", "codex", *settings, home=tmp_path, environment=environ)
     assert (ran.status, harness.ran) == (1, False)
     assert "the server did not start:\ndovetail serve: " in ran.err
     assert "hello.txt" in ran.err
@@ -84,7 +84,7 @@ def test_it_imports_nothing_of_the_project_it_is_started_in(
         env=environment(tmp_path, harness),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert (ran.returncode, harness.ran) == (7, True), ran.stderr
@@ -98,12 +98,12 @@ def test_an_interrupt_from_the_keyboard_is_for_the_harness_alone(
     with _launched(settings, tmp_path, harness) as (process, keyboard):
         for count in (1, 2):
             os.write(keyboard, INTERRUPT)
-            _until(lambda count=count: len(harness.told["heard"]) >= count)  # type: ignore[misc]
-        assert harness.told["heard"] == ["SIGINT", "SIGINT"]
-        assert _answers(_address(harness))
-        os.kill(harness.told["pid"], signal.SIGTERM)
-        assert process.wait(PATIENCE) == 3
-    assert not _answers(_address(harness))
+            _until(lambda count=count: len(harness.invocation["signals"]) >= count)  # type: ignore[misc]
+        assert harness.invocation["signals"] == ["SIGINT", "SIGINT"]
+        assert _responds(_address(harness))
+        os.kill(harness.invocation["pid"], signal.SIGTERM)
+        assert process.wait(TIMEOUT_SECONDS) == 3
+    assert not _responds(_address(harness))
 
 
 @pytest.mark.long
@@ -111,29 +111,29 @@ def test_a_harness_that_stops_gives_the_shell_back(settings: list[str], tmp_path
     """And goes on when the shell brings it back."""
     harness = FakeHarness(tmp_path, "codex", WAITS)
     with _launched(settings, tmp_path, harness) as (process, _):
-        os.kill(harness.told["pid"], signal.SIGSTOP)
+        os.kill(harness.invocation["pid"], signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 3
+        assert process.wait(TIMEOUT_SECONDS) == 3
 
 
 def test_an_order_to_end_is_passed_on(settings: list[str], tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex", WAITS)
     with _launched(settings, tmp_path, harness) as (process, _):
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 3
-    assert harness.told["heard"] == ["SIGTERM"]
-    assert not _answers(_address(harness))
+        assert process.wait(TIMEOUT_SECONDS) == 3
+    assert harness.invocation["signals"] == ["SIGTERM"]
+    assert not _responds(_address(harness))
 
 
 def test_it_does_not_outlive_a_launch_that_was_killed(settings: list[str], tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex", WAITS)
     with _launched(settings, tmp_path, harness) as (process, _):
         process.kill()
-        process.wait(PATIENCE)
-        _until(lambda: not _answers(_address(harness)))
-        os.kill(harness.told["pid"], signal.SIGTERM)
+        process.wait(TIMEOUT_SECONDS)
+        _until(lambda: not _responds(_address(harness)))
+        os.kill(harness.invocation["pid"], signal.SIGTERM)
 
 
 def test_command_line_repeats_the_settings_without_keys(tmp_path: Path) -> None:
@@ -201,13 +201,13 @@ def _launched(
 
 
 def _address(harness: FakeHarness) -> str:
-    (found,) = [one for one in harness.told["arguments"] if "base_url" in one]
+    (found,) = [one for one in harness.invocation["arguments"] if "base_url" in one]
     return str(found.partition('base_url="')[2].partition('/v1"')[0])
 
 
-def _answers(address: str) -> bool:
+def _responds(address: str) -> bool:
     place = urlsplit(address)
-    connection = HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE)
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/live")
         return connection.getresponse().status == 200

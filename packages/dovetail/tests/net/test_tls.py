@@ -19,7 +19,7 @@ import anthropic
 import openai
 import pytest
 from certificates import Authority, serial_of
-from server_process import NAME, PATIENCE, Running, dovetail, qwen_folder, served
+from server_process import NAME, TIMEOUT_SECONDS, Running, dovetail, qwen_folder, served
 
 from dovetail.access.auth import ApiKeys
 from dovetail.net.tls import CertificateError, TlsCertificate
@@ -252,7 +252,7 @@ def _asked(client: anthropic.Anthropic) -> str:
 
 def _refuses_plain_http(running: Running) -> None:
     host, port = running.url.removeprefix("https://").split(":")
-    with socket.create_connection((host, int(port)), PATIENCE) as plain:
+    with socket.create_connection((host, int(port)), TIMEOUT_SECONDS) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"HTTP/1.1 200" not in plain.recv(1000)
 
@@ -260,14 +260,14 @@ def _refuses_plain_http(running: Running) -> None:
 def _shown(running: Running, authority: Authority) -> int:
     host, port = running.url.removeprefix("https://").split(":")
     with (
-        socket.create_connection((host, int(port)), PATIENCE) as plain,
+        socket.create_connection((host, int(port)), TIMEOUT_SECONDS) as plain,
         authority.trust().wrap_socket(plain, server_hostname=host) as wrapped,
     ):
         return serial_of(wrapped)
 
 
 def _until(true: Callable[[], bool]) -> None:
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + TIMEOUT_SECONDS
     while not true():
         assert monotonic() < deadline
         sleep(0.05)
@@ -295,9 +295,9 @@ def test_keys_from_the_environment_are_in_no_process_list(
     model: list[str | Path], tmp_path: Path
 ) -> None:
     with served(*model, environment={"DOVETAIL_API_KEY": f"{KEY},{NEXT}"}) as running:
-        assert running.ask("GET", "/v1/models").status == 401
+        assert running.request("GET", "/v1/models").status == 401
         for key in (KEY, NEXT):
-            assert running.ask("GET", "/v1/models", x_api_key=key).status == 200
+            assert running.request("GET", "/v1/models", x_api_key=key).status == 200
         shown = b"".join(
             path.read_bytes()
             for pid in _family(running.process.pid)
@@ -305,7 +305,7 @@ def test_keys_from_the_environment_are_in_no_process_list(
         )
         assert sys.executable.encode() in shown
         assert b"must-not-be-seen" not in shown
-        assert running.ask("GET", "/v1/models", x_api_key=KEY[:-1]).status == 401
+        assert running.request("GET", "/v1/models", x_api_key=KEY[:-1]).status == 401
         running.stop()
         assert "must-not-be-seen" not in running.log.read_text() + running.greeting
 

@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 from redis_server import RedisServer
 
-from dovetail.responses import store as kept_module
+from dovetail.responses import store as response_store
 from dovetail.responses.backend import (
     ResponseBackend,
     StoredResponse,
@@ -256,40 +256,42 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
 
 def test_it_is_found_before_it_is_written(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
-        kept = ResponseStore(bench.store)
+        responses = ResponseStore(bench.store)
         for number in range(100):
             previous = f"r{number - 1}" if number else None
-            kept.put(response(f"r{number}", previous=previous))
-            chain = await kept.get_chain("t", f"r{number}", LIMIT)
+            responses.put(response(f"r{number}", previous=previous))
+            chain = await responses.get_chain("t", f"r{number}", LIMIT)
             assert [one.id for one in chain] == [f"r{at}" for at in range(number + 1)]
         with pytest.raises(PreviousResponseNotFound):
-            await kept.get_chain("u", "r5", LIMIT)
-        await kept.drain()
-        kept.put(response("r3", status="failed"))
-        found = await kept.get("t", "r3")
+            await responses.get_chain("u", "r5", LIMIT)
+        await responses.drain()
+        responses.put(response("r3", status="failed"))
+        found = await responses.get("t", "r3")
         assert found is not None
         assert found.status == "failed"
-        assert await kept.delete("t", "r99")
-        assert await kept.get("t", "r99") is None
+        assert await responses.delete("t", "r99")
+        assert await responses.get("t", "r99") is None
 
     scenario.run(scene)
 
 
 def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
-        kept, local = ResponseStore(bench.store), ConnectionCache()
+        responses, local = ResponseStore(bench.store), ConnectionCache()
         for id in ("r1", "r2", "r3"):
-            kept.put(response(id))
-            await kept.wait_stored(response(id))
+            responses.put(response(id))
+            await responses.wait_stored(response(id))
         local.put((), response("mine"))
-        found = await kept.get_outputs("t", ["r2", "mine", "r1", "r2"], LIMIT, local)
+        found = await responses.get_outputs("t", ["r2", "mine", "r1", "r2"], LIMIT, local)
         assert found == [response(id).output for id in ("r2", "r1", "mine")]
-        assert await kept.get_outputs("t", ["r1", "none", "r2"], LIMIT) == [response("r1").output]
-        assert await kept.get_outputs("u", ["r1"], LIMIT) == []
+        assert await responses.get_outputs("t", ["r1", "none", "r2"], LIMIT) == [
+            response("r1").output
+        ]
+        assert await responses.get_outputs("u", ["r1"], LIMIT) == []
         with pytest.raises(RequestTooLarge):
-            await kept.get_outputs("t", ["r1", "r2"], 2 * len(response("r1").output) - 1)
+            await responses.get_outputs("t", ["r1", "r2"], 2 * len(response("r1").output) - 1)
         await bench.store.delete("t", "r1")  # by another process
-        assert await kept.get_outputs("t", ["r1", "r3"], LIMIT) == [response("r3").output]
+        assert await responses.get_outputs("t", ["r1", "r3"], LIMIT) == [response("r3").output]
 
     scenario.run(scene)
 
@@ -297,32 +299,32 @@ def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -
 def test_a_chain_in_use_does_not_grow_old(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         now = [0.0]
-        kept = ResponseStore(bench.store, clock=lambda: now[0])
-        age = kept_module.TOUCH_INTERVAL_SECONDS
-        kept.put(response("r0"))
-        await kept.wait_stored(response("r0"))
+        responses = ResponseStore(bench.store, clock=lambda: now[0])
+        age = response_store.TOUCH_INTERVAL_SECONDS
+        responses.put(response("r0"))
+        await responses.wait_stored(response("r0"))
         for number in range(1, 8):
             await bench.advance(AGE * 0.3)
             now[0] += age * 1.1
-            chain = await kept.get_chain("t", f"r{number - 1}", LIMIT)
+            chain = await responses.get_chain("t", f"r{number - 1}", LIMIT)
             assert chain[0].id == "r0"
             new = response(f"r{number}", previous=f"r{number - 1}")
-            kept.put(new)
-            await kept.wait_stored(new)
+            responses.put(new)
+            await responses.wait_stored(new)
 
     scenario.run(scene)
 
 
 def test_what_is_not_finished_and_what_is_too_large_is_not_gone_on_from() -> None:
     async def scene() -> None:
-        kept = ResponseStore(MemoryResponseBackend())
-        kept.put(response("r1", status="in_progress"))
+        responses = ResponseStore(MemoryResponseBackend())
+        responses.put(response("r1", status="in_progress"))
         with pytest.raises(InvalidRequest, match="not finished"):
-            await kept.get_chain("t", "r1", LIMIT)
-        kept.put(response("r2", output=b"x" * 1000))
+            await responses.get_chain("t", "r1", LIMIT)
+        responses.put(response("r2", output=b"x" * 1000))
         with pytest.raises(RequestTooLarge):
-            await kept.get_chain("t", "r2", 500)
-        await kept.close()
+            await responses.get_chain("t", "r2", 500)
+        await responses.close()
 
     asyncio.run(scene())
 
@@ -331,14 +333,14 @@ def test_a_chain_without_an_end_is_too_large() -> None:
     """Also one of responses that have no items; a store that is damaged may make a ring of it."""
 
     async def scene() -> None:
-        kept = ResponseStore(MemoryResponseBackend())
+        responses = ResponseStore(MemoryResponseBackend())
         for id, before in (("r1", "r2"), ("r2", "r1")):
-            kept.put(response(id, previous=before, input=b"", output=b""))
+            responses.put(response(id, previous=before, input=b"", output=b""))
         with pytest.raises(RequestTooLarge):
-            await kept.get_chain("t", "r1", LIMIT)
+            await responses.get_chain("t", "r1", LIMIT)
         with pytest.raises(RequestTooLarge):
-            await kept.get_available_chain("t", "r1", LIMIT)
-        await kept.close()
+            await responses.get_available_chain("t", "r1", LIMIT)
+        await responses.close()
 
     asyncio.run(scene())
 
@@ -347,17 +349,17 @@ def test_of_a_chain_only_the_items_are_held() -> None:
     """A head may have the tools and instructions of its request, and a chain many heads."""
 
     async def scene() -> None:
-        kept = ResponseStore(MemoryResponseBackend())
-        kept.put(response("r1", head=b"x" * 1000))
-        kept.put(response("r2", head=b"x" * 1000, previous="r1"))
-        chain = await kept.get_chain("t", "r2", LIMIT)
+        responses = ResponseStore(MemoryResponseBackend())
+        responses.put(response("r1", head=b"x" * 1000))
+        responses.put(response("r2", head=b"x" * 1000, previous="r1"))
+        chain = await responses.get_chain("t", "r2", LIMIT)
         assert [(one.id, one.head, one.items) for one in chain] == [
             (id, b"", response(id).items) for id in ("r1", "r2")
         ]
-        found = await kept.get("t", "r2")
+        found = await responses.get("t", "r2")
         assert found is not None
         assert len(found.head) == 1000
-        await kept.close()
+        await responses.close()
 
     asyncio.run(scene())
 
@@ -391,21 +393,21 @@ class Failing(MemoryResponseBackend):
 def test_failing_store_fails_no_response(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         store = Failing()
-        kept = ResponseStore(store, has_peers=True)
+        responses = ResponseStore(store, has_peers=True)
         one = response("r1")
-        kept.put(one)
-        await kept.wait_stored(one)
-        assert [r.id for r in await kept.get_chain("t", "r1", LIMIT)] == ["r1"]
-        assert await kept.get("t", "r1") == one
-        assert await kept.get("t", "other") is None
-        with pytest.raises(StoreError, match="try again") as told:
-            await kept.delete("t", "r1")
-        assert "place" not in told.value.message  # clients hear it
+        responses.put(one)
+        await responses.wait_stored(one)
+        assert [r.id for r in await responses.get_chain("t", "r1", LIMIT)] == ["r1"]
+        assert await responses.get("t", "r1") == one
+        assert await responses.get("t", "other") is None
+        with pytest.raises(StoreError, match="try again") as error:
+            await responses.delete("t", "r1")
+        assert "place" not in error.value.message  # clients hear it
         store.fails = False
-        kept.put(two := response("r2", previous="r1"))
-        await kept.wait_stored(two)
+        responses.put(two := response("r2", previous="r1"))
+        await responses.wait_stored(two)
         assert await store.get("t", "r2") == two
-        await kept.close()
+        await responses.close()
 
     asyncio.run(scene())
     assert [record.getMessage() for record in caplog.records] == ["store_write_lost"]
@@ -413,28 +415,28 @@ def test_failing_store_fails_no_response(caplog: pytest.LogCaptureFixture) -> No
 
 def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
     async def scene() -> None:
-        kept = ResponseStore(
+        responses = ResponseStore(
             store := RedisResponseBackend(server.url, clock=lambda: clock[0]), has_peers=True
         )
         one = response("r1")
-        kept.put(one)
-        await kept.wait_stored(one)
+        responses.put(one)
+        await responses.wait_stored(one)
         server.stop()
-        kept.put(two := response("r2", previous="r1"))
-        await kept.wait_stored(two)
+        responses.put(two := response("r2", previous="r1"))
+        await responses.wait_stored(two)
         assert store.faults.lost == 1
-        assert [r.id for r in await kept.get_chain("t", "r2", LIMIT)] == ["r1", "r2"]
+        assert [r.id for r in await responses.get_chain("t", "r2", LIMIT)] == ["r1", "r2"]
         with pytest.raises(StoreError):
-            await kept.delete("t", "r1")
+            await responses.delete("t", "r1")
         server.start()  # with nothing in it
         clock[0] += 10.0
-        assert await kept.get("t", "r1") is None
+        assert await responses.get("t", "r1") is None
         with pytest.raises(PreviousResponseNotFound):
-            await kept.get_chain("t", "r2", LIMIT)
-        kept.put(three := response("r3"))
-        await kept.wait_stored(three)
-        assert [r.id for r in await kept.get_chain("t", "r3", LIMIT)] == ["r3"]
-        await kept.close()
+            await responses.get_chain("t", "r2", LIMIT)
+        responses.put(three := response("r3"))
+        await responses.wait_stored(three)
+        assert [r.id for r in await responses.get_chain("t", "r3", LIMIT)] == ["r3"]
+        await responses.close()
 
     clock = [0.0]
     asyncio.run(scene())
@@ -442,21 +444,21 @@ def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
 
 def test_a_connection_holds_the_last_few_with_all_before_them() -> None:
     async def scene() -> None:
-        kept, local = ResponseStore(MemoryResponseBackend()), ConnectionCache(max_responses=3)
+        responses, local = ResponseStore(MemoryResponseBackend()), ConnectionCache(max_responses=3)
         before: tuple[StoredResponse, ...] = ()
         for number in range(50):
             one = response(f"r{number}")
             local.put(before, one)
             before = (*before, one)
-        chain = await kept.get_chain("t", "r49", LIMIT, local)
+        chain = await responses.get_chain("t", "r49", LIMIT, local)
         assert [one.id for one in chain] == [f"r{number}" for number in range(50)]
         assert local.get_chain("r47") is not None
         assert local.get_chain("r46") is None
         with pytest.raises(PreviousResponseNotFound):
-            await kept.get_chain("t", "r46", LIMIT, local)
+            await responses.get_chain("t", "r46", LIMIT, local)
         with pytest.raises(PreviousResponseNotFound):
-            await kept.get_chain("t", "r49", LIMIT)
-        await kept.close()
+            await responses.get_chain("t", "r49", LIMIT)
+        await responses.close()
 
     asyncio.run(scene())
 

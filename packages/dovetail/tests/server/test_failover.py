@@ -147,7 +147,7 @@ def play(
 
 
 def counted(running: Running, name: str) -> float:
-    page = running.ask("GET", "/metrics").body.decode()
+    page = running.request("GET", "/metrics").body.decode()
     values = [line.split()[-1] for line in page.splitlines() if line.startswith(name)]
     return sum(map(float, values))
 
@@ -156,7 +156,7 @@ def test_streams_of_a_killed_replica_go_on_on_the_other(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (first, second), in_front_of([first, second], tmp_path) as front:
         heard = play(front, first)
         moved = counted(front, "dovetail_migrations_total")
-        again = front.ask("GET", "/health").json
+        again = front.request("GET", "/health").json
     assert [one.text for one in heard] == [TEXT] * STREAMS
     assert all(one.ended and not one.failures for one in heard)
     assert STREAMS // 4 <= moved <= STREAMS  # those of the replica that was killed
@@ -168,8 +168,8 @@ def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path)
     wait = ("--recovery-wait", "0.5")
     with replicas(tmp_path, 1) as (only,), in_front_of([only], tmp_path, *wait) as front:
         heard = play(front, only)
-        later = front.ask("POST", "/v1/messages", body_for("/v1/messages", 99))
-        health = front.ask("GET", "/health")
+        later = front.request("POST", "/v1/messages", body_for("/v1/messages", 99))
+        health = front.request("GET", "/health")
     assert all(one.failures == 1 and not one.ended for one in heard)
     assert all(TEXT.startswith(one.text) and one.text for one in heard)
     assert later.status == 503
@@ -268,4 +268,4 @@ def wait_for(front: Running, ready: int) -> None:
     deadline = monotonic() + 60
     while "replica_recovered" not in front.log.read_text():
         assert monotonic() < deadline
-    assert f"{ready} of 2" in front.ask("GET", "/health").json["engines"][0]["detail"]
+    assert f"{ready} of 2" in front.request("GET", "/health").json["engines"][0]["detail"]

@@ -102,7 +102,7 @@ def _upgrade(recording: Recording, scratch: Path) -> Iterator[Upgraded]:
 def test_a_stored_response_is_still_found(recording: Recording, upgraded: Upgraded) -> None:
     for name in ("responses_1", "responses_2"):
         response = recording.exchanges[name]["response"]
-        reply = upgraded.running.ask("GET", f"/v1/responses/{response['id']}")
+        reply = upgraded.running.request("GET", f"/v1/responses/{response['id']}")
         assert (reply.status, reply.json) == (200, response)
 
 
@@ -140,7 +140,7 @@ def test_a_session_continues_from_the_exact_tokens(
     recording: Recording, upgraded: Upgraded, change: Any
 ) -> None:
     request = _continue_session(recording, change)
-    reply = upgraded.running.ask(
+    reply = upgraded.running.request(
         "POST", "/v1/messages", request, x_claude_code_session_id=SESSION, x_dovetail_debug="prefix"
     )
     assert reply.status == 200, reply.body

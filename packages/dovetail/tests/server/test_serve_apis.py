@@ -331,9 +331,9 @@ def test_reasoning_ends_when_its_budget_is_spent(server: Running) -> None:
 
 def test_side_channels_by_header(server: Running) -> None:
     asked = {"model": NAME, "messages": asks("weather"), "tools": [CHAT_TOOL], "stream": True}
-    plain = server.ask("POST", "/v1/chat/completions", asked).body
+    plain = server.request("POST", "/v1/chat/completions", asked).body
     assert b"dispatch" not in plain
-    told = server.ask(
+    told = server.request(
         "POST", "/v1/chat/completions", asked, x_dovetail_dispatch="tools, reasoning"
     ).body
     assert told.count(b"event: tool_call_dispatch") == 1
@@ -363,13 +363,13 @@ def test_a_model_that_is_not_served(server: Running) -> None:
 
 
 def test_probes(server: Running) -> None:
-    assert server.ask("HEAD", "/").status == 200
-    assert server.ask("GET", "/health").json["status"] == "ready"
-    assert server.ask("GET", "/live").status == 200
-    assert server.ask("GET", "/ready").status == 200
-    metrics = server.ask("GET", "/metrics").body.decode()
+    assert server.request("HEAD", "/").status == 200
+    assert server.request("GET", "/health").json["status"] == "ready"
+    assert server.request("GET", "/live").status == 200
+    assert server.request("GET", "/ready").status == 200
+    metrics = server.request("GET", "/metrics").body.decode()
     assert f'dovetail_requests_total{{endpoint="messages",model="{NAME}"' in metrics
-    document = server.ask("GET", "/openapi.json").json
+    document = server.request("GET", "/openapi.json").json
     assert {"/v1/messages", "/v1/responses", "/v1/chat/completions"} <= document["paths"].keys()
 
 
@@ -382,7 +382,7 @@ def test_context_overflow_is_reported_in_each_dialect(folder: Path) -> None:
             small.openai().chat.completions.create(model=NAME, messages=asks(text))
         assert refused.value.code == "context_length_exceeded"
         body = {"model": NAME, "input": text, "stream": True}
-        stream = small.ask("POST", "/v1/responses", body)
+        stream = small.request("POST", "/v1/responses", body)
         assert stream.status == 200
         assert b"event: response.failed" in stream.body
         assert b"context_length_exceeded" in stream.body
@@ -407,14 +407,14 @@ def test_keys_and_flags(folder: Path) -> None:
             guarded.anthropic("three").messages.create(**asked, max_tokens=9)
         with pytest.raises(openai.AuthenticationError):
             guarded.openai("three").models.list()
-        assert guarded.ask("POST", "/v1/messages", {**asked, "max_tokens": 9}).status == 401
-        assert guarded.ask("GET", "/health").status == 200
+        assert guarded.request("POST", "/v1/messages", {**asked, "max_tokens": 9}).status == 401
+        assert guarded.request("GET", "/health").status == 200
         for path, more in {
             "/v1/chat/completions": {**asked, "tools": [CHAT_TOOL]},
             "/v1/messages": {**asked, "tools": [ANTHROPIC_TOOL], "max_tokens": 500},
             "/v1/responses": {"model": NAME, "input": "weather", "tools": [RESPONSES_TOOL]},
         }.items():
-            stream = guarded.ask("POST", path, {**more, "stream": True}, x_api_key="one").body
+            stream = guarded.request("POST", path, {**more, "stream": True}, x_api_key="one").body
             assert stream.count(b"event: tool_call_dispatch") == 1, path
             assert stream.count(b"event: reasoning_dispatch") == 1, path
         completion: Any = guarded.openai("one").chat.completions.create(**asked)

@@ -183,7 +183,7 @@ def test_a_client_that_hangs_up_leaves_the_slot_to_the_next(server: Running) -> 
 
 
 def test_a_prompt_beyond_the_window(server: Running) -> None:
-    reply = server.ask(
+    reply = server.request(
         "POST",
         "/v1/messages",
         {"model": NAME, "max_tokens": 9, "messages": asks("word " * 1100)},
@@ -195,14 +195,14 @@ def test_a_prompt_beyond_the_window(server: Running) -> None:
 def test_killed_engine_is_reported_to_every_client_and_restarted(home: Path) -> None:
     flags = ["--slots", "3", "--context-length", "1024", "--recovery-wait", "0"]
     with served(*flags, home=home) as running:
-        assert running.ask("GET", "/health").json["status"] == "ready"
+        assert running.request("GET", "/health").json["status"] == "ready"
         before = _engine_of(running.process.pid)
         _kill_under_three_streams(running)
-        assert running.ask("GET", "/live").status == 200
+        assert running.request("GET", "/live").status == 200
         deadline = monotonic() + 60
         while "event=replica_recovered" not in running.log.read_text():
             assert monotonic() < deadline
-        assert running.ask("GET", "/health").json["status"] == "ready"
+        assert running.request("GET", "/health").json["status"] == "ready"
         assert _engine_of(running.process.pid) != before
         after = running.post("/v1/chat/completions", {"model": NAME, "messages": asks(QUESTION)})
         assert after["choices"][0]["message"]["content"] == PARIS

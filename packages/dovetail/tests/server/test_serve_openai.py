@@ -65,7 +65,7 @@ def asks(text: str) -> Any:
 
 def test_the_model_is_found_and_named(server: Running) -> None:
     assert server.greeting.startswith(f"serving {NAME} at http://")
-    (card,) = server.ask("GET", "/v1/models").json["data"]
+    (card,) = server.request("GET", "/v1/models").json["data"]
     assert (card["id"], card["max_model_len"]) == (NAME, 40960)
 
 

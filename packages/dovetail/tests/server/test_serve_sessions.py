@@ -140,7 +140,7 @@ def _step(running: Running, agent: Agent, at: int) -> tuple[Reply, Used]:
         body["stream_options"] = {"include_usage": True}
     headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
     path = _PATHS[agent.codec.call_id_prefix, "input" in body]
-    reply = running.ask("POST", path, body, **headers, x_dovetail_debug="prefix")
+    reply = running.request("POST", path, body, **headers, x_dovetail_debug="prefix")
     assert reply.status == 200, reply.body
     heard = agent.hear(reply.body)
     assert len(heard) == (1 if at < STEPS - 1 else 0)
@@ -176,6 +176,6 @@ def _used(frames: bytes) -> Used:
 
 def _replayed(running: Running) -> dict[str, int]:
     """How earlier turns stood in the prompts so far, by the server's own count."""
-    metrics = running.ask("GET", "/metrics").body.decode()
+    metrics = running.request("GET", "/metrics").body.decode()
     found = re.findall(r'replayed_turns_total{kind="(\w+)".*} (\d+)', metrics)
     return {kind: int(count) for kind, count in found}

@@ -101,6 +101,8 @@ def test_three_apis_in_front_of_the_mocker(tmp_path: Path) -> None:
             told = it.post("/v1/responses", {**asked, "max_output_tokens": 20, "input": "hi"})
             assert told["usage"]["output_tokens"] == 20
             long = [{"role": "user", "content": "hi " * WINDOW}]
-            refused = it.ask("POST", "/v1/messages", {**asked, "max_tokens": 5, "messages": long})
+            refused = it.request(
+                "POST", "/v1/messages", {**asked, "max_tokens": 5, "messages": long}
+            )
             assert refused.status == 400
             assert "too long" in refused.json["error"]["message"]

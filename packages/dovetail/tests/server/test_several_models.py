@@ -52,7 +52,7 @@ def two_models(folder: Path) -> Path:
 
 def test_each_name_has_its_own_model(tmp_path: Path) -> None:
     with served("--config", two_models(tmp_path)) as running:
-        listed = running.ask("GET", "/v1/models").json["data"]
+        listed = running.request("GET", "/v1/models").json["data"]
         assert [(one["id"], one["max_model_len"]) for one in listed] == [
             ("one", 40960),
             ("two", 2000),
@@ -62,7 +62,7 @@ def test_each_name_has_its_own_model(tmp_path: Path) -> None:
             body = {"model": name, "messages": [{"role": "user", "content": "Who?"}]}
             reply = running.post("/v1/chat/completions", body)
             assert reply["choices"][0]["message"]["content"] == told
-        health = running.ask("GET", "/health").json
+        health = running.request("GET", "/health").json
         assert [one["ready"] for one in health["engines"]] == [True, True]
         assert "2 of 2 replicas" in health["engines"][1]["detail"]
 
@@ -182,7 +182,7 @@ def test_upstream_with_many_models_gets_the_client_model_name(tmp_path: Path) ->
             body = {"model": name, "messages": [{"role": "user", "content": "Who?"}]}
             reply = front.post("/v1/chat/completions", body)
             assert reply["choices"][0]["message"]["content"] == told
-        listed = chosen.ask("GET", "/v1/models").json["data"]
+        listed = chosen.request("GET", "/v1/models").json["data"]
         assert [one["id"] for one in listed] == ["deux"]
 
 
@@ -196,7 +196,7 @@ def test_a_key_is_stripped_and_never_shown(tmp_path: Path) -> None:
         key = {"DOVETAIL_ENGINE_API_KEY": f"{secret}\n"}
         with served(*flags, environment=key) as front:
             body = {"model": "one", "messages": [{"role": "user", "content": "Who?"}]}
-            assert front.ask("POST", "/v1/chat/completions", body).status == 200
+            assert front.request("POST", "/v1/chat/completions", body).status == 200
             assert secret not in front.log.read_text()
         home = tmp_path / "elsewhere"
         home.mkdir()
@@ -206,9 +206,9 @@ def test_a_key_is_stripped_and_never_shown(tmp_path: Path) -> None:
         wrong = dovetail("serve", *flags, home=home, environment=_key("wrong-secret"))
         assert wrong.status == 1
         assert "secret" not in wrong.err
-        health = behind.ask("GET", "/health").json["engines"][0]
+        health = behind.request("GET", "/health").json["engines"][0]
         assert set(health) == {"engine", "ready"}  # the rest is for those who have a key
-        health = behind.ask("GET", "/health", x_api_key=secret).json["engines"][0]
+        health = behind.request("GET", "/health", x_api_key=secret).json["engines"][0]
         assert set(health) == {"engine", "ready", "detail", "facts"}
 
 

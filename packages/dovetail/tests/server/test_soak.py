@@ -89,7 +89,7 @@ def _soak(running: Running, count: int) -> None:
 
 def _traced(running: Running, place: Path) -> int:
     """Requests that the trace has, with those that it says it has not, when the server is gone."""
-    numbers = running.ask("GET", "/metrics").body.decode()
+    numbers = running.request("GET", "/metrics").body.decode()
     dropped = re.findall(r"^dovetail_trace_dropped_total (\S+)", numbers, re.MULTILINE)
     running.stop()
     files = sorted(place.glob("trace.jsonl*"))
@@ -141,8 +141,8 @@ async def _talk_many(url: str, count: int, clients: int = 8) -> None:
 async def _stream(running: Running, first: int, count: int) -> None:
     done = await stream_many(running.url, first, count)
     assert done.broken == []
-    assert sum(done.whole.values()) + done.cut == count
-    assert done.cut
+    assert sum(done.whole.values()) + done.disconnected == count
+    assert done.disconnected
     assert len(done.whole) == len(APIS)
 
 
@@ -152,7 +152,7 @@ def _talk(running: Running, turns: int) -> None:
     held, new = list[int](), list[int]()
     for turn in range(turns):
         body = {"model": NAME, "max_tokens": 200, "tools": [TOOL], "messages": messages}
-        reply = running.ask("POST", "/v1/messages", body, x_dovetail_debug="prefix")
+        reply = running.request("POST", "/v1/messages", body, x_dovetail_debug="prefix")
         assert reply.status == 200, reply.body
         assert not turn or "x-dovetail-prefix-reason" not in reply.headers, turn
         new.append(int(reply.headers["x-dovetail-prefix-again"]))

@@ -20,7 +20,7 @@ import pytest
 from openai import OpenAI
 from server_process import (
     NAME,
-    PATIENCE,
+    TIMEOUT_SECONDS,
     Running,
     clean_environment,
     dovetail,
@@ -37,10 +37,10 @@ from workers_fixture import (
     body,
     children,
     count,
-    crew,
     is_gone,
     numbers,
-    until,
+    serve_with_workers,
+    wait_until,
 )
 
 from dovetail.server.build import LEDGER_FILE
@@ -60,7 +60,7 @@ LONG = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with crew(tmp_path_factory.mktemp("crew")) as running:
+    with serve_with_workers(tmp_path_factory.mktemp("crew")) as running:
         yield running
 
 
@@ -75,11 +75,11 @@ class Streams:
         for at in range(count):
             path = ways[at % len(ways)]
             self._read.append((path, self._threads.submit(self._follow, path)))
-        self._begun.wait(PATIENCE)
+        self._begun.wait(TIMEOUT_SECONDS)
 
     def ends(self) -> list[tuple[str, bytes]]:
         """All that came of each."""
-        told = [(path, read.result(PATIENCE)) for path, read in self._read]
+        told = [(path, read.result(TIMEOUT_SECONDS)) for path, read in self._read]
         self._threads.shutdown()
         return told
 
@@ -89,11 +89,11 @@ class Streams:
         with connect(f"{url}/v1/responses", proxy=None) as socket:
             asked = {"type": "response.create", **body("/v1/responses", "Speak.")}
             socket.send(json.dumps(asked))
-            text = [socket.recv(PATIENCE)]
-            self._begun.wait(PATIENCE)
+            text = [socket.recv(TIMEOUT_SECONDS)]
+            self._begun.wait(TIMEOUT_SECONDS)
             try:
                 while True:
-                    text.append(socket.recv(PATIENCE))
+                    text.append(socket.recv(TIMEOUT_SECONDS))
             except ConnectionClosed as closed:
                 code = closed.rcvd.code if closed.rcvd is not None else None
             return f"{''.join(map(str, text))}<closed {code}>".encode()
@@ -103,7 +103,7 @@ class Streams:
             return self._follow_socket()
         with self._running.open("POST", path, body(path, "Speak.", stream=True)) as response:
             text = response.read1()
-            self._begun.wait(PATIENCE)
+            self._begun.wait(TIMEOUT_SECONDS)
             try:
                 while more := response.read1():
                     text += more
@@ -125,14 +125,14 @@ def test_connections_are_spread_and_any_worker_serves_merged_metrics(running: Ru
         assert sum(taken.values()) == before + 60
         assert set(taken) == {"0", "1"}
         assert min(taken.values()) > 10
-    text = running.ask("GET", "/metrics").body.decode()
+    text = running.request("GET", "/metrics").body.decode()
     assert text.count("# TYPE dovetail_requests_total counter") == 1
 
 
 def test_one_engine_serves_all_workers(running: Running) -> None:
     assert len(children(running)) == 2
     assert len(children(running, HOST)) == 1
-    health = running.ask("GET", "/health").json
+    health = running.request("GET", "/health").json
     assert [engine["engine"] for engine in health["engines"]] == ["scripted"]
 
 
@@ -155,7 +155,7 @@ CLOSE = {"connection": "close"}  # the next request has a connection, and a work
 
 @pytest.mark.long
 def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
-    with crew(tmp_path, decode_rate=10.0) as running:
+    with serve_with_workers(tmp_path, decode_rate=10.0) as running:
         streams = Streams(running, 18, PATHS)
         victim = children(running)[0]
         os.kill(victim, signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path
         broken = [text for (path, text), one in zip(told, whole, strict=True) if not one]
         assert 0 < len(broken) < 18
         assert not any(end in text for text in broken for end in ENDS.values())
-        until(lambda: count(running) == 2)
+        wait_until(lambda: count(running) == 2)
         assert victim not in children(running)
         assert "worker_crashed" in running.log.read_text()
         assert sorted(numbers(running, "dovetail_worker_restarts_total").values()) == [0, 1]
@@ -174,36 +174,38 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path
 
 @LONG
 def test_an_engine_that_is_killed_comes_back_for_all_workers(tmp_path: Path) -> None:
-    with crew(tmp_path) as running:
+    with serve_with_workers(tmp_path) as running:
         os.kill(children(running, HOST)[0], signal.SIGKILL)
-        until(lambda: "engine_host_crashed model=0 exit_status=SIGKILL" in running.log.read_text())
-        until(lambda: len(children(running, HOST)) == 1)
-        until(lambda: all(running.ask("GET", "/ready").status == 200 for _ in range(8)))
+        wait_until(
+            lambda: "engine_host_crashed model=0 exit_status=SIGKILL" in running.log.read_text()
+        )
+        wait_until(lambda: len(children(running, HOST)) == 1)
+        wait_until(lambda: all(running.request("GET", "/ready").status == 200 for _ in range(8)))
         for at in range(8):
-            assert running.ask("POST", PATHS[0], body(PATHS[0], f"{at}")).status == 200
+            assert running.request("POST", PATHS[0], body(PATHS[0], f"{at}")).status == 200
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=LONG)])
 def test_a_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
-    with crew(tmp_path, workers=workers, decode_rate=10.0) as running:
+    with serve_with_workers(tmp_path, workers=workers, decode_rate=10.0) as running:
         pids = [*children(running), *children(running, HOST)]
         streams = Streams(running, 24)
         running.process.send_signal(signal.SIGTERM)
-        until(lambda: running.ask("GET", "/ready").status == 503)
+        wait_until(lambda: running.request("GET", "/ready").status == 503)
         if workers > 1:  # each of them hears of it by itself
-            until(lambda: sum(numbers(running, "dovetail_draining").values()) == workers)
+            wait_until(lambda: sum(numbers(running, "dovetail_draining").values()) == workers)
         for path in PATHS:
             for stream in (False, True):
-                reply = running.ask("POST", path, body(path, "Too late.", stream=stream))
+                reply = running.request("POST", path, body(path, "Too late.", stream=stream))
                 assert reply.status == 503
                 assert int(reply.headers["retry-after"]) > 0
                 assert reply.headers["connection"] == "close"
-        assert running.ask("GET", "/live").status == 200
+        assert running.request("GET", "/live").status == 200
         told = streams.ends()
         assert [is_whole(path, text) for path, text in told] == [True] * 24
         assert all(text.endswith(b"<closed 1012>") for path, text in told if path == SOCKET)
-        assert running.process.wait(PATIENCE) == -signal.SIGTERM
-        until(lambda: all(map(is_gone, pids)))
+        assert running.process.wait(TIMEOUT_SECONDS) == -signal.SIGTERM
+        wait_until(lambda: all(map(is_gone, pids)))
         assert "Traceback" not in running.log.read_text()
     with closing(sqlite3.connect(tmp_path / "home" / LEDGER_FILE)) as turns:
         assert turns.execute("SELECT entries FROM totals").fetchone() == (24,)
@@ -214,27 +216,27 @@ def test_a_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
 def test_aborted_streams_end_with_an_error(tmp_path: Path, workers: int, why: str) -> None:
     timeout = "0" if why == "deadline" else "300"
     slow = {"workers": workers, "decode_rate": 0.5}
-    with crew(tmp_path, "--drain-timeout", timeout, **slow) as running:
+    with serve_with_workers(tmp_path, "--drain-timeout", timeout, **slow) as running:
         streams = Streams(running, 8)
         running.process.send_signal(signal.SIGINT if why == "deadline" else signal.SIGTERM)
         if why == "second signal":
-            until(lambda: running.ask("GET", "/ready").status == 503)
+            wait_until(lambda: running.request("GET", "/ready").status == 503)
             running.process.send_signal(signal.SIGTERM)
         for path, text in streams.ends():
             assert b"stopped before the answer was complete" in text
             assert not is_whole(path, text)
-        status = running.process.wait(PATIENCE)
+        status = running.process.wait(TIMEOUT_SECONDS)
         assert status == (130 if why == "deadline" else -signal.SIGTERM)
 
 
 @LONG
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    with crew(tmp_path) as running:
+    with serve_with_workers(tmp_path) as running:
         pids = [*children(running), *children(running, HOST)]
         assert len(pids) == 3
         running.process.kill()
-        running.process.wait(PATIENCE)
-        until(lambda: all(map(is_gone, pids)))
+        running.process.wait(TIMEOUT_SECONDS)
+        wait_until(lambda: all(map(is_gone, pids)))
 
 
 @LONG
@@ -242,24 +244,26 @@ def test_keys_are_read_again_by_every_worker(tmp_path: Path) -> None:
     old, new = hashlib.sha256(b"old").hexdigest(), hashlib.sha256(b"new").hexdigest()
     keys = tmp_path / "keys"
     keys.write_text(f"team:{old}\n")
-    with crew(tmp_path, "--api-key-file", keys) as running:
-        assert running.ask("GET", "/v1/models", x_api_key="old").status == 200
+    with serve_with_workers(tmp_path, "--api-key-file", keys) as running:
+        assert running.request("GET", "/v1/models", x_api_key="old").status == 200
         keys.write_text(f"team:{new}\n")
         running.process.send_signal(signal.SIGHUP)
-        until(lambda: _all_say(running, "new", 200) and _all_say(running, "old", 401))
+        wait_until(lambda: _all_say(running, "new", 200) and _all_say(running, "old", 401))
         assert len(children(running)) == 2
 
 
 def _all_say(running: Running, key: str, status: int) -> bool:
-    return all(running.ask("GET", "/v1/models", x_api_key=key).status == status for _ in range(12))
+    return all(
+        running.request("GET", "/v1/models", x_api_key=key).status == status for _ in range(12)
+    )
 
 
 @pytest.mark.long
 def test_a_limit_holds_over_all_workers(tmp_path: Path) -> None:
     limit = ("--api-key", "secret", "--rate-limit-requests", "6")
-    with crew(tmp_path, *limit) as running:
+    with serve_with_workers(tmp_path, *limit) as running:
         statuses = [
-            running.ask("POST", PATHS[0], body(PATHS[0], f"{at}"), x_api_key="secret").status
+            running.request("POST", PATHS[0], body(PATHS[0], f"{at}"), x_api_key="secret").status
             for at in range(20)
         ]
         assert set(statuses) == {200, 429}
@@ -289,9 +293,9 @@ def test_a_server_that_still_waits_for_its_engine_can_be_stopped(tmp_path: Path)
             stderr=log,
         )
         try:
-            until(lambda: "engine_discovery_failed" in (tmp_path / "log").read_text())
+            wait_until(lambda: "engine_discovery_failed" in (tmp_path / "log").read_text())
             process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == -signal.SIGTERM
+            assert process.wait(TIMEOUT_SECONDS) == -signal.SIGTERM
         finally:
             process.kill()
             process.wait()
@@ -299,11 +303,11 @@ def test_a_server_that_still_waits_for_its_engine_can_be_stopped(tmp_path: Path)
 
 @LONG
 def test_workers_that_fall_at_every_start_are_given_up(tmp_path: Path) -> None:
-    with crew(tmp_path) as running:
+    with serve_with_workers(tmp_path) as running:
         (tmp_path / "model").rename(tmp_path / "moved")
         for pid in children(running):
             os.kill(pid, signal.SIGKILL)
-        assert running.process.wait(2 * PATIENCE) == 1
+        assert running.process.wait(2 * TIMEOUT_SECONDS) == 1
         assert "the workers fall as soon as they are started" in running.log.read_text()
 
 
@@ -330,7 +334,7 @@ def test_each_of_several_models_has_an_engine_for_all_workers(tmp_path: Path) ->
 def test_service_manager_is_notified_of_start_and_stop(tmp_path: Path, workers: int) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(PATIENCE)
+        manager.settimeout(TIMEOUT_SECONDS)
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
         with served(*arguments(tmp_path, workers=workers), environment=told) as running:
             assert manager.recv(100) == b"READY=1"
@@ -343,7 +347,7 @@ def test_service_manager_is_notified_of_start_and_stop(tmp_path: Path, workers: 
 
 @LONG
 def test_a_background_response_is_followed_and_cancelled_from_any_worker(tmp_path: Path) -> None:
-    with crew(tmp_path, decode_rate=5.0) as running:
+    with serve_with_workers(tmp_path, decode_rate=5.0) as running:
         client = running.openai()
         for _ in range(4):
             made = client.responses.create(
@@ -351,11 +355,11 @@ def test_a_background_response_is_followed_and_cancelled_from_any_worker(tmp_pat
             )
             seen = [client.responses.retrieve(made.id, extra_headers=CLOSE) for _ in range(6)]
             assert {one.status for one in seen} <= {"queued", "in_progress"}
-            until(partial(_is_complete, client, made.id))
+            wait_until(partial(_is_complete, client, made.id))
         made = client.responses.create(model=NAME, input="Hi", background=True, extra_headers=CLOSE)
         for _ in range(6):
             client.responses.cancel(made.id, extra_headers=CLOSE)
-        until(lambda: {_status(client, made.id) for _ in range(6)} == {"cancelled"})
+        wait_until(lambda: {_status(client, made.id) for _ in range(6)} == {"cancelled"})
 
 
 def _is_complete(client: OpenAI, id: str) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from server_process import NAME, PATIENCE
+from server_process import NAME, TIMEOUT_SECONDS
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
-from workers_fixture import PIECES, children, count, crew, numbers, until
+from workers_fixture import PIECES, children, count, numbers, serve_with_workers, wait_until
 
 pytestmark = pytest.mark.long
 
@@ -38,7 +38,7 @@ def followed(client: OpenAI, together: Barrier, id: str) -> tuple[list[int], str
             id, stream=True, starting_after=seen[-1], extra_headers=CLOSE
         ) as stream:
             if most is not None:
-                together.wait(PATIENCE)
+                together.wait(TIMEOUT_SECONDS)
             for event in stream:
                 seen.append(event.sequence_number)
                 last = event.type
@@ -49,7 +49,7 @@ def followed(client: OpenAI, together: Barrier, id: str) -> tuple[list[int], str
 
 
 def test_it_is_followed_called_off_and_forgotten_at_any_worker(tmp_path: Path) -> None:
-    with crew(tmp_path, decode_rate=10.0) as running:
+    with serve_with_workers(tmp_path, decode_rate=10.0) as running:
         client = running.openai()
         id, together = begun(client), Barrier(COUNT)
         with ThreadPoolExecutor(COUNT) as threads:
@@ -61,7 +61,7 @@ def test_it_is_followed_called_off_and_forgotten_at_any_worker(tmp_path: Path) -
             assert (text, last) == (whole, "response.completed")
         for _ in range(COUNT):
             id = begun(client)
-            until(lambda: sum(numbers(running, RUNNING).values()) == 1)
+            wait_until(lambda: sum(numbers(running, RUNNING).values()) == 1)
             assert client.responses.cancel(id, extra_headers=CLOSE).status == "cancelled"
             assert sum(numbers(running, RUNNING).values()) == 0
             for _ in range(3):
@@ -73,12 +73,12 @@ def test_it_is_followed_called_off_and_forgotten_at_any_worker(tmp_path: Path) -
 
 
 def test_a_stream_whose_worker_is_killed_breaks_wherever_it_is_followed(tmp_path: Path) -> None:
-    with crew(tmp_path, decode_rate=2.0) as running:
+    with serve_with_workers(tmp_path, decode_rate=2.0) as running:
         client, together = running.openai(), Barrier(COUNT + 1)
 
         def follow(id: str) -> str:
             with client.responses.retrieve(id, stream=True, extra_headers=CLOSE) as stream:
-                together.wait(PATIENCE)
+                together.wait(TIMEOUT_SECONDS)
                 try:
                     return [event.type for event in stream][-1]
                 except openai.APIConnectionError:
@@ -87,11 +87,11 @@ def test_a_stream_whose_worker_is_killed_breaks_wherever_it_is_followed(tmp_path
         id = begun(client)
         with ThreadPoolExecutor(COUNT) as threads:
             told = threads.map(follow, [id] * COUNT)
-            together.wait(PATIENCE)
+            together.wait(TIMEOUT_SECONDS)
             (maker,) = [at for at, runs in numbers(running, RUNNING).items() if runs]
             os.kill(children(running)[int(maker)], signal.SIGKILL)
             assert set(told) == {"broken"}
-        until(lambda: count(running) == 2)
+        wait_until(lambda: count(running) == 2)
 
 
 def asked(socket: Connection, **more: Any) -> dict[str, Any]:
@@ -99,13 +99,13 @@ def asked(socket: Connection, **more: Any) -> dict[str, Any]:
     body = {"type": "response.create", "model": NAME, "input": "Hi", **more}
     socket.send(json.dumps(body))
     while True:
-        event: dict[str, Any] = json.loads(socket.recv(PATIENCE))
+        event: dict[str, Any] = json.loads(socket.recv(TIMEOUT_SECONDS))
         if event["type"] in ("response.completed", "error"):
             return event
 
 
 def test_no_socket_of_any_worker_goes_on_from_what_was_deleted(tmp_path: Path) -> None:
-    with crew(tmp_path) as running, ExitStack() as open_sockets:
+    with serve_with_workers(tmp_path) as running, ExitStack() as open_sockets:
         client = running.openai()
         url = f"{running.url.replace('http', 'ws', 1)}/v1/responses"
         sockets = [open_sockets.enter_context(connect(url, proxy=None)) for _ in range(COUNT)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis_server import RedisServer
 from server_process import Running
-from workers_fixture import Chat, crew, numbers, until
+from workers_fixture import Chat, numbers, serve_with_workers, wait_until
 
 TURNS = 10
 AT_ONCE = 4
@@ -25,7 +25,7 @@ def redis() -> Iterator[RedisServer]:
 
 def play(folder: Path, store: str, sessions: int) -> None:
     """Many sessions at once, with a connection of its own for each turn."""
-    with crew(folder, "--store", store) as running:
+    with serve_with_workers(folder, "--store", store) as running:
         chats = [Chat(running, f"{at}") for at in range(sessions)]
         with ThreadPoolExecutor(AT_ONCE) as threads:
             exact = list(threads.map(lambda chat: chat.turns(TURNS), chats))
@@ -48,7 +48,7 @@ def test_the_same_over_redis(tmp_path: Path, redis: RedisServer) -> None:
 
 @pytest.mark.long
 def test_redis_hangs_dies_and_comes_back(tmp_path: Path, redis: RedisServer) -> None:
-    with crew(tmp_path, "--store", redis.url) as running:
+    with serve_with_workers(tmp_path, "--store", redis.url) as running:
         idle, busy = ([Chat(running, f"{kind}{at}") for at in range(4)] for kind in "ab")
         assert all(all(chat.turns(3)) for chat in (*idle, *busy))
         assert redis.process is not None
@@ -56,14 +56,16 @@ def test_redis_hangs_dies_and_comes_back(tmp_path: Path, redis: RedisServer) -> 
         for chat in busy:
             chat.turns(2)  # each is answered, be it exact or not
         redis.process.send_signal(signal.SIGCONT)
-        until(lambda: exact_again(running))
+        wait_until(lambda: exact_again(running))
         assert all(all(chat.turns(3)) for chat in idle)  # what was kept before is there
-        until(lambda: all(all(chat.turns(3)) for chat in busy))  # the turns of meanwhile follow
+        wait_until(
+            lambda: all(all(chat.turns(3)) for chat in busy)
+        )  # the turns of meanwhile follow
         redis.stop()
         for chat in busy:
             chat.turns(2)
         redis.start()  # it knows nothing any more
-        until(lambda: exact_again(running))
+        wait_until(lambda: exact_again(running))
         for chat in busy:
             chat.turns(2)
 

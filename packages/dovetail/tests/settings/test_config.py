@@ -91,7 +91,7 @@ def test_other_variables_are_not_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment", "file", "told"),
+    ("flags", "environment", "file", "expected"),
     [
         ({}, {"DOVETAIL_NOPE": "1"}, None, "DOVETAIL_NOPE.*'nope'"),
         ({}, {"DOVETAIL_HTTP_PORT": "abc"}, None, "http_port.*environment"),
@@ -121,11 +121,11 @@ def test_other_variables_are_not_settings() -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_place(
-    flags: dict[str, Any], environment: dict[str, str], file: str | None, told: str
+    flags: dict[str, Any], environment: dict[str, str], file: str | None, expected: str
 ) -> None:
     if file is not None:
         written(file)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         load_config(flags, environment)
 
 

@@ -35,6 +35,6 @@ def test_no_extra_requires_another_package_of_ours() -> None:
 
 def test_a_store_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("dovetail.server.build.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'dovetail\[redis\]'") as told:
+    with pytest.raises(ValueError, match=r"pip install 'dovetail\[redis\]'") as error:
         open_ledger(Config(store="redis://:secret@127.0.0.1:1"), tmp_path)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error.value)

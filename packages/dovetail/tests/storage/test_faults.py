@@ -17,7 +17,7 @@ from dovetail.responses.store import ResponseStore
 from dovetail.storage.faults import LOG_INTERVAL_SECONDS, StoreFaults
 
 
-def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+def _logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
     return [(record.getMessage(), record.__dict__["fields"]) for record in caplog.records]
 
 
@@ -29,7 +29,7 @@ def test_a_store_that_flickers_does_not_flood_the_log(caplog: pytest.LogCaptureF
         faults.record_success()
     now = LOG_INTERVAL_SECONDS
     faults.record_failure(OSError("gone again"))
-    assert _told(caplog) == [
+    assert _logged(caplog) == [
         ("store_failed", {"store": "ledger", "error": "gone", "failures": 1}),
         ("store_recovered", {"store": "ledger", "failures": 1, "pending": 0, "lost": 0}),
         ("store_failed", {"store": "ledger", "error": "gone again", "failures": 101}),
@@ -46,13 +46,13 @@ def test_unreachable_redis_is_logged_at_startup(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> bool:
-        kept = ResponseStore(RedisResponseBackend("redis://127.0.0.1:1"))
-        await kept.ping()
-        await kept.close()
-        return kept.faults.unavailable
+        responses = ResponseStore(RedisResponseBackend("redis://127.0.0.1:1"))
+        await responses.ping()
+        await responses.close()
+        return responses.faults.unavailable
 
     assert asyncio.run(scene())
-    assert [event for event, _ in _told(caplog)] == ["store_failed"]
+    assert [event for event, _ in _logged(caplog)] == ["store_failed"]
 
 
 def test_a_turn_that_sqlite_cannot_write_is_counted(
@@ -75,4 +75,4 @@ def test_a_turn_that_sqlite_cannot_write_is_counted(
     asyncio.run(scene())
     assert registry.get_sample_value("dovetail_store_lost_total", {"store": "ledger"}) == 1
     assert registry.get_sample_value("dovetail_store_failures_total", {"store": "ledger"}) == 1
-    assert [event for event, _ in _told(caplog)] == ["store_failed", "store_write_lost"]
+    assert [event for event, _ in _logged(caplog)] == ["store_failed", "store_write_lost"]

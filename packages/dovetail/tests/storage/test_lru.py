@@ -17,7 +17,7 @@ def filled(*keys: str, max_entries: int | None = None) -> LruCache[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("use", "kept"),
+    ("use", "remaining"),
     [
         (lambda cache: cache.get("a"), "acd"),
         (lambda cache: cache.put("a", 7), "acd"),
@@ -30,11 +30,13 @@ def filled(*keys: str, max_entries: int | None = None) -> LruCache[str, int]:
         (lambda cache: cache.pop("b"), "acd"),
     ],
 )
-def test_oldest_entry_is_evicted(use: Callable[[LruCache[str, int]], object], kept: str) -> None:
+def test_oldest_entry_is_evicted(
+    use: Callable[[LruCache[str, int]], object], remaining: str
+) -> None:
     cache = filled("a", "b", "c", max_entries=3)
     use(cache)
     cache.put("d", 9)
-    assert sorted(cache) == list(kept)
+    assert sorted(cache) == list(remaining)
 
 
 def test_entries_are_listed_in_the_order_of_their_use() -> None:

@@ -1,4 +1,4 @@
-"""A stage for acceptance: scripted agents, and a server like a vLLM, chat and tokens both."""
+"""Fixtures for eval: scripted agents, and a server like vLLM, with chat and token prompts."""
 
 import asyncio
 import json
@@ -31,8 +31,8 @@ MODEL = "some-org/some-model"
 
 def call(name: str, **arguments: Any) -> str:
     """A call as the model writes it, more tightly than any template would."""
-    told = {"name": name, "arguments": arguments}
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    fields = {"name": name, "arguments": arguments}
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return f"<tool_call>\n{text}\n</tool_call>"
 
 
@@ -112,68 +112,68 @@ CLUMSY: list[str] = [
 
 def perfect() -> dict[str, Any]:
     """A script that solves every task."""
-    return scripted({name: [*said, DONE] for name, said in PERFECT.items()})
+    return scripted({name: [*outputs, DONE] for name, outputs in PERFECT.items()})
 
 
 def scripted(tasks: dict[str, list[str]]) -> dict[str, Any]:
-    """A script with the answers of each task; the last one is repeated."""
+    """A script with the outputs of each task; the last one is repeated."""
     rules = [
-        {"when": {"text": f"Task {name}."}, "turns": [{"text": text} for text in said]}
-        for name, said in tasks.items()
+        {"when": {"text": f"Task {name}."}, "turns": [{"text": text} for text in outputs]}
+        for name, outputs in tasks.items()
     ]
     return {"rules": rules, "turns": [{"text": DONE}]}
 
 
-class Remembering(ScriptedEngine):
-    """Keeps what it said last, as a vLLM tells it to a chat that asks for token ids."""
+class RecordingEngine(ScriptedEngine):
+    """Records its last prompt and output, for a chat that requests token ids."""
 
     prompt: list[int] = []  # noqa: RUF012 - replaced, never changed
-    said: list[int] = []  # noqa: RUF012
+    output_ids: list[int] = []  # noqa: RUF012
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        self.prompt, self.said = request.prompt.tolist(), []
-        await super().generate(request, Overhearing(sink, self.said))
+        self.prompt, self.output_ids = request.prompt.tolist(), []
+        await super().generate(request, RecordingSink(sink, self.output_ids))
 
 
-class Overhearing:
-    """Notes the ids that a listener is told."""
+class RecordingSink:
+    """Records the ids that a sink gets."""
 
-    def __init__(self, sink: TokenSink, said: list[int]) -> None:
-        self._listener = sink
-        self._said = said
+    def __init__(self, sink: TokenSink, output_ids: list[int]) -> None:
+        self._sink = sink
+        self._output_ids = output_ids
         self.drain = sink.drain
 
     def push(self, delta: TokenDelta) -> bool:
-        self._said += delta.ids
-        return self._listener.push(delta)
+        self._output_ids += delta.ids
+        return self._sink.push(delta)
 
 
-def _with_ids(engine: Remembering, send: Send) -> Send:
+def _with_ids(engine: RecordingEngine, send: Send) -> Send:
     """The end of a chat's stream with the ids that vLLM has in its chunks."""
 
-    async def telling(message: Message) -> None:
+    async def send_with_ids(message: Message) -> None:
         body = message.get("body", b"")
         if b"data: [DONE]" in body:
-            choice = {"index": 0, "delta": {}, "token_ids": engine.said}
+            choice = {"index": 0, "delta": {}, "token_ids": engine.output_ids}
             ids = {"prompt_token_ids": engine.prompt, "choices": [choice]}
             frame = f"data: {json.dumps(ids)}\n\n".encode()
             message = {**message, "body": body.replace(b"data: [DONE]", frame + b"data: [DONE]")}
         await send(message)
 
-    return telling
+    return send_with_ids
 
 
 @asynccontextmanager
 async def like_vllm(
-    folder: Path, script: dict[str, Any], *, tells_ids: bool = True
+    folder: Path, script: dict[str, Any], *, returns_ids: bool = True
 ) -> AsyncIterator[str]:
-    """A server with a vLLM's chat, which renders each prompt anew, and its tokens. Its address.
+    """A server like vLLM, with a chat that renders each prompt anew, and token prompts.
 
     Both are answered by one scripted engine with one prefix cache.
     """
     model = load_model(folder, tool_parser="hermes", reasoning_parser="qwen3")
     ids = (model.tokenizer.controls["<|im_end|>"],)
-    engine = Remembering(
+    engine = RecordingEngine(
         model.tokenizer,
         parse_script(json.dumps(script)),
         options=ScriptedOptions(chunk=4),
@@ -191,17 +191,17 @@ async def like_vllm(
         if scope["type"] == "lifespan":
             await chat(scope, receive, send)
         elif scope["path"] == "/v1/chat/completions":
-            # What is written to the connection directly could not be added to.
-            told = _with_ids(engine, send) if tells_ids else send
-            await chat({**scope, "extensions": {}}, receive, told)
+            # Without extensions: direct writes to the connection would bypass `chat_send`.
+            chat_send = _with_ids(engine, send) if returns_ids else send
+            await chat({**scope, "extensions": {}}, receive, chat_send)
         else:
             await tokens(scope, receive, send)
 
-    place = socket.create_server(("127.0.0.1", 0))
-    running = create_server(both)
-    task = asyncio.create_task(running.serve([place]))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = create_server(both)
+    task = asyncio.create_task(server.serve([listener]))
     try:
-        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        running.should_exit = True
+        server.should_exit = True
         await task

@@ -1,4 +1,4 @@
-"""A stage for `dovetail launch`: a harness that only tells how it was run."""
+"""Fixtures for `dovetail launch`: a harness that only reports how it was run."""
 
 import json
 import sys
@@ -21,29 +21,29 @@ CATALOG = {
     ]
 }
 
-_TELLS = """#!{python}
+_HARNESS_SCRIPT = """#!{python}
 import json, os, signal, sys, time
-told = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid()}}
-def tell():
-    draft = "{told}.draft"
+report = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid()}}
+def write_report():
+    draft = "{record}.draft"
     with open(draft, "w") as file:
-        json.dump(told, file)
-    os.replace(draft, "{told}")
+        json.dump(report, file)
+    os.replace(draft, "{record}")
 {does}
 """
-ENDS = "tell(); sys.exit(7)"
-DIES = "tell(); os.kill(os.getpid(), signal.SIGKILL)"
-#: It takes two interrupts from the keyboard as its own business, and ends by SIGTERM.
+ENDS = "write_report(); sys.exit(7)"
+DIES = "write_report(); os.kill(os.getpid(), signal.SIGKILL)"
+#: It handles interrupts from the keyboard itself, and exits on SIGTERM.
 WAITS = """
-heard = told["heard"] = []
-def hear(number, frame):
-    heard.append(signal.Signals(number).name)
-    tell()
+signals = report["signals"] = []
+def on_signal(number, frame):
+    signals.append(signal.Signals(number).name)
+    write_report()
     if number == signal.SIGTERM:
         sys.exit(3)
-signal.signal(signal.SIGINT, hear)
-signal.signal(signal.SIGTERM, hear)
-tell()
+signal.signal(signal.SIGINT, on_signal)
+signal.signal(signal.SIGTERM, on_signal)
+write_report()
 while True:
     time.sleep(0.02)
 """
@@ -55,24 +55,28 @@ class FakeHarness:
     def __init__(self, folder: Path, name: str, does: str = ENDS) -> None:
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True, exist_ok=True)
-        self._told = folder / f"{name}.json"
+        self._record_path = folder / f"{name}.json"
         path = self.bin / name
-        path.write_text(_TELLS.format(python=sys.executable, told=self._told, does=does))
+        path.write_text(
+            _HARNESS_SCRIPT.format(python=sys.executable, record=self._record_path, does=does)
+        )
         path.chmod(0o755)
 
     @property
     def ran(self) -> bool:
-        return self._told.exists()
+        return self._record_path.exists()
 
     @property
-    def told(self) -> Any:
-        """How it was run: arguments, environment, and what it heard."""
-        return json.loads(self._told.read_text())
+    def invocation(self) -> Any:
+        """How it was run: arguments, environment, and the signals it received."""
+        return json.loads(self._record_path.read_text())
 
 
 def target(window: int | None = 200_000, key: str | None = None) -> LaunchTarget:
     return LaunchTarget("http://127.0.0.1:8000", MODEL, key, window, CATALOG)
 
 
-def order(folder: Path, api: str, executable: str, key: str | None = None) -> LaunchRequest:
+def launch_request(
+    folder: Path, api: str, executable: str, key: str | None = None
+) -> LaunchRequest:
     return LaunchRequest(target(key=key), api, ("-x", "a b"), executable, folder)

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector on a loopback port: it decodes what it gets, and keeps it."""
+"""An OpenTelemetry collector on a loopback port, which decodes and stores spans."""
 
 import gzip
 import threading
@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-PATIENCE = 60.0  # seconds: spans that never come are a failed test, not a hanging one
+TIMEOUT_SECONDS = 60.0  # seconds: spans that never come are a failed test, not a hanging one
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass
 class Collector:
-    """What has come so far."""
+    """What was received so far."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Collector:
             return [span for span in named if not trace or span.trace == trace]
 
         with self._came:
-            assert self._came.wait_for(lambda: len(found()) >= count, PATIENCE), self.spans
+            assert self._came.wait_for(lambda: len(found()) >= count, TIMEOUT_SECONDS), self.spans
             return found()
 
     def children(self, of: Span) -> list[Span]:
@@ -78,7 +78,7 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing is told."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     collector.url = f"http://127.0.0.1:{server.server_port}"

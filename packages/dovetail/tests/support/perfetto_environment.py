@@ -13,8 +13,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[4] / ".cache" / "perfetto"
 ENGINE = Path(__file__).parent / "perfetto_engine.mjs"
-PATIENCE = 100.0
-#: What was wrong with a trace, by its own count.
+TIMEOUT_SECONDS = 100.0
+#: Errors of a trace that the processor counted.
 FAULTS = "select name, value from stats where severity != 'info' and value > 0"
 #: Slices with the thread they are on and the slice they lie in.
 SLICES = """
@@ -30,7 +30,7 @@ select begun.category, begun.name, begun.ts, ended.category, ended.ts
 from flow join slice begun on slice_out = begun.id join slice ended on slice_in = ended.id
 order by flow.id
 """
-#: Each counter: its process, its name, how often it was told, the last value.
+#: Each counter: its process, its name, its number of values, the maximum.
 COUNTERS = """
 select process.name, process_counter_track.name, count(*), max(value)
 from counter join process_counter_track on track_id = process_counter_track.id
@@ -38,8 +38,8 @@ join process using (upid) group by 1, 2 order by 1, 2
 """
 
 
-def asked(trace: Path, *queries: str) -> list[list[list[Any]]]:
-    """The rows that each query has for this trace."""
+def run_queries(trace: Path, *queries: str) -> list[list[list[Any]]]:
+    """The rows of each query on this trace."""
     node = which("node")
     if node is None or not FOLDER.is_dir():
         pytest.skip("no Node.js, or no Perfetto: python tools/fetch_perfetto.py")
@@ -47,7 +47,7 @@ def asked(trace: Path, *queries: str) -> list[list[list[Any]]]:
         [node, ENGINE, FOLDER, trace, *queries],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -1,7 +1,7 @@
-"""The rules of the trace event format, as far as our timelines use it: what breaks them is told.
+"""Check the rules of the trace event format, as far as our timelines use it.
 
-Complete events ("X") of a thread lie in or beside each other; flows ("s" to "f") have two ends,
-each within a slice; counters ("C") are numbers; metadata ("M") names every process and thread.
+Complete events ("X") of a thread are nested or consecutive; flows ("s" to "f") have two ends, each
+within a slice; counters ("C") are numbers; metadata ("M") names every process and thread.
 """
 
 import math
@@ -26,7 +26,7 @@ _METADATA = {
 
 
 def faults(document: Any) -> list[str]:
-    """Everything that is not as the format has it."""
+    """All violations of the format."""
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         return ["no object with a list of traceEvents"]
     events = document["traceEvents"]
@@ -62,8 +62,8 @@ def _values(event: Json) -> Iterator[str]:
         if field in event and (type(event[field]) is not int or event[field] < 1):
             yield f"{field} is no positive integer"
     # In a slice without a length, Perfetto puts whatever begins at that moment.
-    for field, least in (("ts", 0), ("dur", 1)):
-        if field in event and not (_is_time(event[field]) and event[field] >= least):
+    for field, minimum in (("ts", 0), ("dur", 1)):
+        if field in event and not (_is_time(event[field]) and event[field] >= minimum):
             yield f"{field} is no time"
     if "cat" in event and (not isinstance(event["cat"], str) or not event["cat"]):
         yield "no category"

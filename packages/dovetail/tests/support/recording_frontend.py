@@ -1,4 +1,4 @@
-"""A front before a server that hands everything on and keeps what a client asked."""
+"""A proxy in front of a server that records the requests of a client."""
 
 import json
 import threading
@@ -14,8 +14,8 @@ _OWN = frozenset({"connection", "content-length", "date", "server", "transfer-en
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request, and the answer's status and headers.
+class RecordedRequest:
+    """A request, and its response's status and headers.
 
     `sent` are the request's own headers, `raw` its bytes; `body` is None where those are no JSON.
     """
@@ -30,25 +30,25 @@ class Asked:
 
 
 @dataclass
-class Front:
-    """What was asked so far. `more` are headers that answers get instead of the server's."""
+class RecordingFrontend:
+    """The requests so far. `more` are headers that responses get instead of the server's."""
 
     url: str
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list)
     more: dict[str, str] = field(default_factory=dict)
 
     def bodies(self, path: str) -> list[Any]:
-        return [one.body for one in self.asked if one.path == path]
+        return [one.body for one in self.requests if one.path == path]
 
 
 @contextmanager
-def front_of(server: str) -> Iterator[Front]:
-    """A front that listens on a port of its own for as long as the block lasts."""
+def front_of(server: str) -> Iterator[RecordingFrontend]:
+    """A front that listens on a port of its own while the block runs."""
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # a WebSocket cannot be asked for, nor refused, in an older
+        protocol_version = "HTTP/1.1"  # older versions have no WebSocket upgrades
 
-        def hand_on(self) -> None:
+        def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", "0")))
             connection = HTTPConnection(urlsplit(server).netloc, timeout=60)
             connection.request(self.command, self.path, body, dict(self.headers))
@@ -58,26 +58,28 @@ def front_of(server: str) -> Iterator[Front]:
             headers = {k.lower(): v for k, v in reply.getheaders() if k.lower() not in _OWN}
             headers |= {k: v for k, v in front.more.items() if k in headers}
             sent = {k.lower(): v for k, v in self.headers.items()}
-            said = json.loads(body) if body and "content-encoding" not in sent else None
-            asked = Asked(self.command, self.path, said, reply.status, headers, sent, body)
-            front.asked.append(asked)
+            decoded = json.loads(body) if body and "content-encoding" not in sent else None
+            request = RecordedRequest(
+                self.command, self.path, decoded, reply.status, headers, sent, body
+            )
+            front.requests.append(request)
             self.send_response(reply.status)
             for name, value in {**headers, "content-length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = hand_on
+        do_GET = do_POST = forward
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Log nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        front = Front(f"http://127.0.0.1:{listening.server_port}")
-        thread = threading.Thread(target=listening.serve_forever)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        front = RecordingFrontend(f"http://127.0.0.1:{listener.server_port}")
+        thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         try:
             yield front
         finally:
-            listening.shutdown()
+            listener.shutdown()
             thread.join()

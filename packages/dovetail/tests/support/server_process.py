@@ -22,7 +22,7 @@ from openai import OpenAI
 TOKENIZERS = Path(__file__).parents[4] / ".cache" / "tokenizers"
 WEIGHTS = TOKENIZERS / "smollm2" / "smollm2.gguf"
 NAME = "some-org/some-model"
-PATIENCE = 60.0  # seconds: a broken server is a failed test, not a hanging one
+TIMEOUT_SECONDS = 60.0  # seconds: a broken server is a failed test, not a hanging one
 _CONFIG = {
     "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],
@@ -53,7 +53,7 @@ def qwen_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
+    """A whole response."""
 
     status: int
     headers: Mapping[str, str]
@@ -66,7 +66,7 @@ class Reply:
 
 @dataclass
 class Running:
-    """A server that takes requests. `greeting` is its first line, `log` what it tells operators."""
+    """A running server. `greeting` is its first line, `log` its log file."""
 
     process: "subprocess.Popen[str]"
     greeting: str
@@ -78,25 +78,27 @@ class Running:
         return self.greeting.rpartition(" at ")[2].strip()
 
     def anthropic(self, key: str = "none", **more: Any) -> Anthropic:
-        client = Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=PATIENCE, **more)
+        client = Anthropic(
+            base_url=self.url, api_key=key, max_retries=0, timeout=TIMEOUT_SECONDS, **more
+        )
         self.clients.append(client)
         return client
 
     def openai(self, key: str = "none", **more: Any) -> OpenAI:
         url = f"{self.url}/v1"
-        client = OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE, **more)
+        client = OpenAI(base_url=url, api_key=key, max_retries=0, timeout=TIMEOUT_SECONDS, **more)
         self.clients.append(client)
         return client
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         """One request, read to its end. In header names _ stands for -."""
         with self.open(method, path, body, **headers) as response:
             found = {name.lower(): value for name, value in response.getheaders()}
             return Reply(response.status, found, response.read())
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
-        """The JSON of an answer that has to be 200."""
-        reply = self.ask("POST", path, body, **headers)
+        """The JSON of a response that has to be 200."""
+        reply = self.request("POST", path, body, **headers)
         assert reply.status == 200, reply.body
         return reply.json
 
@@ -104,11 +106,11 @@ class Running:
     def open(
         self, method: str, path: str, body: Any = None, **headers: str
     ) -> Iterator[HTTPResponse]:
-        """One request whose answer is read by the caller; leaving the block hangs up."""
+        """Send a request whose response the caller reads; leaving the block disconnects."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode() if body else b""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         host = self.url.removeprefix("http://")
-        connection = HTTPConnection(host, timeout=PATIENCE)
+        connection = HTTPConnection(host, timeout=TIMEOUT_SECONDS)
         try:
             connection.request(method, path, sent, {"content-type": "application/json", **named})
             with connection.getresponse() as response:
@@ -117,22 +119,22 @@ class Running:
             connection.close()
 
     def stop(self) -> int:
-        """Ends it as an operator does. Gives the exit status."""
+        """Stop it as an operator does, and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT_SECONDS)
 
 
 def free_port() -> int:
-    """A port on which nobody listens now, for what cannot be told to take one by itself."""
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        port: int = place.getsockname()[1]
+    """A free port, for servers that cannot choose one themselves."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port
 
 
 def clean_environment(home: Path) -> dict[str, str]:
     """What a user's shell has, without settings of ours from elsewhere."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DOVETAIL_", "XDG_"))}
-    return {**kept, "DOVETAIL_HOME": str(home)}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DOVETAIL_", "XDG_"))}
+    return {**inherited, "DOVETAIL_HOME": str(home)}
 
 
 @contextmanager
@@ -174,18 +176,18 @@ def _start(
 
 
 def _greeting(process: "subprocess.Popen[str]", log: Path) -> str:
-    """Waits for the line that says where the server listens."""
+    """Wait for the line with the server's address."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("serving "):
             return line
-    status = process.wait(PATIENCE)
+    status = process.wait(TIMEOUT_SECONDS)
     raise AssertionError(f"the server ended with {status}: {log.read_text()}")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that has run."""
+    """A finished command."""
 
     status: int
     out: str
@@ -207,7 +209,7 @@ def dovetail(
         stdin=subprocess.DEVNULL if given is None else None,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)

@@ -1,6 +1,6 @@
-"""Short streams over all three APIs, as many as one likes, each a session of its own.
+"""Short streams over all three APIs, each in a session of its own.
 
-Every eleventh client hangs up at the first byte of its answer.
+Every eleventh client disconnects at the first byte of its response.
 """
 
 import asyncio
@@ -13,22 +13,22 @@ from urllib.parse import urlsplit
 from http_fixture import read_reply
 from server_process import NAME
 
-PATIENCE = 60.0  # seconds for one stream
+TIMEOUT_SECONDS = 60.0  # seconds for one stream
 _TOOL = {"type": "object", "properties": {"command": {"type": "string"}}}
 
 
 @dataclass(frozen=True)
 class Api:
-    """How one API is asked, and what a stream of it ends with."""
+    """One API, and the end of its streams."""
 
     path: str
     end: bytes
 
     def body(self, number: int) -> dict[str, Any]:
-        asked = f"Question {number}: what is {number} and {number * 7}?"
+        question = f"Question {number}: what is {number} and {number * 7}?"
         if self.path == "/v1/responses":
-            return {"input": asked, "tools": [_function()]}
-        body = {"messages": [{"role": "user", "content": asked}], "max_tokens": 100}
+            return {"input": question, "tools": [_function()]}
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
         if self.path == "/v1/messages":
             return {**body, "tools": [{"name": "run", "input_schema": _TOOL}]}
         return {**body, "tools": [{"type": "function", "function": _function()}]}
@@ -43,10 +43,10 @@ APIS = (
 
 @dataclass
 class Done:
-    """Streams that are over, by how they ended."""
+    """Finished streams, by how they ended."""
 
     whole: Counter[str] = field(default_factory=Counter)
-    cut: int = 0
+    disconnected: int = 0
     broken: list[tuple[str, int, bytes]] = field(default_factory=list)
 
 
@@ -60,22 +60,22 @@ async def stream_many(url: str, first: int, count: int, clients: int = 16) -> Do
 
 
 async def _client(url: str, todo: Any, done: Done) -> None:
-    place = urlsplit(url)
-    line: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+    address = urlsplit(url)
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     for number in todo:
-        if line is None:
-            line = await asyncio.open_connection(place.hostname, place.port)
-        reader, writer = line
+        if connection is None:
+            connection = await asyncio.open_connection(address.hostname, address.port)
+        reader, writer = connection
         api = APIS[number % len(APIS)]
         writer.write(_request(api, number))
         if number % 11 == 0:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 await reader.readexactly(1)
             writer.transport.abort()
-            line = None
-            done.cut += 1
+            connection = None
+            done.disconnected += 1
             continue
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             reply = await read_reply(reader)
         if reply.status == 200 and api.end in reply.body[-4000:]:
             done.whole[api.path] += 1
@@ -83,9 +83,9 @@ async def _client(url: str, todo: Any, done: Done) -> None:
             done.broken.append((api.path, reply.status, reply.body[-400:]))
         if number % 7 == 0:
             writer.close()
-            line = None
-    if line is not None:
-        line[1].close()
+            connection = None
+    if connection is not None:
+        connection[1].close()
 
 
 def _request(api: Api, number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A stage for watch mode: servers that record every byte, and a relay before them."""
+"""Fixtures for watch mode: servers that record every byte, and a relay in front of them."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ def endpoint(port: int) -> Endpoint:
 
 @asynccontextmanager
 async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIterator[int]:
-    """A server that does what `serve` says with each connection. Its port."""
+    """A server that runs `serve` for each connection. Yields its port."""
     connections: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,10 +62,10 @@ async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIter
 
 @asynccontextmanager
 async def relaying(
-    port: int, sees: RelayCallback | None = None
+    port: int, on_data: RelayCallback | None = None
 ) -> AsyncIterator[tuple[TcpRelay, int]]:
     """A relay to a port of this machine, and its own port."""
-    relay = TcpRelay(endpoint(port), sees)
+    relay = TcpRelay(endpoint(port), on_data)
     address = await relay.listen("127.0.0.1", 0)
     try:
         yield relay, int(address.rpartition(":")[2])
@@ -75,7 +75,7 @@ async def relaying(
 
 @dataclass
 class Seen:
-    """What an observer has found."""
+    """The exchanges that an observer has found."""
 
     exchanges: list[CapturedExchange] = field(default_factory=list)
 
@@ -88,18 +88,18 @@ async def observing(
     port: int, seen: Seen, limits: CaptureLimits | None = None
 ) -> AsyncIterator[tuple[TrafficObserver, int]]:
     """A relay with an observer. It has seen everything once the block is left."""
-    tee = TrafficObserver(seen.take, limits)
-    tee.start()
+    observer = TrafficObserver(seen.take, limits)
+    observer.start()
     try:
-        async with relaying(port, tee.observe) as (relay, own):
-            yield tee, own
+        async with relaying(port, observer.observe) as (relay, own):
+            yield observer, own
             await relay.stats.idle.wait()
     finally:
-        tee.close()
+        observer.close()
 
 
 def pieces(data: bytes, chance: random.Random) -> Sequence[bytes]:
-    """The bytes cut at random places, some of them tiny."""
+    """The bytes split at random places, some parts tiny."""
     found, at = [], 0
     while at < len(data):
         size = chance.choice((1, 2, 7, 100, 1500, 70_000))
@@ -108,7 +108,7 @@ def pieces(data: bytes, chance: random.Random) -> Sequence[bytes]:
     return found
 
 
-async def say(writer: asyncio.StreamWriter, data: bytes, chance: random.Random) -> None:
+async def send_in_chunks(writer: asyncio.StreamWriter, data: bytes, chance: random.Random) -> None:
     for piece in pieces(data, chance):
         writer.write(piece)
         if chance.random() < 0.2:
@@ -124,7 +124,7 @@ PLAIN = PromptSettings(
 
 @asynccontextmanager
 async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
-    """A server as plain as those that people run: it renders what it is sent, each time anew."""
+    """A server that renders each request anew, without a ledger."""
     model = model or tiny_model()
     engine = StageEngine(model)
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)
@@ -133,11 +133,11 @@ async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
             [TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 16)]
         )
     )
-    place = socket.create_server(("127.0.0.1", 0))
-    running = create_server(app)
-    task = asyncio.create_task(running.serve([place]))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = create_server(app)
+    task = asyncio.create_task(server.serve([listener]))
     try:
-        yield Stage(app, engine, place.getsockname()[1], running, asyncio.Queue())
+        yield Stage(app, engine, listener.getsockname()[1], server, asyncio.Queue())
     finally:
-        running.should_exit = True
+        server.should_exit = True
         await task

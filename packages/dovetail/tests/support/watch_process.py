@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from server_process import PATIENCE, Running, clean_environment
+from server_process import TIMEOUT_SECONDS, Running, clean_environment
 
 
 @contextmanager
@@ -35,4 +35,4 @@ def watching(url: str, folder: Path, *more: str | Path) -> Iterator[Running]:
                 client.close()
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                process.wait(PATIENCE)
+                process.wait(TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""A server of several processes, and what its tests ask of it."""
+"""A server with several worker processes, and helpers of its tests."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from server_process import NAME, Running, qwen_folder, served
 
 BLOCK = 16  # tokens of a block in the scripted engine's cache
-#: Pieces that the tokenizer would not cut so: whoever does not know the turn writes it otherwise.
+#: Not how the tokenizer would split the text: without the ledger, the turn gets other tokens.
 PIECES = ("Th", "e an", "swe", "r is", " for", "ty t", "wo, and", " that ", "is al", "l of i", "t.")
 PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 
@@ -20,7 +20,7 @@ PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 def arguments(
     folder: Path, *more: str | Path, workers: int = 2, decode_rate: float = 0.0
 ) -> list[str | Path]:
-    """A scripted model that says the same odd tokens to everybody."""
+    """A scripted model that generates the same unusual tokens for every request."""
     script, model = folder / "script.yaml", folder / "model"
     script.write_text(json.dumps({"rules": [{"chunks": list(PIECES)}]}))
     return [
@@ -32,7 +32,7 @@ def arguments(
 
 
 @contextmanager
-def crew(folder: Path, *more: str | Path, **options: Any) -> Iterator[Running]:
+def serve_with_workers(folder: Path, *more: str | Path, **options: Any) -> Iterator[Running]:
     home = options.pop("home", folder / "home")
     with served(*arguments(folder, *more, **options), home=home) as running:
         yield running
@@ -46,8 +46,8 @@ def body(path: str, text: str, *, stream: bool = False) -> dict[str, Any]:
 
 
 def numbers(running: Running, name: str) -> dict[str, float]:
-    """A number of each worker."""
-    text = running.ask("GET", "/metrics").body.decode()
+    """The value of a metric, per worker."""
+    text = running.request("GET", "/metrics").body.decode()
     found: dict[str, float] = {}
     for labels, value in re.findall(rf"^{name}{{([^}}]*)}} (\S+)$", text, re.M):
         worker = re.search(r'worker="(\d+)"', labels)
@@ -57,14 +57,14 @@ def numbers(running: Running, name: str) -> dict[str, float]:
 
 
 def count(running: Running) -> int:
-    """How many workers tell their numbers."""
-    text = running.ask("GET", "/metrics").body.decode()
+    """How many workers report metrics."""
+    text = running.request("GET", "/metrics").body.decode()
     found = re.search(r"^dovetail_workers (\d+)", text, re.M)
     return int(found[1]) if found else 0
 
 
 def children(running: Running, module: str = "dovetail.cli.worker") -> list[int]:
-    """The processes that a server has started."""
+    """The child processes of a server."""
     parent = running.process.pid
     pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(pid) for pid in pids if module in _command(int(pid))]
@@ -84,35 +84,39 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def until(is_so: Callable[[], bool], patience: float = 60.0) -> None:
-    """Waits for what comes in a while."""
-    end = time.monotonic() + patience
-    while not is_so():
+def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + timeout_seconds
+    while not condition():
         assert time.monotonic() < end, "it never came to be so"
         time.sleep(0.05)
 
 
 @dataclass
 class Chat:
-    """A conversation whose every turn may reach another process."""
+    """A conversation whose turns may reach different workers."""
 
     running: Running
     session: str
-    kept: int = 0  # tokens that the engine has of it, in whole blocks
+    cached_tokens: int = 0  # in the engine's cache, in whole blocks
 
     def __post_init__(self) -> None:
         system = {"role": "system", "content": f"You are of the session {self.session}."}
         self.messages: list[dict[str, Any]] = [system]
 
     def turn(self, at: int) -> bool:
-        """One more. Whether the engine found in its cache all that came before."""
+        """Send one more turn. True if the engine had all before it in its cache."""
         self.messages.append({"role": "user", "content": f"{self.session}: and number {at}?"})
-        told = self.running.post("/v1/chat/completions", {"model": NAME, "messages": self.messages})
-        message, usage = told["choices"][0]["message"], told["usage"]
+        response = self.running.post(
+            "/v1/chat/completions", {"model": NAME, "messages": self.messages}
+        )
+        message, usage = response["choices"][0]["message"], response["usage"]
         self.messages.append({"role": "assistant", "content": message["content"]})
         cached: int = usage["prompt_tokens_details"]["cached_tokens"]
-        exact = cached >= self.kept
-        self.kept = (usage["prompt_tokens"] + usage["completion_tokens"] - 1) // BLOCK * BLOCK
+        exact = cached >= self.cached_tokens
+        self.cached_tokens = (
+            (usage["prompt_tokens"] + usage["completion_tokens"] - 1) // BLOCK * BLOCK
+        )
         return exact
 
     def turns(self, count: int) -> Sequence[bool]:

@@ -33,7 +33,7 @@ ERROR = 2
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{PARENT}-01"
 SECRET = "Oslo-and-nothing-else"
-ASK = {"model": NAME, "max_tokens": 999, "messages": [{"role": "user", "content": SECRET}]}
+BODY = {"model": NAME, "max_tokens": 999, "messages": [{"role": "user", "content": SECRET}]}
 TOOL = {"name": "look_up", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -58,36 +58,44 @@ def _play(collector: Collector, *bodies: dict[str, Any], plan: str, **headers: s
     return collector.wait(len(bodies), "chat")
 
 
-THOUGHT = f"<think>\nHm, {SECRET}.\n</think>\n\n{CALL}"
+REASONING_AND_CALL = f"<think>\nHm, {SECRET}.\n</think>\n\n{CALL}"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_is_a_span_by_the_conventions(collector: Collector, stream: bool) -> None:
-    asked = {**ASK, "stream": stream, "tools": [TOOL]}
+    body = {**BODY, "stream": stream, "tools": [TOOL]}
     (span,) = _play(
-        collector, asked, plan=THOUGHT, x_claude_code_session_id="s-1", x_claude_code_agent_id="a-1"
+        collector,
+        body,
+        plan=REASONING_AND_CALL,
+        x_claude_code_session_id="s-1",
+        x_claude_code_agent_id="a-1",
     )
     assert (span.name, span.kind, span.parent) == (f"chat {NAME}", SERVER, "")
     assert set(collector.paths) == {"/v1/traces"}
-    told = span.attributes
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.request.model"] == told["gen_ai.response.model"] == NAME
-    assert told["gen_ai.request.stream"] is stream
-    assert told["gen_ai.conversation.id"] == "s-1"
-    assert told["gen_ai.agent.id"] == "a-1"
-    assert told["gen_ai.response.finish_reasons"] == ["tool_calls"]
-    assert told["gen_ai.usage.input_tokens"] > len(SECRET)
-    assert told["gen_ai.usage.output_tokens"] > told["gen_ai.usage.reasoning.output_tokens"] > 0
-    assert told["http.response.status_code"] == 200
-    assert 0 < told["gen_ai.response.time_to_first_chunk"] <= (span.end - span.begin) / 1e9
+    attributes = span.attributes
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == NAME
+    assert attributes["gen_ai.request.stream"] is stream
+    assert attributes["gen_ai.conversation.id"] == "s-1"
+    assert attributes["gen_ai.agent.id"] == "a-1"
+    assert attributes["gen_ai.response.finish_reasons"] == ["tool_calls"]
+    assert attributes["gen_ai.usage.input_tokens"] > len(SECRET)
+    assert (
+        attributes["gen_ai.usage.output_tokens"]
+        > attributes["gen_ai.usage.reasoning.output_tokens"]
+        > 0
+    )
+    assert attributes["http.response.status_code"] == 200
+    assert 0 < attributes["gen_ai.response.time_to_first_chunk"] <= (span.end - span.begin) / 1e9
     assert span.events == ("first_token",)
     assert span.resource["service.name"] == "dovetail"
     known = {v for k, v in vars(gen_ai_attributes).items() if k.startswith("GEN_AI_")}
-    assert {name for name in told if name.startswith("gen_ai.")} <= known
+    assert {name for name in attributes if name.startswith("gen_ai.")} <= known
 
 
 def test_its_parts_are_spans_within_it(collector: Collector) -> None:
-    (span,) = _play(collector, {**ASK, "stream": True, "tools": [TOOL]}, plan=THOUGHT)
+    (span,) = _play(collector, {**BODY, "stream": True, "tools": [TOOL]}, plan=REASONING_AND_CALL)
     children = {child.name: child for child in collector.children(span)}
     assert set(children) == {"queue", "prepare", "prefill", "generate", "reasoning", "call"}
     for child in children.values():
@@ -98,14 +106,14 @@ def test_its_parts_are_spans_within_it(collector: Collector) -> None:
 
 
 def test_no_text_is_ever_sent(collector: Collector) -> None:
-    _play(collector, {**ASK, "stream": True, "tools": [TOOL]}, plan=THOUGHT)
+    _play(collector, {**BODY, "stream": True, "tools": [TOOL]}, plan=REASONING_AND_CALL)
     assert len(collector.raw) > 500
     for text in (SECRET, "Hm,", "city", "Oslo"):
         assert text.encode() not in collector.raw
 
 
 def test_a_span_goes_on_in_the_clients_trace(collector: Collector) -> None:
-    spans = _play(collector, ASK, ASK, plan="Hello.", traceparent=HEADER, tracestate="a=1,b=2")
+    spans = _play(collector, BODY, BODY, plan="Hello.", traceparent=HEADER, tracestate="a=1,b=2")
     assert {(span.trace, span.parent, span.state) for span in spans} == {(TRACE, PARENT, "a=1,b=2")}
     assert len({span.id for span in spans} | {PARENT}) == 3
 
@@ -114,8 +122,8 @@ def test_what_the_client_does_not_record_is_not_recorded(collector: Collector) -
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
             quiet = HEADER[:-1] + "0"
-            await stage.ask("POST", "/v1/messages", {**ASK}, traceparent=quiet)
-            await stage.ask("POST", "/v1/messages", {**ASK}, traceparent="nonsense")
+            await stage.ask("POST", "/v1/messages", {**BODY}, traceparent=quiet)
+            await stage.ask("POST", "/v1/messages", {**BODY}, traceparent="nonsense")
 
     run(scene)
     (span,) = collector.wait(1, "chat")
@@ -127,12 +135,12 @@ def test_what_the_client_does_not_record_is_not_recorded(collector: Collector) -
 def test_a_sampler_can_be_chosen(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "my-models")
-    (span,) = _play(collector, ASK, plan="Hello.", traceparent=HEADER)
+    (span,) = _play(collector, BODY, plan="Hello.", traceparent=HEADER)
     assert span.resource["service.name"] == "my-models"
 
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
-            await stage.ask("POST", "/v1/messages", ASK)
+            await stage.ask("POST", "/v1/messages", BODY)
 
     run(scene)
     assert {one.trace for one in collector.spans} == {TRACE}
@@ -142,8 +150,8 @@ def test_failure_sets_the_error_type(collector: Collector) -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
             stage.engine.plan = _broken(stage)
-            assert (await stage.ask("POST", "/v1/messages", ASK)).status >= 500
-            unknown = {**ASK, "model": "nobody"}
+            assert (await stage.ask("POST", "/v1/messages", BODY)).status >= 500
+            unknown = {**BODY, "model": "nobody"}
             assert (await stage.ask("POST", "/v1/messages", unknown)).status == 404
 
     run(scene)
@@ -168,7 +176,7 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry("http://127.0.0.1:9")]) as stage:
             for _ in range(20):
-                assert (await stage.ask("POST", "/v1/messages", ASK)).status == 200
+                assert (await stage.ask("POST", "/v1/messages", BODY)).status == 200
 
     run(scene)
 
@@ -215,14 +223,14 @@ def test_a_header_is_read_as_the_w3c_wants_it(given: str | None, read: SpanRef |
 def test_trace_context_is_sent_to_the_engine() -> None:
     heads: list[str] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append((await read_request(reader))[0])
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
 
     async def scene() -> None:
         own = SpanRef(TRACE, "1" * 16, True)
-        async with server(answer) as endpoint:
+        async with server(respond) as endpoint:
             await fetch(endpoint, ClientRequest("GET", "/"))
             with trace_scope({"traceparent": HEADER, "tracestate": "a=1"}):
                 await fetch(endpoint, ClientRequest("GET", "/"))
@@ -274,7 +282,7 @@ def test_two_servers_one_behind_the_other_make_one_trace(
             environment=quick | {"OTEL_SERVICE_NAME": "front"},
         ) as front,
     ):
-        front.post("/v1/messages", {**ASK, "model": "m"}, traceparent=HEADER)
+        front.post("/v1/messages", {**BODY, "model": "m"}, traceparent=HEADER)
         ours = collector.wait(2, "chat", TRACE)  # before, the one behind was tried out
     found = {span.resource["service.name"]: span for span in ours}
     assert found["front"].parent == PARENT

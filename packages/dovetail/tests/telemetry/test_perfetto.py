@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfetto_environment import FAULTS, SLICES, asked
+from perfetto_environment import FAULTS, SLICES, run_queries
 from perfetto_format import faults
 from typer.testing import CliRunner
 
@@ -152,7 +152,7 @@ def test_slices_without_duration_do_not_nest(tmp_path: Path) -> None:
     assert [(one["ts"], one["dur"]) for one in calls] == [(1.6e6 + at, 1) for at in range(3)]
     path = tmp_path / "drawn.json"
     path.write_text(json.dumps(drawn))
-    wrong, found = asked(path, FAULTS, SLICES)
+    wrong, found = run_queries(path, FAULTS, SLICES)
     assert wrong == []
     assert len(found) == sum(e["ph"] == "X" for e in drawn["traceEvents"])
     for kind, _, _, _, depth, *_, above, _, _ in found:
@@ -252,8 +252,8 @@ def write(path: Path, *lines: TraceLine) -> Path:
 def test_the_commands(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", *LOOP, turn(101.0, session="other", tenant="team"))
     out = tmp_path / "out.json"
-    told = CliRunner().invoke(build_app(), ["trace", "perfetto", str(path), "-o", str(out)])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(build_app(), ["trace", "perfetto", str(path), "-o", str(out)])
+    assert result.exit_code == 0, result.output
     assert out.stat().st_mode & 0o777 == 0o600
     drawn = json.loads(out.read_bytes())
     assert faults(drawn) == []
@@ -263,21 +263,21 @@ def test_the_commands(tmp_path: Path) -> None:
         (["--tenant", "team"], 1),
         (["--session", "s", "--tenant", "team"], None),
     ):
-        told = CliRunner().invoke(build_app(), ["trace", "perfetto", str(path), *filters])
+        result = CliRunner().invoke(build_app(), ["trace", "perfetto", str(path), *filters])
         if turns is None:
-            assert told.exit_code == 1
-            assert "no such request" in told.output
+            assert result.exit_code == 1
+            assert "no such request" in result.output
         else:
-            assert len(slices(json.loads(told.stdout), "turn")) == turns
-    told = CliRunner().invoke(build_app(), ["trace", "summary", str(path)])
-    assert told.exit_code == 0
-    rows = told.stdout.splitlines()
+            assert len(slices(json.loads(result.stdout), "turn")) == turns
+    result = CliRunner().invoke(build_app(), ["trace", "summary", str(path)])
+    assert result.exit_code == 0
+    rows = result.stdout.splitlines()
     assert rows[0].split()[:3] == ["session", "requests", "failed"]
     assert rows[1].split() == [
         *("session", "s", "3", "0", "1", "2", "300", "64%", "0", "60", "3.0s", "0.9s", "4.4s"),
     ]
     strange = tmp_path / "strange"
     strange.write_text("hello\n")
-    told = CliRunner().invoke(build_app(), ["trace", "summary", str(strange)])
-    assert told.exit_code == 1
-    assert "is no trace" in told.output
+    result = CliRunner().invoke(build_app(), ["trace", "summary", str(strange)])
+    assert result.exit_code == 1
+    assert "is no trace" in result.output

@@ -24,7 +24,7 @@ from dovetail.telemetry.record import RequestContents, RequestRecord
 from dovetail.telemetry.trace.writer import PREFIX_BLOCK_TOKENS, encode_trace_line
 from dovetail_model import EngineUnavailable
 
-THOUGHT = "<think>\nA zither, perhaps.\n</think>\n\n"
+REASONING = "<think>\nA zither, perhaps.\n</think>\n\n"
 SECRETS = ("xylophone", "zither", "Oslo")
 PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
 
@@ -55,17 +55,17 @@ def listening(stage: Stage) -> Listener:
 def body(path: str, text: str = "The xylophone is hidden.", **more: Any) -> dict[str, Any]:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     tool: dict[str, Any] = {"name": "look_up"}
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+    request: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
     match path:
         case "/v1/messages":
             tool["input_schema"] = schema
-            asked["max_tokens"] = 500
+            request["max_tokens"] = 500
         case "/v1/responses":
             tool |= {"type": "function", "parameters": schema}
-            asked = {"input": [{"role": "user", "content": text}]}
+            request = {"input": [{"role": "user", "content": text}]}
         case _:
             tool = {"type": "function", "function": {**tool, "parameters": schema}}
-    return {"model": NAME, "tools": [tool], **asked, **more}
+    return {"model": NAME, "tools": [tool], **request, **more}
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -74,13 +74,13 @@ def test_times_of_a_response_are_in_order(path: str, stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}I look.{CALL}")
+            stage.engine.plan = stage.engine.says(f"{REASONING}I look.{CALL}")
             reply = await stage.ask("POST", path, body(path, stream=stream), x_session_id="s-1")
             assert reply.status == 200
             end = await listener.next()
-            (thought,), (call,) = end.reasoning_spans, end.calls
+            (span,), (call,) = end.reasoning_spans, end.calls
             moments = [0.0, end.decoded, end.admitted, end.prepared, end.first_token]
-            moments += [thought.begin, thought.end, call.begin, call.dispatched, end.last_event]
+            moments += [span.begin, span.end, call.begin, call.dispatched, end.last_event]
             moments.append(end.duration)
             assert all(a is not None and b is not None and a <= b for a, b in pairwise(moments))
             assert (call.name, end.finish, end.session) == ("look_up", "tool_calls", "s-1")
@@ -94,26 +94,26 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}{CALL}{CALL}", "Rain.")
-            path, asked = "/v1/messages", body("/v1/messages")
-            first = (await stage.ask("POST", path, asked)).json
+            stage.engine.plan = stage.engine.says(f"{REASONING}{CALL}{CALL}", "Rain.")
+            path, request = "/v1/messages", body("/v1/messages")
+            first = (await stage.ask("POST", path, request)).json
             called = [block["id"] for block in first["content"] if block["type"] == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": id, "content": ""} for id in called]
-            asked["messages"] += [
+            request["messages"] += [
                 {"role": "assistant", "content": first["content"]},
                 {"role": "user", "content": results},
             ]
-            await stage.ask("POST", path, asked)
+            await stage.ask("POST", path, request)
             made, later = await listener.next(), await listener.next()
             assert [call.id for call in made.calls] == called
             assert (len(called), later.results) == (2, tuple(called))
             assert made.results == ()
             # Behind an answer they are old.
-            asked["messages"] += [
+            request["messages"] += [
                 {"role": "assistant", "content": "Rain."},
                 {"role": "user", "content": "Thanks."},
             ]
-            await stage.ask("POST", path, asked)
+            await stage.ask("POST", path, request)
             assert (await listener.next()).results == ()
 
     run(scene)
@@ -124,12 +124,12 @@ def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            said = asyncio.Event()
+            generated = asyncio.Event()
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 yield TokenDelta(stage.engine.tokenizer.encode("abc"), cached=7)
                 yield TokenDelta(stage.engine.tokenizer.encode("de"))
-                said.set()
+                generated.set()
                 await asyncio.Event().wait()
 
             stage.engine.plan = play
@@ -137,7 +137,7 @@ def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
             sent = json.dumps(body("/v1/chat/completions", stream=stream)).encode()
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}"
             writer.write(head.encode() + b"\r\n\r\n" + sent)
-            await said.wait()
+            await generated.wait()
             writer.close()
             end, line = await listener.next(), await stage.ended.get()
             assert (end.status, end.disconnected, end.last_event) == (499, True, None)
@@ -153,7 +153,7 @@ def test_reasoning_span_ends_at_a_disconnect() -> None:
         async with serving() as stage:
             listener = listening(stage)
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 for text in ("<think>", "\nHm", ", so"):
                     yield TokenDelta(stage.engine.tokenizer.encode(text))
                 await asyncio.Event().wait()
@@ -166,10 +166,10 @@ def test_reasoning_span_ends_at_a_disconnect() -> None:
             await reader.readuntil(b", so")
             writer.close()
             end = await listener.next()
-            (thought,) = end.reasoning_spans
-            assert thought.begin <= thought.end <= end.duration
+            (span,) = end.reasoning_spans
+            assert span.begin <= span.end <= end.duration
             assert end.first_token is not None
-            assert end.first_token <= thought.begin
+            assert end.first_token <= span.begin
 
     run(scene)
 
@@ -179,8 +179,8 @@ def test_truncated_call_is_not_dispatched_and_unknown_name_is_omitted() -> None:
         async with serving() as stage:
             listener = listening(stage)
             strange = CALL.replace("look_up", "zither")
-            cut = CALL.removesuffix("\n</tool_call>")[:-8]
-            stage.engine.plan = stage.engine.says(f"{strange}{cut}")
+            truncated = CALL.removesuffix("\n</tool_call>")[:-8]
+            stage.engine.plan = stage.engine.says(f"{strange}{truncated}")
             await stage.ask("POST", "/v1/chat/completions", body("/v1/chat/completions"))
             end = await listener.next()
             assert [(call.name, call.dispatched is None) for call in end.calls] == [
@@ -200,7 +200,7 @@ def test_line_contains_no_content(path: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}A zither.{CALL}")
+            stage.engine.plan = stage.engine.says(f"{REASONING}A zither.{CALL}")
             await stage.ask("POST", path, body(path, stream=True), x_session_id="s-1")
             end, inside = await listener.ends.get()
             line = encode_trace_line(end, inside).decode()
@@ -215,8 +215,8 @@ def test_client_names_are_truncated() -> None:
         async with serving() as stage:
             listener = listening(stage)
             path = "/v1/chat/completions"
-            asked = body(path) | {"model": "m" * 100_000}
-            await stage.ask("POST", path, asked)
+            request = body(path) | {"model": "m" * 100_000}
+            await stage.ask("POST", path, request)
             assert (await listener.next()).status == 404
             long = {"x_session_id": "s" * 5000, "x_openai_subagent": "a" * 5000}
             await stage.ask("POST", path, body(path), **long)
@@ -232,9 +232,9 @@ def test_valid_client_span_is_recorded() -> None:
         async with serving() as stage:
             listener = listening(stage)
             sound = f"00-{'a1' * 16}-{'b2' * 8}-01"
-            for given, kept in ((sound, sound), (f"{sound}-x", None), ("nonsense", None)):
+            for given, expected in ((sound, sound), (f"{sound}-x", None), ("nonsense", None)):
                 await stage.ask("GET", "/v1/models", traceparent=given)
-                assert (await listener.next()).traceparent == kept
+                assert (await listener.next()).traceparent == expected
 
     run(scene)
 
@@ -247,8 +247,8 @@ def test_prompt_digests_are_private_to_the_tenant() -> None:
             listener = listening(stage)
             path, found = "/v1/chat/completions", []
             text = "x" * (2 * PREFIX_BLOCK_TOKENS)
-            for key, asked in (("a", text), ("b", text), ("a", text + "y"), ("a", "z" + text)):
-                reply = await stage.ask("POST", path, body(path, asked), x_api_key=key)
+            for key, prompt in (("a", text), ("b", text), ("a", text + "y"), ("a", "z" + text)):
+                reply = await stage.ask("POST", path, body(path, prompt), x_api_key=key)
                 assert reply.status == 200
                 end, inside = await listener.ends.get()
                 found.append(json.loads(encode_trace_line(end, inside))["prefix_blocks"])
@@ -267,19 +267,21 @@ def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
         async with serving() as stage:
             listener = listening(stage)
             path = "/v1/chat/completions"
-            told: list[int | None] = [0, 10, None]
+            cached_tokens: list[int | None] = [0, 10, None]
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 ids = [*stage.engine.tokenizer.encode("Yes."), stage.engine.stop_id]
-                yield TokenDelta(ids, finish="stop", cached=told[len(stage.engine.asked) - 1])
+                yield TokenDelta(
+                    ids, finish="stop", cached=cached_tokens[len(stage.engine.asked) - 1]
+                )
 
             stage.engine.plan = play
-            asked = body(path)
+            request = body(path)
             ends = []
-            for _ in told:
-                await stage.ask("POST", path, asked, x_session_id="s-1")
+            for _ in cached_tokens:
+                await stage.ask("POST", path, request, x_session_id="s-1")
                 ends.append(await listener.next())
-                asked["messages"] += [
+                request["messages"] += [
                     {"role": "assistant", "content": "Yes."},
                     {"role": "user", "content": "Go on."},
                 ]
@@ -294,12 +296,12 @@ def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
             of = {"model": NAME}
             assert stage.metric("dovetail_reprefilled_tokens_total", **of) == second.reprefilled
             prefixes = [end.prefix for end in ends if end.prefix is not None]
-            kept, lost, new = (
+            shared, lost, new = (
                 stage.metric("dovetail_prefix_tokens_total", kind=kind, **of)
                 for kind in ("kept", "lost", "new")
             )
-            assert kept == sum(one.common for one in prefixes)
-            assert kept + new == sum(map(len, (one.prompt for one in stage.engine.asked)))
+            assert shared == sum(one.common for one in prefixes)
+            assert shared + new == sum(map(len, (one.prompt for one in stage.engine.asked)))
             assert lost == 0
 
     run(scene)
@@ -332,7 +334,7 @@ def test_one_who_found_no_room_was_not_admitted() -> None:
             listener = listening(stage)
             go_on = asyncio.Event()
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 await go_on.wait()
                 yield TokenDelta([stage.engine.stop_id], finish="stop")
 
@@ -355,15 +357,17 @@ def test_first_choice_is_recorded_with_the_tokens_of_all() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}{CALL}", f"{THOUGHT}{THOUGHT}Yes.")
+            stage.engine.plan = stage.engine.says(
+                f"{REASONING}{CALL}", f"{REASONING}{REASONING}Yes."
+            )
             path = "/v1/chat/completions"
             await stage.ask("POST", path, body(path, n=2, stream=True))
             end = await listener.next()
             assert (len(end.reasoning_spans), len(end.calls)) == (1, 1)
             assert end.usage is not None
-            texts = (f"{THOUGHT}{CALL}", f"{THOUGHT}{THOUGHT}Yes.")
-            said = sum(len(stage.engine.tokenizer.encode(text)) + 1 for text in texts)
-            assert end.usage.output_tokens == said
+            texts = (f"{REASONING}{CALL}", f"{REASONING}{REASONING}Yes.")
+            generated = sum(len(stage.engine.tokenizer.encode(text)) + 1 for text in texts)
+            assert end.usage.output_tokens == generated
 
     run(scene)
 
@@ -372,7 +376,7 @@ def test_migrations_and_carried_tokens_are_recorded() -> None:
     model = tiny_model()
     engine = StageEngine(model)
 
-    async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         if len(engine.asked) == 1:
             yield TokenDelta(engine.tokenizer.encode("abc"))
             raise EngineUnavailable("gone")

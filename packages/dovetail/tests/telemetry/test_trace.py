@@ -49,12 +49,12 @@ def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path, keep: int, fi
     for number in range(45):
         file.write(b"%05d" % number + LINE[5:])
     file.close()
-    kept = put_away(path)
-    assert len(kept) == min(keep, 4)
-    assert all(one.name.endswith("Z.gz") for one in kept)
-    lines = b"".join(gzip.decompress(one.read_bytes()) for one in kept) + path.read_bytes()
+    rotated = put_away(path)
+    assert len(rotated) == min(keep, 4)
+    assert all(one.name.endswith("Z.gz") for one in rotated)
+    lines = b"".join(gzip.decompress(one.read_bytes()) for one in rotated) + path.read_bytes()
     assert [int(line[:5]) for line in lines.splitlines()] == list(range(first, 45))
-    assert all(mode(one) == 0o600 for one in (path, *kept))
+    assert all(mode(one) == 0o600 for one in (path, *rotated))
 
 
 def test_no_rotation_without_a_limit_and_no_rotated_files_with_keep_zero(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
         b"theirs\n",
     )
     again = TraceFile(path, max_bytes=1000, max_rotated_files=2)  # both names are free again
-    beside = TraceFile(path, max_bytes=1000, max_rotated_files=2)
-    assert (again.path.name, beside.path.name) == ("trace.jsonl", "trace-2.jsonl")
+    second = TraceFile(path, max_bytes=1000, max_rotated_files=2)
+    assert (again.path.name, second.path.name) == ("trace.jsonl", "trace-2.jsonl")
     again.close()
-    beside.close()
+    second.close()
 
 
 class Stuck:
@@ -218,8 +218,8 @@ def test_digests_need_a_key_and_are_of_whole_blocks() -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_payloads_are_written_only_on_request(tmp_path: Path, stream: bool) -> None:
-    asked = {"model": NAME, "messages": [{"role": "user", "content": "xylophone"}]}
-    sent = zstandard.compress(json.dumps({**asked, "stream": stream}).encode())
+    body = {"model": NAME, "messages": [{"role": "user", "content": "xylophone"}]}
+    sent = zstandard.compress(json.dumps({**body, "stream": stream}).encode())
 
     async def one(keeps: bool) -> Any:
         path = tmp_path / f"{keeps}.jsonl"
@@ -235,9 +235,9 @@ def test_payloads_are_written_only_on_request(tmp_path: Path, stream: bool) -> N
     async def scene() -> None:
         line, _ = await one(False)
         assert "payload" not in line
-        line, body = await one(True)
-        assert json.loads(line["payload"]["request"]) == {**asked, "stream": stream}
-        assert line["payload"]["answer"] == body.decode()
+        line, response = await one(True)
+        assert json.loads(line["payload"]["request"]) == {**body, "stream": stream}
+        assert line["payload"]["answer"] == response.decode()
 
     run(scene)
 

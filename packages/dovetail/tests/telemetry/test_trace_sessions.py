@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from agent_clients import Agent, ClaudeCode, Codex
-from perfetto_environment import COUNTERS, FAULTS, FLOWS, SLICES, asked
+from perfetto_environment import COUNTERS, FAULTS, FLOWS, SLICES, run_queries
 from perfetto_format import faults
 from server_process import NAME, Running, dovetail, qwen_folder, served
 from websockets.sync.client import connect
@@ -26,8 +26,8 @@ def _arguments(folder: Path) -> list[str | Path]:
         f"<think>\nA zither, step {at}.\n</think>\n\nI look.\n\n" + CALL.format(at=at)
         for at in range(STEPS - 1)
     ]
-    said = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
-    script, entries = folder / "script.yaml", [{"text": text} for text in said]
+    outputs = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
+    script, entries = folder / "script.yaml", [{"text": text} for text in outputs]
     # A sub-agent in its caller's session has turns of its own.
     rules = [{"when": {"text": "You explore."}, "turns": entries}]
     script.write_text(json.dumps({"rules": rules, "turns": entries, "end": "fail"}))
@@ -53,7 +53,7 @@ def _agents() -> list[Agent]:
 def _step(running: Running, agent: Agent) -> None:
     headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
     path = "/v1/responses" if isinstance(agent, Codex) else "/v1/messages"
-    reply = running.ask("POST", path, agent.body(), **headers)
+    reply = running.request("POST", path, agent.body(), **headers)
     assert reply.status == 200, reply.body
     agent.answer([(call, "nothing") for call in agent.hear(reply.body)])
 
@@ -136,7 +136,9 @@ def test_perfetto_reads_the_timeline(recorded: tuple[Path, str], tmp_path: Path)
     files = [path, *path.parent.glob(f"{path.name}.*.gz")]
     ran = dovetail("trace", "perfetto", *files, "-o", "out.json", home=tmp_path)
     assert ran.status == 0, ran.err
-    wrong, slices, flows, counters = asked(tmp_path / "out.json", FAULTS, SLICES, FLOWS, COUNTERS)
+    wrong, slices, flows, counters = run_queries(
+        tmp_path / "out.json", FAULTS, SLICES, FLOWS, COUNTERS
+    )
     assert wrong == []
     assert Counter(kind for kind, *_ in slices) == _kinds()
     for kind, _, begin, length, depth, thread, _, above, above_begin, above_length in slices:
@@ -181,18 +183,18 @@ def test_what_came_over_a_socket_is_in_the_trace(tmp_path: Path) -> None:
         url = running.url.replace("http", "ws", 1)
         with connect(f"{url}/v1/responses", additional_headers={"thread-id": "t"}) as socket:
             for text in ("One.", "Two."):
-                asked: dict[str, Any] = {"type": "response.create", "model": "m", "input": text}
-                socket.send(json.dumps({**asked, "store": False}))
+                message: dict[str, Any] = {"type": "response.create", "model": "m", "input": text}
+                socket.send(json.dumps({**message, "store": False}))
                 while json.loads(socket.recv(60))["type"] != "response.completed":
                     pass
         running.stop()
     lines = read_traces([path]).lines
-    answered = [line for line in lines if line.decoded is not None]
-    assert [(one.transport, one.status, one.session) for one in answered] == [
+    decoded = [line for line in lines if line.decoded is not None]
+    assert [(one.transport, one.status, one.session) for one in decoded] == [
         ("websocket", 200, "t")
     ] * 2
-    assert len({one.id for one in answered}) == 2
-    for one, text in zip(answered, ("One.", "Two."), strict=True):
+    assert len({one.id for one in decoded}) == 2
+    for one, text in zip(decoded, ("One.", "Two."), strict=True):
         assert one.payload is not None
         assert text in (one.payload.request or "")
         assert "response.completed" in (one.payload.response or "")
@@ -202,7 +204,7 @@ def test_what_came_over_a_socket_is_in_the_trace(tmp_path: Path) -> None:
 def test_each_of_several_processes_has_a_file_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with served(*_arguments(tmp_path), "--trace-file", path, "--workers", "2") as running:
-        ids = [running.ask("GET", "/v1/models").headers["x-request-id"] for _ in range(40)]
+        ids = [running.request("GET", "/v1/models").headers["x-request-id"] for _ in range(40)]
         running.stop()
     files = sorted(path.parent.glob("trace*"))
     assert [file.name for file in files] == ["trace-2.jsonl", "trace.jsonl"]

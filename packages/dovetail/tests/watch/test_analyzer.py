@@ -151,7 +151,7 @@ def test_sessions_by_name_and_by_turns() -> None:
     assert (named.label, named.request_count) == ("xxxxxxxx", 1)
 
 
-VERDICT = ExchangeAnalysis(
+ANALYSIS = ExchangeAnalysis(
     number=1,
     session="abc",
     place=1,
@@ -190,8 +190,8 @@ def test_what_sessions_remember_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         sessions.add_exchange(
             session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=300)
         )
-    kept = [one for session in sessions._sessions.values() for one in session.exchanges]
-    assert sum(one.body_bytes for one in kept) == sessions._total_bytes == 900
+    exchanges = [one for session in sessions._sessions.values() for one in session.exchanges]
+    assert sum(one.body_bytes for one in exchanges) == sessions._total_bytes == 900
     sessions.add_exchange(
         session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=5000)
     )
@@ -202,24 +202,24 @@ def test_what_a_summary_remembers_is_bounded() -> None:
     summary = TrafficSummary()
     for number in range(3000):
         names = {"session": f"s{number}", "model": f"m{number}"}
-        summary.add(msgspec.structs.replace(VERDICT, **names, dispatch=(0.1,) * 5))
+        summary.add(msgspec.structs.replace(ANALYSIS, **names, dispatch=(0.1,) * 5))
     assert (summary.session_count, len(summary.sessions)) == (3000, 1000)
     assert len(summary.total.models) == 101
     assert len(summary.total.dispatch) == 10_000
-    told = format_summary(summary, {})
-    assert "3000 requests in 3000 sessions" in told
-    assert len(told.splitlines()) < 100
+    text = format_summary(summary, {})
+    assert "3000 requests in 3000 sessions" in text
+    assert len(text.splitlines()) < 100
     assert json.dumps(to_summary_json(summary, {}))
 
 
 def test_estimates_are_marked_and_nothing_seen_is_not_nothing_lost() -> None:
     assert "Nothing was lost" not in format_summary(TrafficSummary(), {})
-    counted = msgspec.structs.replace(VERDICT, basis="counted")
+    counted = msgspec.structs.replace(ANALYSIS, basis="counted")
     assert "~990 of ~1,000 to compute, ~900 needlessly" in format_exchange(counted)
     assert "in prompts                        ~1,000" in format_summary(
         TrafficSummary([counted]), {}
     )
-    sure = msgspec.structs.replace(VERDICT, basis="confirmed")
+    sure = msgspec.structs.replace(ANALYSIS, basis="confirmed")
     assert "~" not in format_exchange(sure)
 
 
@@ -231,57 +231,57 @@ def test_a_recording_that_cannot_be_written_does_not_end_the_looking(
 
     monkeypatch.setattr(ExchangeRecorder, "write", full)
     quiet = LineDisplay(Console(file=io.StringIO()))
-    watching = Watcher(Endpoint(), ReferenceModels(), quiet, WatchOptions(record=tmp_path / "a"))
+    watcher = Watcher(Endpoint(), ReferenceModels(), quiet, WatchOptions(record=tmp_path / "a"))
     request = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}'
-    watching.process(msgspec.structs.replace(EXCHANGE, request=request))
-    assert "not recorded: No space left on device" in watching.format_report()
-    assert "1 request in 1 session" in watching.format_report()
-    watching.close()
+    watcher.process(msgspec.structs.replace(EXCHANGE, request=request))
+    assert "not recorded: No space left on device" in watcher.format_report()
+    assert "1 request in 1 session" in watcher.format_report()
+    watcher.close()
 
 
 def test_truncated_response_is_not_forwarded_again() -> None:
     """What `--fix` hands on: the client's connection breaks, as the server's did."""
-    told: list[str] = []
+    sent: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
         await writer.drain()
 
-    async def answer(message: Message) -> None:
-        told.append(message["type"])
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
         assert message.get("more_body", True)
 
     async def scene() -> None:
         async with listening(serve) as port:
             scope = {"method": "GET", "path": "/x", "headers": []}
-            await forward_request(endpoint(port), scope, b"", answer)
+            await forward_request(endpoint(port), scope, b"", send)
 
     run(scene)
-    assert told == ["http.response.start", "http.response.body"]
+    assert sent == ["http.response.start", "http.response.body"]
 
 
 def test_fixing_holds_no_body_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fix_module, "_MAX_BODY_BYTES", 1000)
-    told: list[Message] = []
-    asked = 0
+    sent: list[Message] = []
+    requests = 0
 
     async def receive() -> Message:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         return {"type": "http.request", "body": b"x" * 400, "more_body": True}
 
     async def send(message: Message) -> None:
-        told.append(message)
+        sent.append(message)
 
     async def scene() -> None:
         async with plain_server() as stage:
-            fixing = FixApp(stage.app, Endpoint(), lambda _: None, lambda _: None)
+            fix_app = FixApp(stage.app, Endpoint(), lambda _: None, lambda _: None)
             scope = {"type": "http", "method": "PUT", "path": "/x", "headers": []}
-            await fixing(scope, receive, send)
+            await fix_app(scope, receive, send)
 
     run(scene)
-    assert (told[0]["status"], asked) == (413, 3)
+    assert (sent[0]["status"], requests) == (413, 3)
 
 
 def test_reports_are_for_their_owner_alone(tmp_path: Path) -> None:
@@ -295,29 +295,29 @@ class TestScreens:
     def test_a_table_for_a_terminal(self) -> None:
         out = io.StringIO()
         console = Console(file=out, force_terminal=True, width=100, height=30)
-        made = create_display(console)
-        assert isinstance(made, LiveDisplay)
-        made.show(VERDICT, TrafficSummary([VERDICT]))
-        made.close()
+        display = create_display(console)
+        assert isinstance(display, LiveDisplay)
+        display.show(ANALYSIS, TrafficSummary([ANALYSIS]))
+        display.close()
         assert "1× billing" in out.getvalue()
         assert "~990" in out.getvalue()
 
     def test_lines_elsewhere(self) -> None:
         out = io.StringIO()
-        made = create_display(Console(file=out, width=40))
-        assert isinstance(made, LineDisplay)
-        made.show(VERDICT, TrafficSummary())
-        made.close()
+        display = create_display(Console(file=out, width=40))
+        assert isinstance(display, LineDisplay)
+        display.show(ANALYSIS, TrafficSummary())
+        display.close()
         assert out.getvalue().count("\n") == 1  # never wrapped, never read as markup
         assert "[bold]a[/bold]" in out.getvalue()
 
 
 def test_a_tee_takes_exchanges_from_elsewhere_and_ends_in_order() -> None:
-    told: list[object] = []
-    tee = TrafficObserver(told.append, on_close=lambda: told.append("done"))
+    delivered: list[object] = []
+    observer = TrafficObserver(delivered.append, on_close=lambda: delivered.append("done"))
     other = msgspec.structs.replace(EXCHANGE, number=2)
-    tee.start()
-    tee.add_exchange(EXCHANGE)
-    tee.add_exchange(other)
-    tee.close()
-    assert told == [EXCHANGE, other, "done"]
+    observer.start()
+    observer.add_exchange(EXCHANGE)
+    observer.add_exchange(other)
+    observer.close()
+    assert delivered == [EXCHANGE, other, "done"]

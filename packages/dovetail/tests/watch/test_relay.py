@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from http_fixture import run
-from watch_fixture import Seen, Serve, listening, observing, relaying, say
+from watch_fixture import Seen, Serve, listening, observing, relaying, send_in_chunks
 
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module
@@ -31,55 +31,55 @@ ODD = b"".join(bytes([n]) for n in range(256))
 
 def conversation(chance: random.Random) -> tuple[bytes, bytes]:
     """What a client says and what a server says: HTTP of every sort, or none at all."""
-    asked, told = [], []
+    request, response = [], []
     for _ in range(chance.randrange(1, 6)):
         body = chance.randbytes(chance.choice((0, 1, 1000, 300_000)))
         kind = chance.choice(("length", "chunked", "odd", "noise"))
         if kind == "length":
-            asked.append(
+            request.append(
                 b"POST /v1/messages HTTP/1.1\r\nHOST:  a\r\nContent-Length: %d\r\n" % len(body)
             )
-            asked.append(b"X-Odd: \xe4\xff\r\nx-odd: again\r\n\r\n" + body)
-            told.append(b"HTTP/1.1 200 OK\r\ncontent-length:%d\r\n\r\n%b" % (len(body), body))
+            request.append(b"X-Odd: \xe4\xff\r\nx-odd: again\r\n\r\n" + body)
+            response.append(b"HTTP/1.1 200 OK\r\ncontent-length:%d\r\n\r\n%b" % (len(body), body))
         elif kind == "chunked":
             chunk = b"%x;ext=1\r\n%b\r\n0\r\nTrailer: x\r\n\r\n" % (len(body) or 1, body or b"z")
-            asked.append(
+            request.append(
                 b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunk
             )
-            told.append(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 \r\n")
-            told.append(b"Transfer-Encoding: chunked\r\n\r\n" + chunk)
+            response.append(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 \r\n")
+            response.append(b"Transfer-Encoding: chunked\r\n\r\n" + chunk)
         elif kind == "odd":
-            asked.append(b"GET / HTTP/1.0\n\nBREW /pot HTTP/9.9\r\n : folded\r\n\r\n")
-            told.append(b"ICY 200 OK\r\n\r\n" + body)
+            request.append(b"GET / HTTP/1.0\n\nBREW /pot HTTP/9.9\r\n : folded\r\n\r\n")
+            response.append(b"ICY 200 OK\r\n\r\n" + body)
         else:
-            asked.append(ODD + body)
-            told.append(body + ODD)
-    return b"".join(asked), b"".join(told)
+            request.append(ODD + body)
+            response.append(body + ODD)
+    return b"".join(request), b"".join(response)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_every_byte_goes_through_unchanged_in_both_directions(seed: int) -> None:
     chance = random.Random(seed)
-    asked, told = conversation(chance)
+    request, response = conversation(chance)
     got: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answering = asyncio.create_task(say(writer, told, random.Random(seed + 1)))
+        responding = asyncio.create_task(send_in_chunks(writer, response, random.Random(seed + 1)))
         got.append(await reader.read(-1))
-        await answering
+        await responding
         writer.write_eof()
 
     async def scene() -> None:
         seen = Seen()
         async with listening(serve) as port, observing(port, seen) as (_, own):
             reader, writer = await asyncio.open_connection("127.0.0.1", own)
-            asking = asyncio.create_task(say(writer, asked, chance))
+            sending = asyncio.create_task(send_in_chunks(writer, request, chance))
             received = asyncio.create_task(reader.read(-1))
-            await asking
+            await sending
             writer.write_eof()  # the server answers a half-closed client
-            assert await received == told
+            assert await received == response
             writer.close()
-        assert got == [asked]
+        assert got == [request]
 
     run(scene)
 
@@ -93,9 +93,9 @@ def test_many_connections_at_once_do_not_mix() -> None:
         chance = random.Random(seed)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         sent = chance.randbytes(50_000)
-        responding_with = asyncio.create_task(say(writer, sent, chance))
+        sending = asyncio.create_task(send_in_chunks(writer, sent, chance))
         assert await reader.readexactly(len(sent)) == sent
-        await responding_with
+        await sending
         writer.close()
 
     async def scene() -> None:
@@ -119,17 +119,17 @@ def test_a_slow_reader_makes_the_other_side_wait() -> None:
 
     async def scene() -> None:
         async with listening(serve) as port, relaying(port) as (_, own):
-            place = socket.socket()
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            place.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(place, ("127.0.0.1", own))
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", own))
             before = -1
             while sent != before or not sent:  # until nothing moves any more
                 before = sent
                 for _ in range(2000):
                     await asyncio.sleep(0)
             assert sent < 64 << 20
-            place.close()
+            sock.close()
 
     run(scene)
 
@@ -150,8 +150,8 @@ def test_a_hang_up_reaches_the_server(how: str) -> None:
             writer.write(b"hello")
             await writer.drain()
             if how == "reset":
-                place = writer.get_extra_info("socket")
-                place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             writer.transport.abort() if how == "reset" else writer.close()
             await gone.wait()
 
@@ -163,8 +163,8 @@ def test_a_server_that_breaks_off_breaks_the_client() -> None:
         await reader.readexactly(1)
         writer.write(b"half an ans")
         await writer.drain()
-        place = writer.get_extra_info("socket")
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         writer.transport.abort()
 
     async def scene() -> None:
@@ -215,14 +215,14 @@ def test_client_cannot_fill_the_memory_while_connecting(
 
 def test_unreachable_server_gives_502() -> None:
     async def scene() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as place:
-            port = place.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            port = sock.getsockname()[1]
         async with relaying(port) as (relay, own):
             reader, writer = await asyncio.open_connection("127.0.0.1", own)
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            answer = await reader.read(-1)
-            assert answer.startswith(b"HTTP/1.1 502 ")
-            assert b"no connection to" in answer
+            response = await reader.read(-1)
+            assert response.startswith(b"HTTP/1.1 502 ")
+            assert b"no connection to" in response
             assert relay.stats.unreachable == 1
             writer.close()
 
@@ -230,22 +230,22 @@ def test_unreachable_server_gives_502() -> None:
 
 
 REQUEST = b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class TestTheObserver:
     def test_sees_requests_that_were_sent_ahead_and_heads_without_bodies(self) -> None:
         """HEAD has a length and no body; a kept connection goes on behind it."""
-        asked = b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n" + REQUEST * 3
-        told = b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n" + ANSWER * 3
-        seen = self._play(asked, told)
+        request = b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n" + REQUEST * 3
+        response = b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n" + RESPONSE * 3
+        seen = self._play(request, response)
         assert [(e.status, e.request, e.response) for e in seen.exchanges] == [
             (200, b"{}", b"{}")
         ] * 3
 
     def test_keeps_no_secrets(self) -> None:
         keyed = REQUEST.replace(b"host: a", b"host: a\r\nX-Api-Key: k\r\nAuthorization: Bearer k")
-        seen = self._play(keyed, ANSWER)
+        seen = self._play(keyed, RESPONSE)
         assert seen.exchanges[0].request_headers == {"host": "a", "content-length": "2"}
 
     @pytest.mark.parametrize(
@@ -254,21 +254,21 @@ class TestTheObserver:
     def test_keeps_no_secrets_of_other_makers(self, name: str) -> None:
         keyed = REQUEST.replace(b"host: a", f"host: a\r\n{name}: sk-1".encode())
         keyed = keyed.replace(b"/v1/messages", b"/v1/messages?beta=true&api_key=sk-1&sig=sk-1")
-        (seen,) = self._play(keyed, ANSWER).exchanges
+        (seen,) = self._play(keyed, RESPONSE).exchanges
         assert "sk-1" not in str(seen)
         assert seen.target == "/v1/messages?beta=true&api_key=…&sig=…"
 
     def test_response_without_a_length_ends_with_the_connection(self) -> None:
-        told = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
-        seen = self._play(REQUEST, told)
+        response = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
+        seen = self._play(REQUEST, response)
         assert [(e.response, e.truncated) for e in seen.exchanges] == [(b"until the end", False)]
 
     def test_aborted_response_is_truncated(self) -> None:
-        seen = self._play(REQUEST, ANSWER[:-1])
+        seen = self._play(REQUEST, RESPONSE[:-1])
         assert [(e.response, e.truncated) for e in seen.exchanges] == [(b"{", True)]
 
     @pytest.mark.parametrize(
-        ("asked", "told", "limits", "reason"),
+        ("request", "response", "limits", "reason"),
         [
             (
                 REQUEST,
@@ -276,8 +276,8 @@ class TestTheObserver:
                 CaptureLimits(),
                 "what passed was not HTTP as it should be",
             ),
-            (REQUEST, ANSWER, CaptureLimits(body_bytes=3), "a body was too large"),
-            (REQUEST, ANSWER, CaptureLimits(queue_bytes=10), "the observer could not keep up"),
+            (REQUEST, RESPONSE, CaptureLimits(body_bytes=3), "a body was too large"),
+            (REQUEST, RESPONSE, CaptureLimits(queue_bytes=10), "the observer could not keep up"),
             (
                 b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\n\r\n",
                 b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\n\r\n\x81\x00\xff",
@@ -294,16 +294,19 @@ class TestTheObserver:
         ids=["nonsense", "too large", "too slow", "upgrade", "tunnel"],
     )
     def test_what_it_cannot_follow_is_counted_and_passed_on(
-        self, asked: bytes, told: bytes, limits: CaptureLimits, reason: str
+        self, request: bytes, response: bytes, limits: CaptureLimits, reason: str
     ) -> None:
         seen = Seen()
         unobserved: dict[str, int] = {}
 
         async def scene() -> None:
-            async with listening(_answer(told)) as port, observing(port, seen, limits) as both:
-                tee, own = both
-                assert await _ask(own, asked) == told
-            unobserved.update(tee.unobserved)
+            async with (
+                listening(_respond_with(response)) as port,
+                observing(port, seen, limits) as both,
+            ):
+                observer, own = both
+                assert await _exchange(own, request) == response
+            unobserved.update(observer.unobserved)
 
         run(scene)
         assert unobserved == {reason: 1}
@@ -311,37 +314,37 @@ class TestTheObserver:
 
     def test_server_that_sends_first_is_not_observed(self) -> None:
         """Nobody would ever take those bytes."""
-        tap = ConnectionCapture(CaptureLimits(), lambda: 1)
+        capture = ConnectionCapture(CaptureLimits(), lambda: 1)
         with pytest.raises(UnobservableError, match="before it was asked"):
-            tap.feed("response", b"220 mail\r\n", 0.0)
+            capture.feed("response", b"220 mail\r\n", 0.0)
 
     def test_bodies_of_other_requests_are_not_stored(self) -> None:
-        tap = ConnectionCapture(CaptureLimits(), lambda: 1)
-        tap.feed("request", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
-        tap.feed("response", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
+        capture = ConnectionCapture(CaptureLimits(), lambda: 1)
+        capture.feed("request", b"GET /file HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
+        capture.feed("response", b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", 0.0)
         for _ in range(999):
-            tap.feed("response", b"x", 0.0)
-        assert tap._pending is not None
-        assert (tap._pending.marks, tap._pending.response_body) == ([], [])
+            capture.feed("response", b"x", 0.0)
+        assert capture._pending is not None
+        assert (capture._pending.marks, capture._pending.response_body) == ([], [])
 
     def test_what_it_missed_is_not_called_a_hang_up(self) -> None:
         """The connection ends before the observer comes to what was queued."""
         seen = Seen()
-        tee = TrafficObserver(seen.take, CaptureLimits(queue_bytes=800))
-        tee.observe(1, "request", REQUEST, 0.0)
-        tee.observe(1, "response", ANSWER[:-2] + b"x" * 1000, 0.0)
-        tee.observe(1, "closed", b"", 0.0)
-        tee.close()
+        observer = TrafficObserver(seen.take, CaptureLimits(queue_bytes=800))
+        observer.observe(1, "request", REQUEST, 0.0)
+        observer.observe(1, "response", RESPONSE[:-2] + b"x" * 1000, 0.0)
+        observer.observe(1, "closed", b"", 0.0)
+        observer.close()
         assert not seen.exchanges
-        assert tee.unobserved == {"the observer could not keep up": 1}
-        assert not tee._ignored_connections
+        assert observer.unobserved == {"the observer could not keep up": 1}
+        assert not observer._ignored_connections
 
     def test_tiny_pieces_count_for_what_they_take(self) -> None:
-        tee = TrafficObserver(Seen().take, CaptureLimits(queue_bytes=10_000))
+        observer = TrafficObserver(Seen().take, CaptureLimits(queue_bytes=10_000))
         for _ in range(1000):
-            tee.observe(1, "request", b"x", 0.0)
-        assert tee._queue.qsize() < 100
-        tee.close()
+            observer.observe(1, "request", b"x", 0.0)
+        assert observer._queue.qsize() < 100
+        observer.close()
 
     def test_failing_observer_does_not_disturb_the_relay(self) -> None:
         class Broken(Seen):
@@ -349,20 +352,26 @@ class TestTheObserver:
                 raise ZeroDivisionError
 
         async def scene() -> None:
-            async with listening(_answer(ANSWER)) as port, observing(port, Broken()) as (tee, own):
+            async with (
+                listening(_respond_with(RESPONSE)) as port,
+                observing(port, Broken()) as (observer, own),
+            ):
                 for _ in range(3):
-                    assert await _ask(own, REQUEST) == ANSWER
-            assert sum(tee.unobserved.values()) == 3
+                    assert await _exchange(own, REQUEST) == RESPONSE
+            assert sum(observer.unobserved.values()) == 3
 
         run(scene)
 
     @staticmethod
-    def _play(asked: bytes, told: bytes) -> Seen:
+    def _play(request: bytes, response: bytes) -> Seen:
         seen = Seen()
 
         async def scene() -> None:
-            async with listening(_answer(told)) as port, observing(port, seen) as (_, own):
-                assert await _ask(own, asked) == told
+            async with (
+                listening(_respond_with(response)) as port,
+                observing(port, seen) as (_, own),
+            ):
+                assert await _exchange(own, request) == response
 
         run(scene)
         return seen
@@ -370,15 +379,15 @@ class TestTheObserver:
 
 class TestTheHostLine:
     BODY = b"Host: not me\r\n\r\nGET / HTTP/1.1\r\nHost: nor me\r\n\r\n"
-    ASKED = (
+    REQUESTS = (
         b"POST /a HTTP/1.1\r\nX: 1\r\nhOsT:\t here:8001\r\ncontent-length: %d\r\n\r\n%b"
         b"POST /b HTTP/1.1\r\nHost: here\r\ntransfer-encoding: chunked\r\n\r\n"
         b"%x;e\r\n%b\r\n0\r\nHost: trailer\r\n\r\n"
         b"GET /c HTTP/1.1\r\nHost:here\r\n\r\n"
         b"GET /d HTTP/1.1\r\nHost: here\r\nUpgrade: x\r\n\r\nHost: free\r\n\r\n"
     ) % (len(BODY), BODY, len(BODY), BODY)
-    TOLD = (
-        ASKED.replace(b"\t here:8001", b"\t there:443")
+    REWRITTEN = (
+        REQUESTS.replace(b"\t here:8001", b"\t there:443")
         .replace(b"Host: here\r", b"Host: there:443\r")
         .replace(b"Host:here\r", b"Host:there:443\r")
     )
@@ -387,11 +396,11 @@ class TestTheHostLine:
     def test_only_host_lines_of_heads_change(self, seed: int) -> None:
         chance, line = random.Random(seed), HostRewriter("there:443")
         out, at = [], 0
-        while at < len(self.ASKED):
+        while at < len(self.REQUESTS):
             size = chance.choice((1, 3, 50, 1000))
-            out.append(line.rewrite(self.ASKED[at : at + size]))
+            out.append(line.rewrite(self.REQUESTS[at : at + size]))
             at += size
-        assert b"".join(out) == self.TOLD
+        assert b"".join(out) == self.REWRITTEN
 
     def test_what_is_no_http_goes_through(self) -> None:
         line = HostRewriter("there")
@@ -434,7 +443,7 @@ def test_a_tls_server_is_checked_and_named(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got.append(await reader.readuntil(b"{}"))
-        writer.write(ANSWER)
+        writer.write(RESPONSE)
         await writer.drain()
 
     async def scene() -> None:
@@ -443,39 +452,42 @@ def test_a_tls_server_is_checked_and_named(
         async with listening(serve, secure) as port:
             relay = TcpRelay(Endpoint("127.0.0.1", port, None, True))
             own = int((await relay.listen("127.0.0.1", 0)).rpartition(":")[2])
-            answer = await _ask(own, REQUEST)
+            response = await _exchange(own, REQUEST)
             await relay.close()
         if trusted:
-            assert answer == ANSWER
+            assert response == RESPONSE
             assert got == [REQUEST.replace(b"host: a", b"host: 127.0.0.1:%d" % port)]
         else:
-            assert answer.startswith(b"HTTP/1.1 502 ")
+            assert response.startswith(b"HTTP/1.1 502 ")
             assert not got
 
     run(scene)
 
 
 def test_who_looks_on_gets_the_very_bytes() -> None:
-    heard: list[tuple[RelayDirection, bytes]] = []
+    relayed: list[tuple[RelayDirection, bytes]] = []
 
-    def sees(connection: int, direction: RelayDirection, data: bytes, at: float) -> None:
-        heard.append((direction, data))
+    def on_data(connection: int, direction: RelayDirection, data: bytes, at: float) -> None:
+        relayed.append((direction, data))
 
     async def scene() -> None:
-        async with listening(_answer(ANSWER)) as port, relaying(port, sees) as (relay, own):
-            assert await _ask(own, REQUEST) == ANSWER
+        async with (
+            listening(_respond_with(RESPONSE)) as port,
+            relaying(port, on_data) as (relay, own),
+        ):
+            assert await _exchange(own, REQUEST) == RESPONSE
             await relay.stats.idle.wait()
 
     run(scene)
-    assert b"".join(data for side, data in heard if side == "request") == REQUEST
-    assert b"".join(data for side, data in heard if side == "response") == ANSWER
-    assert heard[-1] == ("closed", b"")
+    assert b"".join(data for side, data in relayed if side == "request") == REQUEST
+    assert b"".join(data for side, data in relayed if side == "response") == RESPONSE
+    assert relayed[-1] == ("closed", b"")
 
 
-def _answer(told: bytes) -> Serve:
+def _respond_with(response: bytes) -> Serve:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
-        writer.write(told)
+        writer.write(response)
         writer.write_eof()
         with suppress(ConnectionError):
             await reader.read(-1)
@@ -483,9 +495,9 @@ def _answer(told: bytes) -> Serve:
     return serve
 
 
-async def _ask(port: int, asked: bytes) -> bytes:
+async def _exchange(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(asked)
+    writer.write(request)
     try:
         return await reader.read(-1)
     finally:

@@ -28,7 +28,7 @@ from dovetail.watch.report import format_exchange, format_summary
 from dovetail.watch.watcher import Watcher
 from dovetail_protocols import CHAT
 
-THOUGHT = "<think>\nI should look.\n</think>\n\n"
+REASONING = "<think>\nI should look.\n</think>\n\n"
 PATHS = {"messages": "/v1/messages", "chat": "/v1/chat/completions", "responses": "/v1/responses"}
 
 
@@ -52,18 +52,20 @@ async def watched(
     """A watch before the stage. All is told once the block is left."""
     notes = Notes()
     real = ReferenceModel(tiny_model(), True, "", "hermes")
-    watching = Watcher(endpoint(stage.port), ReferenceModels(lens or real), notes)
-    address = await watching.relay.listen("127.0.0.1", 0)
-    watching.start()
+    watcher = Watcher(endpoint(stage.port), ReferenceModels(lens or real), notes)
+    address = await watcher.relay.listen("127.0.0.1", 0)
+    watcher.start()
     try:
         yield address, notes
-        await watching.relay.stats.idle.wait()
+        await watcher.relay.stats.idle.wait()
     finally:
-        await watching.relay.close()
-        watching.close()
+        await watcher.relay.close()
+        watcher.close()
 
 
-async def ask(address: str, path: str, body: dict[str, Any] | bytes, **headers: str) -> bytes:
+async def send_request(
+    address: str, path: str, body: dict[str, Any] | bytes, **headers: str
+) -> bytes:
     """One request over a connection of its own; the bytes of its body."""
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {"host": "a", "connection": "close", "content-length": str(len(sent)), **headers}
@@ -92,14 +94,14 @@ async def step(address: str, agent: Any, result: str = "ok") -> None:
     body = {**agent.body(), "model": NAME}
     if agent.codec.name == "chat":
         body["stream_options"] = {"include_usage": True}
-    frames = await ask(address, PATHS[agent.codec.name], body, **agent.headers)
-    heard = agent.hear(frames)
-    agent.answer([(call, result) for call in heard])
+    frames = await send_request(address, PATHS[agent.codec.name], body, **agent.headers)
+    calls = agent.hear(frames)
+    agent.answer([(call, result) for call in calls])
 
 
 def session(
     agent: Any,
-    said: list[str],
+    outputs: list[str],
     change: Any = None,
     server: Model | None = None,
     lens: ReferenceModel | None = None,
@@ -109,9 +111,9 @@ def session(
 
     async def scene() -> None:
         async with plain_server(server) as stage, watched(stage, lens) as (address, notes):
-            stage.engine.plan = stage.engine.says(*said)
+            stage.engine.plan = stage.engine.says(*outputs)
             agent.ask("What is the weather?")
-            for at in range(len(said)):
+            for at in range(len(outputs)):
                 if change is not None:
                     change(agent, at)
                 await step(address, agent)
@@ -122,7 +124,7 @@ def session(
 
 
 CALL_TOOL = CALL.replace("look_up", "run_command").replace("city", "command")
-LOOP = [THOUGHT + CALL_TOOL, THOUGHT + "And again." + CALL_TOOL, "It is sunny."]
+LOOP = [REASONING + CALL_TOOL, REASONING + "And again." + CALL_TOOL, "It is sunny."]
 
 
 def codes(verdict: ExchangeAnalysis) -> list[str]:
@@ -134,13 +136,13 @@ class Thoughtless(MessagesAgent):
 
     def body(self) -> dict[str, Any]:
         body = super().body()
-        body["messages"] = [_without_thoughts(message) for message in self.history]
+        body["messages"] = [_without_reasoning(message) for message in self.history]
         return body
 
 
-def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    kept = [block for block in message["content"] if block["type"] != "thinking"]
-    return {**message, "content": kept}
+def _without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    blocks = [block for block in message["content"] if block["type"] != "thinking"]
+    return {**message, "content": blocks}
 
 
 class Biller(MessagesAgent):
@@ -170,11 +172,11 @@ class Rewriter(MessagesAgent):
     """Numbers in other words, keys in another order."""
 
     def hear(self, frames: bytes) -> Any:
-        heard = super().hear(frames)
+        calls = super().hear(frames)
         for block in self.history[-1]["content"]:
             if block["type"] == "tool_use":
                 block["input"] = {"timeout": 5, **block["input"]}
-        return heard
+        return calls
 
 
 def test_a_session_without_faults_has_none() -> None:
@@ -211,8 +213,8 @@ def test_a_billing_line_costs_the_whole_prompt() -> None:
 
 def test_a_turn_that_the_template_writes_in_other_tokens() -> None:
     """This template leaves out the line break before a call; the server's count gives it away."""
-    said = [LOOP[0], THOUGHT + "And again.\n" + CALL_TOOL, "It is sunny."]
-    _, second, third = session(MessagesAgent(), said)
+    outputs = [LOOP[0], REASONING + "And again.\n" + CALL_TOOL, "It is sunny."]
+    _, second, third = session(MessagesAgent(), outputs)
     assert (codes(second), codes(third)) == ([], ["retokenization"])
     assert third.basis == "confirmed"
     assert third.needless == len(tokens(CALL_TOOL))
@@ -235,7 +237,7 @@ def test_reasoning_not_returned_by_the_client() -> None:
     assert second.served.reused == first.prompt_tokens  # up to the thought
     assert second.exact.reused == first.prompt_tokens + first.output_tokens - 1
     # What stands behind the thought is computed again; with it, nothing is.
-    assert second.exact.total - second.served.total == len(tokens(THOUGHT))
+    assert second.exact.total - second.served.total == len(tokens(REASONING))
     assert second.needless == len(tokens(CALL_TOOL))
 
 
@@ -289,8 +291,8 @@ def test_a_turn_that_the_client_edits() -> None:
 
 
 def test_arguments_that_the_client_rewrites() -> None:
-    said = [THOUGHT + CALL_TOOL.replace('"Oslo"', '"Oslo", "timeout": 5.0'), "Fine."]
-    _, second = session(Rewriter(), said)
+    outputs = [REASONING + CALL_TOOL.replace('"Oslo"', '"Oslo", "timeout": 5.0'), "Fine."]
+    _, second = session(Rewriter(), outputs)
     assert codes(second) == ["rewritten"]
     assert second.needless > 0
 
@@ -303,44 +305,44 @@ def without_tool_parser() -> Model:
 @pytest.mark.parametrize("lens", [None, build_fallback("Qwen3-8B"), build_fallback("who-knows")])
 def test_a_call_that_the_server_left_in_its_text(lens: ReferenceModel | None) -> None:
     """A server that was not told its model's tool parser; with a tokenizer here and without."""
-    said = [THOUGHT + "I look. " + CALL_TOOL, "Fine."]
-    first, second = session(MessagesAgent(), said, server=without_tool_parser(), lens=lens)
+    outputs = [REASONING + "I look. " + CALL_TOOL, "Fine."]
+    first, second = session(MessagesAgent(), outputs, server=without_tool_parser(), lens=lens)
     assert codes(first) == ["call_as_text"]
     assert first.findings[0].detail == "a call of run_command stayed in text"
     assert (first.calls, codes(second)) == (0, [])
 
 
 def test_a_call_that_is_quoted_is_none() -> None:
-    said = ["One writes " + CALL_TOOL.replace("run_command", "some_tool") + " for that."]
-    (only,) = session(MessagesAgent(), said, server=without_tool_parser())
+    outputs = ["One writes " + CALL_TOOL.replace("run_command", "some_tool") + " for that."]
+    (only,) = session(MessagesAgent(), outputs, server=without_tool_parser())
     assert codes(only) == []
 
 
 def test_reasoning_ignored_by_the_server() -> None:
     """Told by its own count of the prompt: they were sent back, and are not in it."""
-    said = {"role": "assistant", "content": "Hm.", "reasoning_content": "I should look."}
-    asked = {"messages": [{"role": "user", "content": "Hi!"}, said, ASKS_AGAIN]}
-    request = order_turns(CHAT.decode(json.dumps({"model": NAME, **asked}).encode(), {}))
+    assistant = {"role": "assistant", "content": "Hm.", "reasoning_content": "I should look."}
+    body = {"messages": [{"role": "user", "content": "Hi!"}, assistant, FOLLOW_UP]}
+    request = order_turns(CHAT.decode(json.dumps({"model": NAME, **body}).encode(), {}))
     counted = len(BaselinePrompts(tiny_model()).render(strip_reasoning(request)))
-    answer = {
+    response = {
         "choices": [{"index": 0, "message": {"content": "Fine."}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": counted, "completion_tokens": 6},
     }
-    found = look(chat_exchange(asked, answer))
+    found = look(chat_exchange(body, response))
     assert (codes(found), found.basis) == (["thoughts_not_read"], "confirmed")
     assert found.served is not None
     assert found.served.total == counted
 
 
-ASKS_AGAIN = {"role": "user", "content": "And now?"}
+FOLLOW_UP = {"role": "user", "content": "And now?"}
 
 
 def look(exchange: CapturedExchange) -> ExchangeAnalysis:
-    analyst = ExchangeAnalyzer(ReferenceModels(ReferenceModel(tiny_model(), True, "", "hermes")))
+    analyzer = ExchangeAnalyzer(ReferenceModels(ReferenceModel(tiny_model(), True, "", "hermes")))
     try:
-        return analyst.analyze(exchange)
+        return analyzer.analyze(exchange)
     finally:
-        analyst.close()
+        analyzer.close()
 
 
 def test_tokens_that_the_server_gives_are_taken_as_they_are() -> None:
@@ -348,19 +350,19 @@ def test_tokens_that_the_server_gives_are_taken_as_they_are() -> None:
     ids = model.tokenizer.encode("It is  sunny.")
     prompt = list(range(40))
     choice = {"index": 0, "message": {"content": "It is  sunny."}, "finish_reason": "stop"}
-    answer = {
+    response = {
         "prompt_token_ids": prompt,
         "choices": [{**choice, "token_ids": [*ids, *model.stop_ids]}],
         "usage": {"prompt_tokens": 40, "completion_tokens": len(ids) + 1},
     }
-    asked = {"messages": [{"role": "user", "content": "Hi!"}], "return_token_ids": True}
-    exchange = chat_exchange(asked, answer)
+    body = {"messages": [{"role": "user", "content": "Hi!"}], "return_token_ids": True}
+    exchange = chat_exchange(body, response)
     assert decode_exchange(exchange).response.output_ids == (*ids, *model.stop_ids)
     found = look(exchange)
     assert (found.basis, found.served) == ("confirmed", PromptPrefix(40, 0))
 
 
-def chat_exchange(asked: dict[str, Any], answer: dict[str, Any]) -> CapturedExchange:
+def chat_exchange(body: dict[str, Any], response: dict[str, Any]) -> CapturedExchange:
     fields: dict[str, Any] = {
         "number": 1,
         "method": "POST",
@@ -371,8 +373,8 @@ def chat_exchange(asked: dict[str, Any], answer: dict[str, Any]) -> CapturedExch
         "status": 200,
         "request_headers": {},
         "response_headers": {"content-type": "application/json"},
-        "request": json.dumps({"model": NAME, **asked}).encode(),
-        "response": json.dumps(answer).encode(),
+        "request": json.dumps({"model": NAME, **body}).encode(),
+        "response": json.dumps(response).encode(),
     }
     return CapturedExchange(**fields)
 
@@ -381,7 +383,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
 
 
 @pytest.mark.parametrize(
-    ("asked", "more", "told"),
+    ("body", "more", "expected"),
     [
         ({"messages": 7}, {}, "not understood: "),
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, {}, "prompts cannot be compared"),
@@ -396,24 +398,24 @@ PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
     ids=["no request", "a picture", "an error", "no answer of the API", "hung up"],
 )
 def test_failed_exchanges_are_reported(
-    asked: dict[str, Any], more: dict[str, Any], told: str
+    body: dict[str, Any], more: dict[str, Any], expected: str
 ) -> None:
-    found = look(msgspec.structs.replace(chat_exchange(asked, {}), **more))
-    assert found.unread.startswith(told)
-    assert bool(found.unread) == bool(told)
+    found = look(msgspec.structs.replace(chat_exchange(body, {}), **more))
+    assert found.unread.startswith(expected)
+    assert bool(found.unread) == bool(expected)
     assert format_exchange(found)
 
 
 @pytest.mark.parametrize("status", [0, 404, 429, 503])
 def test_what_a_server_refused_was_not_computed(status: int) -> None:
     """A client that is refused tries again: the prompt counts once, when it is answered."""
-    asked = {"messages": [{"role": "user", "content": "Hi! " * 100}]}
-    said = {"role": "assistant", "content": "Hello."}
-    answered = chat_exchange(asked, {"choices": [{"message": said, "finish_reason": "stop"}]})
-    analyst = ExchangeAnalyzer(ReferenceModels())
-    refused = analyst.analyze(msgspec.structs.replace(answered, status=status))
-    found = analyst.analyze(answered)
-    analyst.close()
+    body = {"messages": [{"role": "user", "content": "Hi! " * 100}]}
+    assistant = {"role": "assistant", "content": "Hello."}
+    exchange = chat_exchange(body, {"choices": [{"message": assistant, "finish_reason": "stop"}]})
+    analyzer = ExchangeAnalyzer(ReferenceModels())
+    refused = analyzer.analyze(msgspec.structs.replace(exchange, status=status))
+    found = analyzer.analyze(exchange)
+    analyzer.close()
     assert refused.served is None
     assert found.served is not None
     assert found.served.reused == 0
@@ -427,7 +429,7 @@ def test_compressed_requests_are_read() -> None:
         async with plain_server() as stage, watched(stage) as (address, found):
             for coding, sent in (("gzip", gzip.compress(body)), ("zstd", zstandard.compress(body))):
                 headers = {"content-encoding": coding}
-                await ask(address, "/v1/chat/completions", sent, **headers)
+                await send_request(address, "/v1/chat/completions", sent, **headers)
         notes.extend(found.verdicts)
 
     run(scene)
@@ -437,7 +439,7 @@ def test_compressed_requests_are_read() -> None:
 
 def test_interleaved_reasoning_returned_in_another_order() -> None:
     between = "\n<think>\nAnd?\n</think>\nText." + CALL_TOOL
-    _, second = session(Grouping(), [THOUGHT + CALL_TOOL + between, "Fine."])
+    _, second = session(Grouping(), [REASONING + CALL_TOOL + between, "Fine."])
     assert codes(second) == ["regrouped"]
     assert second.broke is not None
     assert second.broke.detail == (
@@ -449,9 +451,9 @@ class Grouping(MessagesAgent):
     """Puts calls behind everything else, as Claude Code does."""
 
     def hear(self, frames: bytes) -> Any:
-        heard = super().hear(frames)
+        calls = super().hear(frames)
         self.history[-1]["content"].sort(key=lambda block: block["type"] == "tool_use")
-        return heard
+        return calls
 
 
 def test_without_a_tokenizer_everything_is_an_estimate() -> None:

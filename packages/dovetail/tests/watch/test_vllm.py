@@ -58,12 +58,14 @@ def requests() -> Iterator[bytes]:
 
 def test_every_byte_of_both_sides_is_as_it_was(vllm: Vllm) -> None:
     """A tap between watch and vLLM writes down what really passes there."""
-    asked, told = bytearray(), bytearray()
+    requested, responded = bytearray(), bytearray()
 
     async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", vllm.port)
         try:
-            await asyncio.gather(_copy(up_reader, writer, told), _copy(reader, up_writer, asked))
+            await asyncio.gather(
+                _copy(up_reader, writer, responded), _copy(reader, up_writer, requested)
+            )
         finally:
             up_writer.transport.abort()
 
@@ -76,10 +78,10 @@ def test_every_byte_of_both_sides_is_as_it_was(vllm: Vllm) -> None:
             for piece in pieces(sent, chance):
                 writer.write(piece)
                 await writer.drain()
-            answers = await received
+            responses = await received
             writer.close()
-        assert bytes(asked) == sent
-        assert bytes(told) == answers
+        assert bytes(requested) == sent
+        assert bytes(responded) == responses
         assert not tee.unobserved
         assert [exchange.status for exchange in seen.exchanges] == [200] * 6 + [404]
         assert tee.other_exchanges == 3
@@ -100,9 +102,9 @@ async def _copy(
 
 def test_a_chat_session_is_counted_as_vllm_counts_it(vllm: Vllm, tmp_path: Path) -> None:
     """The folder is the one that vLLM names; tokens are those that it gives."""
-    told = tmp_path / "report.json"
+    report_path = tmp_path / "report.json"
     history: list[dict[str, Any]] = [{"role": "system", "content": "You look things up. " * 60}]
-    with watching(vllm.url, tmp_path, "--json", told) as watch:
+    with watching(vllm.url, tmp_path, "--json", report_path) as watch:
         for at in range(4):
             history.append({"role": "user", "content": f"Number {at}?"})
             body = {
@@ -114,10 +116,10 @@ def test_a_chat_session_is_counted_as_vllm_counts_it(vllm: Vllm, tmp_path: Path)
                 **NO_CALLS,
                 "return_token_ids": True,
             }
-            answer = watch.post("/v1/chat/completions", body)
-            message = answer["choices"][0]["message"]
+            response = watch.post("/v1/chat/completions", body)
+            message = response["choices"][0]["message"]
             history.append({"role": "assistant", "content": message["content"] or "-"})
-    report = json.loads(told.read_text())
+    report = json.loads(report_path.read_text())
     assert [one["basis"] for one in report["exchanges"]] == ["confirmed"] * 4
     for one in report["exchanges"]:
         assert one["served"]["total"] == one["prompt_tokens"]
@@ -129,8 +131,8 @@ def test_a_chat_session_is_counted_as_vllm_counts_it(vllm: Vllm, tmp_path: Path)
 
 
 def test_counts_are_confirmed_without_its_tokens_too(vllm: Vllm, tmp_path: Path) -> None:
-    told = tmp_path / "report.json"
-    with watching(vllm.url, tmp_path, "--json", told) as watch:
+    report_path = tmp_path / "report.json"
+    with watching(vllm.url, tmp_path, "--json", report_path) as watch:
         for stream in (False, True):
             body = {
                 "model": NAME,
@@ -139,22 +141,22 @@ def test_counts_are_confirmed_without_its_tokens_too(vllm: Vllm, tmp_path: Path)
                 "stream": stream,
                 **({"stream_options": {"include_usage": True}} if stream else {}),
             }
-            assert watch.ask("POST", "/v1/chat/completions", body).status == 200
-    report = json.loads(told.read_text())
+            assert watch.request("POST", "/v1/chat/completions", body).status == 200
+    report = json.loads(report_path.read_text())
     assert [one["basis"] for one in report["exchanges"]] == ["confirmed"] * 2
 
 
 def test_fix_mode_serves_requests_and_forwards_the_rest(vllm: Vllm, tmp_path: Path) -> None:
-    told = tmp_path / "report.json"
+    report_path = tmp_path / "report.json"
     hello = {"messages": [{"role": "user", "content": "Hello! " * 40}], "max_tokens": 8}
-    with watching(vllm.url, tmp_path, "--fix", "--json", told) as watch:
+    with watching(vllm.url, tmp_path, "--fix", "--json", report_path) as watch:
         for _ in range(2):
-            answer = watch.post("/v1/messages", {"model": NAME, **hello})
-        assert answer["usage"]["cache_read_input_tokens"] > 0  # vLLM's own word
-        theirs = watch.ask("POST", "/v1/messages", {"model": "another", **hello})
+            response = watch.post("/v1/messages", {"model": NAME, **hello})
+        assert response["usage"]["cache_read_input_tokens"] > 0  # vLLM's own word
+        theirs = watch.request("POST", "/v1/messages", {"model": "another", **hello})
         assert theirs.status == 404
         assert b"another" in theirs.body
-        assert watch.ask("GET", "/version").json["version"]  # a path that is vLLM's alone
-    report = json.loads(told.read_text())
+        assert watch.request("GET", "/version").json["version"]  # a path that is vLLM's alone
+    report = json.loads(report_path.read_text())
     assert [one["fixed"] for one in report["exchanges"]] == [True, True, False]
     assert [one["basis"] for one in report["exchanges"][:2]] == ["confirmed"] * 2

@@ -39,8 +39,8 @@ def folder(tmp_path_factory: Any) -> Path:
         f"<think>\nStep {at}: é, 漢字.\n</think>\n\nI look.\n\n" + _call(f"cd /repo && ls {at}")
         for at in range(STEPS - 1)
     ]
-    said = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
-    script = {"turns": [{"text": text} for text in said]}
+    outputs = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
+    script = {"turns": [{"text": text} for text in outputs]}
     (place / "script.yaml").write_text(json.dumps(script))
     return place
 
@@ -72,10 +72,10 @@ def step(running: Running, agent: Agent, at: int, **fields: str) -> Used:
     if agent.codec.name == "chat":
         body["stream_options"] = {"include_usage": True}
     headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
-    reply = running.ask("POST", PATHS.get(agent.codec.name, "/v1/responses"), body, **headers)
+    reply = running.request("POST", PATHS.get(agent.codec.name, "/v1/responses"), body, **headers)
     assert reply.status == 200, reply.body
-    heard = agent.hear(reply.body)
-    agent.answer([(call, f"file {at}.txt") for call in heard])
+    calls = agent.hear(reply.body)
+    agent.answer([(call, f"file {at}.txt") for call in calls])
     return used(reply.body)
 
 
@@ -105,23 +105,23 @@ def tokenizer(folder: Path) -> tuple[str | Path, ...]:
 @pytest.mark.long
 def test_replay_reports_actual_savings(folder: Path) -> None:
     """Watched before a plain server, replayed, and then measured on Dovetail itself."""
-    recording, told = folder / "session.jsonl", folder / "report.json"
+    recording, report_path = folder / "session.jsonl", folder / "report.json"
     with served(*arguments(folder), *PLAIN) as plain:
         with watching(
-            plain.url, folder, *tokenizer(folder), "--record", recording, "--json", told
+            plain.url, folder, *tokenizer(folder), "--record", recording, "--json", report_path
         ) as watch:
             was = steps(watch, ClaudeCode("session-of-claude-code"))
         text = watch.log.read_text()
-    live = json.loads(told.read_text())
+    live = json.loads(report_path.read_text())
     assert stat.S_IMODE(recording.stat().st_mode) == 0o600
     assert "x-api-key" not in recording.read_text().lower()
     assert "the billing line at the start of the system text changed" in text
 
     again = dovetail(
-        "watch", "--replay", recording, *tokenizer(folder), "--json", told, home=folder
+        "watch", "--replay", recording, *tokenizer(folder), "--json", report_path, home=folder
     )
     assert again.status == 0, again.err
-    replayed = json.loads(told.read_text())
+    replayed = json.loads(report_path.read_text())
     assert replayed == live
 
     with served(*arguments(folder)) as exact:
@@ -130,21 +130,21 @@ def test_replay_reports_actual_savings(folder: Path) -> None:
     assert [one["served"]["total"] for one in seen] == [one.prompt for one in was]
     assert [one["basis"] for one in seen] == ["confirmed"] * STEPS
     assert [one["exact"]["total"] for one in seen] == [one.prompt for one in now]
-    kept = [one["exact"]["kept"] // BLOCK * BLOCK for one in seen]
-    assert kept == [one.cached for one in now]
-    plain_kept = [one["served"]["kept"] // BLOCK * BLOCK for one in seen]
-    assert plain_kept == [one.cached for one in was]
+    exact_tokens = [one["exact"]["kept"] // BLOCK * BLOCK for one in seen]
+    assert exact_tokens == [one.cached for one in now]
+    served_tokens = [one["served"]["kept"] // BLOCK * BLOCK for one in seen]
+    assert served_tokens == [one.cached for one in was]
     needless = sum(one["needless"] for one in seen)
     assert needless == replayed["whole"]["needless"] > 1000
 
 
 @pytest.mark.long
 def test_every_harness_is_understood(plain: Running, folder: Path) -> None:
-    told = folder / "harnesses.json"
-    with watching(plain.url, folder, *tokenizer(folder), "--json", told) as watch:
+    report_path = folder / "harnesses.json"
+    with watching(plain.url, folder, *tokenizer(folder), "--json", report_path) as watch:
         for kind in AGENTS:
             steps(watch, kind(f"{kind.name} session", f"{kind.name} is who you are."))
-    report = json.loads(told.read_text())
+    report = json.loads(report_path.read_text())
     assert (report["whole"]["unread"], report["unobserved"]) == (0, {})
     assert [one["label"] for one in report["sessions"]] == [f"{k.name} session" for k in AGENTS]
     for one in report["sessions"]:
@@ -222,10 +222,10 @@ def engine(folder: Path) -> Iterator[str]:
 
 def test_fixing_serves_the_same_traffic_on_exact_turns(folder: Path) -> None:
     """An engine without any of the three APIs: what Dovetail does not answer, it answers 404."""
-    told = folder / "fixed.json"
+    report_path = folder / "fixed.json"
     with (
         engine(folder) as url,
-        watching(url, folder, "--fix", *tokenizer(folder), "--json", told) as watch,
+        watching(url, folder, "--fix", *tokenizer(folder), "--json", report_path) as watch,
     ):
         agent = ClaudeCode("fixed session")
         agent.ask("What is the answer?")
@@ -233,18 +233,18 @@ def test_fixing_serves_the_same_traffic_on_exact_turns(folder: Path) -> None:
         for before, after in pairwise(made):
             assert after.cached == (before.prompt + before.generated - 1) // BLOCK * BLOCK
         assert [model.id for model in watch.openai().models.list()] == [NAME]
-        ask = {"model": NAME, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi!"}]}
+        body = {"model": NAME, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi!"}]}
         image = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
         for odd in (
-            {**ask, "model": "unknown"},
-            {**ask, "messages": [{"role": "user", "content": [image]}]},
+            {**body, "model": "unknown"},
+            {**body, "messages": [{"role": "user", "content": [image]}]},
             {"model": NAME},
         ):
-            assert watch.ask("POST", "/v1/messages", odd).status == 404
-        long = {**ask, "messages": [{"role": "user", "content": "word " * 50_000}]}
-        refused = watch.ask("POST", "/v1/messages", long)  # nobody else could take it
+            assert watch.request("POST", "/v1/messages", odd).status == 404
+        long = {**body, "messages": [{"role": "user", "content": "word " * 50_000}]}
+        refused = watch.request("POST", "/v1/messages", long)  # nobody else could take it
         assert (refused.status, b"prompt is too long" in refused.body) == (400, True)
-    report = json.loads(told.read_text())
+    report = json.loads(report_path.read_text())
     assert [one["fixed"] for one in report["exchanges"]] == [True] * STEPS + [False] * 3 + [True]
     assert report["whole"]["fixed"] == STEPS + 1
     assert sum(n for why, n in report["unobserved"].items() if "passed on" in why) == 3

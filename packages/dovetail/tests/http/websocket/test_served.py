@@ -9,7 +9,7 @@ import pytest
 from certificates import Authority
 from openai import OpenAI
 from openai.types.responses.responses_server_event import ResponsesServerEvent
-from server_process import NAME, PATIENCE, qwen_folder, served
+from server_process import NAME, TIMEOUT_SECONDS, qwen_folder, served
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -46,10 +46,10 @@ def test_the_official_client_over_tls(tmp_path: Path) -> None:
         with connect(url, ssl=authority.trust(), additional_headers=keyed, proxy=None) as socket:
             server.process.send_signal(signal.SIGTERM)
             with pytest.raises(ConnectionClosed) as closed:
-                socket.recv(PATIENCE)
+                socket.recv(TIMEOUT_SECONDS)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
-        assert server.process.wait(PATIENCE) in (0, -signal.SIGTERM)
+        assert server.process.wait(TIMEOUT_SECONDS) in (0, -signal.SIGTERM)
         log = server.log.read_text()
     assert log.count("transport=websocket") == 4  # two sockets, two responses
     assert "Grüße" not in log
