@@ -43,19 +43,19 @@ def test_every_panel_and_alert_queries_existing_metrics() -> None:
             message: Any = [{"role": "user", "content": "Hi"}]
             await stage.openai().chat.completions.create(model=NAME, messages=message)
             stage.app.metrics.track_certificate_expiry(time.time)  # there where HTTPS is served
-            told = (await stage.ask("GET", "/metrics")).body.decode()
+            text = (await stage.ask("GET", "/metrics")).body.decode()
             # An alert asks whether it has grown: one that begins with its first would not have.
-            assert 'dovetail_refused_connections_total{reason="connections"} 0.0' in told
-            shapes = set(re.findall(r"^# TYPE (\S+) ", told, re.MULTILINE))
+            assert 'dovetail_refused_connections_total{reason="connections"} 0.0' in text
+            shapes = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
             registry = stage.app.metrics.registry
             labels = {
                 label
                 for collector in registry._collector_to_names
                 for label in getattr(collector, "_labelnames", ("model", "store"))
             }
-        asked = [name for one in _expressions() for name in _METRIC.findall(one)]
-        assert len(set(asked)) > 25
-        for name in asked:
+        queried = [name for one in _expressions() for name in _METRIC.findall(one)]
+        assert len(set(queried)) > 25
+        for name in queried:
             assert {name, re.sub("_(bucket|sum|count)$", "", name)} & shapes, name
         for expression in _expressions():
             by = [label.strip() for group in _BY.findall(expression) for label in group.split(",")]
@@ -114,16 +114,16 @@ def test_the_keys_can_be_read() -> None:
 
 def test_the_unit_fits_the_settings() -> None:
     unit = (DEPLOY / "dovetail.pipeline.registry").read_text()
-    told = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
+    settings = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
     config = load_config({}, {}, DEPLOY / "dovetail.toml").config
-    assert float(told["TimeoutStopSec"]) > config.drain_timeout
-    assert told["LoadCredential"].startswith("keys:")
+    assert float(settings["TimeoutStopSec"]) > config.drain_timeout
+    assert settings["LoadCredential"].startswith("keys:")
     assert config.trace_file is not None
-    assert config.trace_file.parent == Path("/var/log") / told["LogsDirectory"]
-    assert told["Type"] == "notify"  # what `dovetail.server.process` tells
-    assert told["NoNewPrivileges"] == "yes"
-    assert told["ProtectSystem"] == "strict"
-    assert told["DynamicUser"] == "yes"
+    assert config.trace_file.parent == Path("/var/log") / settings["LogsDirectory"]
+    assert settings["Type"] == "notify"  # what `dovetail.server.process` tells
+    assert settings["NoNewPrivileges"] == "yes"
+    assert settings["ProtectSystem"] == "strict"
+    assert settings["DynamicUser"] == "yes"
 
 
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:

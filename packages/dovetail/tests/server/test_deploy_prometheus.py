@@ -47,8 +47,8 @@ SCENES: dict[str, tuple[dict[str, str], set[str]]] = {
     ),
     "all are slow": (
         {
-            f'dovetail_time_to_first_token_seconds_bucket{{instance="a",model="m",le="{le}"}}': said
-            for le, said in (("30", "0x120"), ("60", "0+9x120"), ("+Inf", "0+9x120"))
+            f'dovetail_time_to_first_token_seconds_bucket{{instance="a",model="m",le="{le}"}}': rate
+            for le, rate in (("30", "0x120"), ("60", "0+9x120"), ("+Inf", "0+9x120"))
         },
         {"DovetailSlowFirstToken"},
     ),
@@ -97,9 +97,9 @@ def _promtool(*arguments: str | Path, place: Path) -> str:
     done = subprocess.run(
         [program, *arguments], cwd=place, capture_output=True, text=True, check=False
     )
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told
-    return told
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    return output
 
 
 def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
@@ -109,21 +109,23 @@ def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
 
 def test_prometheus_accepts_the_dashboard_queries(tmp_path: Path) -> None:
     panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
-    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     for name, value in VARIABLES.items():
-        asked = [one.replace(name, value) for one in asked]
-    assert not [one for one in asked if "$" in one]
-    rules = [{"record": f"panel:{at}", "expr": one} for at, one in enumerate(asked)]
+        queries = [one.replace(name, value) for one in queries]
+    assert not [one for one in queries if "$" in one]
+    rules = [{"record": f"panel:{at}", "expr": one} for at, one in enumerate(queries)]
     file = tmp_path / "panels.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    told = _promtool("check", "rules", file, place=tmp_path)
-    assert f"SUCCESS: {len(asked)} rules found" in told
+    output = _promtool("check", "rules", file, place=tmp_path)
+    assert f"SUCCESS: {len(queries)} rules found" in output
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_who_is_woken(name: str, tmp_path: Path) -> None:
     series, woken = SCENES[name]
-    told: list[dict[str, Any]] = [{"series": one, "values": said} for one, said in series.items()]
+    input_series: list[dict[str, Any]] = [
+        {"series": one, "values": values} for one, values in series.items()
+    ]
     alerts = [
         {
             "expr": f'sum by (alertname) (ALERTS{{alertname="{alert}",alertstate="firing"}}) > 0',
@@ -137,7 +139,7 @@ def test_who_is_woken(name: str, tmp_path: Path) -> None:
         "eval_time": "2h",
         "exp_samples": [{"labels": "{}", "value": len(woken)}],
     }
-    scene = {"interval": "1m", "input_series": told, "promql_expr_test": [count, *alerts]}
+    scene = {"interval": "1m", "input_series": input_series, "promql_expr_test": [count, *alerts]}
     file = tmp_path / "scene.yml"
     file.write_text(
         yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [scene]})

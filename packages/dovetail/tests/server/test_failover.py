@@ -74,11 +74,16 @@ def in_front_of(behind: list[Replica], folder: Path, *more: str) -> Iterator[Run
 
 
 def body_for(path: str, number: int) -> dict[str, Any]:
-    ask = f"Question {number}"
+    question = f"Question {number}"
     if path == "/v1/responses":
-        return {"model": NAME, "input": ask, "stream": True}
+        return {"model": NAME, "input": question, "stream": True}
     limits = {"max_tokens": 2000} if path == "/v1/messages" else {}
-    return {"model": NAME, "messages": [{"role": "user", "content": ask}], "stream": True, **limits}
+    return {
+        "model": NAME,
+        "messages": [{"role": "user", "content": question}],
+        "stream": True,
+        **limits,
+    }
 
 
 def frames(response: HTTPResponse) -> Iterator[Any]:
@@ -102,7 +107,7 @@ def is_failure(frame: Any) -> bool:
 
 
 @dataclass
-class Heard:
+class StreamResult:
     text: str
     failures: int
     ended: bool
@@ -114,27 +119,27 @@ def is_end(frame: Any) -> bool:
     return any(choice.get("finish_reason") for choice in frame.get("choices") or [])
 
 
-def listen(running: Running, number: int, begun: Barrier, killed: Event) -> Heard:
+def listen(running: Running, number: int, begun: Barrier, killed: Event) -> StreamResult:
     """One stream to its end. All of them have begun before the replica is killed."""
     path = PATHS[number % len(PATHS)]
-    heard = Heard("", 0, False)
+    result = StreamResult("", 0, False)
     waited = False
     with running.open("POST", path, body_for(path, number)) as response:
         assert response.status == 200
         for frame in frames(response):
-            heard.text += text_of(frame)
-            heard.failures += is_failure(frame)
-            heard.ended = heard.ended or is_end(frame)
-            if heard.text and not waited:
+            result.text += text_of(frame)
+            result.failures += is_failure(frame)
+            result.ended = result.ended or is_end(frame)
+            if result.text and not waited:
                 waited = True
                 begun.wait(60)
                 assert killed.wait(60)
-    return heard
+    return result
 
 
 def play(
     running: Running, victim: Replica, then: Callable[[], object] = lambda: None
-) -> list[Heard]:
+) -> list[StreamResult]:
     """All streams at once; once each has said something, the victim is killed."""
     begun, killed = Barrier(STREAMS + 1), Event()
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -154,11 +159,11 @@ def counted(running: Running, name: str) -> float:
 
 def test_streams_of_a_killed_replica_go_on_on_the_other(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (first, second), in_front_of([first, second], tmp_path) as front:
-        heard = play(front, first)
+        result = play(front, first)
         moved = counted(front, "dovetail_migrations_total")
         again = front.request("GET", "/health").json
-    assert [one.text for one in heard] == [TEXT] * STREAMS
-    assert all(one.ended and not one.failures for one in heard)
+    assert [one.text for one in result] == [TEXT] * STREAMS
+    assert all(one.ended and not one.failures for one in result)
     assert STREAMS // 4 <= moved <= STREAMS  # those of the replica that was killed
     assert "1 of 2 replicas are ready" in again["engines"][0]["detail"]
 
@@ -167,11 +172,11 @@ def test_streams_of_a_killed_replica_go_on_on_the_other(tmp_path: Path) -> None:
 def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path) -> None:
     wait = ("--recovery-wait", "0.5")
     with replicas(tmp_path, 1) as (only,), in_front_of([only], tmp_path, *wait) as front:
-        heard = play(front, only)
+        result = play(front, only)
         later = front.request("POST", "/v1/messages", body_for("/v1/messages", 99))
         health = front.request("GET", "/health")
-    assert all(one.failures == 1 and not one.ended for one in heard)
-    assert all(TEXT.startswith(one.text) and one.text for one in heard)
+    assert all(one.failures == 1 and not one.ended for one in result)
+    assert all(TEXT.startswith(one.text) and one.text for one in result)
     assert later.status == 503
     assert health.status == 503
 
@@ -182,10 +187,10 @@ def test_streams_go_on_once_their_only_replica_is_back(tmp_path: Path) -> None:
         port = only.url.rpartition(":")[2]
         again = _replica(tmp_path / "script.yaml", tmp_path / "model", port)
         with in_front_of([only], tmp_path) as front:
-            heard = play(front, only, then=lambda: stack.enter_context(again))
+            result = play(front, only, then=lambda: stack.enter_context(again))
             moved = counted(front, "dovetail_migrations_total")
-    assert [one.text for one in heard] == [TEXT] * STREAMS
-    assert all(one.ended and not one.failures for one in heard)
+    assert [one.text for one in result] == [TEXT] * STREAMS
+    assert all(one.ended and not one.failures for one in result)
     assert moved == STREAMS
 
 
@@ -196,10 +201,10 @@ def test_migration_limit_of_zero_disables_migration(tmp_path: Path) -> None:
         replicas(tmp_path, 2) as (first, second),
         in_front_of([first, second], tmp_path, *limit) as front,
     ):
-        heard = play(front, first)
-    broken = [one for one in heard if one.failures]
+        result = play(front, first)
+    broken = [one for one in result if one.failures]
     assert STREAMS // 4 <= len(broken) < STREAMS
-    assert all(one.text == TEXT for one in heard if not one.failures)
+    assert all(one.text == TEXT for one in result if not one.failures)
 
 
 @pytest.mark.long
@@ -248,15 +253,15 @@ def test_a_replica_that_comes_back_is_used_again(tmp_path: Path) -> None:
         in_front_of([first, second], tmp_path) as front,
     ):
         first.kill()
-        assert [said(front, number) for number in range(3)] == ["Hello."] * 3
+        assert [request_text(front, number) for number in range(3)] == ["Hello."] * 3
         port = first.url.rpartition(":")[2]
         with _replica(tmp_path / "script.yaml", tmp_path / "model", port):
             wait_for(front, 2)
             second.kill()
-            assert [said(front, number) for number in range(3, 6)] == ["Hello."] * 3
+            assert [request_text(front, number) for number in range(3, 6)] == ["Hello."] * 3
 
 
-def said(front: Running, number: int) -> str:
+def request_text(front: Running, number: int) -> str:
     path = PATHS[number % len(PATHS)]
     with front.open("POST", path, body_for(path, number)) as response:
         assert response.status == 200

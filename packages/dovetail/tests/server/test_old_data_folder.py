@@ -119,9 +119,9 @@ def test_a_chain_of_responses_continues_from_the_exact_tokens(
 def test_a_question_follows_a_whole_chain(recording: Recording, upgraded: Upgraded) -> None:
     """The template drops the reasoning of the turns before it, and the tokens that say it."""
     before = recording.exchanges["responses_2"]
-    asked = {**before["request"], "input": "And now?"}
-    asked["previous_response_id"] = before["response"]["id"]
-    assert upgraded.running.post("/v1/responses", asked)["status"] == "completed"
+    request = {**before["request"], "input": "And now?"}
+    request["previous_response_id"] = before["response"]["id"]
+    assert upgraded.running.post("/v1/responses", request)["status"] == "completed"
     prompt = upgraded.last()["text"]
     assert "a.txt\nb.txt" in prompt
     assert "There are two files.<|im_end|>\n<|im_start|>user\nAnd now?" in prompt

@@ -66,8 +66,8 @@ def test_served_request_is_no_refused_connection() -> None:
             writer.write(head("GET", "/nowhere", 0))
             assert (await read_reply(reader)).status == 404
             writer.close()
-            told = stage.app.metrics.render()[0].decode().splitlines()
-            counts = [one for one in told if one.startswith("dovetail_refused_connections_total{")]
+            lines = stage.app.metrics.render()[0].decode().splitlines()
+            counts = [one for one in lines if one.startswith("dovetail_refused_connections_total{")]
             assert [one.split()[-1] for one in counts] == ["0.0"]
 
     run(scene)
@@ -87,8 +87,8 @@ def test_connections_over_the_limit_are_counted_and_logged_once(
             assert stage.metric("dovetail_refused_connections_total", reason="connections") == 5
 
     run(scene)
-    told = [one for one in caplog.records if one.message == "connection_limit_reached"]
-    assert [one.levelname for one in told] == ["WARNING"]
+    logged = [one for one in caplog.records if one.message == "connection_limit_reached"]
+    assert [one.levelname for one in logged] == ["WARNING"]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/health"])
@@ -133,11 +133,13 @@ def test_a_response_that_is_called_off_is_no_client_that_hung_up(stream: bool) -
         async with serving() as stage:
             Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(
+            created = await client.responses.create(
                 model=NAME, input="Tell", background=True, stream=stream
             )
-            told: Any = await anext(aiter(asked)) if isinstance(asked, AsyncStream) else None
-            id = asked.id if isinstance(asked, Response) else told.response.id
+            first_event: Any = (
+                await anext(aiter(created)) if isinstance(created, AsyncStream) else None
+            )
+            id = created.id if isinstance(created, Response) else first_event.response.id
             await until(stage, id, "in_progress")
             await client.responses.cancel(id)
             line = await stage.ended.get()
@@ -159,8 +161,8 @@ def test_a_response_that_the_server_cuts_short_is_an_error_in_the_log(
     async def scene() -> None:
         async with serving(HttpOptions(drain_timeout=0.05)) as stage:
             Gate(stage)
-            asked = await stage.openai().responses.create(model=NAME, input="Hi", background=True)
-            await until(stage, asked.id, "in_progress")
+            created = await stage.openai().responses.create(model=NAME, input="Hi", background=True)
+            await until(stage, created.id, "in_progress")
 
     run(scene)
     lines = [vars(one)["fields"] for one in caplog.records if one.message == "request_finished"]
@@ -259,18 +261,20 @@ def test_a_worker_that_outlives_its_parent_keeps_the_folder(temporary: Path) -> 
 
 def test_only_what_a_parent_made_is_swept(temporary: Path) -> None:
     """Not what others can enter, was never locked, is a link, or is called otherwise."""
-    kept = [temporary / name for name in (f"{PREFIX}open", f"{PREFIX}bare", "other-folder")]
-    for one in kept:
+    retained = [temporary / name for name in (f"{PREFIX}open", f"{PREFIX}bare", "other-folder")]
+    for one in retained:
         one.mkdir(mode=0o700)
-    for one in (kept[0], kept[2]):
+    for one in (retained[0], retained[2]):
         (one / LOCK_FILE).touch()
-    kept[0].chmod(0o755)
+    retained[0].chmod(0o755)
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (elsewhere / LOCK_FILE).touch()
     (temporary / f"{PREFIX}link").symlink_to(elsewhere)
     create_runtime_dir()
-    assert all(one.exists() for one in [*kept, elsewhere / LOCK_FILE, temporary / f"{PREFIX}link"])
+    assert all(
+        one.exists() for one in [*retained, elsewhere / LOCK_FILE, temporary / f"{PREFIX}link"]
+    )
     let_go()
 
 

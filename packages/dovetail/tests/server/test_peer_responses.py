@@ -29,7 +29,7 @@ TENANTS = ApiKeys(
 
 
 @pytest.fixture(autouse=True)
-def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_heartbeat_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is heard is heard from siblings, not from the store."""
     monkeypatch.setattr(background_module, "_POLL_SECONDS", 3600.0)
 
@@ -213,10 +213,12 @@ def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
     async def scene() -> None:
         async with siblings(tmp_path) as (first, second):
             here = first.openai()
-            gone, kept = [await here.responses.create(model=NAME, input="Hi") for _ in range(2)]
+            gone, remaining = [
+                await here.responses.create(model=NAME, input="Hi") for _ in range(2)
+            ]
             await second.openai().responses.delete(gone.id)
             monkeypatch.setattr(MemoryResponseBackend, "get", away)
-            assert (await here.responses.retrieve(kept.id)).output_text == "Hello."
+            assert (await here.responses.retrieve(remaining.id)).output_text == "Hello."
             with pytest.raises(openai.NotFoundError):
                 await here.responses.retrieve(gone.id)
 

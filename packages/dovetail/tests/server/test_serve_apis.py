@@ -18,11 +18,11 @@ CALL = (
     "<tool_call>\n<function=look_up>\n<parameter=city>\nOslo\n</parameter>\n"
     "</function>\n</tool_call>"
 )
-THOUGHT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve."
+REASONING = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve."
 RULES = {
     "weather": f"<think>\nWhich city?\n</think>\n\nLet me see.\n\n{CALL}",
     "alphabet": "a b c d e f g h i j k l m n o p q r s t u v w x y z",
-    "ponder": f"<think>\n{THOUGHT}\n</think>\n\nThirteen.",
+    "ponder": f"<think>\n{REASONING}\n</think>\n\nThirteen.",
     "city as JSON": '{"city": "Oslo"}',
 }
 HELLO = "<think>\nA greeting.\n</think>\n\nHello there, é 漢字 🦜."
@@ -30,7 +30,7 @@ GREETING = "Hello there, é 漢字 🦜."
 SCHEMA = {**TOOL_SCHEMA, "additionalProperties": False}
 
 
-def asks(text: str) -> Any:
+def user_messages(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
@@ -41,7 +41,9 @@ HAIKU = "claude-haiku-4-5-20251001"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("apis")
     qwen_folder(place / "model")
-    rules = [{"when": {"text": text, "tail": 400}, "text": said} for text, said in RULES.items()]
+    rules = [
+        {"when": {"text": text, "tail": 400}, "text": output} for text, output in RULES.items()
+    ]
     (place / "script.yaml").write_text(json.dumps({"rules": rules, "turns": [{"text": HELLO}]}))
     return place
 
@@ -69,9 +71,9 @@ def test_first_line_has_the_address(server: Running) -> None:
 
 def test_messages_unary_and_streamed_are_equal(server: Running) -> None:
     client = server.anthropic()
-    asked: Any = {"model": NAME, "max_tokens": 200, "messages": asks("hello")}
-    whole = client.messages.create(**asked)
-    with client.messages.stream(**asked) as stream:
+    body: Any = {"model": NAME, "max_tokens": 200, "messages": user_messages("hello")}
+    whole = client.messages.create(**body)
+    with client.messages.stream(**body) as stream:
         streamed = stream.get_final_message()
     for message in (whole, streamed):
         blocks: Any = message.content
@@ -102,9 +104,9 @@ def test_responses_unary_and_streamed_are_equal(server: Running) -> None:
 
 def test_chat_unary_and_streamed_are_equal(server: Running) -> None:
     client = server.openai()
-    asked: Any = {"model": NAME, "messages": asks("hello")}
-    whole: Any = client.chat.completions.create(**asked)
-    with client.chat.completions.stream(**asked) as stream:
+    body: Any = {"model": NAME, "messages": user_messages("hello")}
+    whole: Any = client.chat.completions.create(**body)
+    with client.chat.completions.stream(**body) as stream:
         streamed: Any = stream.get_final_completion()
     for completion in (whole, streamed):
         message = completion.choices[0].message
@@ -115,7 +117,7 @@ def test_chat_unary_and_streamed_are_equal(server: Running) -> None:
 
 def test_tools_in_all_three(server: Running) -> None:
     message = server.anthropic().messages.create(
-        model=NAME, max_tokens=500, messages=asks("weather"), tools=[ANTHROPIC_TOOL]
+        model=NAME, max_tokens=500, messages=user_messages("weather"), tools=[ANTHROPIC_TOOL]
     )
     assert message.stop_reason == "tool_use"
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
@@ -124,7 +126,7 @@ def test_tools_in_all_three(server: Running) -> None:
     response = client.responses.create(model=NAME, input="weather", tools=[RESPONSES_TOOL])
     item: Any = response.output[-1]
     completion = client.chat.completions.create(
-        model=NAME, messages=asks("weather"), tools=[CHAT_TOOL]
+        model=NAME, messages=user_messages("weather"), tools=[CHAT_TOOL]
     )
     choice = completion.choices[0]
     assert choice.finish_reason == "tool_calls"
@@ -137,14 +139,14 @@ def test_tools_in_all_three(server: Running) -> None:
 
 def test_counted_tokens_are_those_of_the_request(server: Running) -> None:
     client = server.anthropic()
-    asked: Any = {
+    body: Any = {
         "model": NAME,
         "system": "You are terse.",
-        "messages": asks("weather, é 漢字 <|im_end|> and all"),
+        "messages": user_messages("weather, é 漢字 <|im_end|> and all"),
         "tools": [ANTHROPIC_TOOL],
     }
-    counted = client.messages.count_tokens(**asked)
-    used = client.messages.create(**asked, max_tokens=10).usage
+    counted = client.messages.count_tokens(**body)
+    used = client.messages.create(**body, max_tokens=10).usage
     assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
@@ -170,7 +172,7 @@ def test_text_to_ids_and_back(server: Running) -> None:
 
 
 def test_a_conversation_as_ids_is_the_prompt_of_the_request(server: Running) -> None:
-    body = {"model": NAME, "messages": asks("hello"), "tools": [CHAT_TOOL]}
+    body = {"model": NAME, "messages": user_messages("hello"), "tools": [CHAT_TOOL]}
     ids = server.post("/tokenize", body)
     usage = server.post("/v1/chat/completions", body)["usage"]
     assert ids["count"] == usage["prompt_tokens"]
@@ -186,13 +188,16 @@ def test_text_completions(server: Running) -> None:
 
 def test_stop_sequences(server: Running) -> None:
     message = server.anthropic().messages.create(
-        model=NAME, max_tokens=100, messages=asks("alphabet"), stop_sequences=["k l", "zzz"]
+        model=NAME,
+        max_tokens=100,
+        messages=user_messages("alphabet"),
+        stop_sequences=["k l", "zzz"],
     )
     text: Any = message.content[-1]
     assert text.text == "a b c d e f g h i j "
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "k l")
     completion = server.openai().chat.completions.create(
-        model=NAME, messages=asks("alphabet"), stop="k l"
+        model=NAME, messages=user_messages("alphabet"), stop="k l"
     )
     assert completion.choices[0].message.content == "a b c d e f g h i j "
     assert completion.choices[0].finish_reason == "stop"
@@ -200,12 +205,12 @@ def test_stop_sequences(server: Running) -> None:
 
 def test_max_tokens(server: Running) -> None:
     message = server.anthropic().messages.create(
-        model=NAME, max_tokens=4, messages=asks("alphabet")
+        model=NAME, max_tokens=4, messages=user_messages("alphabet")
     )
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 4)
     client = server.openai()
     completion = client.chat.completions.create(
-        model=NAME, messages=asks("alphabet"), max_completion_tokens=4
+        model=NAME, messages=user_messages("alphabet"), max_completion_tokens=4
     )
     assert completion.choices[0].finish_reason == "length"
     response = client.responses.create(model=NAME, input="alphabet", max_output_tokens=4)
@@ -216,26 +221,26 @@ def test_max_tokens(server: Running) -> None:
 
 def test_more_tokens_than_the_window_has_are_clamped(server: Running) -> None:
     message = server.anthropic().messages.create(
-        model=NAME, max_tokens=1_000_000, messages=asks("alphabet"), timeout=60
+        model=NAME, max_tokens=1_000_000, messages=user_messages("alphabet"), timeout=60
     )
     assert message.stop_reason == "end_turn"
 
 
 def test_several_choices(server: Running) -> None:
-    asked: Any = {"model": NAME, "messages": asks("hello"), "n": 2}
-    whole = server.openai().chat.completions.create(**asked)
+    body: Any = {"model": NAME, "messages": user_messages("hello"), "n": 2}
+    whole = server.openai().chat.completions.create(**body)
     assert [(one.index, one.message.content) for one in whole.choices] == [
         (0, GREETING),
         (1, GREETING),
     ]
-    with server.openai().chat.completions.stream(**asked) as stream:
+    with server.openai().chat.completions.stream(**body) as stream:
         streamed = stream.get_final_completion()
     assert [one.message.content for one in streamed.choices] == [GREETING] * 2
 
 
 def test_logprobs(server: Running) -> None:
     completion = server.openai().chat.completions.create(
-        model=NAME, messages=asks("alphabet"), logprobs=True, top_logprobs=1, max_tokens=3
+        model=NAME, messages=user_messages("alphabet"), logprobs=True, top_logprobs=1, max_tokens=3
     )
     logprobs = completion.choices[0].logprobs
     assert logprobs is not None
@@ -252,7 +257,7 @@ def test_json_by_schema(server: Running) -> None:
     client = server.openai()
     form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
     completion = client.chat.completions.create(
-        model=NAME, messages=asks("city as JSON"), response_format=form
+        model=NAME, messages=user_messages("city as JSON"), response_format=form
     )
     assert json.loads(completion.choices[0].message.content or "") == {"city": "Oslo"}
     text: Any = {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}}
@@ -261,7 +266,7 @@ def test_json_by_schema(server: Running) -> None:
     message = server.anthropic().messages.create(
         model=NAME,
         max_tokens=50,
-        messages=asks("city as JSON"),
+        messages=user_messages("city as JSON"),
         output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
     )
     block: Any = message.content[-1]
@@ -273,7 +278,7 @@ def test_demanded_calls(server: Running, choice: Any) -> None:
     message = server.anthropic().messages.create(
         model=NAME,
         max_tokens=500,
-        messages=asks("weather"),
+        messages=user_messages("weather"),
         tools=[ANTHROPIC_TOOL],
         tool_choice=choice,
     )
@@ -285,7 +290,7 @@ def test_a_demand_for_a_tool_that_is_not_there_is_refused(server: Running) -> No
         server.anthropic().messages.create(
             model=NAME,
             max_tokens=500,
-            messages=asks("weather"),
+            messages=user_messages("weather"),
             tools=[ANTHROPIC_TOOL],
             tool_choice={"type": "tool", "name": "no_such_tool"},
         )
@@ -294,11 +299,11 @@ def test_a_demand_for_a_tool_that_is_not_there_is_refused(server: Running) -> No
 def test_reasoning_can_be_switched_off_and_on(server: Running) -> None:
     """The template writes an empty thought into the prompt where thinking is off."""
     client = server.anthropic()
-    asked: Any = {"model": NAME, "messages": asks("hello")}
-    on = client.messages.count_tokens(**asked, thinking={"type": "adaptive"})
-    off = client.messages.count_tokens(**asked, thinking={"type": "disabled"})
+    body: Any = {"model": NAME, "messages": user_messages("hello")}
+    on = client.messages.count_tokens(**body, thinking={"type": "adaptive"})
+    off = client.messages.count_tokens(**body, thinking={"type": "disabled"})
     assert off.input_tokens == on.input_tokens + 4
-    chat = {"model": NAME, "messages": asks("hello")}
+    chat = {"model": NAME, "messages": user_messages("hello")}
     switched = {**chat, "chat_template_kwargs": {"enable_thinking": False}}
     assert server.post("/tokenize", switched)["count"] == off.input_tokens
     assert server.post("/tokenize", chat)["count"] == on.input_tokens
@@ -314,39 +319,48 @@ def test_reasoning_ends_when_its_budget_is_spent(server: Running) -> None:
     message = server.anthropic().messages.create(
         model=NAME,
         max_tokens=2000,
-        messages=asks("ponder"),
+        messages=user_messages("ponder"),
         extra_body={"thinking": {"type": "enabled", "budget_tokens": budget}},
     )
     thinking: Any = message.content[0]
     assert thinking.type == "thinking"
-    assert THOUGHT.startswith(thinking.thinking.strip())
-    assert len(thinking.thinking.strip()) < len(THOUGHT) / 2
+    assert REASONING.startswith(thinking.thinking.strip())
+    assert len(thinking.thinking.strip()) < len(REASONING) / 2
     completion: Any = server.openai().chat.completions.create(
-        model=NAME, messages=asks("ponder"), extra_body={"nvext": {"max_thinking_tokens": budget}}
+        model=NAME,
+        messages=user_messages("ponder"),
+        extra_body={"nvext": {"max_thinking_tokens": budget}},
     )
-    thought = completion.choices[0].message.reasoning_content
-    assert thought.strip() == thinking.thinking.strip()
+    reasoning = completion.choices[0].message.reasoning_content
+    assert reasoning.strip() == thinking.thinking.strip()
     assert completion.usage.completion_tokens_details.reasoning_tokens <= budget + 3
 
 
 def test_side_channels_by_header(server: Running) -> None:
-    asked = {"model": NAME, "messages": asks("weather"), "tools": [CHAT_TOOL], "stream": True}
-    plain = server.request("POST", "/v1/chat/completions", asked).body
+    body = {
+        "model": NAME,
+        "messages": user_messages("weather"),
+        "tools": [CHAT_TOOL],
+        "stream": True,
+    }
+    plain = server.request("POST", "/v1/chat/completions", body).body
     assert b"dispatch" not in plain
-    told = server.request(
-        "POST", "/v1/chat/completions", asked, x_dovetail_dispatch="tools, reasoning"
+    reply = server.request(
+        "POST", "/v1/chat/completions", body, x_dovetail_dispatch="tools, reasoning"
     ).body
-    assert told.count(b"event: tool_call_dispatch") == 1
-    assert told.count(b"event: reasoning_dispatch") == 1
+    assert reply.count(b"event: tool_call_dispatch") == 1
+    assert reply.count(b"event: reasoning_dispatch") == 1
 
 
 def test_aliases_are_echoed(server: Running) -> None:
     client = server.anthropic()
     for name in (HAIKU, "claude-opus-9", NAME):
-        message = client.messages.create(model=name, max_tokens=9, messages=asks("alphabet"))
+        message = client.messages.create(
+            model=name, max_tokens=9, messages=user_messages("alphabet")
+        )
         assert message.model == name
         completion = server.openai().chat.completions.create(
-            model=name, messages=asks("alphabet"), max_tokens=9
+            model=name, messages=user_messages("alphabet"), max_tokens=9
         )
         assert completion.model == name
         assert server.openai().responses.create(model=name, input="alphabet").model == name
@@ -355,9 +369,11 @@ def test_aliases_are_echoed(server: Running) -> None:
 
 def test_a_model_that_is_not_served(server: Running) -> None:
     with pytest.raises(anthropic.NotFoundError, match=NAME):
-        server.anthropic().messages.create(model="gpt-9", max_tokens=9, messages=asks("hello"))
+        server.anthropic().messages.create(
+            model="gpt-9", max_tokens=9, messages=user_messages("hello")
+        )
     with pytest.raises(openai.NotFoundError, match=NAME):
-        server.openai().chat.completions.create(model="gpt-9", messages=asks("hello"))
+        server.openai().chat.completions.create(model="gpt-9", messages=user_messages("hello"))
     with pytest.raises(openai.NotFoundError, match=NAME):
         server.openai().responses.create(model="gpt-9", input="hello")
 
@@ -377,9 +393,11 @@ def test_context_overflow_is_reported_in_each_dialect(folder: Path) -> None:
     with served(*command(folder), "--context-length", "64") as small:
         text = "word " * 100
         with pytest.raises(anthropic.BadRequestError, match=r"too long: 1\d\d tokens > 63"):
-            small.anthropic().messages.create(model=NAME, max_tokens=9, messages=asks(text))
+            small.anthropic().messages.create(
+                model=NAME, max_tokens=9, messages=user_messages(text)
+            )
         with pytest.raises(openai.BadRequestError) as refused:
-            small.openai().chat.completions.create(model=NAME, messages=asks(text))
+            small.openai().chat.completions.create(model=NAME, messages=user_messages(text))
         assert refused.value.code == "context_length_exceeded"
         body = {"model": NAME, "input": text, "stream": True}
         stream = small.request("POST", "/v1/responses", body)
@@ -389,7 +407,7 @@ def test_context_overflow_is_reported_in_each_dialect(folder: Path) -> None:
         with pytest.raises(openai.BadRequestError):
             small.openai().completions.create(model=NAME, prompt=text)
         full = small.anthropic().messages.create(
-            model=NAME, max_tokens=1000, messages=asks("alphabet " * 40)
+            model=NAME, max_tokens=1000, messages=user_messages("alphabet " * 40)
         )
         assert full.stop_reason == "model_context_window_exceeded"
 
@@ -399,24 +417,24 @@ def test_keys_and_flags(folder: Path) -> None:
     flags = ["--api-key", "one", "--api-key", "two", "--reasoning-field-name", "reasoning"]
     flags += ["--enable-streaming-tool-dispatch", "--enable-streaming-reasoning-dispatch"]
     with served(*command(folder), *flags) as guarded:
-        asked: Any = {"model": NAME, "messages": asks("weather")}
+        body: Any = {"model": NAME, "messages": user_messages("weather")}
         for key in ("one", "two"):
-            guarded.anthropic(key).messages.create(**asked, max_tokens=9)
-            guarded.openai(key).chat.completions.create(**asked)
+            guarded.anthropic(key).messages.create(**body, max_tokens=9)
+            guarded.openai(key).chat.completions.create(**body)
         with pytest.raises(anthropic.AuthenticationError):
-            guarded.anthropic("three").messages.create(**asked, max_tokens=9)
+            guarded.anthropic("three").messages.create(**body, max_tokens=9)
         with pytest.raises(openai.AuthenticationError):
             guarded.openai("three").models.list()
-        assert guarded.request("POST", "/v1/messages", {**asked, "max_tokens": 9}).status == 401
+        assert guarded.request("POST", "/v1/messages", {**body, "max_tokens": 9}).status == 401
         assert guarded.request("GET", "/health").status == 200
         for path, more in {
-            "/v1/chat/completions": {**asked, "tools": [CHAT_TOOL]},
-            "/v1/messages": {**asked, "tools": [ANTHROPIC_TOOL], "max_tokens": 500},
+            "/v1/chat/completions": {**body, "tools": [CHAT_TOOL]},
+            "/v1/messages": {**body, "tools": [ANTHROPIC_TOOL], "max_tokens": 500},
             "/v1/responses": {"model": NAME, "input": "weather", "tools": [RESPONSES_TOOL]},
         }.items():
             stream = guarded.request("POST", path, {**more, "stream": True}, x_api_key="one").body
             assert stream.count(b"event: tool_call_dispatch") == 1, path
             assert stream.count(b"event: reasoning_dispatch") == 1, path
-        completion: Any = guarded.openai("one").chat.completions.create(**asked)
+        completion: Any = guarded.openai("one").chat.completions.create(**body)
         assert completion.choices[0].message.reasoning.strip() == "Which city?"
         assert "one" not in guarded.log.read_text().split()

@@ -38,7 +38,7 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
 def test_the_constraint_is_recorded(
     tmp_path: Path, demand: dict[str, Any], inside: str | None, outside: str
 ) -> None:
-    found = asyncio.run(_asked(tmp_path, demand))
+    found = asyncio.run(_requested_constraint(tmp_path, demand))
     if inside is None:
         assert found is None
         return
@@ -48,7 +48,7 @@ def test_the_constraint_is_recorded(
     assert outside not in found.text
 
 
-async def _asked(folder: Path, demand: dict[str, Any]) -> Constraint | None:
+async def _requested_constraint(folder: Path, demand: dict[str, Any]) -> Constraint | None:
     (folder / "script.txt").write_text("Hello.")
     config = Config(
         model=str(qwen_folder(folder / "model")),

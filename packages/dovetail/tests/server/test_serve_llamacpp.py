@@ -61,7 +61,7 @@ def server(home: Path) -> Iterator[Running]:
         yield running
 
 
-def asks(text: str) -> Any:
+def user_messages(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
@@ -69,12 +69,12 @@ def test_first_response_in_all_apis(server: Running) -> None:
     assert server.greeting.startswith("serving smollm2 at http://127.0.0.1:")
     greedy: Any = {"model": NAME, "temperature": 0}
     message = server.anthropic().messages.create(
-        model=NAME, max_tokens=30, messages=asks(QUESTION), extra_body=GREEDY
+        model=NAME, max_tokens=30, messages=user_messages(QUESTION), extra_body=GREEDY
     )
     text: Any = message.content[0]
     assert text.text == PARIS
     client = server.openai()
-    completion = client.chat.completions.create(**greedy, messages=asks(QUESTION))
+    completion = client.chat.completions.create(**greedy, messages=user_messages(QUESTION))
     assert completion.choices[0].message.content == PARIS
     with client.responses.stream(**greedy, input=QUESTION) as stream:
         assert stream.get_final_response().output_text == PARIS
@@ -82,23 +82,23 @@ def test_first_response_in_all_apis(server: Running) -> None:
 
 def test_a_forced_call_and_its_result_by_messages(server: Running) -> None:
     client = server.anthropic()
-    asked: Any = {"model": NAME, "extra_body": GREEDY, "max_tokens": 120}
-    asked["tools"] = [ANTHROPIC_TOOL]
+    body: Any = {"model": NAME, "extra_body": GREEDY, "max_tokens": 120}
+    body["tools"] = [ANTHROPIC_TOOL]
     alone = {"disable_parallel_tool_use": True}
     choices: tuple[Any, ...] = ({"type": "any"}, {"type": "tool", "name": "get_weather"})
     for choice in choices:
         demand: Any = {**choice, **alone}
-        first = client.messages.create(**asked, messages=asks(WEATHER), tool_choice=demand)
+        first = client.messages.create(**body, messages=user_messages(WEATHER), tool_choice=demand)
         assert first.stop_reason == "tool_use"
         use: Any = first.content[-1]
         assert (use.type, use.name, set(use.input)) == ("tool_use", "get_weather", {"city"})
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "Sunny, 20 degrees."}
     history: Any = [
-        *asks(WEATHER),
+        *user_messages(WEATHER),
         {"role": "assistant", "content": first.content},
         {"role": "user", "content": [result]},
     ]
-    second = client.messages.create(**asked, messages=history)
+    second = client.messages.create(**body, messages=history)
     usage = first.usage
     whole = usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens
     assert whole - 2 <= (second.usage.cache_read_input_tokens or 0) <= whole
@@ -107,21 +107,21 @@ def test_a_forced_call_and_its_result_by_messages(server: Running) -> None:
 
 def test_a_forced_call_and_its_result_by_chat(server: Running) -> None:
     client = server.openai()
-    asked: Any = {"model": NAME, "temperature": 0, "max_tokens": 120, "tools": [CHAT_TOOL]}
-    asked["parallel_tool_calls"] = False
+    body: Any = {"model": NAME, "temperature": 0, "max_tokens": 120, "tools": [CHAT_TOOL]}
+    body["parallel_tool_calls"] = False
     named = {"type": "function", "function": {"name": "get_weather"}}
     choices: tuple[Any, ...] = ("required", named)
     for choice in choices:
         first = client.chat.completions.create(
-            **asked, messages=asks(f"{WEATHER} Now?"), tool_choice=choice
+            **body, messages=user_messages(f"{WEATHER} Now?"), tool_choice=choice
         )
         calls: Any = first.choices[0].message.tool_calls
         assert len(calls) == 1
         assert set(json.loads(calls[0].function.arguments)) == {"city"}
     result: Any = {"role": "tool", "tool_call_id": calls[0].id, "content": "Sunny, 20 degrees."}
-    said: Any = first.choices[0].message.model_dump(exclude_none=True)
+    output: Any = first.choices[0].message.model_dump(exclude_none=True)
     second: Any = client.chat.completions.create(
-        **asked, messages=[*asks(f"{WEATHER} Now?"), said, result]
+        **body, messages=[*user_messages(f"{WEATHER} Now?"), output, result]
     )
     assert first.usage is not None
     whole = first.usage.total_tokens
@@ -130,17 +130,17 @@ def test_a_forced_call_and_its_result_by_chat(server: Running) -> None:
 
 def test_a_forced_call_and_its_result_by_responses(server: Running) -> None:
     client = server.openai()
-    asked: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 120}
-    asked |= {"tools": [RESPONSES_TOOL], "parallel_tool_calls": False}
+    body: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 120}
+    body |= {"tools": [RESPONSES_TOOL], "parallel_tool_calls": False}
     choices: tuple[Any, ...] = ("required", {"type": "function", "name": "get_weather"})
     for choice in choices:
-        first = client.responses.create(**asked, input=f"{WEATHER} Soon?", tool_choice=choice)
+        first = client.responses.create(**body, input=f"{WEATHER} Soon?", tool_choice=choice)
         call: Any = first.output[-1]
         assert call.type == "function_call"
         assert set(json.loads(call.arguments)) == {"city"}
-    history = [*asks(f"{WEATHER} Soon?"), *(item.model_dump() for item in first.output)]
+    history = [*user_messages(f"{WEATHER} Soon?"), *(item.model_dump() for item in first.output)]
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
-    second: Any = client.responses.create(**asked, input=[*history, result])
+    second: Any = client.responses.create(**body, input=[*history, result])
     assert first.usage is not None
     whole = first.usage.total_tokens
     assert whole - 2 <= second.usage.input_tokens_details.cached_tokens <= whole
@@ -150,7 +150,7 @@ def test_schema_is_enforced_in_all_apis(server: Running) -> None:
     greedy: Any = {"model": NAME, "temperature": 0}
     form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SHAPE}}
     completion = server.openai().chat.completions.create(
-        **greedy, messages=asks("Name a city."), response_format=form
+        **greedy, messages=user_messages("Name a city."), response_format=form
     )
     text: Any = {"format": {"type": "json_schema", "name": "place", "schema": SHAPE}}
     response = server.openai().responses.create(**greedy, input="Name a city.", text=text)
@@ -158,12 +158,12 @@ def test_schema_is_enforced_in_all_apis(server: Running) -> None:
         model=NAME,
         max_tokens=60,
         extra_body=GREEDY,
-        messages=asks("Name a city."),
+        messages=user_messages("Name a city."),
         output_config={"format": {"type": "json_schema", "schema": SHAPE}},
     )
     block: Any = message.content[-1]
-    for said in (completion.choices[0].message.content, response.output_text, block.text):
-        place = json.loads(said or "")
+    for output in (completion.choices[0].message.content, response.output_text, block.text):
+        place = json.loads(output or "")
         assert {name: type(value) for name, value in place.items()} == {"city": str, "big": bool}
 
 
@@ -174,7 +174,7 @@ def test_a_client_that_hangs_up_leaves_the_slot_to_the_next(server: Running) -> 
             _read_until(response, b"delta")
         # Without the hang-up this would wait for a thousand tokens.
         message = server.anthropic().messages.create(
-            model=NAME, max_tokens=30, messages=asks(QUESTION), extra_body=GREEDY
+            model=NAME, max_tokens=30, messages=user_messages(QUESTION), extra_body=GREEDY
         )
         assert message.usage.output_tokens == 8
     lines = [line for line in server.log.read_text().splitlines() if "disconnected=true" in line]
@@ -186,7 +186,7 @@ def test_a_prompt_beyond_the_window(server: Running) -> None:
     reply = server.request(
         "POST",
         "/v1/messages",
-        {"model": NAME, "max_tokens": 9, "messages": asks("word " * 1100)},
+        {"model": NAME, "max_tokens": 9, "messages": user_messages("word " * 1100)},
     )
     assert reply.status == 400
     assert "prompt is too long" in reply.json["error"]["message"]
@@ -204,7 +204,9 @@ def test_killed_engine_is_reported_to_every_client_and_restarted(home: Path) -> 
             assert monotonic() < deadline
         assert running.request("GET", "/health").json["status"] == "ready"
         assert _engine_of(running.process.pid) != before
-        after = running.post("/v1/chat/completions", {"model": NAME, "messages": asks(QUESTION)})
+        after = running.post(
+            "/v1/chat/completions", {"model": NAME, "messages": user_messages(QUESTION)}
+        )
         assert after["choices"][0]["message"]["content"] == PARIS
         log = running.log.read_text()
         assert "event=replica_failed" in log
@@ -217,9 +219,9 @@ def test_a_stream_outlives_its_engine(home: Path) -> None:
         with running.open("POST", path, {**body, "max_tokens": 60}) as stream:
             begun = _read_until(stream, b"delta")
             os.kill(_engine_of(running.process.pid), signal.SIGKILL)
-            told = begun + stream.read()
-        assert b"event: error" not in told
-        assert told.rstrip().endswith(b'data: {"type":"message_stop"}')
+            stream_bytes = begun + stream.read()
+        assert b"event: error" not in stream_bytes
+        assert stream_bytes.rstrip().endswith(b'data: {"type":"message_stop"}')
         assert "event=replica_recovered" in running.log.read_text()
 
 
@@ -255,9 +257,9 @@ def _long() -> list[tuple[str, Any]]:
     """A long answer by each API, streamed."""
     more = {"model": NAME, "stream": True, "temperature": 0.9}
     return [
-        ("/v1/messages", {**more, "max_tokens": 900, "messages": asks(LONG)}),
+        ("/v1/messages", {**more, "max_tokens": 900, "messages": user_messages(LONG)}),
         ("/v1/responses", {**more, "input": LONG}),
-        ("/v1/chat/completions", {**more, "messages": asks(LONG)}),
+        ("/v1/chat/completions", {**more, "messages": user_messages(LONG)}),
     ]
 
 

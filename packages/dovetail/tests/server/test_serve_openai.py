@@ -59,7 +59,7 @@ def question(request: pytest.FixtureRequest) -> str:
     return f"The weather, for {request.node.name}?"
 
 
-def asks(text: str) -> Any:
+def user_messages(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
@@ -75,8 +75,8 @@ class TestMessages:
         self, server: Running, question: str, shown: bool
     ) -> None:
         client = server.anthropic()
-        asked: Any = {"model": NAME, "max_tokens": 32000, "tools": [ANTHROPIC_TOOL]}
-        with client.messages.stream(messages=asks(question), **asked) as stream:
+        body: Any = {"model": NAME, "max_tokens": 32000, "tools": [ANTHROPIC_TOOL]}
+        with client.messages.stream(messages=user_messages(question), **body) as stream:
             first = stream.get_final_message()
         kinds = [block.type for block in first.content]
         assert kinds == ["thinking", "tool_use", "thinking", "tool_use"]
@@ -88,16 +88,16 @@ class TestMessages:
         results: Any = [
             {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny."} for call in calls
         ]
-        said = [block.model_dump() for block in first.content]
-        for block in said:
+        blocks = [block.model_dump() for block in first.content]
+        for block in blocks:
             if block["type"] == "thinking" and not shown:
                 block["thinking"] = ""
         history: Any = [
-            *asks(question),
-            {"role": "assistant", "content": said},
+            *user_messages(question),
+            {"role": "assistant", "content": blocks},
             {"role": "user", "content": results},
         ]
-        second = client.messages.create(messages=history, **asked)
+        second = client.messages.create(messages=history, **body)
         assert second.content[-1].type == "text"
         assert second.content[-1].text == "Both sunny."
         # The server behind found its own turn again: nothing of it was computed twice.
@@ -108,14 +108,14 @@ class TestMessages:
     def test_a_prompt_that_does_not_fit(self, server: Running) -> None:
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             server.anthropic().messages.create(
-                model=NAME, max_tokens=10, messages=asks("word " * 50000)
+                model=NAME, max_tokens=10, messages=user_messages("word " * 50000)
             )
 
 
 def test_chat(server: Running, question: str) -> None:
     client = server.openai()
     stream = client.chat.completions.create(
-        model=NAME, messages=asks(question), tools=[CHAT_TOOL], stream=True,
+        model=NAME, messages=user_messages(question), tools=[CHAT_TOOL], stream=True,
         stream_options={"include_usage": True},
     )  # fmt: skip
     order: list[str] = []
@@ -142,7 +142,7 @@ def test_responses(server: Running, question: str) -> None:
         for item in first.output
         if isinstance(item, openai.types.responses.ResponseFunctionToolCall)
     ]
-    items: Any = [*asks(question), *(i.model_dump() for i in first.output), *results]
+    items: Any = [*user_messages(question), *(i.model_dump() for i in first.output), *results]
     second = client.responses.create(model=NAME, input=items, tools=[RESPONSES_TOOL])
     assert second.output_text == "Both sunny."
     assert first.usage is not None
@@ -164,11 +164,11 @@ def test_a_server_that_is_gone_is_a_proper_error(tmp_path: Path) -> None:
         served("--engine", "openai", "--engine-url", short_lived.url) as front,
     ):
         client = front.openai()
-        assert client.chat.completions.create(model=NAME, messages=asks("hello"))
+        assert client.chat.completions.create(model=NAME, messages=user_messages("hello"))
         short_lived.stop()
-        with pytest.raises(openai.InternalServerError) as told:
-            client.chat.completions.create(model=NAME, messages=asks("hello"))
-        assert told.value.status_code == 503
+        with pytest.raises(openai.InternalServerError) as error:
+            client.chat.completions.create(model=NAME, messages=user_messages("hello"))
+        assert error.value.status_code == 503
 
 
 def test_llama_server_in_three_apis_and_raw() -> None:
@@ -178,7 +178,7 @@ def test_llama_server_in_three_apis_and_raw() -> None:
         named = ("--engine", "openai", "--engine-url", url, "--served-model-name", "smollm2")
         with served(*named) as front:
             message = front.anthropic().messages.create(
-                model="smollm2", max_tokens=4, messages=asks("hello")
+                model="smollm2", max_tokens=4, messages=user_messages("hello")
             )
             assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 4)
             assert (
@@ -192,6 +192,6 @@ def test_llama_server_in_three_apis_and_raw() -> None:
             *("--engine-option", f"body={json.dumps(forced)}"),
         ) as front:
             raw = front.anthropic().messages.create(
-                model="smollm2", max_tokens=40, messages=asks("hello")
+                model="smollm2", max_tokens=40, messages=user_messages("hello")
             )
             assert [block.type for block in raw.content] == ["thinking", "text"]

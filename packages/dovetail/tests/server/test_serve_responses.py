@@ -19,10 +19,10 @@ TOOL: Any = {"type": "function", "name": "run", "parameters": {"type": "object"}
 def _arguments(folder: Path) -> list[str | Path]:
     """Every answer is a call behind a thought: this template forgets thoughts at a new question."""
     model, script = folder / "model", folder / "script.yaml"
-    said = [
+    outputs = [
         f"<think>\nStep {at}: e\u0301, 漢字.\n</think>\n\nI look.\n{CALL}" for at in range(TURNS)
     ]
-    script.write_text(json.dumps({"turns": [{"text": text} for text in said]}))
+    script.write_text(json.dumps({"turns": [{"text": text} for text in outputs]}))
     return [
         *(model if model.is_dir() else qwen_folder(model), "--engine", "scripted"),
         *("--script", script, "--served-model-name", NAME, "--http-host", "127.0.0.1"),
@@ -30,7 +30,7 @@ def _arguments(folder: Path) -> list[str | Path]:
     ]
 
 
-class Talk:
+class Conversation:
     """A conversation of which the client holds nothing but the last response's id."""
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Talk:
             assert common == self.last, reply.headers
             for event in reply.parse():
                 if event.type == "response.completed":
-                    self._heard(event.response)
+                    self._add_output(event.response)
                     return
         raise AssertionError("the stream has no end")
 
-    def _heard(self, response: Any) -> None:
+    def _add_output(self, response: Any) -> None:
         self.previous = response.id
         self.last = response.usage.input_tokens + response.usage.output_tokens - 1
         calls = [item.call_id for item in response.output if item.type == "function_call"]
@@ -68,14 +68,14 @@ class Talk:
 
 
 def test_a_conversation_goes_on_exactly_after_a_restart(tmp_path: Path) -> None:
-    talk, home = Talk(), tmp_path / "home"
+    conversation, home = Conversation(), tmp_path / "home"
     for _ in range(2):
         with served(*_arguments(tmp_path), home=home) as running:
             client = running.openai()
             for _ in range(3):
-                talk.turn(client)
-            assert talk.previous is not None
-            items = client.responses.input_items.list(talk.previous, order="asc", limit=100)
+                conversation.turn(client)
+            assert conversation.previous is not None
+            items = client.responses.input_items.list(conversation.previous, order="asc", limit=100)
     # Each turn was given one item, and gave a thought, a message and a call to the next.
     assert len(items.data) == 6 + 3 * 5
 
@@ -112,30 +112,32 @@ def shared(tmp_path: Path) -> Iterator[tuple[Running, Running]]:
 
 def test_two_servers_take_turns(shared: tuple[Running, Running]) -> None:
     clients = [server.openai() for server in shared]
-    talk = Talk()
+    conversation = Conversation()
     for at in range(TURNS):
-        talk.turn(clients[at % 2])
-    assert talk.previous is not None
+        conversation.turn(clients[at % 2])
+    assert conversation.previous is not None
     one, two = clients
-    assert one.responses.retrieve(talk.previous) == two.responses.retrieve(talk.previous)
-    one.responses.delete(talk.previous)
+    assert one.responses.retrieve(conversation.previous) == two.responses.retrieve(
+        conversation.previous
+    )
+    one.responses.delete(conversation.previous)
     with pytest.raises(openai.NotFoundError):
-        two.responses.retrieve(talk.previous)
+        two.responses.retrieve(conversation.previous)
     with pytest.raises(openai.BadRequestError):
-        two.responses.create(model=NAME, input="x", previous_response_id=talk.previous)
+        two.responses.create(model=NAME, input="x", previous_response_id=conversation.previous)
 
 
 @pytest.mark.long
 def test_workers_take_turns_over_one_file(tmp_path: Path) -> None:
     """Each turn has a connection of its own, so any of the processes may get it."""
-    talk = Talk()
+    conversation = Conversation()
     with served(*_arguments(tmp_path), "--workers", "3") as running:
         for _ in range(TURNS):
             client = running.openai()
-            talk.turn(client)
+            conversation.turn(client)
             client.close()
-        assert talk.previous is not None
+        assert conversation.previous is not None
         for _ in range(6):
             client = running.openai()
-            assert client.responses.retrieve(talk.previous).id == talk.previous
+            assert client.responses.retrieve(conversation.previous).id == conversation.previous
             client.close()

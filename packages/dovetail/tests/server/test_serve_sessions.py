@@ -23,7 +23,7 @@ class Used(NamedTuple):
     cached: int
 
     @property
-    def kept(self) -> int:
+    def cached_after(self) -> int:
         """What an engine has of it in whole blocks: all but the token that was sampled last."""
         return (self.prompt + self.generated - 1) // BLOCK * BLOCK
 
@@ -55,8 +55,8 @@ def _script(folder: Path, parser: str) -> Path:
         for at in range(STEPS - 1)
     ]
     path = folder / f"{parser}.yaml"
-    said = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
-    path.write_text(json.dumps({"turns": [{"text": text} for text in said], "end": "fail"}))
+    outputs = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
+    path.write_text(json.dumps({"turns": [{"text": text} for text in outputs], "end": "fail"}))
     return path
 
 
@@ -83,7 +83,7 @@ def test_every_step_of_a_tool_loop_finds_all_that_came_before_it_in_the_cache(
 ) -> None:
     agent = _agent(kind)
     used = [_step(server, agent, at)[1] for at in range(STEPS)]
-    assert [later.cached for later in used[1:]] == [before.kept for before in used[:-1]]
+    assert [later.cached for later in used[1:]] == [before.cached_after for before in used[:-1]]
     assert used[0].cached < BLOCK * 2  # of another agent's session, no more than the head
     assert used[-1].prompt > used[0].prompt + STEPS * BLOCK
 
@@ -108,7 +108,7 @@ def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Ag
         assert again.prompt - used[2].prompt == used[2].prompt - used[1].prompt
         assert _replayed(running) == {"exact": 1, "written": 0, "natural": 0}
         _, after = _step(running, agent, 4)
-        assert after.cached == again.kept
+        assert after.cached == again.cached_after
 
 
 @pytest.mark.long
@@ -142,9 +142,9 @@ def _step(running: Running, agent: Agent, at: int) -> tuple[Reply, Used]:
     path = _PATHS[agent.codec.call_id_prefix, "input" in body]
     reply = running.request("POST", path, body, **headers, x_dovetail_debug="prefix")
     assert reply.status == 200, reply.body
-    heard = agent.hear(reply.body)
-    assert len(heard) == (1 if at < STEPS - 1 else 0)
-    agent.answer([(call, f"file {at}.txt") for call in heard])
+    calls = agent.hear(reply.body)
+    assert len(calls) == (1 if at < STEPS - 1 else 0)
+    agent.answer([(call, f"file {at}.txt") for call in calls])
     return reply, _used(reply.body)
 
 

@@ -17,7 +17,7 @@ from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 WINDOW = 4096
 CALL = '<tool_call>\n{"name": "look", "arguments": {"where":  "here"}}\n</tool_call>'
-ANSWER = f"<think>\nHow kind: 你好 🦜\n</think>\n\n{CALL}<|im_end|>"
+OUTPUT = f"<think>\nHow kind: 你好 🦜\n</think>\n\n{CALL}<|im_end|>"
 LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -56,31 +56,31 @@ def test_the_next_turn_goes_on_with_the_very_ids(
     tmp_path: Path, tokenizer: Tokenizer, repeats: bool
 ) -> None:
     """What the server was sent is the oracle."""
-    folder, said = qwen_folder(tmp_path / "model"), tokenizer.encode(ANSWER)
+    folder, output_ids = qwen_folder(tmp_path / "model"), tokenizer.encode(OUTPUT)
     info = {**SERVER_INFO, "enable_priority_scheduling": True}
     model = {**MODEL_INFO, "model_path": str(folder), "tokenizer_path": str(folder)}
     paths = {**PATHS, "/server_info": info, "/model_info": model}
-    stand_in = StandIn(said, repeats=repeats, paths=paths)
+    stand_in = StandIn(output_ids, repeats=repeats, paths=paths)
     with (
         standing(stand_in) as there,
         served("--engine", "sglang", "--engine-url", str(there)) as it,
     ):
         first = {"role": "user", "content": "Look."}
-        answer = ask(it, [first])
-        thought, call = answer["content"]
-        assert (thought["type"], call["input"]) == ("thinking", {"where": "here"})
-        assert answer["usage"]["cache_read_input_tokens"] == 1
+        response = send_messages(it, [first])
+        reasoning, call = response["content"]
+        assert (reasoning["type"], call["input"]) == ("thinking", {"where": "here"})
+        assert response["usage"]["cache_read_input_tokens"] == 1
         seen = {"type": "tool_result", "tool_use_id": call["id"], "content": "nothing"}
-        again = {"role": "assistant", "content": answer["content"]}
-        ask(it, [first, again, {"role": "user", "content": [seen]}])
+        again = {"role": "assistant", "content": response["content"]}
+        send_messages(it, [first, again, {"role": "user", "content": [seen]}])
     one, two = stand_in.asked
-    heard = [*one["input_ids"], *said]
-    assert two["input_ids"][: len(heard)] == heard
+    previous = [*one["input_ids"], *output_ids]
+    assert two["input_ids"][: len(previous)] == previous
     assert one["session_id"] == two["session_id"]
-    assert [asked["priority"] for asked in (one, two)] == [7, 7]
+    assert [body["priority"] for body in (one, two)] == [7, 7]
 
 
-def ask(running: Running, messages: list[Any]) -> Any:
+def send_messages(running: Running, messages: list[Any]) -> Any:
     body = {"model": "tiny", "max_tokens": 100, "messages": messages, "tools": [LOOK]}
     body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
     headers = {"x_session_id": "one", "x_dynamo_request_priority": "7"}
@@ -92,17 +92,17 @@ def test_three_apis_in_front_of_the_mocker(tmp_path: Path) -> None:
     with mocking(tmp_path, "qwen3-mock", WINDOW) as there:
         remote = ("--engine", "sglang", "--engine-url", str(there))
         with served(*remote, "--tokenizer", tmp_path / "model") as it:
-            asked: dict[str, Any] = {"model": "qwen3-mock"}
+            body: dict[str, Any] = {"model": "qwen3-mock"}
             turn = [{"role": "user", "content": "hi"}]
-            told = it.post("/v1/messages", {**asked, "max_tokens": 40, "messages": turn})
-            assert told["usage"]["output_tokens"] == 40
-            told = it.post("/v1/chat/completions", {**asked, "max_tokens": 20, "messages": turn})
-            assert told["usage"]["completion_tokens"] == 20
-            told = it.post("/v1/responses", {**asked, "max_output_tokens": 20, "input": "hi"})
-            assert told["usage"]["output_tokens"] == 20
+            response = it.post("/v1/messages", {**body, "max_tokens": 40, "messages": turn})
+            assert response["usage"]["output_tokens"] == 40
+            response = it.post("/v1/chat/completions", {**body, "max_tokens": 20, "messages": turn})
+            assert response["usage"]["completion_tokens"] == 20
+            response = it.post("/v1/responses", {**body, "max_output_tokens": 20, "input": "hi"})
+            assert response["usage"]["output_tokens"] == 20
             long = [{"role": "user", "content": "hi " * WINDOW}]
             refused = it.request(
-                "POST", "/v1/messages", {**asked, "max_tokens": 5, "messages": long}
+                "POST", "/v1/messages", {**body, "max_tokens": 5, "messages": long}
             )
             assert refused.status == 400
             assert "too long" in refused.json["error"]["message"]

@@ -58,10 +58,10 @@ def test_each_name_has_its_own_model(tmp_path: Path) -> None:
             ("two", 2000),
             ("deux", 2000),
         ]
-        for name, told in (("one", "I am one."), ("two", "I am two."), ("deux", "I am two.")):
+        for name, expected in (("one", "I am one."), ("two", "I am two."), ("deux", "I am two.")):
             body = {"model": name, "messages": [{"role": "user", "content": "Who?"}]}
             reply = running.post("/v1/chat/completions", body)
-            assert reply["choices"][0]["message"]["content"] == told
+            assert reply["choices"][0]["message"]["content"] == expected
         health = running.request("GET", "/health").json
         assert [one["ready"] for one in health["engines"]] == [True, True]
         assert "2 of 2 replicas" in health["engines"][1]["detail"]
@@ -76,7 +76,7 @@ def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--engine", "vllm"], "needs the address of a server: --engine-url"),
         (["--engine", "vllm", "--engine-url", "nowhere"], "--engine-url: not an http address"),
@@ -86,12 +86,12 @@ def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_unservable_settings_are_reported_in_one_line(
-    tmp_path: Path, arguments: list[str], told: str
+    tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
     model = () if "vllm" in arguments else (qwen_folder(tmp_path / "model"),)
     ended = dovetail("serve", *model, *arguments, home=tmp_path)
     assert ended.status == 1
-    assert told in ended.err
+    assert expected in ended.err
     assert ended.err.count("\n") == 1
 
 
@@ -107,35 +107,35 @@ def config(folder: Path, script: Any) -> Config:
     )
 
 
-def engine_of(offered: object) -> tuple[ReplicaPool, ScriptedEngine]:
-    assert isinstance(offered, TokenModel)
-    engine = offered.engine.replicas[0].engine
+def engine_of(entry: object) -> tuple[ReplicaPool, ScriptedEngine]:
+    assert isinstance(entry, TokenModel)
+    engine = entry.engine.replicas[0].engine
     assert isinstance(engine, ScriptedEngine)
-    return offered.engine, engine
+    return entry.engine, engine
 
 
 def test_next_prompt_is_prefilled_ahead_where_the_template_drops_reasoning(tmp_path: Path) -> None:
     """Qwen3 drops thoughts when the user speaks again: what follows them is not cached then."""
-    said = "<think>\n" + "Let me see. " * 20 + "\n</think>\n\n" + "It is a fine day. " * 10
+    output = "<think>\n" + "Let me see. " * 20 + "\n</think>\n\n" + "It is a fine day. " * 10
 
     async def main() -> None:
-        service = build_service(config(tmp_path, [{"text": said}]))
+        service = build_service(config(tmp_path, [{"text": output}]))
         await service.start()
-        offered = service.find("m")
-        pool, engine = engine_of(offered)
+        entry = service.find("m")
+        pool, engine = engine_of(entry)
         turns: tuple[Turn, ...] = (Turn("user", (TextBlock("How is it?"),)),)
         request = Request("m", turns, hints=Hints(speculative_prefill=True))
-        assert await run_and_collect(offered, request)
+        assert await run_and_collect(entry, request)
         while not pool.warmed_prompts:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)
         ahead = engine.requests[-1]
         assert ahead.max_tokens == 1
-        text = offered.model.tokenizer.decode(ahead.prompt)  # type: ignore[union-attr]
+        text = entry.model.tokenizer.decode(ahead.prompt)  # type: ignore[union-attr]
         assert "Let me see" not in text
         assert text.rstrip().endswith("<|im_start|>user")
-        spoken = Turn("assistant", (TextBlock("It is a fine day. " * 10),))
-        turns = (*turns, spoken, Turn("user", (TextBlock("And tomorrow?"),)))
-        await run_and_collect(offered, Request("m", turns))
+        assistant = Turn("assistant", (TextBlock("It is a fine day. " * 10),))
+        turns = (*turns, assistant, Turn("user", (TextBlock("And tomorrow?"),)))
+        await run_and_collect(entry, Request("m", turns))
         follows = engine.requests[-1].prompt
         assert follows[: len(ahead.prompt)] == ahead.prompt
         await service.stop()
@@ -147,11 +147,11 @@ def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
     async def main() -> None:
         service = build_service(config(tmp_path, [{"text": "It is a fine day."}]))
         await service.start()
-        offered = service.find("m")
-        pool, engine = engine_of(offered)
+        entry = service.find("m")
+        pool, engine = engine_of(entry)
         turns = (Turn("user", (TextBlock("How is it?"),)),)
         for hints in (Hints(), Hints(speculative_prefill=True)):
-            await run_and_collect(offered, Request("m", turns, hints=hints))
+            await run_and_collect(entry, Request("m", turns, hints=hints))
             while pool._warming:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
         assert len(engine.requests) == 2
@@ -172,7 +172,7 @@ def test_upstream_with_many_models_gets_the_client_model_name(tmp_path: Path) ->
             *("--served-model-name", "one"),  # the name of another one there
         ) as renamed,
     ):
-        for front, name, told in (
+        for front, name, expected in (
             (all_of_them, "one", "I am one."),
             (all_of_them, "two", "I am two."),
             (all_of_them, "claude-something", "I am one."),
@@ -181,7 +181,7 @@ def test_upstream_with_many_models_gets_the_client_model_name(tmp_path: Path) ->
         ):
             body = {"model": name, "messages": [{"role": "user", "content": "Who?"}]}
             reply = front.post("/v1/chat/completions", body)
-            assert reply["choices"][0]["message"]["content"] == told
+            assert reply["choices"][0]["message"]["content"] == expected
         listed = chosen.request("GET", "/v1/models").json["data"]
         assert [one["id"] for one in listed] == ["deux"]
 
@@ -217,18 +217,18 @@ def _key(value: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "names"),
+    ("model", "name", "names"),
     [(None, "base", ("base", "b")), ("b", "b", ("base", "b")), ("sql", "sql", ("sql",))],
 )
 def test_a_remote_model_is_chosen_by_any_of_its_names(
-    monkeypatch: pytest.MonkeyPatch, asked: str | None, name: str, names: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, model: str | None, name: str, names: tuple[str, ...]
 ) -> None:
     async def discover(engine: str, endpoint: object) -> RemoteModel:
         return RemoteModel("base", ("base", "b"), "/models/base", adapters=("sql",))
 
     monkeypatch.setattr(remote, "discover_model", discover)
     found = remote.discover_remote_engine(
-        Config(asked, engine="vllm", engine_url=("http://gpu:8000/v1/",))
+        Config(model, engine="vllm", engine_url=("http://gpu:8000/v1/",))
     )
     assert found is not None
     assert (found.model.name, found.model.names, found.model.root) == (name, names, "/models/base")

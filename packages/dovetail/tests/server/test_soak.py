@@ -22,7 +22,7 @@ from websockets.asyncio.client import connect
 STREAMS, TURNS = 20_000, 500
 ROOM = 8 << 20  # bytes that allocators and the store's pages may take after all
 TURN_ROOM = 8 << 10  # bytes of one turn: the client's copy, the prompt's ids, what is remembered
-SAID = (
+OUTPUT = (
     "<think>\nThe next part.\n</think>\n\nI look.\n\n<tool_call>\n"
     '{"name": "run", "arguments": {"command": "ls"}}\n</tool_call>'
 )
@@ -33,7 +33,7 @@ PROGRAM = (str(Path(__file__).parents[1] / "support" / "soak_server.py"),)
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     qwen_folder(tmp_path / "qwen")
-    (tmp_path / "said.txt").write_text(SAID)
+    (tmp_path / "said.txt").write_text(OUTPUT)
     flags: tuple[str | Path, ...] = (
         *("--engine", "scripted", "--script", tmp_path / "said.txt", "--served-model-name", NAME),
         *("--engine-option", "cache_blocks=4096", "--engine-option", "remember=4"),
@@ -67,13 +67,13 @@ def test_thousands_of_sockets_leave_nothing_behind(running: Running) -> None:
 
 
 def test_a_session_takes_the_same_with_every_turn(running: Running) -> None:
-    _talk(running, 60)
+    _chat(running, 60)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_five_hundred_turns_take_the_same_each(running: Running) -> None:
-    _talk(running, TURNS)
+    _chat(running, TURNS)
 
 
 def _soak(running: Running, count: int) -> None:
@@ -108,15 +108,15 @@ def _lines(file: Path) -> list[bytes]:
 def _sockets(running: Running, count: int) -> None:
     """Each has a conversation of its own on the connection; every third one just goes."""
     pid, half = running.process.pid, count // 2
-    asyncio.run(_talk_many(running.url, half))
+    asyncio.run(_chat_many(running.url, half))
     before, files = resident(pid), open_files(pid)
-    asyncio.run(_talk_many(running.url, count - half))
+    asyncio.run(_chat_many(running.url, count - half))
     assert resident(pid) < before + ROOM
     assert open_files(pid) <= files + 16
     assert "Traceback" not in running.log.read_text()
 
 
-async def _talk_many(url: str, count: int, clients: int = 8) -> None:
+async def _chat_many(url: str, count: int, clients: int = 8) -> None:
     todo = iter(range(count))
 
     async def client() -> None:
@@ -146,7 +146,7 @@ async def _stream(running: Running, first: int, count: int) -> None:
     assert len(done.whole) == len(APIS)
 
 
-def _talk(running: Running, turns: int) -> None:
+def _chat(running: Running, turns: int) -> None:
     """No prompt leaves the one before it, and none has more that is new than the first."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Go through all parts."}]
     held, new = list[int](), list[int]()

@@ -81,18 +81,18 @@ def test_a_hosted_engine_is_the_engine_itself(tmp_path: Path) -> None:
         stage.plan = stage.says("Hello.", cached=3)
         async with hosted(stage, tmp_path / "s") as (engine, host):
             assert engine.name == "stage"
-            told = await heard(engine, stage)
-            ids = [id for delta in told for id in delta.ids]
+            deltas = await collect_deltas(engine, stage)
+            ids = [id for delta in deltas for id in delta.ids]
             assert ids == [*stage.tokenizer.encode("Hello."), stage.stop_id]
-            assert (told[-1].finish, told[-1].cached) == ("stop", 3)
-            assert all(delta.exact for delta in told)
+            assert (deltas[-1].finish, deltas[-1].cached) == ("stop", 3)
+            assert all(delta.exact for delta in deltas)
             assert stage.asked[0].stop_ids == frozenset({stage.stop_id})
             assert stage.asked[0].session == "s"
             host.should_exit = True
             await until(lambda: not host.servers[0].is_serving())
             assert not (await engine.health()).ready
             with pytest.raises(EngineUnavailable):
-                await heard(engine, stage)
+                await collect_deltas(engine, stage)
 
     asyncio.run(scene())
 
@@ -107,7 +107,7 @@ def test_hosted_engine_reports_inexact_ids(tmp_path: Path) -> None:
 
         stage.plan = play
         async with hosted(stage, tmp_path / "s") as (engine, _):
-            assert not all(delta.exact for delta in await heard(engine, stage))
+            assert not all(delta.exact for delta in await collect_deltas(engine, stage))
 
     asyncio.run(scene())
 
@@ -147,7 +147,7 @@ async def hosted(
         await task
 
 
-async def heard(engine: TokenEngine, stage: StageEngine) -> list[TokenDelta]:
+async def collect_deltas(engine: TokenEngine, stage: StageEngine) -> list[TokenDelta]:
     prompt = array("i", stage.tokenizer.encode("Hi"))
     stops = frozenset({stage.stop_id})
     request = EngineRequest("id", prompt, 100, stop_ids=stops, session="s")
@@ -171,14 +171,13 @@ def test_metrics_are_merged_with_worker_labels(tmp_path: Path) -> None:
         metrics[0].count_rate_limited("requests")
         metrics[1].count_rate_limited("requests")
         metrics[1].count_rate_limited("requests")
-        siblings = [WorkerPeers(tmp_path, at, 3) for at in range(3)]
-        told = [
-            WorkerMetrics(one.registry, sibling)
-            for one, sibling in zip(metrics, siblings, strict=True)
+        peers = [WorkerPeers(tmp_path, at, 3) for at in range(3)]
+        worker_metrics = [
+            WorkerMetrics(one.registry, peer) for one, peer in zip(metrics, peers, strict=True)
         ]
-        await siblings[0].open()
-        await siblings[1].open()  # the third has fallen
-        text, kind = await told[0].render("")
+        await peers[0].open()
+        await peers[1].open()  # the third has fallen
+        text, kind = await worker_metrics[0].render("")
         assert kind.startswith("text/plain")
         lines = text.decode().splitlines()
         family = "dovetail_rate_limited_requests_total"
@@ -188,11 +187,11 @@ def test_metrics_are_merged_with_worker_labels(tmp_path: Path) -> None:
         assert 'truth{worker="1"} 1.0' in lines
         assert "dovetail_workers 2.0" in lines
         assert not any('worker="2"' in line for line in lines)
-        text, kind = await told[1].render("application/openmetrics-text; version=1.0.0")
+        text, kind = await worker_metrics[1].render("application/openmetrics-text; version=1.0.0")
         assert kind.startswith("application/openmetrics-text")
         assert text.endswith(b"# EOF\n")
-        for sibling in siblings:
-            await sibling.close()
+        for peer in peers:
+            await peer.close()
 
     asyncio.run(scene())
 
@@ -229,19 +228,19 @@ class SlowStore(MemoryLedgerStore):
         await super().put(entry)
 
 
-@pytest.mark.parametrize("siblings", [True, False])
-def test_where_others_read_a_turn_is_recorded_when_it_is_in_the_store(siblings: bool) -> None:
+@pytest.mark.parametrize("has_peers", [True, False])
+def test_where_others_read_a_turn_is_recorded_when_it_is_in_the_store(has_peers: bool) -> None:
     async def scene() -> None:
         store = SlowStore()
-        ledger = Ledger(store, shared=True, has_worker_peers=siblings)
+        ledger = Ledger(store, shared=True, has_worker_peers=has_peers)
         entry = turn("a")
         recording = asyncio.create_task(ledger.record(entry, array("i")))
         for _ in range(10):
             await asyncio.sleep(0)
-        assert recording.done() is not siblings
+        assert recording.done() is not has_peers
         store.gate.set()
         await recording
-        assert (await store.get(entry.tenant, "a") == entry) is siblings
+        assert (await store.get(entry.tenant, "a") == entry) is has_peers
         await ledger.close()
 
     asyncio.run(scene())

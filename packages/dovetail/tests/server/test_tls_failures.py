@@ -82,7 +82,7 @@ async def failed(stage: Stage, reason: str, times: int = 1) -> None:
         await asyncio.sleep(0.001)
 
 
-async def asked(stage: Stage, trust: ssl.SSLContext) -> int:
+async def request_status(stage: Stage, trust: ssl.SSLContext) -> int:
     reader, writer = await stage.connect(ssl=trust, server_hostname="localhost")
     writer.write(head("GET", "/v1/models", 0))
     status = (await read_reply(reader)).status
@@ -92,7 +92,7 @@ async def asked(stage: Stage, trust: ssl.SSLContext) -> int:
     return status
 
 
-async def said(stage: Stage, sent: bytes) -> bytes:
+async def send_raw(stage: Stage, sent: bytes) -> bytes:
     """Says something that is no TLS. Gives all that comes back."""
     reader, writer = await stage.connect()
     writer.write(sent)
@@ -111,25 +111,25 @@ def test_each_failure_has_a_line_and_is_counted(
 ) -> None:
     async def scene() -> None:
         async with secured(tmp_path) as (stage, authority):
-            await said(stage, b"GET /?secret HTTP/1.1\r\nhost: x\r\n\r\n")
+            await send_raw(stage, b"GET /?secret HTTP/1.1\r\nhost: x\r\n\r\n")
             await failed(stage, "plain_http")
-            await said(stage, b"SSH-2.0-some\r\n")
+            await send_raw(stage, b"SSH-2.0-some\r\n")
             await failed(stage, "not_tls")
             old = authority.trust()
             old.set_ciphers("ALL:@SECLEVEL=0")
             old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
             with pytest.raises(ConnectionError):
-                await asked(stage, old)
+                await request_status(stage, old)
             await failed(stage, "protocol")
             weak = authority.trust()
             weak.maximum_version = ssl.TLSVersion.TLSv1_2
             weak.set_ciphers("AES128-SHA")
             with pytest.raises(ConnectionError):
-                await asked(stage, weak)
+                await request_status(stage, weak)
             await failed(stage, "cipher")
             await asyncio.to_thread(_distrusts, stage.port)
             await failed(stage, "untrusted")
-            assert await asked(stage, authority.trust()) == 200
+            assert await request_status(stage, authority.trust()) == 200
 
     with failures(caplog) as lines:
         play(loop, scene)
@@ -161,12 +161,12 @@ def test_aborted_and_silent_handshakes(
             writer.close()
             await failed(stage, "hung_up")
             monkeypatch.setattr(handshake, "HEADER_TIMEOUT_SECONDS", 0.05)
-            assert await said(stage, b"") == b""
+            assert await send_raw(stage, b"") == b""
             await failed(stage, "unused", 3)
-            assert await said(stage, hello[:20]) == b""
+            assert await send_raw(stage, hello[:20]) == b""
             await failed(stage, "timeout")
             monkeypatch.undo()
-            assert await asked(stage, authority.trust()) == 200
+            assert await request_status(stage, authority.trust()) == 200
 
     with failures(caplog) as lines:
         play(loop, scene)
@@ -180,7 +180,7 @@ def test_a_scan_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureF
     async def scene() -> None:
         async with secured(tmp_path, peers=ClientAddressResolver(enabled=False)) as (stage, _):
             for _ in range(70):
-                await said(stage, b"GET / HTTP/1.1\r\n\r\n")
+                await send_raw(stage, b"GET / HTTP/1.1\r\n\r\n")
             await failed(stage, "plain_http", 70)
 
     with failures(caplog) as lines:
@@ -205,7 +205,7 @@ def test_handshakes_count_as_connections(
             for _, writer in silent:
                 writer.close()
             await failed(stage, "unused", 3)
-            assert await asked(stage, authority.trust()) == 200
+            assert await request_status(stage, authority.trust()) == 200
 
     play(loop, scene)
 
@@ -217,7 +217,9 @@ def test_a_server_that_stops_does_not_wait_for_handshakes(loop: Any, tmp_path: P
             reader, writer = await stage.connect()
             half, sent = await stage.connect()
             sent.write(_client_hello()[:20])
-            assert await asked(stage, authority.trust()) == 200  # the others are taken by now
+            assert (
+                await request_status(stage, authority.trust()) == 200
+            )  # the others are taken by now
         for one in (reader, half):
             with suppress(ConnectionResetError):
                 assert await one.read() == b""

@@ -8,80 +8,82 @@ from pathlib import Path
 import pytest
 from http_fixture import run
 
-from dovetail.server import worker_peers as siblings_module
+from dovetail.server import worker_peers
 from dovetail.server.worker_peers import PeerDisconnected, PeerHandler, PeerRequest, WorkerPeers
 
 PIECE = 1 << 16
-ASKED = PeerRequest("story", "tenant", "id", 7)
+REQUEST = PeerRequest("story", "tenant", "id", 7)
 
 
-async def nothing(question: PeerRequest) -> AsyncGenerator[bytes]:
+async def nothing(request: PeerRequest) -> AsyncGenerator[bytes]:
     none: list[bytes] = []
     for frame in none:
         yield frame
 
 
-async def hangs(question: PeerRequest) -> AsyncGenerator[bytes]:
+async def hangs(request: PeerRequest) -> AsyncGenerator[bytes]:
     await asyncio.Event().wait()
     yield b""
 
 
 @asynccontextmanager
-async def family(folder: Path, *told: PeerHandler) -> AsyncIterator[WorkerPeers]:
-    """One that asks, and a sibling for each way to answer."""
-    count = len(told) + 1
-    asker, *others = [WorkerPeers(folder, at, count) for at in range(count)]
-    for one, tell in zip(others, told, strict=True):
-        one.register("story", tell)
+async def worker_group(folder: Path, *handlers: PeerHandler) -> AsyncIterator[WorkerPeers]:
+    """One worker that sends requests, and a peer for each handler."""
+    count = len(handlers) + 1
+    requester, *others = [WorkerPeers(folder, at, count) for at in range(count)]
+    for one, handler in zip(others, handlers, strict=True):
+        one.register("story", handler)
         await one.open()
     try:
-        yield asker
+        yield requester
     finally:
         for one in others:
             await one.close()
 
 
 def test_owner_streams_the_response_frame_by_frame(tmp_path: Path) -> None:
-    heard = []
+    requests = []
 
-    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
-        heard.append(question)
+    async def story(request: PeerRequest) -> AsyncGenerator[bytes]:
+        requests.append(request)
         for frame in (b"once", b"", b"upon" * 100_000):
             yield frame
 
     async def scene() -> None:
-        async with family(tmp_path, nothing, hangs, story) as asker:
-            found = await asker.request_first(ASKED)
+        async with worker_group(tmp_path, nothing, hangs, story) as requester:
+            found = await requester.request_first(REQUEST)
             assert found is not None
             assert [frame async for frame in found] == [b"", b"upon" * 100_000]
-            assert heard == [ASKED]
+            assert requests == [REQUEST]
 
     run(scene)
 
 
 def test_who_is_silent_or_away_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings_module, "PEER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_peers, "PEER_TIMEOUT_SECONDS", 0.05)
 
     async def scene() -> None:
-        async with family(tmp_path, nothing, hangs) as asker:
+        async with worker_group(tmp_path, nothing, hangs) as requester:
             (tmp_path / "worker-1").unlink()
-            assert await asker.request_first(ASKED) is None
-            assert await asker.request_all(ASKED, 0.05) == {}
+            assert await requester.request_first(REQUEST) is None
+            assert await requester.request_all(REQUEST, 0.05) == {}
 
     run(scene)
 
 
 def test_each_worker_returns_its_own_frame(tmp_path: Path) -> None:
-    def says(frame: bytes) -> PeerHandler:
-        async def tell(question: PeerRequest) -> AsyncGenerator[bytes]:
+    def respond_with(frame: bytes) -> PeerHandler:
+        async def handler(request: PeerRequest) -> AsyncGenerator[bytes]:
             yield frame
 
-        return tell
+        return handler
 
     async def scene() -> None:
-        async with family(tmp_path, says(b"a"), nothing, says(b"c")) as asker:
-            assert await asker.request_all(ASKED) == {1: b"a", 3: b"c"}
-            assert await asker.request_all(PeerRequest("unknown")) == {}
+        async with worker_group(
+            tmp_path, respond_with(b"a"), nothing, respond_with(b"c")
+        ) as requester:
+            assert await requester.request_all(REQUEST) == {1: b"a", 3: b"c"}
+            assert await requester.request_all(PeerRequest("unknown")) == {}
 
     run(scene)
 
@@ -89,15 +91,15 @@ def test_each_worker_returns_its_own_frame(tmp_path: Path) -> None:
 def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
     made = 0
 
-    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
+    async def story(request: PeerRequest) -> AsyncGenerator[bytes]:
         nonlocal made
         for _ in range(400):
             yield b"x" * PIECE
             made += 1
 
     async def scene() -> None:
-        async with family(tmp_path, story) as asker:
-            found = await asker.request_first(ASKED)
+        async with worker_group(tmp_path, story) as requester:
+            found = await requester.request_first(REQUEST)
             assert found is not None
             before = -1
             while made != before:
@@ -113,7 +115,7 @@ def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
 def test_disconnect_cancels_the_response(tmp_path: Path) -> None:
     ended = asyncio.Event()
 
-    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
+    async def story(request: PeerRequest) -> AsyncGenerator[bytes]:
         try:
             yield b"once"
             await asyncio.Event().wait()
@@ -121,8 +123,8 @@ def test_disconnect_cancels_the_response(tmp_path: Path) -> None:
             ended.set()
 
     async def scene() -> None:
-        async with family(tmp_path, story) as asker:
-            found = await asker.request_first(ASKED)
+        async with worker_group(tmp_path, story) as requester:
+            found = await requester.request_first(REQUEST)
             assert found is not None
             await found.aclose()
             await ended.wait()
@@ -134,9 +136,9 @@ def test_disconnect_cancels_the_response(tmp_path: Path) -> None:
 def test_truncated_response_raises(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(siblings_module, "PEER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_peers, "PEER_TIMEOUT_SECONDS", 0.05)
 
-    async def story(question: PeerRequest) -> AsyncGenerator[bytes]:
+    async def story(request: PeerRequest) -> AsyncGenerator[bytes]:
         yield b"once"
         yield b"upon"
         if how == "it fails":
@@ -144,8 +146,8 @@ def test_truncated_response_raises(
         await asyncio.Event().wait()
 
     async def scene() -> None:
-        async with family(tmp_path, story) as asker:
-            found = await asker.request_first(ASKED)
+        async with worker_group(tmp_path, story) as requester:
+            found = await requester.request_first(REQUEST)
             assert found is not None
             assert await anext(found) == b"upon"
             rest = asyncio.create_task(_next(found))
@@ -155,5 +157,5 @@ def test_truncated_response_raises(
     run(scene)
 
 
-async def _next(told: AsyncGenerator[bytes]) -> bytes:
-    return await anext(told)
+async def _next(response: AsyncGenerator[bytes]) -> bytes:
+    return await anext(response)

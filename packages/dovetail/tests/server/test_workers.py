@@ -79,16 +79,16 @@ class Streams:
 
     def ends(self) -> list[tuple[str, bytes]]:
         """All that came of each."""
-        told = [(path, read.result(TIMEOUT_SECONDS)) for path, read in self._read]
+        ends = [(path, read.result(TIMEOUT_SECONDS)) for path, read in self._read]
         self._threads.shutdown()
-        return told
+        return ends
 
     def _follow_socket(self) -> bytes:
         """A response over a WebSocket, and how that was closed behind it."""
         url = self._running.url.replace("http", "ws", 1)
         with connect(f"{url}/v1/responses", proxy=None) as socket:
-            asked = {"type": "response.create", **body("/v1/responses", "Speak.")}
-            socket.send(json.dumps(asked))
+            message = {"type": "response.create", **body("/v1/responses", "Speak.")}
+            socket.send(json.dumps(message))
             text = [socket.recv(TIMEOUT_SECONDS)]
             self._begun.wait(TIMEOUT_SECONDS)
             try:
@@ -159,9 +159,9 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path
         streams = Streams(running, 18, PATHS)
         victim = children(running)[0]
         os.kill(victim, signal.SIGKILL)
-        told = streams.ends()
-        whole = [is_whole(path, text) for path, text in told]
-        broken = [text for (path, text), one in zip(told, whole, strict=True) if not one]
+        ends = streams.ends()
+        whole = [is_whole(path, text) for path, text in ends]
+        broken = [text for (path, text), one in zip(ends, whole, strict=True) if not one]
         assert 0 < len(broken) < 18
         assert not any(end in text for text in broken for end in ENDS.values())
         wait_until(lambda: count(running) == 2)
@@ -201,9 +201,9 @@ def test_a_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
                 assert int(reply.headers["retry-after"]) > 0
                 assert reply.headers["connection"] == "close"
         assert running.request("GET", "/live").status == 200
-        told = streams.ends()
-        assert [is_whole(path, text) for path, text in told] == [True] * 24
-        assert all(text.endswith(b"<closed 1012>") for path, text in told if path == SOCKET)
+        ends = streams.ends()
+        assert [is_whole(path, text) for path, text in ends] == [True] * 24
+        assert all(text.endswith(b"<closed 1012>") for path, text in ends if path == SOCKET)
         assert running.process.wait(TIMEOUT_SECONDS) == -signal.SIGTERM
         wait_until(lambda: all(map(is_gone, pids)))
         assert "Traceback" not in running.log.read_text()
@@ -248,11 +248,11 @@ def test_keys_are_read_again_by_every_worker(tmp_path: Path) -> None:
         assert running.request("GET", "/v1/models", x_api_key="old").status == 200
         keys.write_text(f"team:{new}\n")
         running.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: _all_say(running, "new", 200) and _all_say(running, "old", 401))
+        wait_until(lambda: _all_return(running, "new", 200) and _all_return(running, "old", 401))
         assert len(children(running)) == 2
 
 
-def _all_say(running: Running, key: str, status: int) -> bool:
+def _all_return(running: Running, key: str, status: int) -> bool:
     return all(
         running.request("GET", "/v1/models", x_api_key=key).status == status for _ in range(12)
     )
@@ -313,9 +313,9 @@ def test_workers_that_fall_at_every_start_are_given_up(tmp_path: Path) -> None:
 
 @LONG
 def test_each_of_several_models_has_an_engine_for_all_workers(tmp_path: Path) -> None:
-    model, said = qwen_folder(tmp_path / "model"), {"one": "I am one.", "two": "I am two."}
+    model, outputs = qwen_folder(tmp_path / "model"), {"one": "I am one.", "two": "I am two."}
     tables = []
-    for name, text in said.items():
+    for name, text in outputs.items():
         (tmp_path / f"{name}.txt").write_text(text)
         script = tmp_path / f"{name}.txt"
         tables.append(
@@ -325,9 +325,9 @@ def test_each_of_several_models_has_an_engine_for_all_workers(tmp_path: Path) ->
     (tmp_path / "dovetail.toml").write_text("\n".join(tables))
     with served("--config", tmp_path / "dovetail.toml", "--workers", "2") as running:
         assert len(children(running, HOST)) == 2
-        for name, text in list(said.items()) * 4:
-            asked = {**body(PATHS[1], "Who are you?"), "model": name}
-            assert running.post(PATHS[1], asked)["choices"][0]["message"]["content"] == text
+        for name, text in list(outputs.items()) * 4:
+            request = {**body(PATHS[1], "Who are you?"), "model": name}
+            assert running.post(PATHS[1], request)["choices"][0]["message"]["content"] == text
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=LONG)])
@@ -335,8 +335,8 @@ def test_service_manager_is_notified_of_start_and_stop(tmp_path: Path, workers: 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(TIMEOUT_SECONDS)
-        told = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-        with served(*arguments(tmp_path, workers=workers), environment=told) as running:
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with served(*arguments(tmp_path, workers=workers), environment=environment) as running:
             assert manager.recv(100) == b"READY=1"
             running.stop()
             assert manager.recv(100) == b"STOPPING=1"

@@ -33,17 +33,17 @@ def begun(client: OpenAI) -> str:
 def followed(client: OpenAI, together: Barrier, id: str) -> tuple[list[int], str, str]:
     """Numbers of frames, text and last event of a stream that is left and taken up again."""
     seen, text, last = [0], "", ""
-    for most in (3, None):
+    for limit in (3, None):
         with client.responses.retrieve(
             id, stream=True, starting_after=seen[-1], extra_headers=CLOSE
         ) as stream:
-            if most is not None:
+            if limit is not None:
                 together.wait(TIMEOUT_SECONDS)
             for event in stream:
                 seen.append(event.sequence_number)
                 last = event.type
                 text += event.delta if event.type == "response.output_text.delta" else ""
-                if len(seen) == most:
+                if len(seen) == limit:
                     break
     return seen, text, last
 
@@ -53,10 +53,10 @@ def test_it_is_followed_called_off_and_forgotten_at_any_worker(tmp_path: Path) -
         client = running.openai()
         id, together = begun(client), Barrier(COUNT)
         with ThreadPoolExecutor(COUNT) as threads:
-            told = list(threads.map(partial(followed, client, together), [id] * COUNT))
+            followed_streams = list(threads.map(partial(followed, client, together), [id] * COUNT))
         whole = client.responses.retrieve(id, extra_headers=CLOSE).output_text
         assert whole == "".join(PIECES)
-        for seen, text, last in told:
+        for seen, text, last in followed_streams:
             assert seen == list(range(len(seen)))
             assert (text, last) == (whole, "response.completed")
         for _ in range(COUNT):
@@ -86,15 +86,15 @@ def test_a_stream_whose_worker_is_killed_breaks_wherever_it_is_followed(tmp_path
 
         id = begun(client)
         with ThreadPoolExecutor(COUNT) as threads:
-            told = threads.map(follow, [id] * COUNT)
+            followed_streams = threads.map(follow, [id] * COUNT)
             together.wait(TIMEOUT_SECONDS)
             (maker,) = [at for at, runs in numbers(running, RUNNING).items() if runs]
             os.kill(children(running)[int(maker)], signal.SIGKILL)
-            assert set(told) == {"broken"}
+            assert set(followed_streams) == {"broken"}
         wait_until(lambda: count(running) == 2)
 
 
-def asked(socket: Connection, **more: Any) -> dict[str, Any]:
+def request_response(socket: Connection, **more: Any) -> dict[str, Any]:
     """The last event of an answer."""
     body = {"type": "response.create", "model": NAME, "input": "Hi", **more}
     socket.send(json.dumps(body))
@@ -109,14 +109,14 @@ def test_no_socket_of_any_worker_goes_on_from_what_was_deleted(tmp_path: Path) -
         client = running.openai()
         url = f"{running.url.replace('http', 'ws', 1)}/v1/responses"
         sockets = [open_sockets.enter_context(connect(url, proxy=None)) for _ in range(COUNT)]
-        ids = [asked(socket, store=True)["response"]["id"] for socket in sockets]
+        ids = [request_response(socket, store=True)["response"]["id"] for socket in sockets]
         later = [
-            asked(socket, store=False, previous_response_id=id)["response"]["id"]
+            request_response(socket, store=False, previous_response_id=id)["response"]["id"]
             for socket, id in zip(sockets, ids, strict=True)
         ]
         for id in ids:
             client.responses.delete(id, extra_headers=CLOSE)
         for socket, *held in zip(sockets, ids, later, strict=True):
             for id in held:
-                error = asked(socket, previous_response_id=id)["error"]
+                error = request_response(socket, previous_response_id=id)["error"]
                 assert error["code"] == "previous_response_not_found"

@@ -268,7 +268,7 @@ class TestTheObserver:
         assert [(e.response, e.truncated) for e in seen.exchanges] == [(b"{", True)]
 
     @pytest.mark.parametrize(
-        ("request", "response", "limits", "reason"),
+        ("sent", "response", "limits", "reason"),
         [
             (
                 REQUEST,
@@ -294,7 +294,7 @@ class TestTheObserver:
         ids=["nonsense", "too large", "too slow", "upgrade", "tunnel"],
     )
     def test_what_it_cannot_follow_is_counted_and_passed_on(
-        self, request: bytes, response: bytes, limits: CaptureLimits, reason: str
+        self, sent: bytes, response: bytes, limits: CaptureLimits, reason: str
     ) -> None:
         seen = Seen()
         unobserved: dict[str, int] = {}
@@ -305,7 +305,7 @@ class TestTheObserver:
                 observing(port, seen, limits) as both,
             ):
                 observer, own = both
-                assert await _exchange(own, request) == response
+                assert await _exchange(own, sent) == response
             unobserved.update(observer.unobserved)
 
         run(scene)
