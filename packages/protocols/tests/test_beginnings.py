@@ -13,16 +13,10 @@ from msgspec import Raw
 from test_memory import body, step
 
 from dovetail_protocols import MESSAGES, Codec, DecodeCache
-from dovetail_protocols import body_prefixes as beginnings
-from dovetail_protocols.body_prefixes import BodyPrefixCache, HistoryKey
+from dovetail_protocols.body_prefixes import _ITEM_OVERHEAD_BYTES, BodyPrefixCache, HistoryKey
 
 LINE = HistoryKey("messages", "k")
 ITEMS = [{"role": "user", "content": text} for text in ("a", "b,]", 'c\\"}', "d" * 40, "é")]
-
-
-@pytest.fixture(autouse=True)
-def _small_bodies_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginnings, "MIN_BODY_BYTES", 0)
 
 
 def written(items: list[Any], between: str = ",", **more: Any) -> bytes:
@@ -52,7 +46,7 @@ def _bytes_of(sent: bytes, item: Any) -> bytes:
 
 @pytest.mark.parametrize("between", [",", ", ", " ,\n"])
 def test_what_was_sent_before_is_left_out(between: str) -> None:
-    known = BodyPrefixCache(10_000)
+    known = BodyPrefixCache(10_000, min_body_bytes=0)
     for end in range(1, len(ITEMS) + 1):
         sent = written(ITEMS[:end], between, turn=end)
         assert read(known, sent) == (ITEMS[:end], end - 1)
@@ -63,7 +57,7 @@ def test_what_was_sent_before_is_left_out(between: str) -> None:
 
 
 def test_a_session_has_several_lines_and_others_have_their_own() -> None:
-    known, other = BodyPrefixCache(40_000), HistoryKey("messages", "k", "other")
+    known, other = BodyPrefixCache(40_000, min_body_bytes=0), HistoryKey("messages", "k", "other")
     agent = [{"role": "user", "content": "sub"}, *ITEMS]
     for items, left_out in ((ITEMS[:3], 0), (agent[:3], 0), (ITEMS, 3), (agent, 3)):
         assert read(known, written(items))[1] == left_out
@@ -72,11 +66,11 @@ def test_a_session_has_several_lines_and_others_have_their_own() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    known = BodyPrefixCache(12_000)
+    known = BodyPrefixCache(12_000, min_body_bytes=0)
     for number in range(200):  # four sessions, whose lines fork all the time
         line = HistoryKey("messages", "k", str(number // 5 % 4))
         read(known, written([{"n": number, "text": "x" * 300}]), line)
-        overhead = beginnings._ITEM_OVERHEAD_BYTES
+        overhead = _ITEM_OVERHEAD_BYTES
         lines = [one for kept in (known._young, known._old) for one in kept.values()]
         assert sum(len(one.body) + overhead for group in lines for one in group) <= 12_000
     assert read(known, written([{"n": 199, "text": "x" * 300}, {}]), line)[1] == 1
@@ -113,7 +107,7 @@ def odd_bodies() -> Iterator[tuple[str, bytes]]:
     for api in ("messages", "chat")
 ])  # fmt: skip
 def test_odd_bodies_say_what_they_say_without_a_memory(sent: bytes, api: str) -> None:
-    codec, memory = CODECS[api], DecodeCache()
+    codec, memory = CODECS[api], DecodeCache(min_body_bytes=0)
     before = f'{{"model":"m","messages":{json.dumps(ITEMS[:3], ensure_ascii=False)}}}'.encode()
     codec.decode(before, {}, memory)
     for _ in range(2):
@@ -126,7 +120,7 @@ def test_odd_bodies_say_what_they_say_without_a_memory(sent: bytes, api: str) ->
 def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) -> None:
     """Histories grow, are cut, changed in the middle and spelled with other white space."""
     codec: Codec = CODECS[api]
-    memory, history = DecodeCache(300_000), [{"role": "user", "content": "Go."}]
+    memory, history = DecodeCache(300_000, min_body_bytes=0), [{"role": "user", "content": "Go."}]
     for number in range(8):
         match data.draw(st.sampled_from(["grow", "grow", "grow", "cut", "change", "odd"])):
             case "grow":
@@ -150,7 +144,7 @@ def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) 
 
 
 def test_the_place_of_a_fault_is_that_in_the_whole_history() -> None:
-    memory = DecodeCache()
+    memory = DecodeCache(min_body_bytes=0)
     MESSAGES.decode(written(ITEMS[:3]), {}, memory)
     sent = written([*ITEMS[:3], {"role": "nobody"}])
     assert told(MESSAGES.decode, sent, {}, memory) == told(MESSAGES.decode, sent, {}, None)

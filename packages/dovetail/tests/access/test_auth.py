@@ -3,6 +3,7 @@
 import hmac
 import logging
 import os
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from dovetail.access import auth
 from dovetail.access.auth import ApiKeys, Caller, exposure_warning, extract_keys
 from dovetail.access.key_file import MAX_KEYS, ApiKey, KeyFileError, read_keys
 from dovetail.access.limits import RateLimits
-from dovetail.settings import file_version as stamps
 from dovetail_model import Unauthenticated
 
 
@@ -140,11 +140,12 @@ def test_a_key_ends_with_its_day() -> None:
 class Watched:
     """A file of keys whose changes are seen at once, as `LOOK_EVERY` seconds later."""
 
-    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(auth, "CHECK_INTERVAL_SECONDS", 0.0)
+    def __init__(self, file: Path) -> None:
         self.file = file
+        self.elapsed_seconds = 0.0
         self.write(f"a:{HASH} requests=7")
-        self.keys = ApiKeys(file=file)
+        self.keys = ApiKeys(file=file, clock=lambda: time.time() + self.elapsed_seconds)
+        self.keys.check_interval_seconds = 0.0
 
     def write(self, text: str) -> None:
         """As an operator should: the new file takes the place of the old."""
@@ -161,8 +162,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(tmp_path / "keys", monkeypatch)
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "keys")
 
 
 def test_keys_are_changed_while_the_server_runs(watched: Watched) -> None:
@@ -196,15 +197,11 @@ def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("text", ["", "# nobody any more\n"])
-def test_the_last_key_can_be_taken_out(
-    watched: Watched, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_key_can_be_taken_out(watched: Watched, text: str) -> None:
     before = watched.keys.authenticate(sent("key"))
     watched.write(text)
     assert watched.knows("key")  # somebody may be writing it just now
-    monkeypatch.setattr(
-        stamps, "_TIMESTAMP_GRANULARITY_SECONDS", 0.0
-    )  # as if that were some time ago
+    watched.elapsed_seconds = 60.0
     assert not watched.knows("key")
     assert not watched.knows("")
     with pytest.raises(Unauthenticated):
@@ -225,12 +222,12 @@ def test_a_worker_that_is_started_again_may_find_no_key(tmp_path: Path) -> None:
         keys.authenticate(sent(""))
 
 
-def test_what_is_no_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "CHECK_INTERVAL_SECONDS", 0.0)
+def test_what_is_no_file_is_read_once() -> None:
     reading, writing = os.pipe()
     os.write(writing, f"a:{HASH}\n".encode())
     os.close(writing)
     keys = ApiKeys(file=Path(f"/dev/fd/{reading}"))
+    keys.check_interval_seconds = 0.0
     for _ in range(2):
         assert keys.authenticate(sent("key")).tenant == "a"
         keys.reload()
@@ -253,9 +250,9 @@ def test_the_file_is_looked_at_rarely(tmp_path: Path, monkeypatch: pytest.Monkey
     file = tmp_path / "keys"
     file.write_text(f"a:{HASH}")
     looks: list[Path] = []
-    monkeypatch.setattr(auth, "CHECK_INTERVAL_SECONDS", 1e9)
     keys = ApiKeys(file=file)
-    monkeypatch.setattr(auth, "get_file_version", looks.append)
+    keys.check_interval_seconds = 1e9
+    monkeypatch.setattr(auth, "get_file_version", lambda path, now: looks.append(path))
     for _ in range(100):
         keys.authenticate(sent("key"))
     assert looks == []

@@ -15,9 +15,14 @@ from completions_fixture import EngineWithServer
 from scripted_fixture import END, TOKENIZER, engine, ids
 from sglang_fixture import StandInEngine
 
-from dovetail.engines import registry
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.registry import ENGINES, EngineSetup, EngineSetupError, create_engine
+from dovetail.engines.registry import (
+    ENGINE_EXTRAS,
+    ENGINES,
+    EngineSetup,
+    EngineSetupError,
+    create_engine,
+)
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import EngineError
@@ -176,12 +181,12 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     (tmp_path / "needy_engine.py").write_text("import package_nobody_has\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "ENGINES", {"needy": "needy_engine:create"})
+    name = "needy_engine:create"
     with pytest.raises(EngineSetupError, match="package_nobody_has: install package_nobody_has"):
-        create_engine("needy", setup())
-    monkeypatch.setattr(registry, "ENGINE_EXTRAS", {"needy": "extra"})
+        create_engine(name, setup())
+    monkeypatch.setitem(ENGINE_EXTRAS, name, "extra")
     with pytest.raises(EngineSetupError, match=r"pip install 'dovetail\[extra\]'"):
-        create_engine("needy", setup())
+        create_engine(name, setup())
     assert "needy_engine" not in sys.modules
 
 

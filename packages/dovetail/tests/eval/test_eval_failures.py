@@ -10,7 +10,6 @@ from http_fixture import run
 from upstream_environment import Answer, Asked, chunks, faked, refusal, stream, user
 from watch_fixture import listening
 
-from dovetail.eval import client as eval_client
 from dovetail.eval.client import APIS, ApiClient
 from dovetail.eval.metrics import PassMetrics, PromptStats, sum_prefix_stats
 from dovetail.eval.report import build_notes, to_report_json
@@ -144,21 +143,24 @@ def test_server_that_aborts_the_first_response_gets_one_request() -> None:
     assert len(off.faults) == 1
 
 
-@pytest.mark.parametrize(("bytes_", "calls"), [(100, 9), (1 << 20, 1)])
-def test_endless_response_is_aborted(
-    bytes_: int, calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eval_client, "MAX_RESPONSE_BYTES", bytes_)
-    monkeypatch.setattr(eval_client, "MAX_TOOL_CALLS", calls)
+@pytest.mark.parametrize("limit", [{"max_response_bytes": 100}, {"max_tool_calls": 1}])
+def test_endless_response_is_aborted(limit: dict[str, Any]) -> None:
     many = [
         {"tool_calls": [{"index": at, "id": f"c{at}", **_function("list_files", "{}")}]}
         for at in range(4)
     ]
     endless = Answer(body=chunks(*many, reason=None, done=False), kind="text/event-stream")
-    _, (off,), _ = tried(served(replace(endless, ends=False)))
-    assert off.faults == (
-        "write, request 1: the answer has no end: it is not limited as it was asked to be",
-    )
+
+    async def scene() -> None:
+        async with faked(served(replace(endless, ends=False))) as fake:
+            client = ApiClient(fake.endpoint, APIS["chat"], **limit)
+            response = await client.send(user("Go."), lambda call: None)
+        assert (
+            response.connection_error
+            == "the answer has no end: it is not limited as it was asked to be"
+        )
+
+    run(scene)
 
 
 def test_cache_reports_of_one_endpoint_are_not_expected_of_another() -> None:

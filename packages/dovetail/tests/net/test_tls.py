@@ -24,7 +24,6 @@ from server_process import NAME, TIMEOUT_SECONDS, Running, dovetail, qwen_folder
 from dovetail.access.auth import ApiKeys
 from dovetail.net.tls import CertificateError, TlsCertificate
 from dovetail.server.reload import reload_on_change
-from dovetail.settings import file_version as stamps
 
 
 @pytest.fixture
@@ -143,13 +142,11 @@ def test_one_that_ends_is_told_of(authority: Authority, caplog: pytest.LogCaptur
 
 
 def test_a_certificate_that_stays_is_not_read_again(
-    authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(
-        stamps, "_TIMESTAMP_GRANULARITY_SECONDS", 0.0
-    )  # as if the files were written some time ago
     issued = authority.issue("server")
-    certificate = TlsCertificate(issued.cert, issued.key)
+    # The files were written a while ago, so that their versions can be compared.
+    certificate = TlsCertificate(issued.cert, issued.key, clock=lambda: time.time() + 60)
     with caplog.at_level(logging.INFO):
         certificate.reload_if_changed()
         assert not caplog.records

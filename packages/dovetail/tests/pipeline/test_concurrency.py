@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.pipeline import concurrency as module
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail_model import Request, TextBlock, ToolSpec, Turn
@@ -142,16 +141,19 @@ def test_what_the_work_raises_comes_out() -> None:
         asyncio.run(run_in_thread(MIN_OFFLOAD_SIZE, fail))
 
 
-def _preparer() -> ChatPreparer:
-    return ChatPreparer(tiny_model(), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+def _preparer(min_offload_chars: int = MIN_OFFLOAD_SIZE) -> ChatPreparer:
+    return ChatPreparer(
+        tiny_model(),
+        Ledger(MemoryLedgerStore()),
+        Keyring([bytes(32)]),
+        min_offload_chars=min_offload_chars,
+    )
 
 
 async def _prompts(asked: list[Request], worth: int) -> list[list[int]]:
     """The prompts of requests that come all at once."""
-    preparer = _preparer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MIN_OFFLOAD_SIZE", worth)
-        made = await asyncio.gather(*map(preparer.prepare, asked))
+    preparer = _preparer(min_offload_chars=worth)
+    made = await asyncio.gather(*map(preparer.prepare, asked))
     return [one.prompt.ids.tolist() for one in made]
 
 

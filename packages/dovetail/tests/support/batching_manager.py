@@ -66,6 +66,6 @@ class Manager:
                 del self.handlers[name]
 
 
-def engine(manager: Manager) -> BatchingEngine:
+def engine(manager: Manager, **options: Any) -> BatchingEngine:
     constraints = GrammarCompiler(Path("nowhere"), VOCABULARY, (9,))
-    return BatchingEngine(manager, SamplingDefaults({}, VOCABULARY), 64, constraints)
+    return BatchingEngine(manager, SamplingDefaults({}, VOCABULARY), 64, constraints, **options)

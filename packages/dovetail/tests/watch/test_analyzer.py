@@ -17,8 +17,6 @@ from watch_fixture import endpoint, listening, plain_server
 
 from dovetail.net.exchange import Message
 from dovetail.net.http_client import Endpoint
-from dovetail.watch import fix as fix_module
-from dovetail.watch import sessions as sessions_module
 from dovetail.watch.analysis import ExchangeAnalysis, PromptPrefix, TrafficFinding, TrafficSummary
 from dovetail.watch.exchange import (
     CapturedExchange,
@@ -182,9 +180,8 @@ def test_sessions_whose_names_begin_alike_stay_apart() -> None:
     assert sessions.get(in_session("\x1b[2J")).label == "?[2J"
 
 
-def test_what_sessions_remember_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions_module, "_MAX_BODY_BYTES", 1000)
-    sessions = SessionTracker()
+def test_what_sessions_remember_is_bounded() -> None:
+    sessions = SessionTracker(max_body_bytes=1000)
     for number in range(100):
         session = sessions.get(in_session(str(number % 7)))
         sessions.add_exchange(
@@ -261,8 +258,7 @@ def test_truncated_response_is_not_forwarded_again() -> None:
     assert sent == ["http.response.start", "http.response.body"]
 
 
-def test_fixing_holds_no_body_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fix_module, "_MAX_BODY_BYTES", 1000)
+def test_fixing_holds_no_body_of_any_size() -> None:
     sent: list[Message] = []
     requests = 0
 
@@ -276,7 +272,9 @@ def test_fixing_holds_no_body_of_any_size(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def scene() -> None:
         async with plain_server() as stage:
-            fix_app = FixApp(stage.app, Endpoint(), lambda _: None, lambda _: None)
+            fix_app = FixApp(
+                stage.app, Endpoint(), lambda _: None, lambda _: None, max_body_bytes=1000
+            )
             scope = {"type": "http", "method": "PUT", "path": "/x", "headers": []}
             await fix_app(scope, receive, send)
 

@@ -76,9 +76,10 @@ class BodyRemainder(NamedTuple):
 class BodyPrefixCache:
     """The last bodies of sessions, in two generations as `Memory` has them."""
 
-    __slots__ = ("_generation_bytes", "_old", "_young", "_young_bytes")
+    __slots__ = ("_generation_bytes", "_min_body_bytes", "_old", "_young", "_young_bytes")
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, min_body_bytes: int = MIN_BODY_BYTES) -> None:
+        self._min_body_bytes = min_body_bytes
         self._generation_bytes = max_bytes // 2
         self._young_bytes = 0
         self._young: dict[HistoryKey, tuple[BodyPrefix, ...]] = {}
@@ -86,7 +87,7 @@ class BodyPrefixCache:
 
     def match(self, key: HistoryKey, body: bytes) -> BodyRemainder | None:
         """What is new in a body, and what it begins with; None if nothing of it is known."""
-        lines = self._prefixes(key) if len(body) >= MIN_BODY_BYTES else ()
+        lines = self._prefixes(key) if len(body) >= self._min_body_bytes else ()
         if not lines:
             return None
         shared, nearest = max(
@@ -107,7 +108,7 @@ class BodyPrefixCache:
         decoded: Sequence[Any],
     ) -> None:
         """Remembers a body: `items` are those not left out, `read` is what all were read as."""
-        if len(body) < MIN_BODY_BYTES or len(body) > self._generation_bytes:
+        if len(body) < self._min_body_bytes or len(body) > self._generation_bytes:
             return
         if remainder is not None:
             start, at = remainder.prefix.opening, remainder.at

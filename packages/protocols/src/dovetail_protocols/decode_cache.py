@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from dovetail_protocols.body_prefixes import BodyPrefixCache
+from dovetail_protocols.body_prefixes import MIN_BODY_BYTES, BodyPrefixCache
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -40,9 +40,11 @@ class DecodeCache:
 
     __slots__ = ("_generation_bytes", "_old", "_young", "_young_bytes", "body_prefixes")
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self, max_bytes: int = DEFAULT_MAX_BYTES, *, min_body_bytes: int = MIN_BODY_BYTES
+    ) -> None:
         bodies = max_bytes // _BODY_PREFIX_FRACTION
-        self.body_prefixes = BodyPrefixCache(bodies)
+        self.body_prefixes = BodyPrefixCache(bodies, min_body_bytes=min_body_bytes)
         self._generation_bytes = (max_bytes - bodies) // 2
         self._young_bytes = 0
         self._young: dict[CacheKey, Any] = {}

@@ -16,7 +16,7 @@ from dovetail.access.limits import NO_LIMITS, RateLimits
 from dovetail.settings.file_version import FileVersion, get_file_version, is_recently_changed
 from dovetail_model import Forbidden, Unauthenticated
 
-CHECK_INTERVAL_SECONDS = 3.0  # seconds
+CHECK_INTERVAL_SECONDS = 3.0  # between two checks whether the key file has changed
 _EMPTY_DIGEST = bytes(32)
 
 _log = logging.getLogger(__name__)
@@ -52,12 +52,13 @@ class ApiKeys:
         "_clock",
         "_file",
         "_is_regular_file",
+        "_last_check",
         "_limits",
         "_loaded_version",
-        "_next_check",
         "_secret",
         "_static_keys",
         "_table",
+        "check_interval_seconds",
     )
 
     def __init__(
@@ -78,7 +79,8 @@ class ApiKeys:
         self._clock = clock
         self._secret = secrets.token_bytes(16)
         self._loaded_version: FileVersion | None = None
-        self._next_check = time.monotonic() + CHECK_INTERVAL_SECONDS
+        self.check_interval_seconds = CHECK_INTERVAL_SECONDS
+        self._last_check = time.monotonic()
         self._table: dict[bytes, ApiKey] = {}
         try:
             found = self._read_file()
@@ -144,7 +146,7 @@ class ApiKeys:
     def _read_file(self) -> list[ApiKey]:
         if self._file is None:
             return []
-        self._loaded_version = get_file_version(self._file)
+        self._loaded_version = get_file_version(self._file, self._clock())
         return read_keys(self._file, self._limits)
 
     def _install(self, found: Iterable[ApiKey]) -> None:
@@ -153,10 +155,12 @@ class ApiKeys:
     def _reload_if_changed(self) -> None:
         """Whether the file is another one by now, at most every few seconds."""
         now = time.monotonic()
-        if self._file is None or not self._is_regular_file or now < self._next_check:
+        if self._file is None or not self._is_regular_file:
             return
-        self._next_check = now + CHECK_INTERVAL_SECONDS
-        if get_file_version(self._file) != self._loaded_version:
+        if now - self._last_check < self.check_interval_seconds:
+            return
+        self._last_check = now
+        if get_file_version(self._file, self._clock()) != self._loaded_version:
             self.reload(accept_empty=False)
 
     def _find(self, digest: bytes) -> ApiKey | None:

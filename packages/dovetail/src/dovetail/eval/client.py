@@ -180,6 +180,8 @@ class ApiClient:
     server: ResponderName = "upstream"
     headers: Mapping[str, str] = field(default_factory=dict)
     extra_fields: Mapping[str, object] = field(default_factory=dict)
+    max_response_bytes: int = MAX_RESPONSE_BYTES
+    max_tool_calls: int = MAX_TOOL_CALLS
     _numbers: "count[int]" = field(default_factory=lambda: count(1), repr=False)
 
     async def send(self, request: Request, on_call: ToolCallCallback) -> TimedResponse:
@@ -187,7 +189,7 @@ class ApiClient:
         body = msgspec.json.encode({**self.api.build_body(request), **self.extra_fields})
         session = request.identity.session or ""
         headers = {"x-session-id": session, **self.headers}
-        collector = _ResponseCollector(self.api, on_call)
+        collector = _ResponseCollector(self, on_call)
         connection_error = ""
         try:
             http_request = ClientRequest("POST", self.api.path, body, headers, TIMEOUTS)
@@ -211,11 +213,13 @@ class ApiClient:
 class _ResponseCollector:
     """Collects a response while it is received."""
 
-    def __init__(self, api: ApiAdapter, on_call: ToolCallCallback) -> None:
+    def __init__(self, client: ApiClient, on_call: ToolCallCallback) -> None:
         self.fold = Fold()
         self.first_token: float | None = None
         self.call_timings: dict[int, CallTiming] = {}
-        self._reader = api.create_reader()
+        self._reader = client.api.create_reader()
+        self._max_bytes = client.max_response_bytes
+        self._max_calls = client.max_tool_calls
         self._on_call = on_call
         self._began = monotonic()
         self._last_received: dict[int, float] = {}  # of each call
@@ -242,7 +246,7 @@ class _ResponseCollector:
         self._marks.append((self._now, size + len(chunk)))
         if self._status == 200 and self._streamed:
             self._process(self._reader.feed(chunk))
-        if size + len(chunk) > MAX_RESPONSE_BYTES or len(self.call_timings) > MAX_TOOL_CALLS:
+        if size + len(chunk) > self._max_bytes or len(self.call_timings) > self._max_calls:
             raise EngineError("the answer has no end: it is not limited as it was asked to be")
 
     def finish(self) -> None:

@@ -55,6 +55,7 @@ class Ledger:
         "_token_cache",
         "has_worker_peers",
         "sequence",
+        "write_timeout_seconds",
     )
 
     def __init__(
@@ -76,6 +77,7 @@ class Ledger:
         self._backlog_bytes = cache_bytes
         self._shared = shared
         self.has_worker_peers = has_worker_peers
+        self.write_timeout_seconds = STORE_WRITE_TIMEOUT_SECONDS
         self._clock = clock
         # The ids of all entries with a chain, where the store was queried.
         self._entries_by_chain: LruCache[tuple[str, bytes], tuple[str, ...]] = LruCache(
@@ -158,7 +160,7 @@ class Ledger:
             await self.flush()
         elif self.has_worker_peers:
             with suppress(TimeoutError):
-                async with asyncio.timeout(STORE_WRITE_TIMEOUT_SECONDS):
+                async with asyncio.timeout(self.write_timeout_seconds):
                     await self._backlog.wait_written(entry.tenant, entry.id)
 
     async def load_token_ids(self, entry: LedgerEntry) -> "array[int] | None":

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
 
@@ -28,11 +29,14 @@ class TlsCertificate:
     `expires` is when clients refuse it, a time of the clock in seconds, if that can be read.
     """
 
-    __slots__ = ("_cert", "_key", "_loaded_versions", "context", "expires_at")
+    __slots__ = ("_cert", "_clock", "_key", "_loaded_versions", "context", "expires_at")
 
-    def __init__(self, cert: Path, key: Path | None = None) -> None:
+    def __init__(
+        self, cert: Path, key: Path | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self._cert = cert
         self._key = key or cert
+        self._clock = clock
         self.context = _new_context()
         self._loaded_versions = self._file_versions()
         _load(self.context, self._cert, self._key)
@@ -67,7 +71,7 @@ class TlsCertificate:
             until = x509.load_pem_x509_certificate(_read_file(self._cert)).not_valid_after_utc
         except ValueError:  # OpenSSL reads more than this does, and it is OpenSSL that serves it
             return nan
-        left = until.timestamp() - time.time()
+        left = until.timestamp() - self._clock()
         if left < EXPIRY_WARNING_SECONDS:
             event = "certificate_expired" if left <= 0 else "certificate_expires_soon"
             fields = {"file": str(self._cert), "until": f"{until:%Y-%m-%d %H:%M} UTC"}
@@ -75,7 +79,8 @@ class TlsCertificate:
         return until.timestamp()
 
     def _file_versions(self) -> tuple[FileVersion, FileVersion]:
-        return get_file_version(self._cert), get_file_version(self._key)
+        now = self._clock()
+        return get_file_version(self._cert, now), get_file_version(self._key, now)
 
 
 def _new_context() -> ssl.SSLContext:

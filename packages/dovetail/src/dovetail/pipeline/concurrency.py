@@ -52,9 +52,9 @@ _executor = ThreadPoolExecutor(2, "dovetail-beside")
 _huge_executor = ThreadPoolExecutor(1, "dovetail-beside-huge")
 
 
-async def run_in_thread(size: int, work: Callable[[], T]) -> T:
+async def run_in_thread(size: int, work: Callable[[], T], *, min_size: int = MIN_OFFLOAD_SIZE) -> T:
     """What the work gives. If it reads very much, and `size` says how much, a thread does it."""
-    if size < MIN_OFFLOAD_SIZE:
+    if size < min_size:
         return work()
     threads = _executor if size < MIN_HUGE_SIZE else _huge_executor
     return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -25,7 +25,7 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.models.renderers import RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
-from dovetail.pipeline.concurrency import run_in_thread
+from dovetail.pipeline.concurrency import MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import (
@@ -119,8 +119,11 @@ class ChatPreparer:
         keyring: Keyring,
         settings: PromptSettings | None = None,
         clock: Callable[[], float] = time.time,
+        *,
+        min_offload_chars: int = MIN_OFFLOAD_SIZE,
     ) -> None:
         self._model = model
+        self._min_offload_chars = min_offload_chars
         self._ledger = ledger
         self._keyring = keyring
         self._settings = settings or PromptSettings()
@@ -199,7 +202,11 @@ class ChatPreparer:
             request, recalled = _strip_reasoning(request, loop), recalled.without_entries(loop)
         new = renderer.count_new_chars(request, recalled)
         try:
-            prompt = await run_in_thread(new, lambda: renderer.render(request, recalled, steering))
+            prompt = await run_in_thread(
+                new,
+                lambda: renderer.render(request, recalled, steering),
+                min_size=self._min_offload_chars,
+            )
         except RenderError as error:
             message = f"The model's chat template refuses this conversation: {error}"
             raise InvalidRequest(message) from error

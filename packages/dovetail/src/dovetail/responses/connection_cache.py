@@ -10,7 +10,7 @@ from dovetail.responses.backend import StoredResponse, response_size
 from dovetail.storage.lru import LruCache
 
 DEFAULT_MAX_RESPONSES = 32  # twice the concurrent requests of a connection
-_MAX_DELETED = 1024  # responses deleted while one is running
+MAX_TRACKED_DELETIONS = 1024  # responses deleted while one is running
 
 ResponseChain = tuple[StoredResponse, ...]
 
@@ -145,6 +145,6 @@ class CacheReservation:
     def delete(self, tenant: str, id: str) -> None:
         """Record a deletion. After very many, the running response is not cached."""
         self._deleted.add((tenant, id))
-        if len(self._deleted) > _MAX_DELETED:
+        if len(self._deleted) > MAX_TRACKED_DELETIONS:
             self._deleted.clear()
             self._cache = None

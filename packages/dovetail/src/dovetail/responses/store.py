@@ -54,6 +54,7 @@ class ResponseStore:
         "_clock",
         "_read_slots",
         "_touched",
+        "_write_timeout_seconds",
         "_writes",
         "has_peers",
         "shared",
@@ -66,12 +67,14 @@ class ResponseStore:
         shared: bool = False,
         has_peers: bool = False,
         cache_bytes: int = _DEFAULT_CACHE_BYTES,
+        write_timeout_seconds: float = STORE_TIMEOUT_SECONDS,
         clock: Clock = time.monotonic,
     ) -> None:
         self._backend = backend
         self.shared = shared or has_peers
         self.has_peers = has_peers
         self._cache_bytes = cache_bytes
+        self._write_timeout_seconds = write_timeout_seconds
         self._clock = clock
         self._cache = ResponseCache(cache_bytes)
         self._writes: WriteQueue[StoredResponse] = WriteQueue(
@@ -108,7 +111,7 @@ class ResponseStore:
     async def wait_stored(self, response: StoredResponse) -> None:
         """Wait until the response is in the backend, or for the timeout."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._write_timeout_seconds):
                 await self._writes.wait_written(response.tenant, response.id)
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:

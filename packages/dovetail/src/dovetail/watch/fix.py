@@ -109,8 +109,11 @@ class FixApp:
         endpoint: Endpoint,
         on_exchange: Callable[[CapturedExchange], None],
         on_fallback: Callable[[str], None],
+        *,
+        max_body_bytes: int = _MAX_BODY_BYTES,
     ) -> None:
         self._app = app
+        self._max_body_bytes = max_body_bytes
         self._endpoint = endpoint
         self._on_exchange = on_exchange
         self._on_fallback = on_fallback
@@ -120,10 +123,10 @@ class FixApp:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = await _read_body(receive)
+        body = await _read_body(receive, self._max_body_bytes)
         if body is None:
             return  # the client disconnected
-        if len(body) > _MAX_BODY_BYTES:
+        if len(body) > self._max_body_bytes:
             await send_error(413, "the body is too large for --fix", send)
             return
         target = scope["path"]
@@ -245,11 +248,11 @@ def _decode_content(body: bytes, coding: str) -> bytes:
         return body
 
 
-async def _read_body(receive: Receive) -> bytes | None:
+async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
     """Read the body, until it is known to be too large; None after a disconnect."""
     parts: list[bytes] = []
     size = 0
-    while size <= _MAX_BODY_BYTES:
+    while size <= max_bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None

@@ -55,7 +55,8 @@ class ObservedSession:
 class SessionTracker:
     """Finds the session of a request: by its id, else by the turns that it repeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
         self._sessions: LruCache[str, ObservedSession] = LruCache(
             _MAX_SESSIONS, on_evict=self._release
         )
@@ -80,9 +81,9 @@ class SessionTracker:
         self._total_bytes += past.body_bytes
         if len(session.exchanges) > _MAX_EXCHANGES_PER_SESSION:
             self._total_bytes -= session.exchanges.popleft().body_bytes
-        while self._total_bytes > _MAX_BODY_BYTES and len(self._sessions) > 1:
+        while self._total_bytes > self._max_body_bytes and len(self._sessions) > 1:
             self._release(*self._sessions.pop_oldest())
-        while self._total_bytes > _MAX_BODY_BYTES and len(session.exchanges) > 1:
+        while self._total_bytes > self._max_body_bytes and len(session.exchanges) > 1:
             self._total_bytes -= session.exchanges.popleft().body_bytes
 
     def _release(self, name: str, session: ObservedSession) -> None:

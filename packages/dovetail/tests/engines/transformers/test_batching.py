@@ -11,7 +11,6 @@ from batching_manager import VOCABULARY, Manager, Output, engine, output
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.transformers.child import engine as batching
 from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Sampling, Unsupported
 
@@ -188,13 +187,12 @@ def test_closing_cancels_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(("survives", "kind"), [(True, EngineError), (False, EngineUnavailable)])
-def test_failures(survives: bool, kind: type[EngineError], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "LIVENESS_CHECK_SECONDS", 0.0)
+def test_failures(survives: bool, kind: type[EngineError]) -> None:
     manager = Manager()
     manager.running = survives
 
     async def main() -> None:
-        made = engine(manager)
+        made = engine(manager, liveness_check_seconds=0.0)
         hearing = asyncio.ensure_future(anext(iter_deltas(made, asked())))
         await _settle()
         manager.hand_over(output(4, finished=True, error="out of memory"))

@@ -14,7 +14,6 @@ from dovetail.access.key_file import ApiKey
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.responses import store as kept_module
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
@@ -201,17 +200,16 @@ def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_of_one_process_waits_for_no_store(
-    stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_one_process_waits_for_no_store(stream: bool) -> None:
     """Another server may look into its store, but is not asked for the next turn."""
-    monkeypatch.setattr(kept_module, "STORE_TIMEOUT_SECONDS", 3600.0)
 
     async def scene() -> None:
         made, _ = service()
         store = Slow()
         async with serving(
-            offered=ModelRegistry(made.entries, {}, ResponseStore(store, shared=True))
+            offered=ModelRegistry(
+                made.entries, {}, ResponseStore(store, shared=True, write_timeout_seconds=3600.0)
+            )
         ) as stage:
             assert (await ask(stage, stream=stream, input="Hi")).status == "completed"
             store.open.set()
@@ -220,15 +218,13 @@ def test_a_server_of_one_process_waits_for_no_store(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(
-    stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept_module, "STORE_TIMEOUT_SECONDS", 0.05)
-
+def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(stream: bool) -> None:
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        offered = ModelRegistry(made.entries, {}, ResponseStore(store, has_peers=True))
+        offered = ModelRegistry(
+            made.entries, {}, ResponseStore(store, has_peers=True, write_timeout_seconds=0.05)
+        )
         async with serving(offered=offered) as stage:
             response = await ask(stage, stream=stream, input="Hi")
             assert response.output_text == "Hello."

@@ -11,9 +11,12 @@ from http_fixture import Stage, run, serving
 from websocket_fixture import Event, answer, ask, asked, event, socket_to
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.responses import connection_cache as local_module
 from dovetail.responses.backend import StoredResponse, response_size
-from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
+from dovetail.responses.connection_cache import (
+    MAX_TRACKED_DELETIONS,
+    ConnectionCache,
+    ConnectionCacheBudget,
+)
 
 
 def ident(events: list[Event]) -> str:
@@ -103,18 +106,17 @@ def test_room_is_left_by_what_is_deleted() -> None:
     assert room.used_bytes == 0
 
 
-def test_a_place_forgets_no_more_than_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "_MAX_DELETED", 3)
+def test_a_place_forgets_no_more_than_a_little() -> None:
     local = ConnectionCache()
     few, many = local.reserve(), None
-    for at in range(3):
+    for at in range(MAX_TRACKED_DELETIONS):
         local.delete("t", f"x{at}")
     few.put((made("x1", "other"),), made("kept"))
     assert local.get_chain("kept") is not None
     few.put((made("x1"),), made("gone"))
     assert local.get_chain("gone") is None
     many = local.reserve()
-    for at in range(4):
+    for at in range(MAX_TRACKED_DELETIONS + 1):
         local.delete("t", f"x{at}")
     many.put((), made("late"))
     assert local.get_chain("late") is None

@@ -59,8 +59,11 @@ class BatchingEngine:
         sampling_defaults: SamplingDefaults,
         context_length: int,
         grammars: GrammarCompiler,
+        *,
+        liveness_check_seconds: float = LIVENESS_CHECK_SECONDS,
     ) -> None:
         self._manager = manager
+        self._liveness_check_seconds = liveness_check_seconds
         self._sampling_defaults = sampling_defaults
         self._grammars = grammars
         self._failure_reason: str | None = None
@@ -171,5 +174,5 @@ class BatchingEngine:
             if not self._manager.is_running():
                 self._failure_reason = reason
                 return EngineUnavailable(reason)
-            await asyncio.sleep(LIVENESS_CHECK_SECONDS)
+            await asyncio.sleep(self._liveness_check_seconds)
         return EngineError(reason)
