@@ -1,4 +1,4 @@
-"""`dovetail accept` as users run it: against a Dovetail, and against an engine that has no chat."""
+"""`dovetail eval` as users run it: against a Dovetail, and against an engine that has no chat."""
 
 import json
 import subprocess
@@ -46,9 +46,9 @@ def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
     model = ("--engine", "scripted", "--script", place / "script.yaml", "--api-key", "se-cret")
     with served(place / "model", *model, *READ, "--served-model-name", MODEL) as running:
         report_path = place / "report.json"
-        locked = dovetail("accept", running.url, home=place)
+        locked = dovetail("eval", running.url, home=place)
         ended = dovetail(
-            *("accept", running.url, "--tasks", "par*", "--tasks", "write", "--api", "responses"),
+            *("eval", running.url, "--tasks", "par*", "--tasks", "write", "--api", "responses"),
             *("--json", report_path, "--html", place / "report.html", "--repeat", "2"),
             home=place,
             environment={"DOVETAIL_ENGINE_API_KEY": "se-cret"},
@@ -73,7 +73,7 @@ def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
 def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Path) -> None:
     with scripted(place) as url:
         ended = dovetail(
-            *("accept", url, "--tasks", "find", "--api", "messages", "--tokenizer", "model"),
+            *("eval", url, "--tasks", "find", "--api", "messages", "--tokenizer", "model"),
             *(*READ, "--json", "-"),
             home=place,
         )
@@ -99,12 +99,18 @@ def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Pat
 def test_errors_are_reported_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    ended = dovetail("accept", *arguments, home=tmp_path)
+    ended = dovetail("eval", *arguments, home=tmp_path)
     assert ended.status == 2
     assert words in ended.err
-    assert ended.err.startswith("dovetail accept: ")
+    assert ended.err.startswith("dovetail eval: ")
 
 
 def test_the_tasks_can_be_seen(tmp_path: Path) -> None:
-    ended = dovetail("accept", "--list", home=tmp_path)
+    ended = dovetail("eval", "--list", home=tmp_path)
     assert [line.split()[0] for line in ended.out.splitlines()] == [task.id for task in TASKS]
+
+
+def test_the_earlier_name_of_the_command_stays_valid(tmp_path: Path) -> None:
+    listed = dovetail("eval", "--list", home=tmp_path).out
+    assert dovetail("accept", "--list", home=tmp_path).out == listed
+    assert "accept" not in dovetail("--help", home=tmp_path).out
