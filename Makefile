@@ -98,7 +98,7 @@ fix: .venv/.dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 
 golden: docs  ## rewrite every generated file that is kept in the repository; read the diff
-	$(BIN)/python packages/protocols/tests/golden.py
+	$(BIN)/python packages/protocols/tests/support/golden_transcripts.py
 
 bench: .venv/.dev  ## run the benchmarks
 	$(BIN)/python -m benchmarks

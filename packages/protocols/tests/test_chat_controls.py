@@ -1,4 +1,4 @@
-"""What chat clients ask for beside the messages: tools, sampling, thinking, formats, identity."""
+"""What chat clients send besides messages: tools, sampling, thinking, formats, identity."""
 
 from typing import Any
 
@@ -95,14 +95,14 @@ CHOICES: list[tuple[object, ToolChoice]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "choice"), CHOICES, ids=str)
-def test_tool_choice(asked: object, choice: ToolChoice) -> None:
-    assert decode(tools=[LOOK, PATCH], tool_choice=asked).tool_choice == choice
+@pytest.mark.parametrize(("given", "choice"), CHOICES, ids=str)
+def test_tool_choice(given: object, choice: ToolChoice) -> None:
+    assert decode(tools=[LOOK, PATCH], tool_choice=given).tool_choice == choice
 
 
 def test_allowed_tools_are_the_tools_that_are_offered() -> None:
-    asked = {"type": "allowed_tools", "allowed_tools": {**ALLOWED, "mode": "required"}}
-    request = decode(tools=[LOOK, PATCH], tool_choice=asked)
+    tool_choice = {"type": "allowed_tools", "allowed_tools": {**ALLOWED, "mode": "required"}}
+    request = decode(tools=[LOOK, PATCH], tool_choice=tool_choice)
     assert [tool.name for tool in request.tools] == ["patch"]
     assert request.tool_choice == ToolChoice("required")
 
@@ -179,9 +179,9 @@ def test_thinking(fields: Json, thinking: Thinking) -> None:
     assert decode(**fields).thinking == thinking
 
 
-def test_opencode_asks_glm_to_keep_its_thoughts() -> None:
-    asked = {"type": "enabled", "clear_thinking": False}
-    assert decode(thinking=asked).thinking == Thinking(True, keep="all")
+def test_opencode_requests_glm_to_keep_reasoning() -> None:
+    thinking = {"type": "enabled", "clear_thinking": False}
+    assert decode(thinking=thinking).thinking == Thinking(True, keep="all")
 
 
 SCHEMA: Json = {"type": "object"}
@@ -223,11 +223,11 @@ class TestIdentity:
 
 
 class TestUnknown:
-    def test_unknown_fields_are_reported_and_kept(self) -> None:
+    def test_unknown_fields_are_reported_and_stored(self) -> None:
         request = decode(logit_bias={"1": 2}, verbosity="low", web_search_options=None)
         assert request.ignored == ("logit_bias", "verbosity")
 
-    def test_vllm_clients_ask_for_continuous_usage(self) -> None:
+    def test_vllm_clients_request_continuous_usage(self) -> None:
         request = decode(stream_options={"include_usage": True, "continuous_usage_stats": True})
         assert request.ignored == ("stream_options.continuous_usage_stats",)
 

@@ -50,7 +50,7 @@ class TestMessages:
         request = decode(messages=[{"role": "developer", "content": "a"}, HELLO])
         assert request.system == (TextBlock("a"),)
 
-    def test_several_leading_system_messages_are_kept_apart(self) -> None:
+    def test_several_leading_system_messages_stay_separate(self) -> None:
         lead = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}]
         assert decode(messages=[*lead, HELLO]).system == (TextBlock("a"), TextBlock("b"))
 
@@ -86,7 +86,7 @@ class TestParts:
             TextBlock("c"),
         )
 
-    def test_cache_control_beside_a_text_does_no_harm(self) -> None:
+    def test_cache_control_of_a_text_does_no_harm(self) -> None:
         given = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
         assert parts(given) == (TextBlock("a"),)
 
@@ -183,16 +183,16 @@ class TestReasoning:
         found = assistant(reasoning=[{"type": "text", "text": "r0"}, {"thinking": "r1"}])
         assert found == (ReasoningBlock("r0"), ReasoningBlock("r1"))
 
-    def test_mistral_clients_keep_thoughts_among_the_parts(self) -> None:
-        thought = {"type": "thinking", "thinking": "r"}
-        assert assistant(content=[thought, {"type": "text", "text": "a"}]) == (
+    def test_mistral_clients_send_reasoning_among_the_parts(self) -> None:
+        thinking = {"type": "thinking", "thinking": "r"}
+        assert assistant(content=[thinking, {"type": "text", "text": "a"}]) == (
             ReasoningBlock("r"),
             TextBlock("a"),
         )
 
 
 class TestCalls:
-    def test_arguments_are_kept_as_they_were_written(self) -> None:
+    def test_arguments_are_not_rewritten(self) -> None:
         written = '{"b" :1,  "a":[ ]}'
         assert assistant(content=None, tool_calls=[call("a", arguments=written)]) == (
             ToolCallBlock("a", "look", written),
@@ -248,9 +248,9 @@ class TestCalls:
             {"role": "tool", "content": "3"},
         )
         ids = [block.id for block in found[0].blocks if isinstance(block, ToolCallBlock)]
-        answered = [b.call_id for b in found[1].blocks if isinstance(b, ToolResultBlock)]
+        result_ids = [b.call_id for b in found[1].blocks if isinstance(b, ToolResultBlock)]
         assert len(set(ids)) == 2
-        assert answered == [*ids, ""]
+        assert result_ids == [*ids, ""]
 
     def test_legacy_function_call_and_its_result(self) -> None:
         found = turns(
@@ -258,10 +258,10 @@ class TestCalls:
             {"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}},
             {"role": "function", "name": "look", "content": "x"},
         )
-        made, answer = found[1].blocks[0], found[2].blocks[0]
+        made, result = found[1].blocks[0], found[2].blocks[0]
         assert isinstance(made, ToolCallBlock)
-        assert isinstance(answer, ToolResultBlock)
-        assert answer.call_id == made.id
+        assert isinstance(result, ToolResultBlock)
+        assert result.call_id == made.id
 
 
 def test_every_message_shape_of_the_contracts_together() -> None:

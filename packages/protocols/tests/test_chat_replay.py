@@ -1,12 +1,12 @@
-"""What a client sends back of an answer, and how much of the model's order it still shows."""
+"""What a client sends back of a response, and how much of the model's order it still shows."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
-from chat_script import request_body, scripts
-from golden import CountingIds, Transcript, clock, transcripts
+from generated_events import request_body, scripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from hypothesis import given
 
 from dovetail_model import (
@@ -25,26 +25,26 @@ WELL = [t for t in transcripts() if t.api == "chat" and t.failure() is None]
 EACH = pytest.mark.parametrize("transcript", WELL, ids=lambda t: t.folder.name)
 
 
-def answered(message: Message) -> dict[str, Any]:
-    """The assistant message of the answer, with its segments."""
+def assistant_message(message: Message) -> dict[str, Any]:
+    """The assistant message of the response, with its segments."""
     body = request_body(nvext={"extra_fields": ["reasoning_segments"]})
     whole = CODEC.encode_message(CODEC.decode(body, {}), [message], CountingIds(), clock)
     return dict(msgspec.json.decode(whole)["choices"][0]["message"])
 
 
 def replayed(message: dict[str, Any]) -> tuple[Block, ...]:
-    """The turn that this copy decodes into, when every call has been answered."""
+    """The turn that this copy decodes into, when every call has a result."""
     ids = [call["id"] for call in message.get("tool_calls", [])]
     results = [{"role": "tool", "tool_call_id": id, "content": "ok"} for id in ids]
     messages = [{"role": "user", "content": "Hello."}, message, *results]
     turns = CODEC.decode(request_body(messages=messages), {}).turns
-    answers = turns[2].blocks if ids else ()
-    assert [b.call_id for b in answers if isinstance(b, ToolResultBlock)] == ids
+    decoded = turns[2].blocks if ids else ()
+    assert [b.call_id for b in decoded if isinstance(b, ToolResultBlock)] == ids
     return turns[1].blocks
 
 
-def spoken(blocks: Iterable[Block]) -> list[tuple[str, ...]]:
-    """Thoughts and calls in their order; thoughts with no call between them are one."""
+def reasoning_and_calls(blocks: Iterable[Block]) -> list[tuple[str, ...]]:
+    """Reasoning and calls in order; reasoning with no call in between is one entry."""
     found: list[tuple[str, ...]] = []
     for block in blocks:
         if isinstance(block, ToolCallBlock):
@@ -60,38 +60,40 @@ def text(blocks: Iterable[Block]) -> str:
 
 
 def of(kind: str, blocks: Iterable[Block]) -> list[tuple[str, ...]]:
-    return [each for each in spoken(blocks) if (each[0] == "") == (kind == "reasoning")]
+    return [
+        each for each in reasoning_and_calls(blocks) if (each[0] == "") == (kind == "reasoning")
+    ]
 
 
 @EACH
 def test_the_plain_copy_keeps_calls_their_ids_and_all_reasoning(transcript: Transcript) -> None:
     message = transcript.message()
-    copy = {**answered(message), "reasoning_segments": None}
+    copy = {**assistant_message(message), "reasoning_segments": None}
     found = replayed(copy)
     assert of("calls", found) == of("calls", message.blocks)
-    thoughts = "".join(each[1] for each in of("reasoning", message.blocks))
-    assert spoken(found)[: bool(thoughts)] == ([("", thoughts)] if thoughts else [])
+    reasoning = "".join(each[1] for each in of("reasoning", message.blocks))
+    assert reasoning_and_calls(found)[: bool(reasoning)] == ([("", reasoning)] if reasoning else [])
     assert text(found) == text(message.blocks)
 
 
 @EACH
 def test_the_copy_with_segments_shows_the_models_order(transcript: Transcript) -> None:
     message = transcript.message()
-    found = replayed(answered(message))
-    assert spoken(found) == spoken(message.blocks)
+    found = replayed(assistant_message(message))
+    assert reasoning_and_calls(found) == reasoning_and_calls(message.blocks)
     assert text(found) == text(message.blocks)
 
 
 @EACH
 def test_segments_sent_as_reasoning_content_are_the_same(transcript: Transcript) -> None:
-    copy = answered(transcript.message())
+    copy = assistant_message(transcript.message())
     moved = {**copy, "reasoning_content": copy["reasoning_segments"], "reasoning_segments": None}
     assert replayed(moved) == replayed(copy)
 
 
-def test_interleaved_thoughts_come_back_block_by_block() -> None:
+def test_interleaved_reasoning_comes_back_block_by_block() -> None:
     transcript = next(t for t in WELL if t.folder.name == "think_call_think_call")
-    assert replayed(answered(transcript.message())) == (
+    assert replayed(assistant_message(transcript.message())) == (
         ReasoningBlock("First Paris."),
         ToolCallBlock("call_a", "get_weather", '{"city": "Paris"}'),
         ReasoningBlock("Then Oslo."),
@@ -100,8 +102,8 @@ def test_interleaved_thoughts_come_back_block_by_block() -> None:
 
 
 @given(scripts())
-def test_any_answer_comes_back_with_its_thoughts_before_their_calls(events: list[Event]) -> None:
+def test_any_message_comes_back_with_reasoning_before_its_calls(events: list[Event]) -> None:
     message = fold(events)
-    found = replayed(answered(message))
-    assert spoken(found) == spoken(message.blocks)
+    found = replayed(assistant_message(message))
+    assert reasoning_and_calls(found) == reasoning_and_calls(message.blocks)
     assert text(found) == text(message.blocks)

@@ -1,4 +1,4 @@
-"""The official SDK reads our bytes and finds in the stream what the whole answer says."""
+"""The official SDK reads our bytes; the stream adds up to the whole completion."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import httpx2
 import msgspec
 import openai
 import pytest
-from chat_script import request_body, scripts
-from golden import CountingIds, Transcript, clock, transcripts
+from generated_events import request_body, scripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from hypothesis import given
 from openai import OpenAI
 
@@ -35,10 +35,10 @@ ADDED = ("parsed", "parsed_arguments", "annotations", "audio", "function_call", 
 def client(content: bytes, kind: str, status: int = 200, **headers: str) -> OpenAI:
     """A client whose server always gives this answer."""
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(status, headers={"content-type": kind, **headers}, content=content)
 
-    http = httpx2.Client(transport=httpx2.MockTransport(answer))
+    http = httpx2.Client(transport=httpx2.MockTransport(respond))
     return OpenAI(api_key="x", base_url="http://test/v1", max_retries=0, http_client=http)
 
 
@@ -50,15 +50,15 @@ def accumulated(stream: bytes, body: bytes) -> Any:
         model=fields.pop("model"),
         messages=fields.pop("messages"),
         extra_body=fields,
-    ) as answer:
-        for _ in answer:
+    ) as helper:
+        for _ in helper:
             pass
-        return tidy(answer.current_completion_snapshot.to_dict())
+        return tidy(helper.current_completion_snapshot.to_dict())
 
 
 def whole(content: bytes) -> Any:
-    answer = client(content, "application/json").chat.completions.create(model="m", messages=[])
-    return tidy(answer.to_dict())
+    response = client(content, "application/json").chat.completions.create(model="m", messages=[])
+    return tidy(response.to_dict())
 
 
 def tidy(value: Any) -> Any:
@@ -67,24 +67,24 @@ def tidy(value: Any) -> Any:
         return [tidy(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = {key: tidy(item) for key, item in value.items() if key not in ADDED}
-    if "tool_calls" in kept:
-        for call in kept["tool_calls"] or ():
+    remaining = {key: tidy(item) for key, item in value.items() if key not in ADDED}
+    if "tool_calls" in remaining:
+        for call in remaining["tool_calls"] or ():
             call.pop("index", None)  # the helper leaves it in
-    return {key: item for key, item in kept.items() if item not in (None, "")}
+    return {key: item for key, item in remaining.items() if item not in (None, "")}
 
 
-def without(answer: Any, *, usage: bool) -> Any:
+def without(completion: Any, *, usage: bool) -> Any:
     """The helper keeps a choice's first extra fields only, and no usage that was not sent."""
-    for choice in answer["choices"]:
+    for choice in completion["choices"]:
         choice.pop("stop_reason", None)
     if not usage:
-        answer.pop("usage", None)
-    return answer
+        completion.pop("usage", None)
+    return completion
 
 
 @EACH
-def test_the_stream_adds_up_to_the_whole_answer(transcript: Transcript) -> None:
+def test_golden_stream_adds_up_to_the_whole_completion(transcript: Transcript) -> None:
     usage = "stream_options" in msgspec.json.decode(transcript.body)
     found = accumulated(transcript.stream(), transcript.body)
     assert without(found, usage=usage) == without(whole(transcript.whole()), usage=usage)
@@ -104,7 +104,7 @@ def test_the_plain_stream_is_read_chunk_by_chunk(transcript: Transcript) -> None
 
 
 @given(scripts())
-def test_any_stream_adds_up_to_the_whole_answer(events: list[Event]) -> None:
+def test_any_stream_adds_up_to_the_whole_completion(events: list[Event]) -> None:
     body = request_body(
         stream_options={"include_usage": True},
         logprobs=True,
@@ -113,8 +113,8 @@ def test_any_stream_adds_up_to_the_whole_answer(events: list[Event]) -> None:
     )
     request = CODEC.decode(body, {})
     stream = CODEC.stream(request, CountingIds(), clock).encode(events)
-    answer = CODEC.encode_message(request, [fold(events)], CountingIds(), clock)
-    assert without(accumulated(stream, body), usage=True) == without(whole(answer), usage=True)
+    response = CODEC.encode_message(request, [fold(events)], CountingIds(), clock)
+    assert without(accumulated(stream, body), usage=True) == without(whole(response), usage=True)
 
 
 @given(scripts(), scripts())
@@ -123,8 +123,8 @@ def test_two_choices_add_up(first: list[Event], second: list[Event]) -> None:
     request = CODEC.decode(body, {})
     encoder = CODEC.stream(request, CountingIds(), clock)
     stream = encoder.encode(second, 1) + encoder.encode(first, 0)
-    answer = CODEC.encode_message(request, [fold(first), fold(second)], CountingIds(), clock)
-    assert without(accumulated(stream, body), usage=True) == without(whole(answer), usage=True)
+    response = CODEC.encode_message(request, [fold(first), fold(second)], CountingIds(), clock)
+    assert without(accumulated(stream, body), usage=True) == without(whole(response), usage=True)
 
 
 def test_a_failure_in_the_middle_is_raised() -> None:
@@ -150,8 +150,8 @@ ERRORS: list[tuple[DovetailError, type[openai.APIStatusError], str | None]] = [
 def test_errors_are_raised_as_what_they_are(
     error: DovetailError, kind: type[openai.APIStatusError], code: str | None
 ) -> None:
-    answer = CODEC.encode_error(error)
-    failing = client(answer.body, "application/json", answer.status, **dict(answer.headers))
+    response = CODEC.encode_error(error)
+    failing = client(response.body, "application/json", response.status, **dict(response.headers))
     with pytest.raises(kind) as caught:
         failing.chat.completions.create(model="m", messages=[])
     assert caught.value.code == code

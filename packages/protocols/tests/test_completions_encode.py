@@ -5,8 +5,8 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from chat_script import scripts
-from golden import CountingIds, clock
+from generated_events import scripts
+from golden_transcripts import CountingIds, clock
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import APIError, OpenAI
@@ -25,7 +25,7 @@ from dovetail_model import (
 from dovetail_protocols import SseReader
 from dovetail_protocols.completions import CODEC
 
-TOLD: list[Event] = [
+EVENTS: list[Event] = [
     Usage(input_tokens=3),
     Logprobs((TokenLogprob(" upon", -0.5, ((" upon", -0.5), (" a", -1.5))),)),
     TextDelta(" upon"),
@@ -46,8 +46,8 @@ def stream(events: list[Event], **fields: Any) -> bytes:
 
 def whole(events: list[Event], **fields: Any) -> Any:
     request = CODEC.decode(body(**fields), {})
-    answer = CODEC.encode_message(request, [fold(events)], CountingIds(), clock)
-    return msgspec.json.decode(answer)
+    response = CODEC.encode_message(request, [fold(events)], CountingIds(), clock)
+    return msgspec.json.decode(response)
 
 
 def joined(content: bytes) -> list[Any]:
@@ -81,8 +81,8 @@ def test_the_chunks_of_a_stream() -> None:
     ]
 
 
-def test_the_whole_answer() -> None:
-    assert whole(TOLD, logprobs=2) == {
+def test_whole_completion() -> None:
+    assert whole(EVENTS, logprobs=2) == {
         "id": "cmpl-0001",
         "object": "text_completion",
         "created": 1760000000,
@@ -112,20 +112,20 @@ def test_the_whole_answer() -> None:
 
 
 def test_the_prompt_is_echoed_once() -> None:
-    assert whole(TOLD, echo=True)["choices"][0]["text"] == "Once upon a t"
-    assert joined(stream(TOLD, echo=True))[0]["text"] == "Once upon a t"
+    assert whole(EVENTS, echo=True)["choices"][0]["text"] == "Once upon a t"
+    assert joined(stream(EVENTS, echo=True))[0]["text"] == "Once upon a t"
 
 
-def test_usage_is_the_last_chunk_where_it_is_asked_for() -> None:
-    events = SseReader().feed(stream(TOLD, stream_options={"include_usage": True}))
+def test_usage_is_the_last_chunk_if_requested() -> None:
+    events = SseReader().feed(stream(EVENTS, stream_options={"include_usage": True}))
     last = msgspec.json.decode(events[-2].data)
     assert last["choices"] == []
-    assert last["usage"] == whole(TOLD)["usage"]
+    assert last["usage"] == whole(EVENTS)["usage"]
     assert events[-1].data == "[DONE]"
 
 
 @given(scripts(), st.booleans(), st.sampled_from([None, 0, 2]))
-def test_a_stream_adds_up_to_the_whole_answer(
+def test_stream_adds_up_to_the_whole_completion(
     events: list[Event], echo: bool, logprobs: int | None
 ) -> None:
     fields = {"echo": echo} if echo else {"logprobs": logprobs}
@@ -149,21 +149,21 @@ def test_keep_alive_is_a_comment() -> None:
 
 
 def client(content: bytes, kind: str) -> OpenAI:
-    def answer(request: httpx2.Request) -> httpx2.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, headers={"content-type": kind}, content=content)
 
-    http = httpx2.Client(transport=httpx2.MockTransport(answer))
+    http = httpx2.Client(transport=httpx2.MockTransport(respond))
     return OpenAI(api_key="x", base_url="http://test/v1", max_retries=0, http_client=http)
 
 
 def test_the_official_sdk_reads_both_forms() -> None:
-    content = msgspec.json.encode(whole(TOLD, logprobs=1))
-    answer = client(content, "application/json").completions.create(model="m", prompt="Once")
-    streaming = client(stream(TOLD), "text/event-stream").completions
+    content = msgspec.json.encode(whole(EVENTS, logprobs=1))
+    response = client(content, "application/json").completions.create(model="m", prompt="Once")
+    streaming = client(stream(EVENTS), "text/event-stream").completions
     chunks = streaming.create(model="m", prompt="Once", stream=True)
-    assert answer.choices[0].text == "".join(chunk.choices[0].text for chunk in chunks)
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == 6
+    assert response.choices[0].text == "".join(chunk.choices[0].text for chunk in chunks)
+    assert response.usage is not None
+    assert response.usage.total_tokens == 6
 
 
 def test_a_failure_in_the_middle_is_raised() -> None:
@@ -177,6 +177,6 @@ def test_a_failure_in_the_middle_is_raised() -> None:
 
 
 def test_errors_have_the_form_of_chat() -> None:
-    answer = CODEC.encode_error(InvalidRequest("No.", param="prompt"))
-    assert answer.status == 400
-    assert msgspec.json.decode(answer.body)["error"]["param"] == "prompt"
+    response = CODEC.encode_error(InvalidRequest("No.", param="prompt"))
+    assert response.status == 400
+    assert msgspec.json.decode(response.body)["error"]["param"] == "prompt"

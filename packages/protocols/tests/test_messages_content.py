@@ -19,8 +19,8 @@ CACHE = {"type": "ephemeral"}
 
 
 def blocks(*content: Any, role: str = "user") -> tuple[Any, ...]:
-    asked = {"model": "m", "messages": [{"role": role, "content": content}]}
-    return CODEC.decode(msgspec.json.encode(asked), {}).turns[0].blocks
+    request = {"model": "m", "messages": [{"role": role, "content": content}]}
+    return CODEC.decode(msgspec.json.encode(request), {}).turns[0].blocks
 
 
 def result(content: Any, **fields: Any) -> Any:
@@ -30,11 +30,11 @@ def result(content: Any, **fields: Any) -> Any:
 # Text
 
 
-def test_text_is_kept_to_the_byte() -> None:
+def test_text_is_unchanged() -> None:
     assert blocks({"type": "text", "text": "  a\n\n"}) == (TextBlock("  a\n\n"),)
 
 
-def test_white_space_between_a_thought_and_a_call_is_no_block() -> None:
+def test_white_space_between_reasoning_and_a_call_is_no_block() -> None:
     found = blocks(
         {"type": "thinking", "thinking": "t", "signature": "s"},
         {"type": "text", "text": "\n\n"},
@@ -52,16 +52,16 @@ def test_some_clients_send_bare_strings_in_a_list() -> None:
 
 
 def test_claude_code_replays_thinking_with_its_signature() -> None:
-    thought = {"type": "thinking", "thinking": " as it was\n", "signature": "c2ln" * 9000}
-    assert blocks(thought, role="assistant") == (
+    thinking = {"type": "thinking", "thinking": " as it was\n", "signature": "c2ln" * 9000}
+    assert blocks(thinking, role="assistant") == (
         ReasoningBlock(" as it was\n", seal="c2ln" * 9000),
     )
 
 
 @pytest.mark.parametrize("signature", ["", None])
 def test_an_empty_signature_is_none(signature: str | None) -> None:
-    thought = {"type": "thinking", "thinking": "t", "signature": signature}
-    assert blocks(thought, role="assistant") == (ReasoningBlock("t"),)
+    thinking = {"type": "thinking", "thinking": "t", "signature": signature}
+    assert blocks(thinking, role="assistant") == (ReasoningBlock("t"),)
 
 
 def test_redacted_thinking_keeps_its_data() -> None:
@@ -143,7 +143,7 @@ def test_claude_code_sends_results_in_completion_order() -> None:
     assert [getattr(block, "call_id", "text") for block in found] == ["t2", "t1", "text"]
 
 
-def test_claude_code_sends_a_pdf_beside_its_result() -> None:
+def test_claude_code_sends_a_pdf_next_to_its_result() -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}
     found = blocks(
         {"type": "tool_result", "tool_use_id": "t", "content": "PDF read"},
@@ -189,14 +189,14 @@ def test_a_document(source: object, expected: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image", "document"])
-def test_a_file_of_another_api_is_told(kind: str) -> None:
+def test_file_of_another_api_is_named(kind: str) -> None:
     block = {"type": kind, "source": {"type": "file", "file_id": "file_1"}}
     assert blocks(block) == (TextBlock(f"[{kind} file_1]"),)
 
 
 # Blocks that the model cannot see as such
 
-TOLD: list[tuple[dict[str, Any], str]] = [
+WRITTEN_AS_TEXT: list[tuple[dict[str, Any], str]] = [
     (
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
         '[web_search {"query":"x"}]',
@@ -278,8 +278,10 @@ TOLD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("block", "text"), TOLD, ids=[str(b.get("type")) for b, _ in TOLD])
-def test_is_told_as_text(block: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize(
+    ("block", "text"), WRITTEN_AS_TEXT, ids=[str(b.get("type")) for b, _ in WRITTEN_AS_TEXT]
+)
+def test_block_is_written_as_text(block: dict[str, Any], text: str) -> None:
     assert blocks(block, role="assistant") == (TextBlock(text),)
     assert result([block]).blocks == (TextBlock(text),)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from golden import transcripts
+from golden_transcripts import transcripts
 
 from dovetail_model import (
     Hints,
@@ -28,8 +28,8 @@ TOOL = {"name": "read", "description": "Read.", "input_schema": {"type": "object
 
 
 def body(**fields: Any) -> bytes:
-    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-    return msgspec.json.encode(asked | fields)
+    defaults: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    return msgspec.json.encode(defaults | fields)
 
 
 def decode(headers: dict[str, str] | None = None, **fields: Any) -> Request:
@@ -54,7 +54,7 @@ def test_claude_code_sends_system_role_last() -> None:
     assert found[-1].blocks == (TextBlock("A file changed."),)
 
 
-def test_claude_code_sends_a_reminder_between_result_and_answer() -> None:
+def test_claude_code_sends_a_reminder_between_result_and_response() -> None:
     used = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
     given = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
     found = turns(
@@ -107,7 +107,7 @@ def test_sdk_users_send_system_as_a_string() -> None:
 
 
 def test_cache_control_changes_nothing_anywhere() -> None:
-    def asked(**cache: Any) -> Request:
+    def decode_with(**cache: Any) -> Request:
         text = {"type": "text", "text": "x", **cache}
         used = {"type": "tool_use", "id": "t", "name": "read", "input": {}, **cache}
         given = {"type": "tool_result", "tool_use_id": "t", "content": [text], **cache}
@@ -123,7 +123,7 @@ def test_cache_control_changes_nothing_anywhere() -> None:
             **cache,
         )
 
-    assert asked(cache_control=CACHE) == asked()
+    assert decode_with(cache_control=CACHE) == decode_with()
 
 
 # Tools
@@ -138,22 +138,22 @@ def test_claude_code_sends_tools_with_options_of_hosted_models() -> None:
         "input_examples": [{"path": "x"}],
         "cache_control": CACHE,
     }
-    asked = decode(tools=[given])
-    assert asked.tools == (ToolSpec("read", "Read.", {"type": "object"}, strict=True),)
-    assert asked.ignored == ()
+    request = decode(tools=[given])
+    assert request.tools == (ToolSpec("read", "Read.", {"type": "object"}, strict=True),)
+    assert request.ignored == ()
 
 
 def test_claude_code_sends_server_tools_without_a_schema() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
-    asked = decode(tools=[TOOL, search, {"type": "mcp_toolset", "mcp_server_name": "x"}])
-    assert [tool.name for tool in asked.tools] == ["read"]
-    assert asked.ignored == ("tools[1]", "tools[2]")
+    request = decode(tools=[TOOL, search, {"type": "mcp_toolset", "mcp_server_name": "x"}])
+    assert [tool.name for tool in request.tools] == ["read"]
+    assert request.ignored == ("tools[1]", "tools[2]")
 
 
 def test_claude_code_demands_a_server_tool_in_its_web_search_request() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
-    asked = decode(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
-    assert asked.tool_choice == ToolChoice("auto")
+    request = decode(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+    assert request.tool_choice == ToolChoice("auto")
 
 
 def test_a_tool_without_description_or_schema() -> None:
@@ -211,7 +211,7 @@ KEEPS: list[tuple[dict[str, Any], object]] = [
 
 @pytest.mark.parametrize(("edit", "keep"), KEEPS)
 def test_clear_thinking(edit: dict[str, Any], keep: object) -> None:
-    asked = decode(
+    request = decode(
         context_management={
             "edits": [
                 {"type": "clear_tool_uses_20250919"},
@@ -219,16 +219,16 @@ def test_clear_thinking(edit: dict[str, Any], keep: object) -> None:
             ]
         }
     )
-    assert asked.thinking.keep == keep
-    assert asked.ignored == ("context_management.edits[0]",)
+    assert request.thinking.keep == keep
+    assert request.ignored == ("context_management.edits[0]",)
 
 
 def test_sampling() -> None:
-    asked = decode(
+    request = decode(
         max_tokens=32000, temperature=1, top_p=0.9, top_k=40, stop_sequences=["a", "b"], stream=True
     )
-    assert asked.sampling == Sampling(32000, 1.0, 0.9, 40, stop=("a", "b"))
-    assert asked.stream
+    assert request.sampling == Sampling(32000, 1.0, 0.9, 40, stop=("a", "b"))
+    assert request.stream
     assert decode().sampling == Sampling()
     assert not decode().stream
 
@@ -242,7 +242,7 @@ def test_a_client_warms_the_cache_with_no_tokens() -> None:
     assert decode(max_tokens=0).sampling.max_tokens == 0
 
 
-def test_claude_code_asks_for_a_title_in_json() -> None:
+def test_claude_code_requests_a_title_in_json() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     expected = OutputFormat("json_schema", {"type": "object"}, strict=True)
     assert decode(tools=[], output_config={"format": form}).output == expected
@@ -259,41 +259,43 @@ def user(user_id: str, headers: dict[str, str] | None = None) -> Identity:
 
 
 def test_claude_code_names_its_session_in_the_metadata() -> None:
-    told = '{"device_id":"d","account_uuid":"","session_id":"s"}'
-    assert user(told) == Identity(session="s")
-    assert user(told, {"x-claude-code-session-id": "h"}) == Identity(session="h")
+    user_id = '{"device_id":"d","account_uuid":"","session_id":"s"}'
+    assert user(user_id) == Identity(session="s")
+    assert user(user_id, {"x-claude-code-session-id": "h"}) == Identity(session="h")
 
 
 def test_old_claude_code_glues_its_session_to_the_user() -> None:
     assert user("user_0af3_account__session_1b-2c") == Identity(session="1b-2c")
 
 
-@pytest.mark.parametrize("told", ["someone", '{"device_id":"d"}', '{"session_id":4}', "[1]", "{"])
-def test_sdk_users_name_a_user(told: str) -> None:
-    assert user(told) == Identity(user=told)
+@pytest.mark.parametrize(
+    "user_id", ["someone", '{"device_id":"d"}', '{"session_id":4}', "[1]", "{"]
+)
+def test_sdk_users_name_a_user(user_id: str) -> None:
+    assert user(user_id) == Identity(user=user_id)
 
 
 def test_nvext_and_headers() -> None:
-    asked = decode(
+    request = decode(
         {"x-dynamo-request-priority": "2"},
         nvext={"agent_hints": {"osl": 9}, "dispatch": ["tools"], "mood": 1},
     )
-    assert asked.hints == Hints(priority=2, osl=9, dispatch=frozenset({"tools"}))
-    assert asked.ignored == ("nvext.mood",)
+    assert request.hints == Hints(priority=2, osl=9, dispatch=frozenset({"tools"}))
+    assert request.ignored == ("nvext.mood",)
 
 
-def test_unknown_fields_are_kept_and_reported() -> None:
-    asked = decode(
+def test_unknown_fields_are_stored_and_reported() -> None:
+    request = decode(
         mcp_servers=[], service_tier="auto", thinking={"type": "adaptive", "display": "omitted"}
     )
-    assert asked.ignored == ("mcp_servers", "service_tier", "thinking.display")
-    assert asked.echo == {"mcp_servers": [], "service_tier": "auto"}
+    assert request.ignored == ("mcp_servers", "service_tier", "thinking.display")
+    assert request.echo == {"mcp_servers": [], "service_tier": "auto"}
     assert decode().echo is None
 
 
 def test_claude_code_counts_without_system_or_max_tokens() -> None:
-    asked = decode_count(body(tools=[TOOL]), {})
-    assert (asked.system, asked.sampling, len(asked.tools)) == ((), Sampling(), 1)
+    request = decode_count(body(tools=[TOOL]), {})
+    assert (request.system, request.sampling, len(request.tools)) == ((), Sampling(), 1)
     assert decode_count(body(messages=[]), {}).turns == ()
     assert encode_count(216) == b'{"input_tokens":216}'
 
@@ -361,15 +363,15 @@ def test_a_fault_names_its_field(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
 )
-def test_the_sdks_tool_runner_asks_for_a_thread(thread: dict[str, Any]) -> None:
+def test_sdk_tool_runner_requests_a_thread(thread: dict[str, Any]) -> None:
     """It goes on with the whole history, once it is told in its own words that there are none."""
     with pytest.raises(Unsupported) as caught:
         decode(thread=thread)
     assert caught.value.param == "thread"
-    answer = CODEC.encode_error(caught.value)
-    told = msgspec.json.decode(answer.body)["error"]
-    assert (answer.status, told["type"]) == (400, "invalid_request_error")
-    assert told["details"]["error_code"] == "thread_unsupported_request"
+    response = CODEC.encode_error(caught.value)
+    error = msgspec.json.decode(response.body)["error"]
+    assert (response.status, error["type"]) == (400, "invalid_request_error")
+    assert error["details"]["error_code"] == "thread_unsupported_request"
     assert decode(thread=None).ignored == ()
 
 

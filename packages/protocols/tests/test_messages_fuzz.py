@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import msgspec
-from golden import CODECS, transcripts
+from golden_transcripts import CODECS, transcripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from golden import Transcript, transcripts
-from test_messages_sequence import check
+from golden_transcripts import Transcript, transcripts
+from messages_streams import check
 
 from dovetail_model import (
     Block,
@@ -22,8 +22,8 @@ from dovetail_model import (
     ToolResultBlock,
 )
 
-ANSWERED = [t for t in transcripts() if t.api == "messages" and t.failure() is None]
-EACH = pytest.mark.parametrize("transcript", ANSWERED, ids=lambda t: t.id)
+COMPLETE = [t for t in transcripts() if t.api == "messages" and t.failure() is None]
+EACH = pytest.mark.parametrize("transcript", COMPLETE, ids=lambda t: t.id)
 
 
 def rewritten(arguments: str) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def rewritten(arguments: str) -> dict[str, Any]:
     return {"run_in_background": False, **dict(reversed(value.items()))}
 
 
-def kept(transcript: Transcript) -> list[dict[str, Any]]:
-    """The assistant message in Claude Code's memory, from what it read in our stream."""
+def replayed_content(transcript: Transcript) -> list[dict[str, Any]]:
+    """The assistant message as Claude Code replays it, from what it read in our stream."""
     content = check(transcript.stream()).content
     for block in content:
         if block["type"] == "tool_use":
@@ -54,7 +54,7 @@ def behind_text(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def replay(transcript: Transcript) -> tuple[list[dict[str, Any]], Request]:
     """The next request: the history grown by our answer and the results, last one first."""
-    content = kept(transcript)
+    content = replayed_content(transcript)
     body = msgspec.json.decode(transcript.body)
     results = [
         {"type": "tool_result", "tool_use_id": block["id"], "content": "ok"}
@@ -118,12 +118,12 @@ def test_the_user_turn_that_becomes_a_string_is_the_same_turn(transcript: Transc
 
 
 def test_claude_code_moves_tools_behind_later_text() -> None:
-    (transcript,) = (t for t in ANSWERED if t.folder.name == "text_between_calls")
-    kinds = [block["type"] for block in kept(transcript)]
+    (transcript,) = (t for t in COMPLETE if t.folder.name == "text_between_calls")
+    kinds = [block["type"] for block in replayed_content(transcript)]
     assert kinds == ["text", "text", "tool_use", "tool_use"]
 
 
-def test_claude_code_keeps_the_order_of_thoughts_and_calls() -> None:
-    (transcript,) = (t for t in ANSWERED if t.folder.name == "think_call_think_call")
-    kinds = [block["type"] for block in kept(transcript)]
+def test_claude_code_keeps_the_order_of_reasoning_and_calls() -> None:
+    (transcript,) = (t for t in COMPLETE if t.folder.name == "think_call_think_call")
+    kinds = [block["type"] for block in replayed_content(transcript)]
     assert kinds == ["thinking", "tool_use", "thinking", "tool_use"]

@@ -8,9 +8,9 @@ import httpx2
 import msgspec
 import pytest
 from anthropic.types import Message, MessageTokensCount
-from golden import CODECS, CountingIds, Transcript, clock, transcripts
+from golden_transcripts import CODECS, CountingIds, Transcript, clock, transcripts
 from hypothesis import given, settings
-from test_messages_sequence import no_surrogates, scripts
+from messages_streams import message_events, without_surrogates
 
 from dovetail_model import (
     CallArgs,
@@ -52,20 +52,20 @@ class Server:
         self.error = error
         self.client = anthropic.Anthropic(
             api_key="local",
-            timeout=60,  # without one the SDK refuses whole answers of many tokens
+            timeout=60,  # without one the SDK insists on streaming long responses
             base_url="http://dovetail",
             max_retries=0,
-            http_client=httpx2.Client(transport=httpx2.MockTransport(self._answer)),
+            http_client=httpx2.Client(transport=httpx2.MockTransport(self._respond)),
         )
 
-    def _answer(self, asked: httpx2.Request) -> httpx2.Response:
+    def _respond(self, sent: httpx2.Request) -> httpx2.Response:
         if self.error is not None:
-            told = CODEC.encode_error(self.error)
-            return httpx2.Response(told.status, content=told.body, headers=list(told.headers))
-        if asked.url.path == "/v1/messages/count_tokens":
-            decode_count(asked.content, {})
+            error = CODEC.encode_error(self.error)
+            return httpx2.Response(error.status, content=error.body, headers=list(error.headers))
+        if sent.url.path == "/v1/messages/count_tokens":
+            decode_count(sent.content, {})
             return _json(encode_count(216))
-        request = CODEC.decode(asked.content, dict(asked.headers))
+        request = CODEC.decode(sent.content, dict(sent.headers))
         if not request.stream:
             return _json(CODEC.encode_message(request, [fold(self.events)], CountingIds(), clock))
         return httpx2.Response(
@@ -79,13 +79,13 @@ class Server:
         for event in self.events:
             yield encoder.encode([event]) + encoder.keep_alive()
 
-    def streamed(self, asked: dict[str, Any]) -> Message:
-        with self.client as client, client.messages.stream(**asked) as stream:
+    def streamed(self, arguments: dict[str, Any]) -> Message:
+        with self.client as client, client.messages.stream(**arguments) as stream:
             return stream.get_final_message()
 
-    def created(self, asked: dict[str, Any]) -> Message:
+    def created(self, arguments: dict[str, Any]) -> Message:
         with self.client as client:
-            message: Message = client.messages.create(**asked)
+            message: Message = client.messages.create(**arguments)
             return message
 
 
@@ -93,7 +93,7 @@ def _json(content: bytes) -> httpx2.Response:
     return httpx2.Response(200, content=content, headers={"content-type": "application/json"})
 
 
-def asked(transcript: Transcript) -> dict[str, Any]:
+def sdk_arguments(transcript: Transcript) -> dict[str, Any]:
     """The golden request as arguments of the SDK; what its versions differ in goes beside."""
     body = msgspec.json.decode(transcript.body)
     named = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
@@ -110,8 +110,8 @@ def plain(message: Message) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transcript", WHOLE, ids=lambda t: t.id)
-def test_the_stream_adds_up_to_the_whole_answer(transcript: Transcript) -> None:
-    request = asked(transcript)
+def test_golden_stream_adds_up_to_the_whole_message(transcript: Transcript) -> None:
+    request = sdk_arguments(transcript)
     streamed = Server(transcript.events()).streamed(request)
     created = Server(transcript.events()).created(request)
     assert plain(streamed) == plain(created)
@@ -120,7 +120,7 @@ def test_the_stream_adds_up_to_the_whole_answer(transcript: Transcript) -> None:
 
 @pytest.mark.parametrize("transcript", WHOLE, ids=lambda t: t.id)
 def test_the_sdk_sees_no_field_it_does_not_know(transcript: Transcript) -> None:
-    created = Server(transcript.events()).created(asked(transcript))
+    created = Server(transcript.events()).created(sdk_arguments(transcript))
     Message.model_validate(plain(created), strict=True)
     for part in (created, created.usage, *created.content):
         assert not part.model_extra
@@ -129,7 +129,7 @@ def test_the_sdk_sees_no_field_it_does_not_know(transcript: Transcript) -> None:
 @pytest.mark.parametrize("transcript", BROKEN, ids=lambda t: t.id)
 def test_a_broken_stream_raises(transcript: Transcript) -> None:
     with pytest.raises(anthropic.APIStatusError, match="stopped answering") as caught:
-        Server(transcript.events()).streamed(asked(transcript))
+        Server(transcript.events()).streamed(sdk_arguments(transcript))
     assert caught.value.body == {
         "type": "error",
         "error": {"type": "overloaded_error", "message": "The engine stopped answering."},
@@ -137,7 +137,7 @@ def test_a_broken_stream_raises(transcript: Transcript) -> None:
 
 
 @pytest.mark.parametrize("transcript", BROKEN, ids=lambda t: t.id)
-def test_a_broken_whole_answer_is_an_error_not_a_message(transcript: Transcript) -> None:
+def test_broken_message_is_an_error(transcript: Transcript) -> None:
     with pytest.raises(EngineError, match="stopped answering"):
         transcript.whole()
 
@@ -150,13 +150,13 @@ MINIMAL: dict[str, Any] = {
 
 
 @settings(max_examples=100, deadline=None)
-@given(events=scripts().filter(no_surrogates))
-def test_any_stream_adds_up_to_the_whole_answer(events: list[Event]) -> None:
+@given(events=message_events().filter(without_surrogates))
+def test_any_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     streamed = Server(events).streamed(MINIMAL)
     assert plain(streamed) == plain(Server(events).created(MINIMAL))
 
 
-CUT = [
+TRUNCATED = [
     "", " ", "{", '{"a', '{"a"', '{"a":', '{"a": 12', '{"a": 12,', '{"a": -', '{"a": 1.',
     '{"a": 1e', '{"a": tr', '{"a": true', '{"a": "x', '{"a": "x"', '{"a": "x\\',
     '{"a": {"b": 1, "c": "', '{"a": [1, 2', '{"a": [1, 2,', '{"a": ["}", "y',
@@ -164,8 +164,8 @@ CUT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", CUT)
-def test_a_cut_call_shows_its_whole_members(arguments: str) -> None:
+@pytest.mark.parametrize("arguments", TRUNCATED)
+def test_truncated_call_shows_its_whole_members(arguments: str) -> None:
     events: list[Event] = [CallOpen(0, "f", id="toolu_1"), CallArgs(0, arguments), Finish("length")]
     (streamed,) = Server(events).streamed(MINIMAL).content
     (created,) = Server(events).created(MINIMAL).content
@@ -173,7 +173,7 @@ def test_a_cut_call_shows_its_whole_members(arguments: str) -> None:
     assert streamed.input == created.input
 
 
-def test_line_separators_of_unicode_do_not_cut_a_frame() -> None:
+def test_line_separators_of_unicode_do_not_split_a_frame() -> None:
     events: list[Event] = [Usage(1), TextDelta("a\u2028b\u2029c\x85d\x0be"), Finish("stop")]
     (block,) = Server(events).streamed(MINIMAL).content
     assert block.type == "text"
@@ -222,9 +222,9 @@ def message_of(error: DovetailError) -> str:
 
 
 def test_claude_code_compacts_when_the_prompt_is_too_long() -> None:
-    said = "prompt is too long: 210000 tokens > 200000 maximum"
-    assert message_of(ContextOverflow("210000 tokens > 200000 maximum")) == said
-    assert message_of(ContextOverflow(said)) == said
+    message = "prompt is too long: 210000 tokens > 200000 maximum"
+    assert message_of(ContextOverflow("210000 tokens > 200000 maximum")) == message
+    assert message_of(ContextOverflow(message)) == message
 
 
 def test_the_parameter_stands_before_the_message() -> None:
@@ -232,7 +232,7 @@ def test_the_parameter_stands_before_the_message() -> None:
     assert message_of(InvalidRequest("tools[0]: bad", param="tools[0]")) == "tools[0]: bad"
 
 
-def test_when_to_try_again_is_told_in_whole_seconds() -> None:
-    answer = CODEC.encode_error(RateLimited("slowly", retry_after=1.2))
-    assert answer.headers == (("retry-after", "2"),)
+def test_retry_after_is_in_whole_seconds() -> None:
+    response = CODEC.encode_error(RateLimited("slowly", retry_after=1.2))
+    assert response.headers == (("retry-after", "2"),)
     assert CODEC.encode_error(NotFound("x")).headers == ()

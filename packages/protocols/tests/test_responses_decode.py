@@ -107,7 +107,7 @@ def test_message(item: dict[str, Any], expected: Turn) -> None:
     assert turns(item) == (expected,)
 
 
-THOUGHTS: list[tuple[str, dict[str, Any], ReasoningBlock]] = [
+REASONING_ITEMS: list[tuple[str, dict[str, Any], ReasoningBlock]] = [
     ("codex_replays_the_text_and_the_seal",
      {"id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}],
       "encrypted_content": "s"}, ReasoningBlock("a", "s")),
@@ -126,7 +126,9 @@ THOUGHTS: list[tuple[str, dict[str, Any], ReasoningBlock]] = [
 
 
 @pytest.mark.parametrize(
-    ("item", "expected"), [row[1:] for row in THOUGHTS], ids=[row[0] for row in THOUGHTS]
+    ("item", "expected"),
+    [row[1:] for row in REASONING_ITEMS],
+    ids=[row[0] for row in REASONING_ITEMS],
 )
 def test_reasoning(item: dict[str, Any], expected: ReasoningBlock) -> None:
     assert turns({"type": "reasoning", **item}) == (Turn("assistant", (expected,)),)
@@ -140,7 +142,7 @@ def result(call_id: str, output: Any, kind: str = "function_call_output") -> dic
     return {"type": kind, "call_id": call_id, "output": output}
 
 
-def test_codex_replays_two_thoughts_and_two_calls_before_their_results() -> None:
+def test_codex_replays_two_reasoning_items_and_two_calls_before_their_results() -> None:
     r1, r2 = ({"type": "reasoning", "summary": [], "encrypted_content": seal} for seal in "ab")
     found = turns(
         {"role": "user", "content": "go"},
@@ -251,7 +253,7 @@ def test_result(item: dict[str, Any], expected: ToolResultBlock) -> None:
     assert turns(item) == (Turn("tool", (expected,)),)
 
 
-def test_a_call_that_another_server_answered_is_a_call_and_its_result() -> None:
+def test_call_that_another_server_ran_is_a_call_and_its_result() -> None:
     found = turns(
         {"type": "mcp_call", "id": "mcp_1", "server_label": "docs", "name": "read",
          "arguments": "{}", "output": "text"},
@@ -266,14 +268,14 @@ def test_a_call_that_another_server_answered_is_a_call_and_its_result() -> None:
     )
 
 
-def test_work_of_another_server_is_told_as_text() -> None:
+def test_work_of_another_server_is_written_as_text() -> None:
     item = {"type": "web_search_call", "id": "ws_1", "status": "completed",
             "action": {"type": "search", "query": "dovetail"}}  # fmt: skip
     text = '[web_search_call {"action":{"type":"search","query":"dovetail"}}]'
     assert turns(item) == (Turn("assistant", (TextBlock(text),)),)
 
 
-def test_a_trigger_asks_for_a_summary_and_for_no_calls() -> None:
+def test_trigger_requests_a_summary_and_no_calls() -> None:
     trigger = {"type": "compaction_trigger"}
     tool = {"type": "function", "name": "f"}
     request = decode(input=[{"role": "user", "content": "a"}, trigger], tools=[tool])
@@ -283,7 +285,7 @@ def test_a_trigger_asks_for_a_summary_and_for_no_calls() -> None:
     assert request.identity.compaction
 
 
-def test_a_trigger_that_was_answered_asks_for_nothing_more() -> None:
+def test_earlier_trigger_requests_nothing() -> None:
     given = {"type": "compaction", "id": "cmp_1", "encrypted_content": pack_summary("Été.")}
     request = decode(
         input=[{"type": "compaction_trigger"}, given, {"role": "user", "content": "a"}]
@@ -406,7 +408,7 @@ def test_output_format(text: Any, expected: OutputFormat) -> None:
     assert decode(text=text).output == expected
 
 
-def test_who_speaks() -> None:
+def test_identity() -> None:
     assert decode(prompt_cache_key="p", user="u").identity == Identity(session="p", user="u")
     assert decode(safety_identifier="s", user="u").identity.user == "s"
     headers = {"thread-id": "t"}
@@ -414,8 +416,8 @@ def test_who_speaks() -> None:
 
 
 def test_codex_repeats_its_headers_in_client_metadata() -> None:
-    told = {"x-codex-parent-thread-id": "p", "x-openai-subagent": "review", "n": 3}
-    found = decode({"thread-id": "t"}, client_metadata=told).identity
+    metadata = {"x-codex-parent-thread-id": "p", "x-openai-subagent": "review", "n": 3}
+    found = decode({"thread-id": "t"}, client_metadata=metadata).identity
     assert found == Identity(session="t", parent="p", agent="review")
 
 
@@ -476,9 +478,9 @@ def test_refused(body: dict[str, Any], kind: type[DovetailError], param: str) ->
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("asked", [True, False, None])
-def test_background_is_for_the_application_to_do(asked: bool | None) -> None:
-    echo = decode(background=asked, input="x").echo
+@pytest.mark.parametrize("background", [True, False, None])
+def test_background_is_for_the_application_to_do(background: bool | None) -> None:
+    echo = decode(background=background, input="x").echo
     assert isinstance(echo, ResponsesEcho)
-    assert echo.background is (asked is True)
-    assert msgspec.json.decode(echo.fields)["background"] is (asked is True)
+    assert echo.background is (background is True)
+    assert msgspec.json.decode(echo.fields)["background"] is (background is True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from golden import CountingIds, clock
+from golden_transcripts import CountingIds, clock
 
 import dovetail_model
 from dovetail_model import DovetailError, Failure
@@ -47,10 +47,10 @@ def test_error(
     kind: type[DovetailError], status: int, type_: str, code: str | None, in_stream: str
 ) -> None:
     error = kind("No.", param="input[3]")
-    answer = CODEC.encode_error(error)
-    assert answer.status == status
-    assert answer.headers == ()
-    assert msgspec.json.decode(answer.body) == {
+    response = CODEC.encode_error(error)
+    assert response.status == status
+    assert response.headers == ()
+    assert msgspec.json.decode(response.body) == {
         "error": {"message": "No.", "type": type_, "param": "input[3]", "code": code}
     }
     assert failed(error.to_failure()) == {"code": in_stream, "message": "No."}
@@ -65,7 +65,7 @@ def failed(failure: Failure) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [dovetail_model.RateLimited, dovetail_model.Overloaded])
-def test_a_client_is_told_when_to_come_back(kind: type[DovetailError]) -> None:
+def test_retry_after_is_sent(kind: type[DovetailError]) -> None:
     assert CODEC.encode_error(kind("Later.", retry_after=2.2)).headers == (("retry-after", "3"),)
 
 

@@ -1,11 +1,11 @@
-"""The way back: an answer of ours, replayed as each client does it, is the model's turn again."""
+"""A response, replayed as each client does it, decodes to the model's turn again."""
 
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from golden import CountingIds, Transcript, clock, transcripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 
 from dovetail_model import (
     Event,
@@ -78,8 +78,8 @@ def followed(transcript: Transcript, items: Items) -> tuple[Turn, ...]:
     return CODEC.decode(msgspec.json.encode(body), {}).turns[len(before) :]
 
 
-def spoken(message: Message) -> tuple[OutputBlock, ...]:
-    """What was said and done, without what a cut call left."""
+def complete_blocks(message: Message) -> tuple[OutputBlock, ...]:
+    """The blocks of a message without truncated calls."""
     return tuple(
         msgspec.structs.replace(block, raw="")
         for block in message.blocks
@@ -95,7 +95,7 @@ def test_a_full_replay_is_the_models_turn(
     if transcript.failure() is not None:
         pytest.skip("a client does not replay what failed")
     turns = followed(transcript, client(done_items(transcript.stream())))
-    blocks = spoken(transcript.message())
+    blocks = complete_blocks(transcript.message())
     assert turns[:1] == ((Turn("assistant", blocks),) if blocks else ())
     calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
     results = tuple(ToolResultBlock(call.id, (TextBlock("ok"),)) for call in calls)
@@ -103,11 +103,11 @@ def test_a_full_replay_is_the_models_turn(
 
 
 @EACH
-def test_a_replay_without_thoughts_still_has_every_handle_in_order(transcript: Transcript) -> None:
+def test_replay_without_reasoning_has_every_seal_in_order(transcript: Transcript) -> None:
     if transcript.failure() is not None:
         pytest.skip("a client does not replay what failed")
     turns = followed(transcript, opencode(done_items(transcript.stream())))
-    blocks = spoken(transcript.message())
+    blocks = complete_blocks(transcript.message())
     assert [handle(block) for block in (turns[0].blocks if turns else ())] == [
         handle(block) for block in blocks
     ]
@@ -124,7 +124,7 @@ def handle(block: object) -> object:
     raise AssertionError(block)
 
 
-def test_a_namespace_is_restored_in_the_answer_and_flattened_again_for_the_model() -> None:
+def test_namespace_is_restored_in_the_response_and_flattened_for_the_model() -> None:
     transcript = next(t for t in GOLDEN if t.folder.name == "namespaced_tool")
     (item,) = done_items(transcript.stream())
     assert (item["namespace"], item["name"]) == ("mcp__docs", "search")

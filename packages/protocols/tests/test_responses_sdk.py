@@ -6,7 +6,7 @@ import httpx2
 import msgspec
 import openai
 import pytest
-from golden import CountingIds, Transcript, clock, transcripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -22,13 +22,13 @@ OURS = ("nvext", "client_metadata", "stop")  # fields that the client has no arg
 def client(stream: bytes, whole: bytes = b"{}") -> openai.OpenAI:
     """A client whose server gives the one answer or the other, as it is asked."""
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
+    def respond(request: httpx2.Request) -> httpx2.Response:
         if msgspec.json.decode(request.content).get("stream"):
             headers = {"content-type": "text/event-stream"}
             return httpx2.Response(200, headers=headers, content=stream)
         return httpx2.Response(200, headers={"content-type": "application/json"}, content=whole)
 
-    http = httpx2.Client(transport=httpx2.MockTransport(answer))
+    http = httpx2.Client(transport=httpx2.MockTransport(respond))
     return openai.OpenAI(api_key="k", base_url="http://in.memory/v1", http_client=http)
 
 
@@ -57,7 +57,7 @@ def plain(response: Response) -> dict[str, Any]:
 
 
 @EACH
-def test_the_stream_ends_in_our_whole_answer(transcript: Transcript) -> None:
+def test_stream_ends_in_the_whole_response(transcript: Transcript) -> None:
     last = streamed(transcript)
     if transcript.failure() is not None:
         assert last.type == "response.failed"
@@ -90,7 +90,7 @@ def test_every_event_has_the_types_own_form(transcript: Transcript) -> None:
 
 
 @EACH
-def test_the_whole_answer_has_the_types_own_form(transcript: Transcript) -> None:
+def test_whole_response_matches_the_sdk_types(transcript: Transcript) -> None:
     if transcript.failure() is None:
         Response.model_validate_json(transcript.whole())
 
@@ -110,21 +110,21 @@ def test_an_overflow_is_a_stream_that_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(3, "3s"), (7.37374, "7.4s"), (0.02, "0.1s"), (1.1, "1.1s")]
+    ("seconds", "expected"), [(3, "3s"), (7.37374, "7.4s"), (0.02, "0.1s"), (1.1, "1.1s")]
 )
-def test_the_time_to_wait_is_told_in_tenths(seconds: float, told: str) -> None:
+def test_retry_time_is_in_tenths_of_a_second(seconds: float, expected: str) -> None:
     request = CODEC.decode(b'{"model": "m", "input": "x", "stream": true}', {})
     error = RateLimited("Too many.", retry_after=seconds)
     frames = overflow_stream(request, error, CountingIds(), clock)
-    assert f"try again in {told}.".encode() in frames
+    assert f"try again in {expected}.".encode() in frames
 
 
-def test_a_rate_limit_in_a_stream_says_when_to_try_again() -> None:
+def test_rate_limit_in_a_stream_has_the_retry_time() -> None:
     request = CODEC.decode(b'{"model": "m", "input": "x", "stream": true}', {})
     error = RateLimited("Too many requests.", retry_after=3)
     frames = overflow_stream(request, error, CountingIds(), clock)
-    told = msgspec.json.decode(_last(frames))["response"]["error"]
-    assert told == {
+    sent = msgspec.json.decode(_last(frames))["response"]["error"]
+    assert sent == {
         "code": "rate_limit_exceeded",
         "message": "Too many requests. Please try again in 3s.",
     }

@@ -55,7 +55,7 @@ def test_tool(tool: dict[str, Any], expected: ToolSpec) -> None:
     assert decode(tool).tools == (expected,)
 
 
-def test_a_namespace_is_flattened_and_both_its_names_are_kept() -> None:
+def test_namespace_is_flattened_and_both_names_are_stored() -> None:
     assert decode(namespace("mcp__docs", "search", "read")).tools == (
         ToolSpec("search", "About.\n\nsearch", {}, "mcp__docs", "mcp__docs__search"),
         ToolSpec("read", "read", {}, "mcp__docs", "mcp__docs__read"),

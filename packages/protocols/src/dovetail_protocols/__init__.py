@@ -1,4 +1,4 @@
-"""Bytes to requests and events to bytes: one codec for each API, without IO."""
+"""Codecs without IO, one for each API: decode request bodies and encode response events."""
 
 from dovetail_protocols.chat import CODEC as CHAT
 from dovetail_protocols.chat import ChatCodec, ChatReader, build_chat_request
@@ -12,26 +12,26 @@ from dovetail_protocols.responses import CODEC as RESPONSES
 from dovetail_protocols.responses import (
     COMPACT,
     ResponsesCodec,
+    ResponsesEcho,
+    ResponsesEncoder,
     ResponsesReader,
     build_responses_request,
+    complete_item,
     encode_input_tokens,
+    encode_items,
+    input_items,
+    item_id,
+    item_references,
     items_by_id,
     join_response,
+    minimal_body,
     overflow_stream,
+    prepend_history,
+    previous_response_id,
+    resolve_references,
     split_response,
     with_default_model,
 )
-from dovetail_protocols.responses import ResponsesEcho as ResponsesEcho
-from dovetail_protocols.responses import ResponsesEncoder as ResponsesEncoder
-from dovetail_protocols.responses import complete_item as listed_item
-from dovetail_protocols.responses import encode_items as encode_items
-from dovetail_protocols.responses import input_items as input_items
-from dovetail_protocols.responses import item_id as item_id
-from dovetail_protocols.responses import item_references as item_references
-from dovetail_protocols.responses import minimal_body as shortened_body
-from dovetail_protocols.responses import prepend_history as joined_body
-from dovetail_protocols.responses import previous_response_id as previous_response
-from dovetail_protocols.responses import resolve_references as resolved_body
 from dovetail_protocols.sse import ServerEvent, SseReader
 from dovetail_protocols.upstream import ReasoningField, ToolNames, UpstreamDialect, UpstreamRequest
 
@@ -62,6 +62,7 @@ __all__ = [
     "UpstreamRequest",
     "build_chat_request",
     "build_responses_request",
+    "complete_item",
     "decode_count",
     "encode_count",
     "encode_input_tokens",
@@ -71,13 +72,12 @@ __all__ = [
     "item_references",
     "items_by_id",
     "join_response",
-    "joined_body",
-    "listed_item",
+    "minimal_body",
     "overflow_stream",
-    "previous_response",
+    "prepend_history",
+    "previous_response_id",
     "raw_prompt",
-    "resolved_body",
-    "shortened_body",
+    "resolve_references",
     "split_response",
     "with_default_model",
 ]

@@ -1,4 +1,4 @@
-"""What a session has sent before, compared instead of read.
+"""Skip decoding the part of a request body that the session has sent before.
 
 The next request of an agent begins with the very bytes of its last one, up to where the history
 grew. What these are as JSON is known: they open the history and go on with whole items. So the
@@ -25,7 +25,7 @@ _MORE = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 
 
 class HistoryKey(NamedTuple):
-    """Where a history is found: the field that holds it, who reads its items, whose it is."""
+    """The key of a history: the field that holds it, the decoder of its items, the session."""
 
     field: str
     kind: str
@@ -33,7 +33,7 @@ class HistoryKey(NamedTuple):
 
 
 class BodyPrefix(NamedTuple):
-    """The items that a body begins with: where they open, where each ends and what it read as.
+    """The items that a body begins with: where they start, where each ends and what it decoded to.
 
     Only objects: where one ends does not depend on what follows it.
     """
@@ -44,23 +44,23 @@ class BodyPrefix(NamedTuple):
     decoded: Sequence[Any]
 
     def count_shared_items(self, body: bytes) -> int:
-        """How many of the items the other body has, too, and nothing else before them.
+        """Count the items that the other body begins with, too.
 
         What was found to be the same is not compared again: in all, about once over the body.
         """
         mine, ends = memoryview(self.body), self.ends
-        same, most, at = 0, len(ends), 0
-        while same < most:
-            middle = (same + most + 1) // 2
+        same, upper, at = 0, len(ends), 0
+        while same < upper:
+            middle = (same + upper + 1) // 2
             if body.startswith(mine[at : ends[middle - 1]], at):
                 same, at = middle, ends[middle - 1]
             else:
-                most = middle - 1
+                upper = middle - 1
         return same
 
 
 class BodyRemainder(NamedTuple):
-    """A body without the items that it begins with as another does, and where the next one is."""
+    """A body without the items it shares with an earlier one, and the offset of the next item."""
 
     fields: dict[str, Raw]
     prefix: BodyPrefix
@@ -69,12 +69,12 @@ class BodyRemainder(NamedTuple):
 
     @property
     def known_decoded(self) -> Sequence[Any]:
-        """What the items that are left out were read as."""
+        """What the items that are left out decoded to."""
         return self.prefix.decoded[: self.known_items]
 
 
 class BodyPrefixCache:
-    """The last bodies of sessions, in two generations as `Memory` has them."""
+    """The last bodies of sessions, in two generations as in `DecodeCache`."""
 
     __slots__ = ("_generation_bytes", "_min_body_bytes", "_old", "_young", "_young_bytes")
 
@@ -86,12 +86,12 @@ class BodyPrefixCache:
         self._old: dict[HistoryKey, tuple[BodyPrefix, ...]] = {}
 
     def match(self, key: HistoryKey, body: bytes) -> BodyRemainder | None:
-        """What is new in a body, and what it begins with; None if nothing of it is known."""
-        lines = self._prefixes(key) if len(body) >= self._min_body_bytes else ()
-        if not lines:
+        """Split a body into its known prefix and the rest; None if nothing of it is known."""
+        prefixes = self._prefixes(key) if len(body) >= self._min_body_bytes else ()
+        if not prefixes:
             return None
         shared, nearest = max(
-            ((one.count_shared_items(body), one) for one in lines), key=itemgetter(0)
+            ((one.count_shared_items(body), one) for one in prefixes), key=itemgetter(0)
         )
         for count in range(shared, max(shared - 2, 0), -1):  # one item at least is not left out
             more = _MORE.match(body, nearest.ends[count - 1])
@@ -107,7 +107,7 @@ class BodyPrefixCache:
         items: Sequence[Raw],
         decoded: Sequence[Any],
     ) -> None:
-        """Remembers a body: `items` are those not left out, `read` is what all were read as."""
+        """Store a body: `items` are those not left out, `decoded` is what all items decoded to."""
         if len(body) < self._min_body_bytes or len(body) > self._generation_bytes:
             return
         if remainder is not None:
@@ -126,24 +126,24 @@ class BodyPrefixCache:
         return self._young.get(key) or self._old.get(key, ())
 
     def _add(self, key: HistoryKey, new: BodyPrefix, remainder: BodyRemainder | None) -> None:
-        """Keeps it, in place of the one that it goes on from."""
-        lines = self._prefixes(key)
+        """Store it, in place of the one that it continues."""
+        known = self._prefixes(key)
         if remainder is not None and 2 * remainder.known_items >= len(remainder.prefix.ends):
-            lines = tuple(one for one in lines if one is not remainder.prefix)
-        others = (one for one in lines if one.body != new.body)
-        kept = _fit(self._generation_bytes, (new, *others))
-        if not kept:
+            known = tuple(one for one in known if one is not remainder.prefix)
+        others = (one for one in known if one.body != new.body)
+        prefixes = _fit(self._generation_bytes, (new, *others))
+        if not prefixes:
             return
-        more = _size_bytes(kept) - _size_bytes(self._young.get(key, ()))
+        more = _size_bytes(prefixes) - _size_bytes(self._young.get(key, ()))
         if self._young_bytes + more > self._generation_bytes:
             self._old, self._young, self._young_bytes = self._young, {}, 0
-            more = _size_bytes(kept)
+            more = _size_bytes(prefixes)
         self._young_bytes += more
-        self._young[key] = kept
+        self._young[key] = prefixes
 
 
 def _fit(max_bytes: int, prefixes: tuple[BodyPrefix, ...]) -> tuple[BodyPrefix, ...]:
-    """The newest of a session, no more than may be held."""
+    """The newest of a session that fit the limit."""
     prefixes = prefixes[:_MAX_PREFIXES_PER_SESSION]
     while _size_bytes(prefixes) > max_bytes:
         prefixes = prefixes[:-1]
@@ -151,7 +151,7 @@ def _fit(max_bytes: int, prefixes: tuple[BodyPrefix, ...]) -> tuple[BodyPrefix, 
 
 
 def _size_bytes(prefixes: Iterable[BodyPrefix]) -> int:
-    """What they take: their bytes, and what the items were read as."""
+    """Their size in memory: their bytes, and what the items decoded to."""
     return sum(len(one.body) + _ITEM_OVERHEAD_BYTES * len(one.ends) for one in prefixes)
 
 
@@ -166,7 +166,7 @@ def _build_remainder(
 
 
 def _decode_fields(body: bytes) -> dict[str, Raw]:
-    """The fields of an object; none where there is a fault, which is told by whoever reads all."""
+    """The fields of an object; none for malformed JSON, which the full decoding reports."""
     try:
         return _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,6 +1,6 @@
-"""What a codec does, whichever its API. Codecs hold no state between requests and do no IO.
+"""The interface of a codec. Codecs hold no state between requests and do no IO.
 
-The one thing that outlives a request is a `Memory`, and that is the caller's.
+The one thing that outlives a request is a `DecodeCache`, which the caller owns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Headers = Mapping[str, str]
 
 
 class IdFactory(Protocol):
-    """Where outward ids come from: globally unique, in the API's own style."""
+    """Generate public ids: globally unique, in the API's own style."""
 
     def __call__(self, prefix: str) -> str: ...
 
@@ -36,19 +36,19 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class StreamEncoder(Protocol):
-    """Turns the events of one answer into the frames of one API.
+    """Encode the events of one response as the frames of one API.
 
     Events come in the order of the model: a `Usage` with the true input tokens first, spans and
-    calls, the final `Usage`, and a `Finish` or a `Failure` at the end. Calls carry their outward
-    ids, thoughts their seals.
+    calls, the final `Usage`, and a `Finish` or a `Failure` at the end. Calls carry their public
+    ids, reasoning its seals.
     """
 
     def encode(self, events: Sequence[Event], choice: int = 0) -> bytes:
-        """Frames for these events, with the answer's beginning and end where they fall."""
+        """Encode these events, and the start and end of the response where they fall."""
         ...
 
     def keep_alive(self) -> bytes:
-        """A frame that the clients of this API count as a sign of life."""
+        """A frame that keeps clients of this API from timing out."""
         ...
 
 
@@ -59,7 +59,7 @@ class Codec(Protocol):
     call_id_prefix: str
 
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-        """The request. With a memory, what it knows of the body is not decoded again."""
+        """Decode a request. What the cache holds of the body is not decoded again."""
         ...
 
     def stream(self, request: Request, ids: IdFactory, clock: Clock) -> StreamEncoder: ...
@@ -67,7 +67,7 @@ class Codec(Protocol):
     def encode_message(
         self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
     ) -> bytes:
-        """The whole answer at once, from the fold of the same events: one message a choice."""
+        """Encode a response that is not streamed: one message, folded from events, per choice."""
         ...
 
     def encode_error(self, error: DovetailError) -> ErrorResponse: ...

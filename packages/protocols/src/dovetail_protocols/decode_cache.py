@@ -1,4 +1,4 @@
-"""What pieces of requests decoded to, so that a history is not decoded anew with every turn."""
+"""A cache of decoded parts of requests, so that a history is not decoded with every turn."""
 
 from collections.abc import Callable, Sequence
 from itertools import count, repeat
@@ -20,21 +20,21 @@ _BODY_PREFIX_FRACTION = 4  # the part of all bytes that whole bodies may take
 
 
 class DecodeCache:
-    """Remembers what messages, tools and system prompts decoded to, by their bytes.
+    """Cache what messages, tools and system prompts decoded to, by their bytes.
 
-    `beginnings` has the last bodies of sessions: what they begin with is not even looked up.
+    `body_prefixes` has the last bodies of sessions: their prefixes are not even looked up.
 
-    An agent repeats its whole history with every request. With a memory a known message costs one
-    look-up, and equal bytes give the identical objects for as long as they are held: whatever is
-    derived from a turn or from the tools can be kept by their identity. Nobody may change them.
+    An agent repeats its whole history with every request. With the cache a known message costs one
+    look-up, and equal bytes give the identical objects while they are cached: whatever is derived
+    from a turn or from the tools can be cached by their identity. They must not be changed.
 
-    A memory knows nothing of who asked. All tenants may share one: it answers only to whoever
-    sends the very same bytes. What it could tell at most, by the time a decode takes, is that
-    somebody sent these bytes before; where that is too much, keep one for each tenant.
+    All tenants may share a cache: an entry is only found with the very same bytes. The time that
+    a decode takes can reveal at most that somebody sent these bytes before; where that is too
+    much, use one cache per tenant.
 
     `max_bytes` bounds what is held, by an estimate. Instead of a strict order of use there are two
     generations of half the size: what is used moves into the young one, and when that is full
-    the old one goes. So a hit costs one look-up, and threads may share a memory without a lock: at
+    the old one goes. So a hit costs one look-up, and threads may share a cache without a lock: at
     worst a piece is decoded twice, and both get the first one's result.
     """
 
@@ -51,7 +51,7 @@ class DecodeCache:
         self._old: dict[CacheKey, Any] = {}
 
     def get_or_decode(self, kind: str, source: str | Sequence[Raw], decode: Callable[[], T]) -> T:
-        """What a text, or all of some items, reads as. `kind` names the reader that asks."""
+        """Decode a text, or a list of items as a whole. `kind` names the decoder."""
         key: CacheKey = (kind, source) if isinstance(source, str) else (kind, *map(bytes, source))
         found: T | None = self._get(key)
         return self._put(key, decode()) if found is None else found
@@ -65,7 +65,7 @@ class DecodeCache:
         indexed: bool,
         start: int = 0,
     ) -> list[T]:
-        """What each of the items reads as; `placed` where that depends on its index."""
+        """Decode each of the items; `indexed` if the result depends on the item's index."""
         pieces = map(bytes, items)
         places = count(start)
         keys = list(zip(repeat(kind), places, pieces) if indexed else zip(repeat(kind), pieces))
@@ -76,7 +76,7 @@ class DecodeCache:
         ]
 
     def combine(self, kind: str, parts: tuple[P, ...], make: Callable[[tuple[P, ...]], T]) -> T:
-        """What is made of recalled parts: from the same objects, the same object.
+        """Combine decoded parts: the same parts give the same object.
 
         The parts are held with it, so no other object can come to have their identity.
         """
@@ -105,5 +105,5 @@ class DecodeCache:
         if self._young_bytes + size > self._generation_bytes:
             self._old, self._young, self._young_bytes = self._young, {}, 0
         self._young_bytes += size
-        kept: T = self._young.setdefault(key, value)
-        return kept
+        stored: T = self._young.setdefault(key, value)
+        return stored

@@ -1,4 +1,4 @@
-"""The side channel: a frame the moment a call is complete, a frame for each finished thought.
+"""The side channel: a frame as soon as a call is complete, a frame per finished reasoning span.
 
 The same frames in every API. Names and payloads are those that users of Dynamo know; a custom
 tool's frame carries its free text.
@@ -14,7 +14,7 @@ _encode = msgspec.json.encode
 
 
 class Dispatcher:
-    """Follows the events of one choice and tells what is complete, once."""
+    """Observe the events of one choice and emit a frame for what is complete, once."""
 
     __slots__ = ("_calls", "_choice", "_reasoning", "_reasoning_text", "_spans", "_tools")
 
@@ -28,7 +28,7 @@ class Dispatcher:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to tell at all."""
+        """Whether the client requested any of these frames."""
         return self._tools or self._reasoning
 
     def observe(self, event: Event) -> bytes:
@@ -50,8 +50,8 @@ class Dispatcher:
         text = replace_surrogates("".join(self._reasoning_text))
         self._reasoning_text = []
         index, self._spans = self._spans, self._spans + 1
-        told = {"choice_index": self._choice, "index": index, "reasoning_content": text}
-        data = _encode(told)
+        payload = {"choice_index": self._choice, "index": index, "reasoning_content": text}
+        data = _encode(payload)
         return frame(data, b"reasoning_dispatch")
 
     def _call_frame(self, call: CallOpen, pieces: list[str]) -> bytes:
@@ -59,10 +59,10 @@ class Dispatcher:
         name = {"name": replace_surrogates(call.name)}
         if call.namespace is not None:
             name["namespace"] = call.namespace
-        told: dict[str, object] = {"index": call.index, "id": call.id}
+        tool_call: dict[str, object] = {"index": call.index, "id": call.id}
         if call.custom:
-            told |= {"type": "custom", "custom": {**name, "input": arguments}}
+            tool_call |= {"type": "custom", "custom": {**name, "input": arguments}}
         else:
-            told |= {"type": "function", "function": {**name, "arguments": arguments}}
-        data = _encode({"choice_index": self._choice, "tool_call": told})
+            tool_call |= {"type": "function", "function": {**name, "arguments": arguments}}
+        data = _encode({"choice_index": self._choice, "tool_call": tool_call})
         return frame(data, b"tool_call_dispatch")

@@ -1,4 +1,4 @@
-"""`nvext` and the headers beside it: what a harness knows that helps, and what it wants besides."""
+"""`nvext` and related headers: scheduling hints and options of a harness."""
 
 import re
 from typing import Any, Literal
@@ -27,7 +27,7 @@ _KNOWN_HINTS = {
 
 
 class NvextOptions(msgspec.Struct, frozen=True):
-    """What `nvext` said."""
+    """The options in `nvext`."""
 
     hints: Hints
     extra_fields: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class NvextOptions(msgspec.Struct, frozen=True):
 
 
 def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
-    """Hints and options. Unknown fields are reported; nothing here is a reason to refuse."""
+    """Read hints and options. Unknown fields are reported; nothing here is rejected."""
     fields: dict[str, Any] = nvext if isinstance(nvext, dict) else {}
     raw = fields.get("agent_hints")
     agent: dict[str, Any] = raw if isinstance(raw, dict) else {}

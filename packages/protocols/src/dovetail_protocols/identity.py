@@ -1,4 +1,4 @@
-"""Who is speaking: session, parent and agent, from the headers of every harness we know."""
+"""The identity of the client: session, parent and agent, from the headers of known harnesses."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ PARENT_AGENT_HEADERS = ("x-claude-code-parent-agent-id",)
 def read_identity(
     headers: Headers, *, session: str | None = None, user: str | None = None
 ) -> Identity:
-    """The identity that the headers tell; `session` is what the body says where they are silent.
+    """Read the identity from the headers; `session` is the body's, used where they have none.
 
     A sub-agent without a parent session of its own has the session it runs in as its parent.
     """

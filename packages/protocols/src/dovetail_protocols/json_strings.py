@@ -1,4 +1,4 @@
-"""Strings of the model as JSON, whatever is in them.
+"""Encode strings of the model as JSON, whatever is in them.
 
 Half a surrogate pair, which no model means and no UTF-8 can carry, becomes a question mark.
 """

@@ -31,7 +31,7 @@ ERROR_KINDS: dict[str, tuple[int, str, str | None]] = {
 
 
 def encode_error(error: DovetailError) -> ErrorResponse:
-    """An error as an HTTP answer."""
+    """Encode an error as an HTTP response."""
     status = ERROR_KINDS.get(error.kind, ERROR_KINDS["internal"])[0]
     wait = error.retry_after
     headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)

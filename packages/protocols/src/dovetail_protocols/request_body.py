@@ -1,4 +1,4 @@
-"""Reading a request body: lenient about what is unknown, exact about where a fault is."""
+"""Decode a request body: lenient about unknown fields, exact about the position of an error."""
 
 import json
 import re
@@ -27,9 +27,9 @@ _VALIDATION_PATH = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 class RequestBody:
     """A request body as a JSON object.
 
-    Of the arrays named in `raw`, and of the history, `fields` has the items as bytes. Whoever wants
-    them reads them one by one, and those that the memory knows not at all: what of the history the
-    line has sent before is left out of `fields`.
+    Of the arrays named in `raw_fields`, and of the history, `fields` has the items as bytes. They
+    are decoded one by one, and those in the cache not at all: the part of the history that the
+    session has sent before is left out of `fields`.
     """
 
     __slots__ = ("_bytes", "_cache", "_history", "_remainder", "fields")
@@ -47,9 +47,9 @@ class RequestBody:
         self._remainder: BodyRemainder | None = None
         if cache is not None and history is not None:
             self._remainder = cache.body_prefixes.match(history, body)
-        kept = raw_fields if history is None else (*raw_fields, history.field)
+        as_bytes = raw_fields if history is None else (*raw_fields, history.field)
         self.fields: dict[str, Any] = {
-            name: self.values(value) if isinstance(value, list) and name not in kept else value
+            name: self.values(value) if isinstance(value, list) and name not in as_bytes else value
             for name, value in self._split().items()
         }
 
@@ -64,20 +64,22 @@ class RequestBody:
         return [self.value(raw) for raw in items]
 
     def get_or_decode(self, kind: str, source: str | Sequence[Raw], decode: Callable[[], T]) -> T:
-        """As `Memory.recall`; without a memory it is read. So the two below."""
+        """`DecodeCache.get_or_decode`; decodes where there is no cache."""
         return decode() if self._cache is None else self._cache.get_or_decode(kind, source, decode)
 
     def decode_history(
         self, items: Sequence[Raw], decode: Callable[[int, Raw], T], *, indexed: bool
     ) -> list[T]:
-        """What all of the history reads as, of which the fields have these items."""
-        memory, line, rest = self._cache, self._history, self._remainder
-        if memory is None or line is None:
+        """Decode the whole history, of which `fields` has these items."""
+        cache, history, remainder = self._cache, self._history, self._remainder
+        if cache is None or history is None:
             return [decode(at, raw) for at, raw in enumerate(items)]
-        known: Sequence[T] = rest.known_decoded if rest is not None else ()
-        new = memory.get_or_decode_each(line.kind, items, decode, indexed=indexed, start=len(known))
+        known: Sequence[T] = remainder.known_decoded if remainder is not None else ()
+        new = cache.get_or_decode_each(
+            history.kind, items, decode, indexed=indexed, start=len(known)
+        )
         found = [*known, *new]
-        memory.body_prefixes.put(line, self._bytes, rest, items, found)
+        cache.body_prefixes.put(history, self._bytes, remainder, items, found)
         return found
 
     def combine(self, kind: str, parts: tuple[P, ...], make: Callable[[tuple[P, ...]], T]) -> T:
@@ -101,7 +103,7 @@ class RequestBody:
 
 
 def convert(value: object, kind: type[T], path: str = "") -> T:
-    """The value as a wire type. A fault names the field by its path, as `messages[3].content`."""
+    """Convert to a wire type. An error names the field by its path, as `messages[3].content`."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -122,7 +124,7 @@ def unknown_fields(
 
 
 def ensure_json_object(body: bytes) -> bytes:
-    """The body as sound JSON.
+    """The body as valid JSON.
 
     Clients in JavaScript cut strings in the middle of an emoji and send the half that is left as
     an escape, which no strict reader takes. It stays in the history for good: refused once, the

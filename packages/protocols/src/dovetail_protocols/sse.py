@@ -23,7 +23,7 @@ def comment(text: str) -> bytes:
 
 
 class SseReader:
-    """Reads a stream of frames in any pieces. What it holds is at most one unfinished line."""
+    """Read a stream of frames in chunks of any size. Buffers at most one unfinished line."""
 
     __slots__ = ("_data", "_event", "_line")
 

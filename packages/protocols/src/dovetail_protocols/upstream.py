@@ -1,7 +1,7 @@
-"""What the client sides of the APIs share: what a server takes, and how tools are shown to it.
+"""Shared by the client sides of the APIs: what an upstream server accepts, how it sees tools.
 
-A request goes to a server of another make. What that server takes beyond the core of its API is a
-`Dialect`; what of the request its API cannot carry is told by name, never dropped in silence.
+What a server accepts beyond the core of its API is an `UpstreamDialect`; what of a request its
+API cannot carry is reported by name, never dropped silently.
 """
 
 import json
@@ -25,11 +25,11 @@ ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_segments"]
 
 
 class UpstreamDialect(msgspec.Struct, frozen=True):
-    """What a server takes. `reasoning` is the field of a chat's history in which it reads thoughts.
+    """What a server accepts. `reasoning` is the field of a chat's history that holds reasoning.
 
-    `reasoning_segments` is our own: one thought for each call, so nothing has to be split. Without
+    `reasoning_segments` is our own: one segment for each call, so nothing has to be split. Without
     `custom_tools` such a tool is shown as a function of one string, without `images` a placeholder
-    stands for each. `seals` says that it gave the handles of thoughts, and takes them back.
+    stands for each. `seals` says that it issued the seals of reasoning, and accepts them.
     """
 
     reasoning: ReasoningField | None = "reasoning_content"
@@ -39,7 +39,7 @@ class UpstreamDialect(msgspec.Struct, frozen=True):
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True):
-    """The fields of a body. `lost` are codes of what it could not carry, each once."""
+    """The fields of a body. `dropped` are codes of what it could not carry, each once."""
 
     fields: dict[str, Any]
     dropped: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def tool_parameters(tool: ToolSpec) -> Mapping[str, Any]:
 def call_arguments(call: ToolCallBlock) -> str:
     """A call's arguments as the JSON text of an object: its own where it is one.
 
-    Servers parse what they get. Free text, and what a cut call left, stands as `input`.
+    Servers parse what they get. Free text, and the arguments of a truncated call, become `input`.
     """
     if not call.custom:
         try:
@@ -109,7 +109,7 @@ def image_url(image: ImageBlock) -> str:
 
 
 def template_kwargs(thinking: Thinking) -> dict[str, Any]:
-    """What the server's chat template is told: the client's own words, then its switch.
+    """The arguments of the server's chat template: the client's own, else its switch.
 
     Templates have two names for the switch. An effort says by itself that thinking is on.
     """

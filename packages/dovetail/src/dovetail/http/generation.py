@@ -43,8 +43,8 @@ from dovetail_protocols import (
     ResponsesCodec,
     ResponsesEncoder,
     StreamEncoder,
+    minimal_body,
     overflow_stream,
-    shortened_body,
 )
 
 
@@ -104,9 +104,7 @@ class GenerationEndpoint:
         """Only how the answer is wanted: to refuse what is too much must cost next to nothing."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        return self._add_server_fields(
-            exchange, codec.decode(shortened_body(body), exchange.headers)
-        )
+        return self._add_server_fields(exchange, codec.decode(minimal_body(body), exchange.headers))
 
     async def _decode(
         self, exchange: ApiExchange, account: RequestTracker, codec: Codec

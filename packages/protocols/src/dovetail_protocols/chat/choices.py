@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoiceWriter(Protocol):
-    """The chunks of one choice. `run` is what a lone delta may go on with."""
+    """Write the chunks of one choice. `run` is what a single delta may continue."""
 
     usage: Usage
     finished: bool
@@ -25,7 +25,7 @@ class ChoiceWriter(Protocol):
 
 
 class ChoiceStream(DeltaRunEncoder):
-    """The chunks of one answer. `opening` goes out before the first of them."""
+    """Encode the chunks of one response. `opening` goes out before the first of them."""
 
     __slots__ = ("_choices", "_head", "_include_usage", "_opening", "_over")
 

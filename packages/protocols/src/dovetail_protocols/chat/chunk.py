@@ -30,19 +30,19 @@ class CallFragment(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str | None:
-        told = self.custom or self.function
-        return told.name if told is not None else None
+        part = self.custom or self.function
+        return part.name if part is not None else None
 
     @property
     def text(self) -> str | None:
         if self.custom is not None:
             return self.custom.input
-        told = self.function.arguments if self.function is not None else None
-        return told if told is None or isinstance(told, str) else _json(told)
+        arguments = self.function.arguments if self.function is not None else None
+        return arguments if arguments is None or isinstance(arguments, str) else _json(arguments)
 
 
 class ChunkDelta(msgspec.Struct, frozen=True):
-    """A piece of a message, or all of it. `content` is text or parts, thoughts among them."""
+    """A piece of a message, or all of it. `content` is text or parts, possibly of reasoning."""
 
     content: Any = None
     refusal: str | None = None
@@ -56,9 +56,9 @@ class ChunkDelta(msgspec.Struct, frozen=True):
 
     @property
     def reasoning_text(self) -> str:
-        for told in (self.reasoning_content, self.reasoning):
-            if isinstance(told, str) and told:
-                return told
+        for text in (self.reasoning_content, self.reasoning):
+            if isinstance(text, str) and text:
+                return text
         return _join_text(self.content, reasoning=True)
 
 
@@ -119,17 +119,17 @@ class ChatChunk(msgspec.Struct, frozen=True):
     error: dict[str, Any] | str | None = None
 
 
-Form = TypeVar("Form", bound=msgspec.Struct)
+WireType = TypeVar("WireType", bound=msgspec.Struct)
 
 
 def salvage_chunk(data: str) -> ChatChunk:
-    """What can be read of a chunk with fields of another shape; these are left out."""
+    """Decode what can be read of a chunk with fields of another shape; these are left out."""
     try:
-        told = msgspec.json.decode(data)
+        value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
         return ChatChunk()
-    chunk = _salvage_fields(told, ChatChunk)
-    listed = told.get("choices") if isinstance(told, dict) else None
+    chunk = _salvage_fields(value, ChatChunk)
+    listed = value.get("choices") if isinstance(value, dict) else None
     if chunk.choices is None and isinstance(listed, list):
         choices = [_salvage_choice(choice) for choice in listed]
         return msgspec.structs.replace(chunk, choices=choices)
@@ -144,16 +144,16 @@ def _salvage_choice(value: object) -> ChunkChoice:
     return choice
 
 
-def _salvage_fields(value: object, form: type[Form]) -> Form:
+def _salvage_fields(value: object, wire_type: type[WireType]) -> WireType:
     """The fields that are what they should be; numbers may be text, as some have it."""
     found = value if isinstance(value, dict) else {}
     fields: dict[str, Any] = {}
-    for field in msgspec.structs.fields(form):
+    for field in msgspec.structs.fields(wire_type):
         if found.get(field.name) is not None:
             with suppress(msgspec.ValidationError, RecursionError):
                 given = msgspec.convert(found[field.name], field.type, strict=False)
                 fields[field.name] = given
-    return form(**fields)
+    return wire_type(**fields)
 
 
 def _json(value: object) -> str:
@@ -161,7 +161,7 @@ def _json(value: object) -> str:
 
 
 def _join_text(content: object, *, reasoning: bool) -> str:
-    """The text of a content, or of the thoughts among its parts, as Mistral's API has them."""
+    """The text of a content, or of the reasoning among its parts, as in Mistral's API."""
     if isinstance(content, str):
         return "" if reasoning else content
     parts = content if isinstance(content, list) else []
@@ -171,5 +171,5 @@ def _join_text(content: object, *, reasoning: bool) -> str:
 def _part_text(part: dict[str, Any], reasoning: bool) -> str:
     if (part.get("type") == "thinking") != reasoning:
         return ""
-    told = part.get("thinking") if reasoning else part.get("text")
-    return told if isinstance(told, str) else _join_text(told, reasoning=False)
+    text = part.get("thinking") if reasoning else part.get("text")
+    return text if isinstance(text, str) else _join_text(text, reasoning=False)

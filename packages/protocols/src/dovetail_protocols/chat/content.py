@@ -11,7 +11,7 @@ _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),(.*)", re.DOTALL)
 
 
 def decode_content(content: Content) -> tuple[ContentBlock, ...]:
-    """What a message shows, part by part. Thoughts among the parts are left to `thoughts`."""
+    """Decode the visible parts of a message. `decode_reasoning` decodes the others."""
     if content is None or content == "":
         return ()
     if isinstance(content, str):
@@ -22,7 +22,7 @@ def decode_content(content: Content) -> tuple[ContentBlock, ...]:
 
 
 def decode_reasoning(content: Content) -> tuple[ReasoningBlock, ...]:
-    """Thoughts that a client keeps among an assistant's parts, as Mistral's API has them."""
+    """Decode reasoning among an assistant's parts, as in Mistral's API."""
     if not isinstance(content, list):
         return ()
     parts = [part for part in content if isinstance(part, Part) and part.type in _REASONING_TYPES]

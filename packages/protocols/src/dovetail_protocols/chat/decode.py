@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions` into a request."""
+"""Decode the body of `POST /v1/chat/completions`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
 
 
 class ChatEcho(msgspec.Struct, frozen=True):
-    """What the encoder must know to answer in kind; `unknown` is what nobody understood."""
+    """What the encoder must know of the request; `unknown` are its unknown fields."""
 
     include_usage: bool = False
     segments: bool = False
@@ -29,13 +29,13 @@ class ChatEcho(msgspec.Struct, frozen=True):
 
 
 def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-    """A request, read leniently: what nobody here understands is reported, never refused."""
-    line = HistoryKey("messages", "chat.message", read_session(headers))
-    sent = RequestBody(body, cache, raw_fields=("tools",), history=line)
+    """Decode a request leniently: unknown fields are reported, never rejected."""
+    history_key = HistoryKey("messages", "chat.message", read_session(headers))
+    sent = RequestBody(body, cache, raw_fields=("tools",), history=history_key)
     fields = sent.fields
     wire = convert(fields, ChatRequest)
-    more = read_nvext(wire.nvext, headers)
-    offered = decode_tools(wire, sent)
+    nvext = read_nvext(wire.nvext, headers)
+    chat_tools = decode_tools(wire, sent)
     messages = _messages(wire, sent)
     history = ChatHistory(sent)
     for message in messages:
@@ -44,24 +44,24 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
         model=require_model(wire),
         turns=history.turns(),
         system=history.system(),
-        tools=offered.tools,
-        tool_choice=offered.choice,
+        tools=chat_tools.tools,
+        tool_choice=chat_tools.choice,
         sampling=_sampling(wire),
-        thinking=decode_thinking(wire, more.max_thinking_tokens),
+        thinking=decode_thinking(wire, nvext.max_thinking_tokens),
         output=_output(wire.response_format or {}),
         identity=read_identity(
             headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)
         ),
-        hints=more.hints,
+        hints=nvext.hints,
         stream=bool(wire.stream),
         ignored=(
-            *ignored_fields(fields, wire, more),
-            *offered.ignored,
+            *ignored_fields(fields, wire, nvext),
+            *chat_tools.ignored,
             *(("messages[].name",) if any(message.named for message in messages) else ()),
         ),
         echo=ChatEcho(
             include_usage=include_usage(wire),
-            segments="reasoning_segments" in more.extra_fields,
+            segments="reasoning_segments" in nvext.extra_fields,
             service_tier=wire.service_tier is not None,
             unknown={name: fields[name] for name in unknown_fields(fields, ChatRequest)},
         ),
@@ -83,17 +83,17 @@ def include_usage(wire: SamplingFields) -> bool:
 
 
 def ignored_fields(
-    fields: dict[str, Any], wire: SamplingFields, more: NvextOptions
+    fields: dict[str, Any], wire: SamplingFields, nvext: NvextOptions
 ) -> tuple[str, ...]:
-    """Fields that say something nobody here understands. Null says nothing."""
-    told = {name: value for name, value in fields.items() if value is not None}
-    options = told.get("stream_options")
+    """Unknown fields with a value other than null."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    options = present.get("stream_options")
     inner = (
         unknown_fields(options, StreamOptions, "stream_options.")
         if isinstance(options, dict)
         else ()
     )
-    return (*unknown_fields(told, type(wire)), *inner, *more.ignored)
+    return (*unknown_fields(present, type(wire)), *inner, *nvext.ignored)
 
 
 def _messages(wire: ChatRequest, sent: RequestBody) -> list[DecodedMessage]:
@@ -109,17 +109,17 @@ def _messages(wire: ChatRequest, sent: RequestBody) -> list[DecodedMessage]:
 
 def _sampling(wire: ChatRequest) -> Sampling:
     newer = wire.max_completion_tokens
-    asked = wire.logprobs or (wire.logprobs is None and wire.top_logprobs is not None)
+    wants_logprobs = wire.logprobs or (wire.logprobs is None and wire.top_logprobs is not None)
     return decode_sampling(
         wire,
         max_tokens=wire.max_tokens if newer is None else newer,
-        logprobs=(wire.top_logprobs or 0) if asked else None,
+        logprobs=(wire.top_logprobs or 0) if wants_logprobs else None,
         param="max_tokens" if newer is None else "max_completion_tokens",
     )
 
 
 def _output(format: dict[str, Any]) -> OutputFormat:
-    """The form of the answer. A schema may stand beside the type, as llama.cpp has it."""
+    """The format of the output. A schema may stand next to the type, as in llama.cpp."""
     match format.get("type"):
         case None | "text":
             return OutputFormat()

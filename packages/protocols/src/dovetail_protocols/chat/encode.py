@@ -1,4 +1,4 @@
-"""Events into the chunks of a chat stream.
+"""Encode events as the chunks of a chat stream.
 
 All that is constant in a chunk is made once; a delta costs the encoding of its text and a join.
 """
@@ -35,7 +35,7 @@ _DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatStream(ChoiceStream):
-    """The chunks of one answer: the roles of all choices are told first, in order."""
+    """Encode the chunks of one response: the roles of all choices come first, in order."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class _ChatChoiceWriter:
         self._dispatcher = dispatcher if dispatcher.active else None
         self._segments = ReasoningSegments() if chat_echo(request).segments else None
         self._top = request.sampling.logprobs
-        self._logprobs: list[TokenLogprob] = []  # told with the next chunk
+        self._logprobs: list[TokenLogprob] = []  # sent with the next chunk
         self.usage = Usage()
         self.finished = False
         self.run = NO_RUN
@@ -107,7 +107,7 @@ class _ChatChoiceWriter:
         return chunk
 
     def _encode_delta(self, run: DeltaRun, text: str) -> bytes:
-        """A delta. The next one may go on with it if there is nobody else to tell of it."""
+        """Encode a delta. The next one may continue it if nothing else observes deltas."""
         if self._dispatcher is None and self._segments is None:
             self.run = run
         chunk = run.frame(text)
@@ -155,9 +155,9 @@ class _ChatChoiceWriter:
     def _take_logprobs(self) -> bytes:
         if not self._logprobs:
             return b'"logprobs":null'
-        told = encode_logprobs(self._logprobs, self._top or 0)
+        encoded = encode_logprobs(self._logprobs, self._top or 0)
         self._logprobs = []
-        return b'"logprobs":' + told
+        return b'"logprobs":' + encoded
 
     def _finish(self, finish: Finish) -> bytes:
         self.finished = True
@@ -173,7 +173,7 @@ class _ChatChoiceWriter:
 
 
 def chat_echo(request: Request) -> ChatEcho:
-    """What the request's own codec noted; a request from elsewhere is answered plainly."""
+    """The echo of the request, or a default one where another codec decoded it."""
     return request.echo if isinstance(request.echo, ChatEcho) else ChatEcho()
 
 

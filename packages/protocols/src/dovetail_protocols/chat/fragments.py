@@ -1,4 +1,4 @@
-"""Calls of a chat stream, put together from their fragments and told one after the other.
+"""Assemble the calls of a chat stream from their fragments, and emit them one after the other.
 
 A call ends where the next one begins. Some servers begin several and fill them in turns: there the
 next one waits until the arguments of the one before it are whole, so that no client runs a call
@@ -12,7 +12,7 @@ from dovetail_protocols.chat.chunk import CallFragment
 
 
 class CallAssembler:
-    """The calls of one choice. Those before `_told` are closed, those behind it wait."""
+    """The calls of one choice. Those before `_emitted` are closed, those behind it wait."""
 
     __slots__ = ("_calls", "_emitted")
 
@@ -30,7 +30,7 @@ class CallAssembler:
         return self._owner(fragment) is None
 
     def add(self, fragment: CallFragment) -> list[Event]:
-        """What can be told now."""
+        """Add a fragment and take the events that are ready."""
         call = self._owner(fragment)
         if call is None:
             call = _CallBuilder(len(self._calls), fragment.index, fragment.id)
@@ -48,7 +48,7 @@ class CallAssembler:
             self._emitted += 1
 
     def close(self, *, truncated: bool = False) -> list[Event]:
-        """The end of all calls. The last one stays open where the answer was cut."""
+        """Close all calls. The last one stays open if the output was truncated."""
         out: list[Event] = []
         for call in self._calls[self._emitted :]:
             out += call.take_events()
@@ -79,7 +79,7 @@ class _CallBuilder:
         self._name = ""
         self._custom = False
         self._arguments: list[str] = []
-        self._emitted = -1  # pieces that were told; -1 before the call itself was
+        self._emitted = -1  # pieces that were emitted; -1 before the call itself was
         self.closed = False
 
     @property
@@ -115,7 +115,7 @@ class _CallBuilder:
             self._id = self._id or fragment.id
 
     def take_events(self) -> list[Event]:
-        """What was not told of it yet."""
+        """The events that were not emitted yet."""
         out: list[Event] = []
         if not self.opened:
             return out

@@ -1,4 +1,4 @@
-"""Messages of a chat into turns: what came first as system, calls and results tied by their ids."""
+"""Decode the messages of a chat into turns; calls and results are tied by their ids."""
 
 import json
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from dovetail_protocols.request_body import RequestBody, convert, join_turns
 
 
 class DecodedMessage(msgspec.Struct, frozen=True):
-    """One message, as far as it tells by itself. A result without an id does not know its call.
+    """One decoded message. A result without an id does not know its call.
 
-    `named` says that it names its speaker, which has no place in the model; a tool's name is known
-    from its call. `calls` are the ids of its calls.
+    `named` says that the message has a `name`, which the data model does not have; a tool's name
+    is known from its call. `calls` are the ids of its calls.
     """
 
     turn: Turn
@@ -43,7 +43,7 @@ def decode_message(value: object, at: int) -> DecodedMessage:
 
 
 class ChatHistory:
-    """Takes the messages one by one; `system` and `turns` are what they make.
+    """Collect messages one by one into `system` and `turns`.
 
     What several of them make together is the same object whenever they are the same ones.
     """
@@ -78,16 +78,16 @@ class ChatHistory:
         return tuple(self._turns)
 
     def _resolve_result(self, turn: Turn) -> Turn:
-        """A result. Without an id it answers the first call that has no result yet."""
+        """A result. Without an id it belongs to the first call that has no result yet."""
         result = turn.blocks[0]
         assert isinstance(result, ToolResultBlock)
         call_id = result.call_id or next(iter(self._pending_calls), "")
         self._pending_calls.pop(call_id, None)
         if call_id == result.call_id:
             return turn
-        answer = msgspec.structs.replace(result, call_id=call_id)
+        resolved = msgspec.structs.replace(result, call_id=call_id)
         parts: tuple[object, ...] = (turn, call_id)
-        return self._body.combine("chat.answer", parts, lambda _: Turn("tool", (answer,)))
+        return self._body.combine("chat.result", parts, lambda _: Turn("tool", (resolved,)))
 
     def _end_results(self) -> None:
         """Results that follow each other are one turn."""
@@ -101,10 +101,10 @@ def _assistant(at: int, message: ChatMessage) -> tuple[Block, ...]:
     segments = decode_segments(
         message.reasoning_segments, message.reasoning_content, message.reasoning
     )
-    said: list[Block] = [*decode_content(message.content), *decode_content(message.refusal)]
+    visible: list[Block] = [*decode_content(message.content), *decode_content(message.refusal)]
     if not segments:
-        said = [*decode_reasoning(message.content), *said]
-    return interleave(segments, said, _calls(at, message))
+        visible = [*decode_reasoning(message.content), *visible]
+    return interleave(segments, visible, _calls(at, message))
 
 
 def _calls(at: int, message: ChatMessage) -> Sequence[ToolCallBlock]:

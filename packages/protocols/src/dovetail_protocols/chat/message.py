@@ -1,4 +1,4 @@
-"""A whole answer, from the fold of the same events that would have been streamed."""
+"""Encode a response that is not streamed, from the fold of the same events."""
 
 from collections.abc import Sequence
 
@@ -33,9 +33,9 @@ def encode_message(
     clock: Clock,
     reasoning_field: str,
 ) -> bytes:
-    """One choice for each message."""
+    """Encode one choice for each message."""
     echo = chat_echo(request)
-    answer = ChatCompletionOut(
+    completion = ChatCompletionOut(
         id=ids("chatcmpl-"),
         created=int(clock()),
         model=request.model,
@@ -46,16 +46,16 @@ def encode_message(
         ],
         usage=combine_usage([message.usage for message in messages]),
     )
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(completion)
 
 
 def _choice(at: int, message: Message, request: Request, reasoning_field: str) -> ChatChoiceOut:
     top = request.sampling.logprobs
-    told = top is not None and bool(message.logprobs)
+    has_logprobs = top is not None and bool(message.logprobs)
     return ChatChoiceOut(
         index=at,
         message=_message(message, chat_echo(request), reasoning_field),
-        logprobs=to_logprobs_out(message.logprobs, top or 0) if told else None,
+        logprobs=to_logprobs_out(message.logprobs, top or 0) if has_logprobs else None,
         finish_reason=FINISH_REASONS[message.finish],
         stop_reason=UNSET if message.stop_sequence is None else message.stop_sequence,
     )

@@ -1,4 +1,4 @@
-"""How an answer ended, what it cost and how likely its tokens were, in OpenAI's terms."""
+"""Finish reasons, usage and logprobs in OpenAI's terms."""
 
 from collections.abc import Sequence
 
@@ -31,20 +31,20 @@ FINISH_REASONS: dict[FinishReason, str] = {
     "context_window": "length",
     "refusal": "content_filter",
 }
-"""How an answer may end. Others are broken, and never end as if they were whole."""
+"""How a response may end. Any other reason is reported as a failure."""
 
 _BROKEN = Failure("engine", "The model's output broke off.")
 
 
 def as_failure(event: Event) -> Failure | None:
-    """The failure that this event is, or tells of by how it ends the answer."""
+    """The failure that this event is or stands for, if any."""
     if isinstance(event, Finish) and event.reason not in FINISH_REASONS:
         return _BROKEN
     return event if isinstance(event, Failure) else None
 
 
 def require_complete(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages, if all of them are answers; the error of the first that is none."""
+    """Return the messages if all of them are complete; raise the error of the first that is not."""
     for message in messages:
         if message.failure is not None or message.finish not in FINISH_REASONS:
             raise error_from_failure(message.failure or _BROKEN)

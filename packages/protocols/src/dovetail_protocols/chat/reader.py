@@ -1,7 +1,7 @@
-"""A chat stream back into events: what an upstream server sent, or a recording.
+"""Decode a chat stream into events: the response of an upstream server, or a recording.
 
-The chunks do not say where a thought or a call ends. It ends where something else begins, or at
-the finish; our own dispatch frames say it sooner. A call that the finish cut is left open.
+The chunks do not say where reasoning or a call ends. It ends where something else begins, or at
+the finish; our own dispatch frames say it sooner. A call that the finish truncates is left open.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ _decode = msgspec.json.Decoder(ChatChunk).decode
 
 
 class ChatReader:
-    """Reads one choice of a stream, in any pieces."""
+    """Read one choice of a stream, in chunks of any size."""
 
     __slots__ = ("_calls", "_choice", "_finish", "_out", "_over", "_span", "_sse", "_usage")
 
@@ -68,7 +68,7 @@ class ChatReader:
         return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
-        """The events of an answer that did not come as a stream."""
+        """Decode a response that is not streamed."""
         self._take(ServerEvent("", body.decode("utf-8", "replace")))
         return self.finish()
 
@@ -115,14 +115,14 @@ class ChatReader:
     def _take_choice(self, choice: ChunkChoice) -> None:
         delta = choice.delta or choice.message or ChunkDelta()
         tokens = choice.logprobs.content if choice.logprobs else None
-        said: list[Event] = [Logprobs(tuple(map(_token, tokens)))] if tokens else []
-        if thought := delta.reasoning_text:
-            self._append_delta("reasoning", [*said, ReasoningDelta(thought)])
-            said = []
+        logprobs: list[Event] = [Logprobs(tuple(map(_token, tokens)))] if tokens else []
+        if reasoning := delta.reasoning_text:
+            self._append_delta("reasoning", [*logprobs, ReasoningDelta(reasoning)])
+            logprobs = []
         if text := delta.text:
-            self._append_delta("text", [*said, TextDelta(text)])
-            said = []
-        self._out += said
+            self._append_delta("text", [*logprobs, TextDelta(text)])
+            logprobs = []
+        self._out += logprobs
         for fragment in delta.tool_calls or ():
             self._take_fragment(fragment)
         if choice.finish_reason and self._finish is None:
@@ -163,11 +163,11 @@ class ChatReader:
     def _fail(self, error: dict[str, Any] | str) -> None:
         self._over = True
         self._out += self._calls.close(truncated=True)
-        told = error if isinstance(error, dict) else {"message": error}
-        message, param = told.get("message"), told.get("param")
+        fields = error if isinstance(error, dict) else {"message": error}
+        message, param = fields.get("message"), fields.get("param")
         self._out.append(
             Failure(
-                error_kind(told),
+                error_kind(fields),
                 message if isinstance(message, str) else "The server failed.",
                 param if isinstance(param, str) else None,
             )

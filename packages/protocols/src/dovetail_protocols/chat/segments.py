@@ -1,7 +1,7 @@
-"""Reasoning in segments: how interleaved thoughts survive an API that groups them.
+"""Reasoning in segments: how interleaved reasoning survives an API that groups it.
 
 A chat message has one place for reasoning and one list of calls. For N calls there are N+1
-segments: segment i was thought before call i, the last one after all of them.
+segments: segment i precedes call i, the last one follows all of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from dovetail_model import Block, OutputBlock, ReasoningBlock, TextBlock, ToolCa
 
 
 class ReasoningSegments:
-    """Cuts the thoughts of an answer at its calls."""
+    """Split the reasoning of a response at its calls."""
 
     __slots__ = ("_segments",)
 
@@ -21,7 +21,7 @@ class ReasoningSegments:
         self._segments[-1].append(text)
 
     def start_call(self) -> None:
-        """A call begins: what is thought from here on belongs to the next segment."""
+        """A call begins: reasoning from here on belongs to the next segment."""
         self._segments.append([])
 
     def texts(self) -> list[str]:
@@ -29,7 +29,7 @@ class ReasoningSegments:
 
 
 def split_reasoning(blocks: Iterable[OutputBlock]) -> list[str]:
-    """The segments of a finished answer."""
+    """The segments of a finished response."""
     segments = ReasoningSegments()
     for block in blocks:
         if isinstance(block, ReasoningBlock):
@@ -40,7 +40,7 @@ def split_reasoning(blocks: Iterable[OutputBlock]) -> list[str]:
 
 
 def group_texts(blocks: Sequence[OutputBlock]) -> tuple[str, str]:
-    """All visible text of an answer and all its reasoning, as the grouped fields show them."""
+    """All visible text of a response and all its reasoning, as in the grouped fields."""
     text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
     return text, "".join(split_reasoning(blocks))
 

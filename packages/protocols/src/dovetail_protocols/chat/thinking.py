@@ -1,4 +1,4 @@
-"""Thinking controls: every spelling that clients and templates have for one question.
+"""Thinking controls: all the fields by which clients and templates control reasoning.
 
 The more specific spelling wins: what the client hands to the template itself, then switches, then
 an effort, which says by itself that thinking is on unless it is `none`.
@@ -15,7 +15,7 @@ _OFF = frozenset({"disabled", "none", "off", "false", "chat", "no_think"})
 
 
 def decode_thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -> Thinking:
-    """What the request says about thinking; template arguments are kept as they came."""
+    """Decode the thinking controls; template arguments are passed on unchanged."""
     template = {**(wire.chat_template_args or {}), **(wire.chat_template_kwargs or {})}
     reasoning, switch = _fields(wire.reasoning, "enabled"), _fields(wire.thinking, "type")
     effort = _text(template.get("reasoning_effort"), wire.reasoning_effort, reasoning.get("effort"))
@@ -55,7 +55,7 @@ def _enabled(switches: Iterable[object], effort: str | None) -> bool | None:
 
 
 def _keep(switch: Mapping[str, Any]) -> Literal["all", "template"]:
-    """GLM's API keeps the thoughts of earlier turns when `clear_thinking` is false."""
+    """GLM's API keeps the reasoning of earlier turns when `clear_thinking` is false."""
     return "all" if switch.get("clear_thinking") is False else "template"
 
 

@@ -13,7 +13,7 @@ Tools = tuple[ToolSpec, ...]
 
 
 class ChatTools(msgspec.Struct, frozen=True):
-    """What the model is offered, and what of the offer nobody here can serve."""
+    """The tools of the model, the choice among them, and the paths of unsupported tools."""
 
     tools: Tools = ()
     choice: ToolChoice = ToolChoice()
@@ -25,18 +25,23 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
     given = wire.tools or ()
     tools, ignored = sent.get_or_decode("chat.tools", given, lambda: _tools(sent, given))
     path = "tool_choice"
-    asked = wire.tool_choice
+    tool_choice = wire.tool_choice
     if wire.functions and not wire.tools:
         tools = tuple(
             _function(function, f"functions[{at}]") for at, function in enumerate(wire.functions)
         )
-    if asked is None and wire.function_call is not None:
-        path, asked = "function_call", wire.function_call
-    if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
-        asked, tools = _allowed(asked, tools)
-    elif isinstance(asked, dict) and asked.get("type") in ("auto", "none", "required", "any"):
-        asked = str(asked["type"])
-    choice = _choice(asked, tools, path, parallel=wire.parallel_tool_calls is not False)
+    if tool_choice is None and wire.function_call is not None:
+        path, tool_choice = "function_call", wire.function_call
+    if isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools":
+        tool_choice, tools = _allowed(tool_choice, tools)
+    elif isinstance(tool_choice, dict) and tool_choice.get("type") in (
+        "auto",
+        "none",
+        "required",
+        "any",
+    ):
+        tool_choice = str(tool_choice["type"])
+    choice = _choice(tool_choice, tools, path, parallel=wire.parallel_tool_calls is not False)
     return ChatTools(tools, choice, ignored)
 
 

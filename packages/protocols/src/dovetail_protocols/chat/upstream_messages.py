@@ -1,15 +1,15 @@
-"""Turns as the messages of a chat, for a server that somebody else made.
+"""Turns as the messages of a chat, for an upstream server.
 
-A chat message has one place for reasoning and one list of calls. A turn in which a thought or text
-follows a call is told in several messages, each with its own thought and calls, each followed by
+A chat message has one place for reasoning and one list of calls. A turn in which reasoning or text
+follows a call becomes several messages, each with its own reasoning and calls, each followed by
 the results of these calls:
 
     think0 call0 think1 call1, result0 result1
     -> assistant(think0, call0) tool(result0) assistant(think1, call1) tool(result1)
 
-That keeps each thought with its call, and the server's prompt the same as far as the first call's
-end. It needs the results of all calls before the cut in the turn that follows: where one is
-missing, the turn stays one message and the loss is told.
+That keeps reasoning with its call, and the server's prompt the same as far as the first call's
+end. It needs the results of all calls before the split in the turn that follows: where one is
+missing, the turn stays one message and the loss is reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ TurnWriter = Callable[[Turn], str]
 
 
 class ChatMessageBuilder:
-    """Tells a request's turns. `lost` are codes of what a chat could not carry."""
+    """Build the messages of a request. `dropped` are codes of what a chat could not carry."""
 
     __slots__ = ("_dialect", "_messages", "_names", "_write_turn", "dropped")
 
@@ -60,9 +60,9 @@ class ChatMessageBuilder:
         turns = iter(zip(request.turns, (*request.turns, None)[1:], strict=True))
         for turn, following in turns:
             if turn.role == "assistant":
-                answered = following is not None and following.role == "tool"
-                self._append_assistant(turn, _results(following) if answered else [])
-                if answered:
+                has_results = following is not None and following.role == "tool"
+                self._append_assistant(turn, _results(following) if has_results else [])
+                if has_results:
                     next(turns)
             elif turn.role == "tool":
                 self._append_results(_results(turn), {})
@@ -87,7 +87,7 @@ class ChatMessageBuilder:
             left = [result for result in left if result not in now]
             self._append_results(now, calls)
 
-    def _split_turn(self, turn: Turn, answered: set[str]) -> list[tuple[Block, ...]]:
+    def _split_turn(self, turn: Turn, result_ids: set[str]) -> list[tuple[Block, ...]]:
         """The messages that a turn becomes, see the module."""
         pieces = split_after_calls(turn.blocks)
         if self._write_turn is not None or len(pieces) == 1:
@@ -95,13 +95,13 @@ class ChatMessageBuilder:
         if self._dialect.reasoning == "reasoning_segments":
             return [turn.blocks]
         before = [block for piece in pieces[:-1] for block in piece]
-        if all(block.id in answered for block in before if isinstance(block, ToolCallBlock)):
+        if all(block.id in result_ids for block in before if isinstance(block, ToolCallBlock)):
             return pieces
         self.dropped["interleaving_not_carried"] = None
         return [turn.blocks]
 
     def _assistant_message(self, blocks: tuple[Block, ...]) -> MessageDict:
-        """One assistant message; its role alone where nothing of it can be told."""
+        """One assistant message; its role alone where it has no content."""
         if self._write_turn is not None:
             text = self._write_turn(Turn("assistant", blocks))
             return {"role": "assistant", "content": text} if text else {"role": "assistant"}
@@ -110,26 +110,26 @@ class ChatMessageBuilder:
         message: MessageDict = {"role": "assistant"}
         if text or calls:
             message["content"] = text
-        if thoughts := self._reasoning_fields(blocks):
-            message |= thoughts
+        if reasoning := self._reasoning_fields(blocks):
+            message |= reasoning
             message.setdefault("content", "")
         if calls:
             message["tool_calls"] = calls
         return message
 
     def _reasoning_fields(self, blocks: tuple[Block, ...]) -> MessageDict:
-        thoughts = [b.text for b in blocks if isinstance(b, ReasoningBlock) and b.text]
-        if not thoughts:
+        texts = [b.text for b in blocks if isinstance(b, ReasoningBlock) and b.text]
+        if not texts:
             return {}
         match self._dialect.reasoning:
             case None:
                 self.dropped["reasoning_not_carried"] = None
                 return {}
             case "reasoning_segments":
-                said = [b for b in blocks if isinstance(b, ReasoningBlock | ToolCallBlock)]
-                return {"reasoning_segments": split_reasoning(said)}
+                relevant = [b for b in blocks if isinstance(b, ReasoningBlock | ToolCallBlock)]
+                return {"reasoning_segments": split_reasoning(relevant)}
             case field:
-                return {field: "\n".join(thoughts)}
+                return {field: "\n".join(texts)}
 
     def _call(self, call: ToolCallBlock) -> MessageDict:
         name = self._names.upstream_name(call)
@@ -142,15 +142,15 @@ class ChatMessageBuilder:
     def _append_results(self, results: Sequence[ToolResultBlock], calls: Mapping[str, str]) -> None:
         """Results of these calls, which are ids and names; some templates look for a name.
 
-        A result whose call is gone is refused by servers: a user tells it.
+        A result whose call is gone is rejected by servers: it becomes a user message.
 
         A result is text in this API; its images follow all results in a message of their own.
         """
         images: list[Block] = []
-        strangers: list[ToolResultBlock] = []
+        unmatched: list[ToolResultBlock] = []
         for result in results:
             if result.call_id not in calls:
-                strangers.append(result)
+                unmatched.append(result)
                 continue
             name = calls[result.call_id]
             self._append_text(
@@ -159,7 +159,7 @@ class ChatMessageBuilder:
             images += [block for block in result.blocks if isinstance(block, ImageBlock)]
         if self._dialect.images:
             self._append_content("user", images)
-        for result in strangers:
+        for result in unmatched:
             self._append_content("user", result.blocks)
 
     def _append_content(self, role: str, blocks: Sequence[Block]) -> None:
@@ -175,11 +175,11 @@ class ChatMessageBuilder:
 
 
 def split_after_calls(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
-    """A turn cut wherever a thought or text follows a call."""
+    """Split a turn wherever reasoning or text follows a call."""
     pieces: list[list[Block]] = [[]]
     for block in blocks:
-        spoken = isinstance(block, ReasoningBlock | TextBlock)
-        if spoken and pieces[-1] and isinstance(pieces[-1][-1], ToolCallBlock):
+        is_output = isinstance(block, ReasoningBlock | TextBlock)
+        if is_output and pieces[-1] and isinstance(pieces[-1][-1], ToolCallBlock):
             pieces.append([])
         pieces[-1].append(block)
     return [tuple(piece) for piece in pieces]

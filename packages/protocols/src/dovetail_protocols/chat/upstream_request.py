@@ -1,4 +1,4 @@
-"""A request as the body of somebody else's `POST /v1/chat/completions`."""
+"""Build the body of `POST /v1/chat/completions` for an upstream server."""
 
 from typing import Any
 
@@ -31,14 +31,14 @@ def build_chat_request(
     dialect: UpstreamDialect | None = None,
     write_turn: TurnWriter | None = None,
 ) -> UpstreamRequest:
-    """A body that asks for a stream. `write` makes texts of the model's turns, calls and all.
+    """Build a streaming request. `write_turn` renders the model's turns as text, calls included.
 
-    Only what the request says is said: what it leaves open is the server's to decide.
+    Only what the request sets is sent: the server decides the rest.
     """
     dialect = dialect or UpstreamDialect()
     names = ToolNames(request.tools)
-    teller = ChatMessageBuilder(names, dialect, write_turn)
-    fields: dict[str, Any] = {"model": model, "messages": teller.build(request)}
+    builder = ChatMessageBuilder(names, dialect, write_turn)
+    fields: dict[str, Any] = {"model": model, "messages": builder.build(request)}
     fields |= _tools(request, names, dialect)
     fields |= _sampling(request.sampling)
     fields |= _output(request.output)
@@ -47,11 +47,11 @@ def build_chat_request(
     if switches := template_kwargs(request.thinking):
         fields["chat_template_kwargs"] = switches
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return UpstreamRequest(fields, tuple(teller.dropped))
+    return UpstreamRequest(fields, tuple(builder.dropped))
 
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
-    """Tools and the choice among them. What is usual is not said."""
+    """Tools and the choice among them. Defaults are left out."""
     if not request.tools:
         return {}
     fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}

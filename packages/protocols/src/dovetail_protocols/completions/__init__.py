@@ -21,7 +21,7 @@ class CompletionsCodec:
     call_id_prefix = "call_"
 
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-        """The request. There is no history in it to remember."""
+        """Decode a request. It has no history to cache."""
         return _decode.decode(body, headers)
 
     def stream(self, request: Request, ids: IdFactory, clock: Clock) -> CompletionStream:

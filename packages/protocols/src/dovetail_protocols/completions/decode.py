@@ -1,7 +1,7 @@
-"""The body of `POST /v1/completions` into a request.
+"""Decode the body of `POST /v1/completions`.
 
-A raw prompt is no turn: no template may touch it. It waits in the request's echo, and whoever
-feeds the engine asks for it with `raw_prompt`.
+A raw prompt is not a turn: no template is applied to it. It is part of the request's echo, where
+`raw_prompt` reads it.
 """
 
 import msgspec
@@ -19,7 +19,7 @@ RawPrompt = str | tuple[int, ...]
 
 
 class CompletionEcho(msgspec.Struct, frozen=True):
-    """The prompt, and what the encoder must know to answer in kind."""
+    """The prompt, and what the encoder must know of the request."""
 
     prompt: RawPrompt
     repeat: bool = False
@@ -30,7 +30,7 @@ def decode(body: bytes, headers: Headers) -> Request:
     """A request without turns. Its prompt is in the echo."""
     fields = RequestBody(body).fields
     wire = convert(fields, CompletionRequest)
-    more = read_nvext(wire.nvext, headers)
+    nvext = read_nvext(wire.nvext, headers)
     prompt = _prompt(wire.prompt)
     _reject_unsupported(wire, prompt)
     return Request(
@@ -41,9 +41,9 @@ def decode(body: bytes, headers: Headers) -> Request:
         identity=read_identity(
             headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)
         ),
-        hints=more.hints,
+        hints=nvext.hints,
         stream=bool(wire.stream),
-        ignored=ignored_fields(fields, wire, more),
+        ignored=ignored_fields(fields, wire, nvext),
         echo=CompletionEcho(prompt, repeat=bool(wire.echo), include_usage=include_usage(wire)),
     )
 
@@ -56,7 +56,7 @@ def raw_prompt(request: Request) -> RawPrompt:
 
 
 def _prompt(prompt: Prompt) -> RawPrompt:
-    """One prompt, bare or in a list. Several would be several answers in one."""
+    """One prompt, bare or in a list. Several would be several responses in one."""
     if isinstance(prompt, str):
         return prompt
     items = prompt or [""]
@@ -80,7 +80,7 @@ def _ids(ids: list[int], path: str) -> tuple[int, ...]:
 
 
 def _reject_unsupported(wire: CompletionRequest, prompt: RawPrompt) -> None:
-    """What would change the answer and cannot be done is refused, not passed over."""
+    """Reject what would change the response and is not supported, rather than ignore it."""
     if wire.suffix:
         raise Unsupported("suffix: text is only added at the end", param="suffix")
     if wire.best_of is not None and wire.best_of != (wire.n or 1):

@@ -1,6 +1,6 @@
-"""Events into the chunks of a text completion, and the whole of it.
+"""Encode events as the chunks of a text completion, or as a whole one.
 
-No parser runs on a raw completion: its text is all text. Should thoughts come, they are text, too.
+No parser runs on a raw completion: its output is all text. Reasoning would be text, too.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ _DELTA_END = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class CompletionStream(ChoiceStream):
-    """The chunks of one answer."""
+    """Encode the chunks of one response."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ class _CompletionChoiceWriter:
         self._text = DeltaRun(TextDelta, self._start, _DELTA_END, choice=at)
         self._prompt = _echoed_prompt(request)
         self._top = request.sampling.logprobs
-        self._tokens: list[TokenLogprob] = []  # told with the next chunk
+        self._tokens: list[TokenLogprob] = []  # sent with the next chunk
         self._logprobs = LogprobOffsets(len(self._prompt))
         self.usage = Usage()
         self.finished = False
@@ -101,8 +101,8 @@ class _CompletionChoiceWriter:
         if self._tokens:
             logprobs = _encode(self._logprobs.to_logprobs_out(self._tokens, self._top or 0))
             self._tokens = []
-        told = b',"logprobs":' + logprobs + b',"finish_reason":' + end + b"}]}\n\n"
-        return self._start + encode_json_string(text) + told
+        tail = b',"logprobs":' + logprobs + b',"finish_reason":' + end + b"}]}\n\n"
+        return self._start + encode_json_string(text) + tail
 
     def _finish(self, finish: Finish) -> bytes:
         self.finished = True
@@ -138,7 +138,7 @@ def encode_message(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
     """One choice for each message."""
-    answer = CompletionOut(
+    completion = CompletionOut(
         id=ids("cmpl-"),
         created=int(clock()),
         model=request.model,
@@ -147,18 +147,18 @@ def encode_message(
         ],
         usage=combine_usage([message.usage for message in messages]),
     )
-    return _encode(answer)
+    return _encode(completion)
 
 
 def _choice(at: int, message: Message, request: Request) -> CompletionChoiceOut:
     top, prompt = request.sampling.logprobs, _echoed_prompt(request)
-    said = (b.text for b in message.blocks if isinstance(b, TextBlock | ReasoningBlock))
-    told = top is not None and bool(message.logprobs)
+    texts = (b.text for b in message.blocks if isinstance(b, TextBlock | ReasoningBlock))
+    has_logprobs = top is not None and bool(message.logprobs)
     return CompletionChoiceOut(
-        text=prompt + "".join(said),
+        text=prompt + "".join(texts),
         index=at,
         logprobs=LogprobOffsets(len(prompt)).to_logprobs_out(message.logprobs, top or 0)
-        if told
+        if has_logprobs
         else None,
         finish_reason=_FINISH_REASONS[message.finish],
         stop_reason=UNSET if message.stop_sequence is None else message.stop_sequence,
@@ -170,6 +170,6 @@ def _echo(request: Request) -> CompletionEcho:
 
 
 def _echoed_prompt(request: Request) -> str:
-    """The prompt, where the answer must begin with it."""
+    """The prompt, where the response must begin with it."""
     echo = _echo(request)
     return echo.prompt if echo.repeat and isinstance(echo.prompt, str) else ""

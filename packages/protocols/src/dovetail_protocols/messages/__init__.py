@@ -1,4 +1,4 @@
-"""Anthropic Messages, as Claude Code and the official SDKs speak it."""
+"""Anthropic Messages, as Claude Code and the official SDKs use it."""
 
 from dovetail_protocols.codec import Codec
 from dovetail_protocols.messages.decode import decode, decode_count

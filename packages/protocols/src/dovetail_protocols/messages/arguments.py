@@ -23,7 +23,7 @@ _CLOSER = {"{": "}", "[": "]"}
 
 
 def input_json(call: ToolCallBlock) -> msgspec.Raw:
-    """The input of a finished or cut call: the model's own JSON wherever it is JSON."""
+    """The input of a finished or truncated call: the model's own JSON wherever it is JSON."""
     text = replace_surrogates(call.arguments)
     if call.custom:
         text = CUSTOM_HEAD + escape_json(text) + (CUSTOM_TAIL if call.complete else "")

@@ -1,4 +1,4 @@
-"""Blocks that the model cannot see as such, told as text.
+"""Blocks without a counterpart in the data model, written as text.
 
 Server tools, their results, references and whatever comes next year: a history with them must go
 on working. The text depends on the block's meaning alone. `cache_control` wanders from block to
@@ -23,9 +23,9 @@ def block_to_text(value: object) -> str:
         return content_to_text(value)
     if isinstance(value, dict):
         kind = value.get("type")
-        teller = _TEXT_WRITERS.get(kind) if isinstance(kind, str) else None
-        if teller is not None:
-            return teller(value)
+        writer = _TEXT_WRITERS.get(kind) if isinstance(kind, str) else None
+        if writer is not None:
+            return writer(value)
         if isinstance(kind, str) and kind.endswith("_tool_result"):
             return block_to_text(value.get("content"))
     return "" if value is None else _json(value)

@@ -1,6 +1,6 @@
-"""Content blocks of a history into blocks of the model.
+"""Decode the content blocks of a history.
 
-Nothing is refused for being unknown: what the model has no block for is told as text (`telling`).
+Nothing is rejected for being unknown: what has no block here is written as text (`block_text`).
 A string and a list with one text block are the same content, and empty text is no block at all:
 clients flip between these forms from one request to the next, and the prompt must not change.
 """
@@ -112,12 +112,12 @@ def _result_part(part: object, path: str) -> list[TextBlock | ImageBlock | Docum
     if isinstance(part, dict) and part.get("type") == "text":
         return _result_part(convert(part, wire.Text, path).text, path)
     blocks = _block(part, path)
-    kept = [b for b in blocks if isinstance(b, TextBlock | ImageBlock | DocumentBlock)]
-    if len(kept) == len(blocks):
-        return kept
+    allowed = [b for b in blocks if isinstance(b, TextBlock | ImageBlock | DocumentBlock)]
+    if len(allowed) == len(blocks):
+        return allowed
     return [
         TextBlock(block_to_text(part))
-    ]  # a call or a thought inside a result: no client does this
+    ]  # a call or reasoning inside a result: no client does this
 
 
 def _image(item: dict[str, Any], path: str) -> tuple[Block, ...]:

@@ -1,7 +1,7 @@
-"""A request of the Messages API into a request of the model.
+"""Decode a request of the Messages API.
 
-Lenient: a field is refused only when it cannot mean anything, and then by its path. Fields that
-nobody here knows are reported in `ignored` and kept in `echo`.
+Lenient: a field is rejected only when it has no valid meaning, and then by its path. Unknown
+fields are reported in `ignored` and stored in `echo`.
 """
 
 import re
@@ -68,28 +68,28 @@ def decode_count(body: bytes, headers: Headers, cache: DecodeCache | None = None
 
 
 def _decode(body: bytes, headers: Headers, cache: DecodeCache | None) -> Request:
-    line = HistoryKey("messages", "messages.message", read_session(headers))
-    sent = RequestBody(body, cache, raw_fields=("system", "tools"), history=line)
+    history_key = HistoryKey("messages", "messages.message", read_session(headers))
+    sent = RequestBody(body, cache, raw_fields=("system", "tools"), history=history_key)
     for name in ("model", "messages"):
         if sent.fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
-    asked = convert(sent.fields, wire.Request)
-    if asked.thread:  # what is left out of such a request is a history that nobody would know
+    request = convert(sent.fields, wire.Request)
+    if request.thread:  # such a request leaves out a history that is not stored here
         message = "thread: conversations are not kept here, send all messages each time"
         raise Unsupported(message, param="thread")
     try:
-        return _request(asked, sent, headers)
+        return _request(request, sent, headers)
     except RecursionError as error:
         raise InvalidRequest("The request body is nested too deeply.") from error
 
 
 def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request:
-    extra = read_nvext(body.nvext, headers)
+    nvext = read_nvext(body.nvext, headers)
     system, tools = body.system or "", body.tools or ()
     toolbox = sent.get_or_decode("messages.tools", tools, lambda: _tools(sent, tools))
-    thinking, edits = _thinking(body, extra.max_thinking_tokens)
+    thinking, edits = _thinking(body, nvext.max_thinking_tokens)
     session, user = _session_and_user(body.metadata)
-    strange = unknown_fields(sent.fields, wire.Request)
+    unknown = unknown_fields(sent.fields, wire.Request)
     return Request(
         model=body.model,
         turns=tuple(
@@ -106,16 +106,16 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
         thinking=thinking,
         output=_output(body),
         identity=read_identity(headers, session=session, user=user),
-        hints=extra.hints,
+        hints=nvext.hints,
         stream=bool(body.stream),
         ignored=(
-            *strange,
+            *unknown,
             *_unknown_nested(sent.fields),
             *toolbox.skipped,
             *edits,
-            *extra.ignored,
+            *nvext.ignored,
         ),
-        echo={name: sent.fields[name] for name in strange} or None,
+        echo={name: sent.fields[name] for name in unknown} or None,
     )
 
 
@@ -143,7 +143,7 @@ def _integer(value: float | None) -> int | None:
 
 
 def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
-    kept: list[ToolSpec] = []
+    specs: list[ToolSpec] = []
     skipped: dict[str, str | None] = {}
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
@@ -153,7 +153,7 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
             continue
         if not tool.name:
             raise InvalidRequest(f"{path}.name: Field required", param=f"{path}.name")
-        kept.append(
+        specs.append(
             ToolSpec(
                 name=tool.name,
                 description=tool.description or "",
@@ -161,11 +161,11 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
                 strict=bool(tool.strict),
             )
         )
-    return MessagesTools(tuple(kept), tuple(skipped), frozenset(skipped.values()))
+    return MessagesTools(tuple(specs), tuple(skipped), frozenset(skipped.values()))
 
 
 def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> ToolChoice:
-    """How the model may call. A tool that was skipped cannot be demanded of it.
+    """How the model may call. A tool that was skipped cannot be required.
 
     Claude Code's side request for a web search demands a server tool: that one is skipped.
     """
@@ -186,10 +186,10 @@ def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> Tool
 
 
 def _thinking(body: wire.Request, budget: int | None) -> tuple[Thinking, list[str]]:
-    """What was asked about reasoning, and the paths of context edits that are not ours to do.
+    """The requested thinking, and the paths of context edits that are not supported.
 
     Absence must stay absence: Claude Code's sub-agents leave `thinking` out and still replay
-    thoughts, and the template has to render them as before.
+    reasoning, and the template has to render it as before.
     """
     keep: Literal["all", "template"] | int = "template"
     edits: list[str] = []
@@ -200,8 +200,8 @@ def _thinking(body: wire.Request, budget: int | None) -> tuple[Thinking, list[st
             edits.append(f"context_management.edits[{at}]")
     config, output = body.thinking, body.output_config
     if config is not None and config.budget_tokens is not None:
-        asked_for = int(config.budget_tokens)
-        budget = asked_for if budget is None else min(asked_for, budget)
+        requested = int(config.budget_tokens)
+        budget = requested if budget is None else min(requested, budget)
     thinking = Thinking(
         enabled=None if config is None else config.type != "disabled",
         effort=None if output is None else output.effort,
@@ -217,7 +217,7 @@ def _edits(body: wire.Request) -> list[wire.Edit]:
 
 
 def _keep(keep: object, path: str) -> Literal["all"] | int:
-    """Thoughts of how many turns stay. The API's own default is the last turn's."""
+    """The number of turns whose reasoning stays. The API's own default is the last turn's."""
     if keep is None:
         return 1
     if keep == "all" or (isinstance(keep, dict) and keep.get("type") == "all"):
@@ -229,31 +229,31 @@ def _keep(keep: object, path: str) -> Literal["all"] | int:
 
 
 def _output(body: wire.Request) -> OutputFormat:
-    form = body.output_format
+    format = body.output_format
     if body.output_config is not None and body.output_config.format is not None:
-        form = body.output_config.format
-    if form is None or form.type == "text":
+        format = body.output_config.format
+    if format is None or format.type == "text":
         return OutputFormat()
-    return OutputFormat("json_schema", form.schema or {}, form.name, strict=True)
+    return OutputFormat("json_schema", format.schema or {}, format.name, strict=True)
 
 
 def _session_and_user(metadata: wire.Metadata | None) -> tuple[str | None, str | None]:
-    """Session and user, as `metadata.user_id` tells them.
+    """Session and user from `metadata.user_id`.
 
     Claude Code writes JSON into it; its older versions glued the session to the end.
     """
-    told = metadata.user_id if metadata is not None else None
-    if not told:
+    user_id = metadata.user_id if metadata is not None else None
+    if not user_id:
         return None, None
     try:
-        value = msgspec.json.decode(told)
+        value = msgspec.json.decode(user_id)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         value = None
     session = value.get("session_id") if isinstance(value, dict) else None
     if isinstance(session, str) and session:
         return session, None
-    legacy = _LEGACY_SESSION.search(told)
-    return (legacy[1], None) if legacy else (None, told)
+    legacy = _LEGACY_SESSION.search(user_id)
+    return (legacy[1], None) if legacy else (None, user_id)
 
 
 def _unknown_nested(fields: dict[str, Any]) -> Iterator[str]:

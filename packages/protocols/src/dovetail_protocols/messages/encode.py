@@ -1,4 +1,4 @@
-"""Events into the frames of a Messages stream.
+"""Encode events as the frames of a Messages stream.
 
 The order is the API's: `message_start`, then each block started, streamed and stopped before the
 next one starts, `message_delta`, `message_stop`, and nothing behind it. A block stops the moment
@@ -59,7 +59,7 @@ _TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
 
 
 class MessagesStream(DeltaRunEncoder):
-    """The frames of one answer. Calls come one after the other, as models write them."""
+    """Encode the frames of one response. Calls come one after the other, as models write them."""
 
     __slots__ = (
         "_block",
@@ -91,24 +91,24 @@ class MessagesStream(DeltaRunEncoder):
         self._sent = False  # whether the open call has shown any of its arguments
 
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
-        """Frames for these events. The API has one choice: those of others say nothing."""
+        """Encode these events. The API has one choice: others are left out."""
         if choice:
             return b""
         frames: list[bytes] = []
         for event in events:
-            act = _HANDLERS.get(type(event))
-            if act is None or self._over:
+            handler = _HANDLERS.get(type(event))
+            if handler is None or self._over:
                 continue
             if not self._started:
                 frames.append(self._start(event))
-            frames.append(act(self, event))
+            frames.append(handler(self, event))
             if self._dispatcher is not None:
                 frames.append(self._dispatcher.observe(event))
         self._run = self._block if self._next_run() else NO_RUN
         return b"".join(frames)
 
     def keep_alive(self) -> bytes:
-        """A ping, once there is a message. Before that the status of the answer is still open."""
+        """A ping, once there is a message. Before that the status of the response is still open."""
         return _PING if self._started and not self._over else b""
 
     def _next_run(self) -> bool:
@@ -119,7 +119,7 @@ class MessagesStream(DeltaRunEncoder):
 
     def _start(self, event: Event) -> bytes:
         if isinstance(event, Failure):
-            return b""  # an answer that never began
+            return b""  # a response that never began
         self._started = True
         usage = event if isinstance(event, Usage) else self._usage
         message = wire.MessageOut(
@@ -142,7 +142,7 @@ class MessagesStream(DeltaRunEncoder):
         return stopped + started + self._block.frame(text)
 
     def _on_reasoning(self, event: ReasoningDelta) -> bytes:
-        """A thought. An empty delta is sent too: it is the sign of life of a long prefill."""
+        """Reasoning. An empty delta is sent too: it keeps the stream alive in a long prefill."""
         started = b""
         if self._block.kind is not ReasoningDelta:
             started = self._end() + self._open_block(ReasoningDelta, _THINKING_HEAD, _THINKING)
@@ -172,7 +172,7 @@ class MessagesStream(DeltaRunEncoder):
     def _on_call_args(self, event: CallArgs) -> bytes:
         text = event.text
         if event.index != self._block.call:
-            return b""  # of a call whose block has stopped: it was cut
+            return b""  # of a call whose block has stopped: it was truncated
         if self._call.custom:
             text = escape_json(text)
         elif not self._sent:
@@ -222,15 +222,15 @@ class MessagesStream(DeltaRunEncoder):
         return self._stop()
 
     def _stop(self) -> bytes:
-        """Stop the open block. A cut call must not pass for one without arguments."""
+        """Stop the open block. A truncated call must not look like one without arguments."""
         block = self._block
         if block is NO_RUN:
             return b""
-        cut = block.frame("{") if block.kind is CallArgs and not self._sent else b""
+        unfinished = block.frame("{") if block.kind is CallArgs and not self._sent else b""
         stop = _STOP % self._index
         self._block = NO_RUN
         self._index += 1
-        return cut + stop
+        return unfinished + stop
 
 
 _HANDLERS: dict[type, Callable[..., bytes]] = {
@@ -247,5 +247,5 @@ _HANDLERS: dict[type, Callable[..., bytes]] = {
 
 
 def stream(request: Request, ids: IdFactory, clock: Clock) -> MessagesStream:
-    """An encoder for one answer. This API tells no times."""
+    """An encoder for one response. This API has no timestamps."""
     return MessagesStream(request, ids)

@@ -25,12 +25,12 @@ _KINDS: dict[str, tuple[int, str]] = {
 }
 _DEFAULT_KIND = _KINDS["internal"]
 _OVERFLOW = "prompt is too long"
-# The SDK's tool runner asks for threads by itself. Told this, it sends the whole history instead.
+# The SDK's tool runner requests threads by itself. On this error it sends the whole history.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def encode_error(error: DovetailError) -> ErrorResponse:
-    """An answer with the status that the API's clients expect for this kind of error."""
+    """Encode an error with the status that the API's clients expect for its kind."""
     status, _ = _KINDS.get(error.kind, _DEFAULT_KIND)
     wait = error.retry_after
     headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)

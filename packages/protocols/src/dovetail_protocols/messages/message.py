@@ -1,4 +1,4 @@
-"""A finished message as the whole answer, and what the stream shares with it."""
+"""Encode a response that is not streamed, and what the stream shares with it."""
 
 from collections.abc import Sequence
 
@@ -36,12 +36,12 @@ BROKEN_OUTPUT = Failure("engine", "The model's output broke off.")
 def encode_message(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
-    """The whole answer. One that broke is an error here too, never a short message."""
+    """Encode a message. A broken one is an error, never a short message."""
     message = messages[0]
     reason = STOP_REASONS.get(message.finish)
     if message.failure is not None or reason is None:
         raise error_from_failure(message.failure or BROKEN_OUTPUT)
-    answer = wire.MessageOut(
+    response = wire.MessageOut(
         id=ids(MESSAGE_PREFIX),
         role="assistant",
         model=request.model,
@@ -50,22 +50,22 @@ def encode_message(
         stop_sequence=message.stop_sequence,
         usage=to_usage_out(message.usage),
     )
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(response)
 
 
 def encode_count(tokens: int) -> bytes:
-    """The answer to a request to count."""
+    """Encode the response to a request to count tokens."""
     return b'{"input_tokens":%d}' % tokens
 
 
 def to_usage_out(usage: Usage) -> wire.UsageOut:
-    thought = usage.reasoning_tokens
+    reasoning_tokens = usage.reasoning_tokens
     return wire.UsageOut(
         input_tokens=max(0, usage.input_tokens - usage.cached_tokens),
         cache_creation_input_tokens=0,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
-        output_tokens_details=wire.OutputDetailsOut(thought) if thought else None,
+        output_tokens_details=wire.OutputDetailsOut(reasoning_tokens) if reasoning_tokens else None,
     )
 
 

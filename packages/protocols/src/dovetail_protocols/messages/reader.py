@@ -1,7 +1,7 @@
-"""A Messages stream, or a whole message, back into events: what another server sent.
+"""Decode a Messages stream, or a whole message, of another server into events.
 
 A block says by itself where it ends. A call whose input is no whole JSON when its block stops was
-cut, and is left open. Blocks of kinds that the model of Dovetail does not have are passed over.
+truncated, and is left open. Blocks of kinds that the data model does not have are skipped.
 """
 
 from typing import Any, Literal
@@ -111,7 +111,7 @@ _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class MessagesReader:
-    """Reads one stream, in any pieces."""
+    """Read one stream, in chunks of any size."""
 
     __slots__ = ("_block", "_calls", "_counts", "_finish", "_out", "_over", "_sse")
 
@@ -139,7 +139,7 @@ class MessagesReader:
         return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
-        """The events of an answer that came in one piece."""
+        """Decode a response that is not streamed."""
         try:
             message = msgspec.json.decode(body, type=ResponseMessageIn)
         except _FAULTS:
@@ -225,7 +225,7 @@ class MessagesReader:
 
 
 class _Span:
-    """Text or a thought. Nothing is told of one that holds nothing, but for a sealed thought."""
+    """Text or reasoning. An empty one gives no events, unless it is sealed reasoning."""
 
     __slots__ = ("_kind", "_open", "_seal")
 
@@ -250,7 +250,7 @@ class _Span:
         if not self._open:
             if self._seal is None:
                 return []
-            opened = [ReasoningDelta("")]  # a thought whose words stay with its server
+            opened = [ReasoningDelta("")]  # reasoning whose text stays with its server
         return [*opened, SpanEnd(self._kind, seal=self._seal)]
 
 

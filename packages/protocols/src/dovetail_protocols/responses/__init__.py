@@ -91,7 +91,7 @@ class ResponsesCodec:
 
 
 class CompactCodec(ResponsesCodec):
-    """The endpoint that compacts: what the user said stays, a summary stands for the rest."""
+    """The endpoint that compacts: user messages stay, a summary replaces the rest."""
 
     name = "responses_compact"
 
@@ -100,8 +100,10 @@ class CompactCodec(ResponsesCodec):
         if not items:
             raise InvalidRequest("input: There is nothing to compact", param="input")
         request = decode(compaction_body(body), headers, cache)
-        said = msgspec.structs.replace(echo.echo_of(request), user_messages=user_messages(items))
-        return msgspec.structs.replace(request, echo=said)
+        compaction_echo = msgspec.structs.replace(
+            echo.echo_of(request), user_messages=user_messages(items)
+        )
+        return msgspec.structs.replace(request, echo=compaction_echo)
 
     def encode_message(
         self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock

@@ -1,4 +1,4 @@
-"""The answer to a compaction trigger: exactly one item, whatever the model said around it."""
+"""The response to a compaction trigger: exactly one item, whatever else the model wrote."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ class CompactionItem(OutputItem):
 
 
 class CompactionEncoder(ResponsesEncoder):
-    """Keeps the text, leaves out thoughts, and sends the item when all of it is there."""
+    """Collect the text, leave out reasoning, and send the item when it is complete."""
 
     __slots__ = ("_ids", "_pieces")
 
@@ -70,7 +70,7 @@ class CompactionEncoder(ResponsesEncoder):
 def encode_compaction(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
-    """The same as a whole answer."""
+    """Encode a compaction that is not streamed."""
     message = messages[0]
     response = ResponseObject(request, ids, clock)
     text = "".join(block.text for block in message.blocks if isinstance(block, TextBlock))
@@ -82,9 +82,9 @@ def encode_compaction(
 def to_compaction_response(
     response: bytes, user_messages: Sequence[msgspec.Raw], ids: IdFactory
 ) -> bytes:
-    """The response to a trigger as the answer of the endpoint that compacts.
+    """Convert the response to a trigger to that of the endpoint that compacts.
 
-    What the user said stays as it was said; the item with the summary comes last.
+    User messages stay unchanged; the item with the summary comes last.
     """
     fields = msgspec.json.decode(response, type=dict[str, msgspec.Raw])
     items = msgspec.json.decode(fields["output"], type=list[msgspec.Raw])

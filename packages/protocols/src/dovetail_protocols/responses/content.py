@@ -16,7 +16,7 @@ _IMAGES = ("input_image", "image_url", "computer_screenshot")
 def decode_content(
     content: wire.Content, path: str, ignored: list[str]
 ) -> tuple[ContentBlock, ...]:
-    """The blocks that the content makes. A part nobody can show is reported by its path."""
+    """Decode content into blocks. An unsupported part is reported by its path."""
     if isinstance(content, str):
         return _text_blocks(content)
     found: list[ContentBlock] = []
@@ -30,7 +30,7 @@ def decode_content(
 
 
 def decode_output(value: object, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
-    """What a tool gave back: text, parts, or any other JSON value, which is shown as such."""
+    """Decode a tool's result: text, parts, or any other JSON value, which is shown as such."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -50,7 +50,7 @@ def content_text(content: wire.Content, joint: str = "") -> str:
 
 
 def as_plain_content(content: wire.Content) -> wire.Content:
-    """What one agent told another by a call: said to be encrypted, it is as the model wrote it."""
+    """A message between agents by a call: declared encrypted, it is as the model wrote it."""
     if content is None or isinstance(content, str):
         return content
     return [

@@ -1,4 +1,4 @@
-"""A request body to the neutral request. Lenient: what is unknown is reported, not refused."""
+"""Decode a request body. Lenient: unknown fields are reported, not rejected."""
 
 import msgspec
 
@@ -26,9 +26,9 @@ from dovetail_protocols.responses.tools import DeclaredTools, ResponsesTools
 
 
 def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-    """The request that the body and its headers make."""
-    line = HistoryKey("input", "responses.item", read_session(headers))
-    sent = RequestBody(body, cache, raw_fields=("tools",), history=line)
+    """Decode a request from its body and headers."""
+    history_key = HistoryKey("input", "responses.item", read_session(headers))
+    sent = RequestBody(body, cache, raw_fields=("tools",), history=history_key)
     try:
         return _request(sent, convert(sent.fields, wire.Body), headers)
     except RecursionError as error:
@@ -38,28 +38,28 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
 def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     _reject_unsupported(body)
     pieces = items.decode_items(sent, body.input)
-    odd = [piece for piece in pieces if piece.tools or piece.ignored]
+    notable = [piece for piece in pieces if piece.tools or piece.ignored]
     given = body.tools or ()
     declared = sent.get_or_decode(
         "responses.tools", given, lambda: tools.read_declared_tools(sent.values(given))
     )
-    offer = _collect_tools(sent, declared, [piece for piece in odd if piece.tools])
-    choice, offered, unmet = tools.apply_tool_choice(
+    offer = _collect_tools(sent, declared, [piece for piece in notable if piece.tools])
+    choice, offered, ignored_choice = tools.apply_tool_choice(
         body.tool_choice, body.parallel_tool_calls, offer.specs
     )
-    compacts = bool(pieces) and pieces[-1].compacts  # one further up was answered then
+    compacts = bool(pieces) and pieces[-1].compacts  # one further up was handled then
     if compacts:
         choice = msgspec.structs.replace(choice, mode="none", name=None)
-    more = read_nvext(body.nvext, headers)
-    system, unseen = _system(sent, body.instructions)
+    nvext = read_nvext(body.nvext, headers)
+    system, ignored_instructions = _system(sent, body.instructions)
     ignored = [
         *unknown_fields(sent.fields, wire.Body),
         *offer.ignored,
-        *unmet,
-        *more.ignored,
-        *unseen,
+        *ignored_choice,
+        *nvext.ignored,
+        *ignored_instructions,
     ]
-    ignored += [path for piece in odd for path in piece.ignored]
+    ignored += [path for piece in notable for path in piece.ignored]
     return Request(
         model=body.model,
         turns=items.build_turns(sent, pieces),
@@ -67,10 +67,10 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
         tools=offered,
         tool_choice=choice,
         sampling=_sampling(body),
-        thinking=_thinking(body, more),
+        thinking=_thinking(body, nvext),
         output=_output(body.text),
         identity=_identity(body, headers, compacts),
-        hints=more.hints,
+        hints=nvext.hints,
         stream=body.stream is True,
         ignored=tuple(ignored),
         echo=build_echo(body, sent.fields, tools=declared.json, compacts=compacts),
@@ -90,7 +90,7 @@ def _collect_tools(
 
 
 def _reject_unsupported(body: wire.Body) -> None:
-    """What would silently change the meaning of the request if it were ignored."""
+    """Reject what would silently change the meaning of the request if it were ignored."""
     if not body.model:
         raise InvalidRequest("model: The request names no model", param="model")
     if body.background and body.store is False:
@@ -110,7 +110,7 @@ def _reject_unsupported(body: wire.Body) -> None:
 def _system(
     sent: RequestBody, instructions: str | list[object] | None
 ) -> tuple[tuple[Block, ...], tuple[str, ...]]:
-    """Instructions as blocks, and the paths of what nobody can show."""
+    """Instructions as blocks, and the paths of unsupported parts."""
     if isinstance(instructions, str):
         given: str | list[msgspec.Raw] = instructions
     else:
@@ -135,7 +135,7 @@ def _instructions(
 
 def _sampling(body: wire.Body) -> Sampling:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    asked = "message.output_text.logprobs" in (body.include or ())
+    wants_logprobs = "message.output_text.logprobs" in (body.include or ())
     return Sampling(
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
@@ -147,22 +147,22 @@ def _sampling(body: wire.Body) -> Sampling:
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
         stop=tuple(stop or ()),
-        logprobs=body.top_logprobs or 0 if asked or body.top_logprobs else None,
+        logprobs=body.top_logprobs or 0 if wants_logprobs or body.top_logprobs else None,
     )
 
 
-def _thinking(body: wire.Body, more: NvextOptions) -> Thinking:
-    """An empty `reasoning` asks for nothing; what goes to the template itself is the last word."""
-    asked = body.reasoning or wire.Reasoning()
+def _thinking(body: wire.Body, nvext: NvextOptions) -> Thinking:
+    """An empty `reasoning` requests nothing; arguments of the template take precedence."""
+    reasoning = body.reasoning or wire.Reasoning()
     kwargs = body.chat_template_kwargs or {}
     given = kwargs.get("reasoning_effort")
-    effort = given if isinstance(given, str) else asked.effort
-    summary = asked.summary or asked.generate_summary
+    effort = given if isinstance(given, str) else reasoning.effort
+    summary = reasoning.summary or reasoning.generate_summary
     return Thinking(
         enabled=_enabled(kwargs, effort),
         effort=effort,
-        budget=more.max_thinking_tokens,
-        keep="all" if asked.context == "all_turns" else "template",
+        budget=nvext.max_thinking_tokens,
+        keep="all" if reasoning.context == "all_turns" else "template",
         summary=None if summary == "none" else summary,
         template_kwargs=kwargs,
     )
@@ -180,8 +180,8 @@ def _enabled(kwargs: wire.Json, effort: str | None) -> bool | None:
 
 
 def _output(text: wire.TextOptions | None) -> OutputFormat:
-    form = text.format if text else None
-    match form:
+    format = text.format if text else None
+    match format:
         case None | wire.TextFormat(type="text"):
             return OutputFormat()
         case wire.TextFormat(type="json_object"):
@@ -196,14 +196,14 @@ def _output(text: wire.TextOptions | None) -> OutputFormat:
 
 
 def _identity(body: wire.Body, headers: Headers, compacts: bool) -> Identity:
-    """Who speaks. Where headers are silent the body's own metadata speaks: it carries them."""
-    told = {
+    """The client's identity. The body's metadata carries headers too; real headers win."""
+    metadata = {
         name.lower(): value
         for name, value in (body.client_metadata or {}).items()
         if isinstance(value, str)
     }
     found = read_identity(
-        {**told, **headers},
+        {**metadata, **headers},
         session=body.prompt_cache_key,
         user=body.safety_identifier or body.user,
     )

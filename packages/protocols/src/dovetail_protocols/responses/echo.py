@@ -1,4 +1,4 @@
-"""What a response repeats of its request, and what the application must know of it besides."""
+"""What a response repeats of its request, and what else the application must know of it."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ _NONE = msgspec.Raw(b"[]")
 
 
 class ResponsesEcho(msgspec.Struct, frozen=True):
-    """Kept in `Request.echo`.
+    """Stored in `Request.echo`.
 
     `fields` is the JSON object whose members every response object repeats; made once, as a
-    harness sends tens of kilobytes of tools. The rest is for whoever keeps responses:
-    `previous_response_id` names the one this request goes on from, `store` asks to keep this one,
-    `background` to answer whether the client stays or not. `said` are the items that stay as they
-    are where the conversation is compacted.
-    `compacts` says that the answer must be a single compaction item.
+    harness sends tens of kilobytes of tools. The rest is for the store of responses:
+    `previous_response_id` names the one this request continues, `store` requests to store this
+    one, `background` to finish it even if the client disconnects. `user_messages` are the items
+    that stay as they are where the conversation is compacted.
+    `compacts` says that the response must be a single compaction item.
     """
 
     fields: bytes

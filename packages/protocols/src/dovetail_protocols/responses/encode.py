@@ -1,4 +1,4 @@
-"""Events to frames, and a finished message to a response object. Items come as the model spoke."""
+"""Encode events as frames, and a finished message as a response object, items in their order."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -90,10 +90,9 @@ class OutputItems:
 
 
 class ResponsesEncoder(DeltaRunEncoder):
-    """The stream of one response.
+    """Encode the stream of one response.
 
-    `on_end` gets the final response object and its frame before anybody else, and gives the frame
-    that is to leave.
+    `on_end` gets the final response object and its frame first, and returns the frame to send.
     """
 
     __slots__ = (
@@ -123,18 +122,18 @@ class ResponsesEncoder(DeltaRunEncoder):
         return bytes(self._response.queued())
 
     def in_progress(self) -> bytes:
-        """The response object while the model speaks."""
+        """The response object while the model generates."""
         return bytes(self._response.in_progress())
 
     def cancel(self) -> bytes:
-        """The end of a response that somebody has called off: what it has is not whole."""
+        """End a cancelled response: its items are not complete."""
         if self._ended:
             return b""
         begun = b"" if self._begun else self._begin()
         return begun + self._end(ResponseOutcome("cancelled"))
 
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
-        """Frames for these events. This API knows one choice: others are left out."""
+        """Encode these events. This API has one choice: others are left out."""
         out: list[bytes] = []
         for event in events:
             if self._ended or choice:
@@ -149,7 +148,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         return b"".join(out)
 
     def keep_alive(self) -> bytes:
-        """Clients do not count comments as life, but this event they do."""
+        """An event that keeps clients from timing out; comments do not."""
         if self._ended:
             return b""
         if not self._begun:
@@ -184,7 +183,7 @@ class ResponsesEncoder(DeltaRunEncoder):
 
     def _reasoning(self, event: ReasoningDelta) -> bytes:
         span = self._span
-        self._tokens.clear()  # only visible text is told with its probabilities
+        self._tokens.clear()  # only visible text has logprobs
         if type(span) is ReasoningItem:
             return self._continue_run(span.run, event.text)
         closed = self._close_span()
@@ -192,7 +191,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         return closed + span.open() + self._continue_run(span.run, event.text)
 
     def _continue_run(self, run: DeltaRun, text: str) -> bytes:
-        """A delta. The next one may go on with it."""
+        """Encode a delta. The next one may continue it."""
         self._run = run
         return run.frame(text)
 
@@ -234,8 +233,8 @@ class ResponsesEncoder(DeltaRunEncoder):
     def _finish(self, event: Finish) -> bytes:
         broken = event.reason in ("error", "cancelled")
         closed = b"" if broken else self._close_span()
-        cut = not all(item.done for item in self._items.all)
-        return closed + self._end(to_outcome(event.reason, None, cut))
+        truncated = not all(item.done for item in self._items.all)
+        return closed + self._end(to_outcome(event.reason, None, truncated))
 
     def _failure(self, event: Failure) -> bytes:
         """Nothing is closed: a client must not take an item for whole that may not be."""
@@ -269,7 +268,7 @@ class ResponsesEncoder(DeltaRunEncoder):
 def encode_message(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
-    """The whole answer: the same items under the same ids as the stream's."""
+    """Encode a response that is not streamed: the same items and ids as in the stream."""
     message = messages[0]
     response = ResponseObject(request, ids, clock)
     items = OutputItems(request, ids, FrameWriter())
@@ -279,8 +278,8 @@ def encode_message(
         found = tokens.take(block)
         if isinstance(item, MessageItem):
             item.logprobs += map(logprob_out, found)
-    cut = not all(item.done for item in items.all)
-    end = to_outcome(message.finish, message.failure, cut)
+    truncated = not all(item.done for item in items.all)
+    end = to_outcome(message.finish, message.failure, truncated)
     output = [item.final() for item in items.all]
     return bytes(response.finished(end, output, message.usage))
 
@@ -297,7 +296,7 @@ def overflow_stream(request: Request, error: DovetailError, ids: IdFactory, cloc
 
 
 class _TokenSplitter:
-    """Finds the tokens of each block in the flat list that a message keeps."""
+    """Find the tokens of each block in the flat list of a message."""
 
     __slots__ = ("_at", "_ends", "_text", "_tokens")
 

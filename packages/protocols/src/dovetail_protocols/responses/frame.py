@@ -8,7 +8,7 @@ from dovetail_model import TokenLogprob, Usage
 
 
 class FramePart(msgspec.Struct, frozen=True):
-    """A part of an item's content: text, a refusal, a thought or a summary of one."""
+    """A part of an item's content: text, a refusal, reasoning or a summary of it."""
 
     type: str = ""
     text: str | None = None
@@ -40,11 +40,11 @@ class FrameItem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All that the item says: a call's arguments, a thought before its summary."""
+        """The text of the item: a call's arguments; reasoning rather than its summary."""
         if self.is_call:
             return (self.input if self.type == "custom_tool_call" else self.arguments) or ""
-        told = "".join(part.content_text for part in self.content or ())
-        return told or "\n\n".join(part.content_text for part in self.summary or ())
+        text = "".join(part.content_text for part in self.content or ())
+        return text or "\n\n".join(part.content_text for part in self.summary or ())
 
 
 class FrameTokenDetails(msgspec.Struct, frozen=True):
@@ -59,18 +59,18 @@ class FrameUsage(msgspec.Struct, frozen=True):
     output_tokens_details: FrameTokenDetails | None = None
 
     def usage(self) -> Usage:
-        cached = self.input_tokens_details or FrameTokenDetails()
-        thought = self.output_tokens_details or FrameTokenDetails()
+        input_details = self.input_tokens_details or FrameTokenDetails()
+        output_details = self.output_tokens_details or FrameTokenDetails()
         return Usage(
             input_tokens=self.input_tokens or 0,
             output_tokens=self.output_tokens or 0,
-            cached_tokens=cached.cached_tokens or 0,
-            reasoning_tokens=thought.reasoning_tokens or 0,
+            cached_tokens=input_details.cached_tokens or 0,
+            reasoning_tokens=output_details.reasoning_tokens or 0,
         )
 
 
 class FrameResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response object at the end of a stream, or a whole answer."""
+    """The response object at the end of a stream, or one that is not streamed."""
 
     status: str | None = None
     output: list[FrameItem] | None = None
@@ -90,7 +90,7 @@ class FrameLogprob(msgspec.Struct, frozen=True):
 
 
 class ResponseFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of any type. A whole answer has the same fields as a response object."""
+    """One event of any type."""
 
     type: str = ""
     item_id: str | None = None

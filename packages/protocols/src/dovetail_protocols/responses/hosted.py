@@ -31,7 +31,7 @@ DESCRIBED_CALLS = {
     "code_interpreter_call": ("code", "outputs"),
     "image_generation_call": ("revised_prompt",),
 }
-"""Item type to the fields worth telling. An image's own data is not: it is no text."""
+"""Item type to the fields to describe. An image's own data is not text."""
 
 
 def arguments_json(value: object) -> str:

@@ -1,6 +1,6 @@
-"""Input items to turns, in the order the client sent them.
+"""Decode input items into turns, in the order the client sent them.
 
-Whatever the model itself said (messages, thoughts, calls) goes into one assistant turn as long as
+All output of the model (messages, reasoning, calls) goes into one assistant turn as long as
 nothing else stands between; results go into one tool turn, tied to their calls by id. A client that
 replays R1,C1,R2,C2,O1,O2 so gets one assistant turn of four blocks and one tool turn of two.
 """
@@ -34,7 +34,7 @@ _CONTINUABLE_ROLES = frozenset({"assistant", "tool"})
 
 
 class DecodedItem:
-    """What one item says: pieces of turns, and what was found that is not a turn."""
+    """What one item decoded to: pieces of turns, and what is not a turn."""
 
     __slots__ = ("compacts", "ignored", "tools", "turns")
 
@@ -59,7 +59,7 @@ def decode_items(body: RequestBody, given: str | list[msgspec.Raw] | None) -> li
 
 
 def build_turns(body: RequestBody, pieces: Iterable[DecodedItem]) -> tuple[Turn, ...]:
-    """The turns that the pieces make. Only the model and its tools go on in an open turn."""
+    """Join the pieces into turns. Only the model and its tools continue an open turn."""
     found: list[Turn] = []
     run: list[Turn] = []
     for piece in pieces:
@@ -120,10 +120,12 @@ def _agent_message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _reasoning(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """The thought itself where the client kept it, else its summary; the seal in any case."""
-    thought = convert(item, wire.ReasoningIn, path)
-    text = content.content_text(thought.content) or content.content_text(thought.summary, "\n\n")
-    piece.add_turn("assistant", ReasoningBlock(text, thought.encrypted_content))
+    """Reasoning itself where the client has it, else its summary; the seal in any case."""
+    reasoning = convert(item, wire.ReasoningIn, path)
+    text = content.content_text(reasoning.content) or content.content_text(
+        reasoning.summary, "\n\n"
+    )
+    piece.add_turn("assistant", ReasoningBlock(text, reasoning.encrypted_content))
 
 
 def _function_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
@@ -184,7 +186,7 @@ def _more_tools(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _mcp_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """A call that another server made and answered: a call and its result, side by side."""
+    """A call that another server ran: a call and its result."""
     call = convert(item, wire.McpCallIn, path)
     name, identity = call.name or "mcp", call.id or ""
     arguments = hosted.arguments_json(call.arguments)
@@ -207,15 +209,15 @@ def _trigger(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 def _compaction(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
     sealed = item.get("encrypted_content")
-    told = summary.unpack_summary(sealed) if isinstance(sealed, str) else None
-    if told is None:
+    text = summary.unpack_summary(sealed) if isinstance(sealed, str) else None
+    if text is None:
         piece.ignored.append(path)
     else:
-        piece.add_turn("user", TextBlock(summary.SUMMARY_PREFACE + told))
+        piece.add_turn("user", TextBlock(summary.SUMMARY_PREFACE + text))
 
 
 def _ignore(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """Known to nobody here, or of no use to a model: reported, harmless."""
+    """An unknown item, or one of no use to a model: reported, ignored."""
     piece.ignored.append(path)
 
 

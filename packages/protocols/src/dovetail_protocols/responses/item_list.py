@@ -1,4 +1,4 @@
-"""Items as the API lists them, and other small answers about a conversation."""
+"""Items as the API lists them, and other small responses about a conversation."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""An output item in the stream: added, filled piece by piece, done. Once each, in that order.
+"""Output items of a stream: each is added, filled piece by piece, done, in that order.
 
-Every item knows the frames of its own life. What a client needs to tell items apart stands in each
-frame, so two items may be open at a time; its deltas are a run that is made when the item is.
+Every item encodes its own frames. Each frame identifies its item, so two items may be open at a
+time; the deltas of an item are a run that is built with the item.
 """
 
 import itertools
@@ -69,12 +69,12 @@ class OutputItem:
         return self.frames.frame(kind, item_id=self.id, output_index=self.index, **fields)
 
     def position(self, **more: int) -> dict[str, object]:
-        """What clients tell the item by, and a place in it."""
+        """The fields that identify the item, and a position in it."""
         return {"item_id": self.id, "output_index": self.index, **more}
 
 
 class ItemDeltaRun(DeltaRun):
-    """More of an item, piece by piece: the item keeps them all, and each frame has its number."""
+    """Deltas of an item: the item collects their text, and each frame has its number."""
 
     __slots__ = ("_count", "_middle", "_pieces")
 
@@ -95,16 +95,16 @@ class ItemDeltaRun(DeltaRun):
 
     def frame(self, text: str) -> bytes:
         try:
-            told = _encode(text)
+            encoded = _encode(text)
         except UnicodeEncodeError:
-            told = _encode(replace_surrogates(text))
+            encoded = _encode(replace_surrogates(text))
         self._pieces.append(text)
         # Numbers of a format (%d) would cost more than all the rest, once out of the caches.
-        return self.head + _encode(next(self._count)) + self._middle + told + self.tail
+        return self.head + _encode(next(self._count)) + self._middle + encoded + self.tail
 
 
 class ReasoningDeltaRun(ItemDeltaRun):
-    """More of a thought, and once more as its own summary."""
+    """Deltas of reasoning, repeated as its summary."""
 
     __slots__ = ("_summary",)
 
@@ -115,9 +115,16 @@ class ReasoningDeltaRun(ItemDeltaRun):
         )
 
     def frame(self, text: str) -> bytes:
-        thought, again = super().frame(text), self._summary
+        content, summary = super().frame(text), self._summary
         number = _encode(next(self._count))
-        return thought + again.head + number + again._middle + encode_json_string(text) + again.tail
+        return (
+            content
+            + summary.head
+            + number
+            + summary._middle
+            + encode_json_string(text)
+            + summary.tail
+        )
 
 
 class MessageItem(OutputItem):
@@ -139,13 +146,13 @@ class MessageItem(OutputItem):
     def add_with(self, text: str, tokens: list[TokenLogprob]) -> bytes:
         """More text, with the log probabilities of its tokens."""
         self.pieces.append(text)
-        told = [logprob_out(token) for token in tokens]
-        self.logprobs += told
+        logprobs = [logprob_out(token) for token in tokens]
+        self.logprobs += logprobs
         return self._encode_frame(
             "response.output_text.delta",
             content_index=0,
             delta=replace_surrogates(text),
-            logprobs=told,
+            logprobs=logprobs,
         )
 
     def close(self) -> bytes:
@@ -167,7 +174,7 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """A thought: its text as content and, for a client that asked, as a summary of one part."""
+    """Reasoning: its text as content and, if the client requested it, as a summary of one part."""
 
     __slots__ = ("_summary", "run", "seal")
     prefix = "rs_"
@@ -269,7 +276,7 @@ class CustomCallItem(CallItem):
 
 
 def logprob_out(token: TokenLogprob) -> wire.Json:
-    """One token as the API tells it."""
+    """One token in the API's form."""
     top = [_top_logprob_out(text, value) for text, value in token.top]
     return {**_top_logprob_out(token.token, token.logprob), "top_logprobs": top}
 

@@ -1,7 +1,7 @@
-"""Conversations that a server keeps: what a body goes on from, and the body with all of it.
+"""Stored conversations: what a body continues, and the body with its whole history.
 
-Everything is done with the bytes as they came: the codec then reads the joined body as if the
-client had sent all of it, and its memory knows what was there before. Items are held as the inside
+Everything is done with the bytes as they came: the codec then decodes the joined body as if the
+client had sent all of it, and its cache knows what was there before. Items are held as the inside
 of a JSON array, without its brackets.
 """
 
@@ -30,7 +30,7 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def previous_response_id(body: bytes) -> str | None:
-    """The response that a body goes on from. What is no id is left to the codec to refuse."""
+    """The id of the response that a body continues. The codec rejects a value that is no id."""
     if not _may_contain(body, _PREVIOUS_FIELD):
         return None
     return _text(_fields(body).get("previous_response_id", _NULL)) or None
@@ -50,7 +50,7 @@ def input_items(body: bytes) -> bytes:
 
 
 def minimal_body(body: bytes) -> bytes:
-    """The body with nothing that may be long: enough to tell a refusal in the form it asks for."""
+    """The body without fields that may be long: enough to encode an error in the right form."""
     short = {name: raw for name, raw in _fields(body).items() if name in _MINIMAL_FIELDS}
     return _encode(short | {"input": Raw(b'"-"')})
 
@@ -72,7 +72,7 @@ def resolve_references(body: bytes, found: Mapping[str, bytes]) -> bytes:
 
 
 def items_by_id(inside: bytes) -> dict[str, bytes]:
-    """Items as they are kept, by their ids."""
+    """Stored items by their ids."""
     all_ = ((msgspec.json.decode(raw).get("id"), bytes(raw)) for raw in _items(b"[%b]" % inside))
     return {id: raw for id, raw in all_ if isinstance(id, str)}
 
@@ -91,7 +91,7 @@ def _may_have_untyped_reference(body: bytes) -> bool:
 
 
 def _reference(raw: Raw) -> str | None:
-    """The id that stands for an item. What is no JSON is left to the codec to refuse."""
+    """The id that stands for an item. The codec rejects malformed JSON."""
     try:
         item = msgspec.json.decode(raw)
     except _NOT_JSON:
@@ -118,7 +118,7 @@ def prepend_history(body: bytes, history: Iterable[bytes]) -> bytes:
 
 
 def compaction_body(body: bytes) -> bytes:
-    """The body of a compaction as that of a response: with the item that asks for a summary."""
+    """Convert the body of a compaction to that of a response, with the item that triggers it."""
     fields = _fields(body)
     fields.pop("input", None)
     for name in ("stream", "background"):

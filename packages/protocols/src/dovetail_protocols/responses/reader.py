@@ -1,7 +1,7 @@
-"""A Responses stream back into events: what an upstream server sent, or a recording.
+"""Decode a Responses stream into events: the response of an upstream server, or a recording.
 
 Items say themselves where they end, so a call may run as soon as its item is done. Servers differ
-in how much they stream: what no delta told is told at an item's end, or at that of the response.
+in how much they stream: what had no delta is emitted at an item's end, or at the response's.
 A stream ends with `response.completed`, `incomplete` or `failed`; without one it broke.
 """
 
@@ -35,11 +35,11 @@ _decode_whole = msgspec.json.Decoder(FrameResponse).decode
 _KINDS = ("message", "reasoning", "function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"content_filter": "refusal"}
 _ERROR_KINDS = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate_limited"}
-"""Codes of a failed response that the API's other answers do not have."""
+"""Codes of a failed response that the API's other errors do not have."""
 
 
 class ResponsesReader:
-    """Reads one response, in any pieces."""
+    """Read one response, in chunks of any size."""
 
     __slots__ = ("_calls", "_items", "_out", "_over", "_sequencer", "_span", "_sse")
 
@@ -48,7 +48,7 @@ class ResponsesReader:
         self._out: list[Event] = []
         self._sequencer = EventSequencer()
         self._items: list[_ItemState] = []
-        self._span: _ItemState | None = None  # the text or thought that is open
+        self._span: _ItemState | None = None  # the text or reasoning that is open
         self._calls = 0
         self._over = False
 
@@ -60,7 +60,7 @@ class ResponsesReader:
         return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
-        """The events of an answer that did not come as a stream."""
+        """Decode a response that is not streamed."""
         try:
             self._end(_decode_whole(body))
         except (msgspec.DecodeError, RecursionError):
@@ -106,7 +106,7 @@ class ResponsesReader:
         self._append_delta(item, frame.delta or "")
 
     def _reasoning(self, frame: ResponseFrame) -> None:
-        """The thought itself, or its summary where a server keeps the thought to itself."""
+        """Reasoning, or its summary where a server does not return the reasoning."""
         item = self._place(frame, "reasoning")
         summary = frame.type.startswith("response.reasoning_summary")
         if item.has_output and item.summary != summary:
@@ -131,10 +131,10 @@ class ResponsesReader:
         self._end(frame.response or FrameResponse(status=frame.type.removeprefix("response.")))
 
     def _failed(self, frame: ResponseFrame) -> None:
-        told = frame.response.error if frame.response is not None else frame.error
-        if told is None:
-            told = {"code": frame.code, "message": frame.message, "param": frame.param}
-        self._fail(told)
+        error = frame.response.error if frame.response is not None else frame.error
+        if error is None:
+            error = {"code": frame.code, "message": frame.message, "param": frame.param}
+        self._fail(error)
 
     def _place(self, frame: ResponseFrame, kind: str) -> "_ItemState":
         """The item of a delta. Some servers never say that they added it."""
@@ -199,7 +199,7 @@ class ResponsesReader:
             self._out.append(TextDelta(text))
 
     def _close(self, item: "_ItemState", frame_item: FrameItem) -> None:
-        """An item is done; what no delta told of it is told now."""
+        """An item is done; what had no delta is emitted now."""
         if item.closed or item.kind not in _KINDS:
             return
         if not item.has_output:
@@ -213,12 +213,12 @@ class ResponsesReader:
             self._out.append(CallClose(item.number))
 
     def _append_missing(self, item: "_ItemState", frame_item: FrameItem) -> None:
-        """What an item says that came without deltas."""
+        """Emit an item that came without deltas."""
         sealed = frame_item.encrypted_content is not None
         if item.number is None and (frame_item.text or sealed):
             self._open_span(item)
         if sealed and not frame_item.text:
-            # A thought that the server keeps to itself: nothing to read, but a handle to it.
+            # Reasoning that the server does not return: no text, but a handle to it.
             self._out.append(ReasoningDelta(""))
         self._append_delta(item, frame_item.text)
 
@@ -231,14 +231,14 @@ class ResponsesReader:
         if response.status in ("failed", "cancelled") or response.error:
             self._fail(response.error or {})
             return
-        cut = response.status == "incomplete"
-        for at, told in enumerate(response.output or ()):
-            self._close(self._streamed(told, at) or self._item(told, at), told)
+        truncated = response.status == "incomplete"
+        for at, frame_item in enumerate(response.output or ()):
+            self._close(self._streamed(frame_item, at) or self._item(frame_item, at), frame_item)
         self._close_span()
         self._over = True
         if response.usage is not None:
             self._out.append(response.usage.usage())
-        self._out.append(Finish(self._finish_reason(cut, response.incomplete_details or {})))
+        self._out.append(Finish(self._finish_reason(truncated, response.incomplete_details or {})))
 
     def _finish_reason(self, truncated: bool, details: Mapping[str, Any]) -> FinishReason:
         if truncated:
@@ -248,12 +248,12 @@ class ResponsesReader:
 
     def _fail(self, error: dict[str, Any] | str) -> None:
         self._over = True
-        told = error if isinstance(error, dict) else {"message": error}
-        code, message, param = told.get("code"), told.get("message"), told.get("param")
+        fields = error if isinstance(error, dict) else {"message": error}
+        code, message, param = fields.get("code"), fields.get("message"), fields.get("param")
         kind = _ERROR_KINDS.get(code) if isinstance(code, str) else None
         self._out.append(
             Failure(
-                kind or error_kind(told),
+                kind or error_kind(fields),
                 message if isinstance(message, str) else "The server failed.",
                 param if isinstance(param, str) else None,
             )

@@ -1,4 +1,4 @@
-"""The response object: the frame around the items, the same in a stream and in a whole answer."""
+"""The response object around the items, the same in a stream and without one."""
 
 from collections.abc import Iterable
 
@@ -49,7 +49,7 @@ class ResponseOutcome(msgspec.Struct, frozen=True):
 def to_outcome(finish: FinishReason, failure: Failure | None, truncated: bool) -> ResponseOutcome:
     """What the end of the model's output means here.
 
-    A cut call makes the response incomplete whatever the engine said: a client that saw it
+    A truncated call makes the response incomplete whatever the engine reports: a client that saw it
     completed would take a turn in which nothing runs for the end of the work.
     """
     if failure is not None:

@@ -1,7 +1,7 @@
-"""Items that a server writes at the same time, told one after the other.
+"""Put items that a server writes concurrently one after the other.
 
-Everybody who reads events may rely on that: between the opening of a call and its end there is
-nothing but its arguments.
+Readers of events may rely on that: between the opening of a call and its end there is nothing
+but its arguments.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from dovetail_model import CallArgs, CallClose, CallOpen, Event, Failure, Finish
 
 
 class EventSequencer:
-    """Lets the open call pass, and holds what is said beside it until it has ended."""
+    """Pass the events of the open call, and hold all others until it has ended."""
 
     __slots__ = ("_open", "_waiting")
 
@@ -20,12 +20,12 @@ class EventSequencer:
         self._waiting: list[Event] = []
 
     def order(self, events: Iterable[Event]) -> list[Event]:
-        """The events that can be told now, in their order."""
+        """The events that can be emitted now, in order."""
         out: list[Event] = []
         left = deque(events)
         while left:
             event = left.popleft()
-            if isinstance(event, Finish | Failure):  # nothing ends any more: all is told as it came
+            if isinstance(event, Finish | Failure):  # nothing ends any more: emit all as it came
                 out += [*self._waiting, event]
                 self._waiting, self._open = [], None
             elif self._open is not None and _call_index(event) != self._open:

@@ -1,9 +1,9 @@
 """The summary that stands for a compacted conversation, and how a client carries it.
 
-A request that ends in a trigger asks for it; the harness keeps the item it gets in place of the
+A request that ends in a trigger requests it; the harness stores the item in place of the
 conversation and sends it back as it is. The content of that item is opaque to the client, so the
-summary itself travels in it and any replica can read it. It is packed, not encrypted: it tells the
-client nothing that it could not have asked the model for.
+summary itself travels in it and any replica can read it. It is packed, not encrypted: it holds
+nothing that the client could not have requested from the model.
 """
 
 import base64

@@ -115,8 +115,8 @@ def _mode(given: object, path: str) -> Mode:
 def _allowed(given: object, specs: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
     """The tools that an allow-list leaves, in their own order."""
     names = given if isinstance(given, list) else []
-    kept = {id(spec) for entry in names for spec in _find(_unwrap_function(entry), specs)}
-    return tuple(spec for spec in specs if id(spec) in kept)
+    allowed = {id(spec) for entry in names for spec in _find(_unwrap_function(entry), specs)}
+    return tuple(spec for spec in specs if id(spec) in allowed)
 
 
 def _find(entry: object, specs: Iterable[ToolSpec]) -> list[ToolSpec]:
@@ -143,10 +143,10 @@ def _spec(tool: wire.ToolIn, path: str, namespace: wire.ToolIn | None) -> ToolSp
     if not tool.name:
         raise InvalidRequest(f"{where}: A tool needs a name", param=where)
     custom = tool.type == "custom"
-    said = [namespace.description if namespace else None, tool.description]
+    descriptions = [namespace.description if namespace else None, tool.description]
     return ToolSpec(
         name=tool.name,
-        description="\n\n".join(filter(None, said)),
+        description="\n\n".join(filter(None, descriptions)),
         parameters=tool.parameters or {},
         namespace=namespace.name if namespace else None,
         custom=custom,
@@ -155,13 +155,13 @@ def _spec(tool: wire.ToolIn, path: str, namespace: wire.ToolIn | None) -> ToolSp
     )
 
 
-def _grammar(form: wire.ToolFormat | None) -> str | None:
+def _grammar(format: wire.ToolFormat | None) -> str | None:
     """The grammar of a custom tool's input, in Lark whichever syntax it came in."""
-    if form is None or form.type != "grammar" or not form.definition:
+    if format is None or format.type != "grammar" or not format.definition:
         return None
-    if form.syntax == "regex":
-        return "start: /" + form.definition.replace("/", r"\/") + "/"
-    return form.definition
+    if format.syntax == "regex":
+        return "start: /" + format.definition.replace("/", r"\/") + "/"
+    return format.definition
 
 
 def _with_unique_name(spec: ToolSpec, taken: set[str]) -> ToolSpec:
@@ -187,7 +187,7 @@ def read_declared_tools(given: Sequence[Any]) -> DeclaredTools:
 
 def collect_tools(given: Iterable[tuple[str, Any]]) -> ResponsesTools:
     """What all declarations, each with its path, offer the model."""
-    toolbox = ToolCollector()
+    collector = ToolCollector()
     for path, tool in given:
-        toolbox.add(tool, path)
-    return ResponsesTools(toolbox.specs(), tuple(toolbox.ignored))
+        collector.add(tool, path)
+    return ResponsesTools(collector.specs(), tuple(collector.ignored))

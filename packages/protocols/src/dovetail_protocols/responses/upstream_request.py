@@ -1,7 +1,7 @@
-"""A request as the body of somebody else's `POST /v1/responses`.
+"""Build the body of `POST /v1/responses` for an upstream server.
 
-This API has an item for each thing said, so the model's order survives as it is: a thought, its
-call, the next thought, its call, and then what the calls gave, tied to them by id.
+This API has an item for each block, so the model's order survives as it is: reasoning, its call,
+more reasoning, its call, and then the results of the calls, tied to them by id.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ Item = dict[str, Any]
 def build_responses_request(
     request: Request, model: str, dialect: UpstreamDialect | None = None
 ) -> UpstreamRequest:
-    """A body that asks for a stream and has nothing kept behind it."""
+    """Build a streaming request that is not stored."""
     dialect = dialect or UpstreamDialect()
     names = ToolNames(request.tools)
     fields: dict[str, Any] = {"model": model}
@@ -56,8 +56,8 @@ def build_responses_request(
     fields["input"] = _InputItemBuilder(names, dialect).build(request.turns)
     fields |= _tools(request, names, dialect)
     fields |= _sampling(request)
-    if form := _format(request.output):
-        fields["text"] = {"format": form}
+    if format := _format(request.output):
+        fields["text"] = {"format": format}
     if reasoning := _reasoning(request.thinking):
         fields["reasoning"] = reasoning
     if request.thinking.template_kwargs:
@@ -185,13 +185,13 @@ def _include(request: Request, dialect: UpstreamDialect) -> list[str]:
         "reasoning.encrypted_content": dialect.seals,
         "message.output_text.logprobs": request.sampling.logprobs is not None,
     }
-    return [name for name, asked in wanted.items() if asked]
+    return [name for name, requested in wanted.items() if requested]
 
 
 def _reasoning(thinking: Thinking) -> dict[str, str]:
     effort = "none" if thinking.enabled is False else thinking.effort
-    asked = {"effort": effort, "summary": thinking.summary}
-    return {name: value for name, value in asked.items() if value is not None}
+    fields = {"effort": effort, "summary": thinking.summary}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _format(output: OutputFormat) -> dict[str, Any]:

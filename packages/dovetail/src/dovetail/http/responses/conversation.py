@@ -18,9 +18,9 @@ from dovetail_protocols import (
     input_items,
     item_references,
     items_by_id,
-    joined_body,
-    previous_response,
-    resolved_body,
+    prepend_history,
+    previous_response_id,
+    resolve_references,
     split_response,
 )
 
@@ -57,7 +57,7 @@ class ConversationResolver:
         PreviousNotFound, ResponseNotFound for an item, or TooLarge beyond the limit.
         """
         await self._resolve_item_references(limit)
-        self._previous_id = previous_response(self._own_body)
+        self._previous_id = previous_response_id(self._own_body)
         if self._previous_id is None:
             return
         exchange = self._exchange
@@ -65,7 +65,9 @@ class ConversationResolver:
             exchange.tenant, self._previous_id, limit, exchange.local_responses
         )
         self.previous_responses = before
-        self.body = joined_body(self._own_body, (items for one in before for items in one.items))
+        self.body = prepend_history(
+            self._own_body, (items for one in before for items in one.items)
+        )
         if len(self.body) > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
         reserve_memory(exchange, len(self.body), limit)
@@ -92,7 +94,7 @@ class ConversationResolver:
             size += len(found[id])
         if size > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
-        self._own_body = self.body = resolved_body(self._own_body, found)
+        self._own_body = self.body = resolve_references(self._own_body, found)
         reserve_memory(exchange, len(self.body), limit)
 
     async def create_saver(self, request: Request) -> "ResponseSaver | None":

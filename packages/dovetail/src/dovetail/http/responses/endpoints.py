@@ -23,11 +23,11 @@ from dovetail.responses.store import is_valid_id
 from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
 from dovetail_protocols import (
     RESPONSES,
+    complete_item,
     encode_input_tokens,
     encode_items,
     item_id,
     join_response,
-    listed_item,
     with_default_model,
 )
 
@@ -191,7 +191,7 @@ def _iter_input_items(chain: Sequence[StoredResponse]) -> Iterator[dict[str, Any
                 if not isinstance(id, str) or id in seen:
                     id = item_id(item, _position_digest(one.id, at, part is one.input))
                 seen.add(id)
-                yield listed_item(item, id)
+                yield complete_item(item, id)
 
 
 def _position_digest(*place: object) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from golden import CountingIds, Transcript, clock, transcripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ class Channel:
     """One stream of deltas inside an item: open, then done once with what was said."""
 
     def __init__(self) -> None:
-        self.said = ""
+        self.text = ""
         self.done = False
 
 
@@ -104,9 +104,9 @@ class Checker:
         channel = channels[kind]
         assert not channel.done
         if act == "delta":
-            channel.said += data["delta"]
+            channel.text += data["delta"]
         else:
-            assert data[field] == channel.said
+            assert data[field] == channel.text
             channel.done = True
 
     def take_part(
@@ -125,7 +125,7 @@ class Checker:
             channels[kind] = Channel()
         else:
             assert channels[kind].done, "its text is done before the part is"
-            assert part["text"] == channels[kind].said
+            assert part["text"] == channels[kind].text
 
     def take_done(self, data: dict[str, Any]) -> None:
         index, item = data["output_index"], data["item"]
@@ -133,19 +133,19 @@ class Checker:
         assert item["id"] == self.items[index]["id"]
         assert item["status"] == "completed"
         assert all(channel.done for channel in self.channels[index].values())
-        said = {kind: channel.said for kind, channel in self.channels[index].items()}
+        streamed = {kind: channel.text for kind, channel in self.channels[index].items()}
         match item["type"]:
             case "message":
-                assert item["content"][0]["text"] == said["response.output_text"]
+                assert item["content"][0]["text"] == streamed["response.output_text"]
             case "reasoning":
-                assert item["content"][0]["text"] == said["response.reasoning_text"]
+                assert item["content"][0]["text"] == streamed["response.reasoning_text"]
                 texts = [part["text"] for part in item["summary"]]
-                summary = said.get("response.reasoning_summary_text")
+                summary = streamed.get("response.reasoning_summary_text")
                 assert texts == ([] if summary is None else [summary])
             case "function_call":
-                assert item["arguments"] == said["response.function_call_arguments"]
+                assert item["arguments"] == streamed["response.function_call_arguments"]
             case "custom_tool_call":
-                assert item["input"] == said["response.custom_tool_call_input"]
+                assert item["input"] == streamed["response.custom_tool_call_input"]
         self.finished[index] = item
 
     def take_end(self, name: str, response: dict[str, Any]) -> None:
@@ -286,13 +286,13 @@ def test_any_script_makes_a_valid_sequence(
 
 
 @given(events=scripts(), summary=st.booleans())
-def test_the_whole_answer_is_the_end_of_the_stream(events: list[Event], summary: bool) -> None:
-    asked = request(summary=summary)
+def test_whole_response_is_the_end_of_the_stream(events: list[Event], summary: bool) -> None:
+    decoded = request(summary=summary)
     message = fold(events)
     if message.failure is not None or message.finish in ("error", "cancelled"):
         return
-    end = Checker().read(CODEC.stream(asked, CountingIds(), clock).encode(events)).end
-    whole = CODEC.encode_message(asked, [message], CountingIds(), clock)
+    end = Checker().read(CODEC.stream(decoded, CountingIds(), clock).encode(events)).end
+    whole = CODEC.encode_message(decoded, [message], CountingIds(), clock)
     assert msgspec.json.decode(whole) == end
 
 
@@ -321,42 +321,42 @@ def test_white_space_before_text_belongs_to_it() -> None:
     assert end["output"][0]["content"][0]["text"] == "\n\nHello"
 
 
-def test_log_probabilities_go_with_visible_text_alone_in_a_stream_and_in_a_whole_answer() -> None:
-    spoken: list[TextDelta | ReasoningDelta] = [
+def test_logprobs_are_for_visible_text_only() -> None:
+    deltas: list[TextDelta | ReasoningDelta] = [
         ReasoningDelta("Yes"), ReasoningDelta("?"), TextDelta("\n"), TextDelta("Yes"),
         TextDelta("!"),
     ]  # fmt: skip
     events: list[Event] = []
-    for delta in spoken:
+    for delta in deltas:
         events += [Logprobs((TokenLogprob(delta.text, -0.5),)), delta]
     events += [CallOpen(0, "f", "call_1"), Logprobs((TokenLogprob("{}", -1.0),))]
     events += [CallArgs(0, "{}"), CallClose(0), Finish("tool_calls")]
-    asked = CODEC.decode(b'{"model": "m", "input": "x", "top_logprobs": 1}', {})
-    end = Checker().read(CODEC.stream(asked, CountingIds(), clock).encode(events)).end
+    decoded = CODEC.decode(b'{"model": "m", "input": "x", "top_logprobs": 1}', {})
+    end = Checker().read(CODEC.stream(decoded, CountingIds(), clock).encode(events)).end
     assert end is not None
     (part,) = end["output"][1]["content"]
     assert [token["token"] for token in part["logprobs"]] == ["\n", "Yes", "!"]
-    whole = CODEC.encode_message(asked, [fold(events)], CountingIds(), clock)
+    whole = CODEC.encode_message(decoded, [fold(events)], CountingIds(), clock)
     assert msgspec.json.decode(whole) == end
 
 
-def test_log_probabilities_are_left_out_where_nobody_asked() -> None:
+def test_logprobs_are_left_out_if_not_requested() -> None:
     events: list[Event] = [Logprobs((TokenLogprob("a", -0.5),)), TextDelta("a"), Finish("stop")]
     end = Checker().read(CODEC.stream(request(), CountingIds(), clock).encode(events)).end
     assert end is not None
     assert end["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_tokens_that_do_not_spell_the_text_are_left_out_of_a_whole_answer() -> None:
+def test_tokens_that_do_not_spell_the_text_are_left_out() -> None:
     events: list[Event] = [Logprobs((TokenLogprob("ab", -0.5),)), TextDelta("a"), Finish("stop")]
-    asked = CODEC.decode(b'{"model": "m", "input": "x", "top_logprobs": 1}', {})
-    whole = msgspec.json.decode(CODEC.encode_message(asked, [fold(events)], CountingIds(), clock))
+    decoded = CODEC.decode(b'{"model": "m", "input": "x", "top_logprobs": 1}', {})
+    whole = msgspec.json.decode(CODEC.encode_message(decoded, [fold(events)], CountingIds(), clock))
     assert whole["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_a_request_of_another_codec_is_answered_too() -> None:
-    asked = Request("m")
-    end = Checker().read(CODEC.stream(asked, CountingIds(), clock).encode([Finish("stop")])).end
+def test_request_of_another_codec_is_encoded_too() -> None:
+    decoded = Request("m")
+    end = Checker().read(CODEC.stream(decoded, CountingIds(), clock).encode([Finish("stop")])).end
     assert end is not None
     assert (end["model"], end["tools"], end["store"]) == ("m", [], True)
 

@@ -1,8 +1,8 @@
-"""Golden transcripts: one script of events, a request for each API, the bytes that must come out.
+"""Golden transcripts: a list of events, a request for each API, and the expected bytes.
 
-A folder of `transcripts/` holds `events.jsonl` (what the model said, as events) and, for each API
+A folder of `transcripts/` holds `events.jsonl` (the model's output as events) and, for each API
 that the case applies to, `API.request.json`, `API.sse` and `API.json`. The last two are rewritten
-only by `make golden`, and read in review. `ID_x` in a script stands for an outward call id.
+only by `make golden`, and read in review. `ID_x` in the events stands for a public call id.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import msgspec
 from dovetail_model import CallOpen, Event, Failure, Message, Request, fold
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
 
-FOLDER = Path(__file__).parent / "transcripts"
+FOLDER = Path(__file__).parents[1] / "transcripts"
 CODECS: dict[str, Codec] = {"messages": MESSAGES, "responses": RESPONSES, "chat": CHAT}
 TIME = 1_760_000_000.0
 
@@ -58,8 +58,8 @@ class Transcript:
     def _named(self, event: Event) -> Event:
         """Call ids in the API's own style."""
         if isinstance(event, CallOpen) and event.id is not None:
-            outward = event.id.replace("ID_", self.codec.call_id_prefix)
-            return msgspec.structs.replace(event, id=outward)
+            public_id = event.id.replace("ID_", self.codec.call_id_prefix)
+            return msgspec.structs.replace(event, id=public_id)
         return event
 
     def message(self) -> Message:

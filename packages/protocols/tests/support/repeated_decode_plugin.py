@@ -1,7 +1,7 @@
 """A plugin for pytest: what a test decodes is decoded again with a memory, and must be the same.
 
 One small memory serves all tests of the run, so that it is cold, warm and full in turn. Bodies of
-any size may be remembered by their beginnings.
+any size may be remembered by their body_prefixes.
 """
 
 from collections.abc import Callable
@@ -17,42 +17,44 @@ from dovetail_protocols.responses import ResponsesCodec
 
 Decode = Callable[[bytes, Headers, DecodeCache | None], Request]
 
-MEMORY = DecodeCache(500_000, min_body_bytes=0)
+CACHE = DecodeCache(500_000, min_body_bytes=0)
 ROUNDS = 3  # cold, or as others left it; warm; warm again
-counted = 0
+decode_count = 0
 
 
 def pytest_configure() -> None:
     plain = MessagesCodec.decode
-    MessagesCodec.decode = staticmethod(again(plain))
+    MessagesCodec.decode = staticmethod(checked_decode(plain))
     chat = ChatCodec.decode
-    ChatCodec.decode = lambda self, body, headers, cache=None: again(  # type: ignore[method-assign]
+    ChatCodec.decode = lambda self, body, headers, cache=None: checked_decode(  # type: ignore[method-assign]
         lambda *given: chat(self, *given)
     )(body, headers, cache)
     responses = ResponsesCodec.decode
-    ResponsesCodec.decode = lambda self, body, headers, cache=None: again(  # type: ignore[method-assign]
+    ResponsesCodec.decode = lambda self, body, headers, cache=None: checked_decode(  # type: ignore[method-assign]
         lambda *given: responses(self, *given)
     )(body, headers, cache)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"decoded again: {counted}")
+    terminalreporter.write_line(f"decoded again: {decode_count}")
 
 
-def again(decode: Decode) -> Callable[..., Request]:
+def checked_decode(decode: Decode) -> Callable[..., Request]:
     def checked(body: bytes, headers: Headers, memory: DecodeCache | None = None) -> Request:
-        global counted
-        counted += 1
-        expected = told(decode, body, headers, memory)
+        global decode_count
+        decode_count += 1
+        expected = decode_result(decode, body, headers, memory)
         for _ in range(ROUNDS):
-            assert told(decode, body, headers, MEMORY) == expected
+            assert decode_result(decode, body, headers, CACHE) == expected
         return decode(body, headers, memory)
 
     return checked
 
 
-def told(decode: Decode, body: bytes, headers: Headers, memory: DecodeCache | None) -> object:
-    """The request, or all that a client is told of the fault."""
+def decode_result(
+    decode: Decode, body: bytes, headers: Headers, memory: DecodeCache | None
+) -> object:
+    """The request, or the error that the client gets."""
     try:
         return decode(body, headers, memory)
     except DovetailError as error:

@@ -1,11 +1,11 @@
-"""Requests to somebody else's Chat Completions: what they carry, and what they cannot."""
+"""Requests to an upstream Chat Completions API: what they carry, and what they cannot."""
 
 import json
 from typing import Any
 
 import msgspec
 import pytest
-from history_script import IMAGE, requests
+from generated_requests import IMAGE, requests
 from hypothesis import given
 
 from dovetail_model import (
@@ -38,12 +38,12 @@ def request(*turns: Turn, **more: Any) -> Request:
     return Request("m", turns=(Turn("user", (TextBlock("Hi."),)), *turns), **more)
 
 
-def said(*blocks: Block, results: tuple[Block, ...] = (RESULT0, RESULT1)) -> Request:
+def assistant_turn(*blocks: Block, results: tuple[Block, ...] = (RESULT0, RESULT1)) -> Request:
     return request(Turn("assistant", blocks), Turn("tool", results))
 
 
-def messages(asked: Request, dialect: UpstreamDialect | None = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = build_chat_request(asked, "m", dialect).fields["messages"][1:]
+def messages(request: Request, dialect: UpstreamDialect | None = None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = build_chat_request(request, "m", dialect).fields["messages"][1:]
     return found
 
 
@@ -56,51 +56,53 @@ def call(id: str, at: int) -> dict[str, Any]:
 
 
 class TestInterleaving:
-    def test_each_thought_goes_with_its_call_and_the_calls_result(self) -> None:
-        def spoken(thought: str, made: dict[str, Any]) -> dict[str, Any]:
-            said = {"role": "assistant", "content": "", "reasoning_content": thought}
-            return {**said, "tool_calls": [made]}
+    def test_reasoning_goes_with_its_call_and_its_result(self) -> None:
+        def assistant(reasoning: str, made: dict[str, Any]) -> dict[str, Any]:
+            message = {"role": "assistant", "content": "", "reasoning_content": reasoning}
+            return {**message, "tool_calls": [made]}
 
-        assert messages(said(*INTERLEAVED)) == [
-            spoken("t0", call("c0", 0)),
+        assert messages(assistant_turn(*INTERLEAVED)) == [
+            assistant("t0", call("c0", 0)),
             {"role": "tool", "content": "zero", "tool_call_id": "c0", "name": "look"},
-            spoken("t1", call("c1", 1)),
+            assistant("t1", call("c1", 1)),
             {"role": "tool", "content": "one", "tool_call_id": "c1", "name": "look"},
         ]
 
     def test_calls_that_follow_each_other_stay_together(self) -> None:
-        roles = [m["role"] for m in messages(said(ReasoningBlock("t"), CALL0, CALL1))]
+        roles = [m["role"] for m in messages(assistant_turn(ReasoningBlock("t"), CALL0, CALL1))]
         assert roles == ["assistant", "tool", "tool"]
 
     def test_results_in_another_order_find_their_calls(self) -> None:
-        found = messages(said(*INTERLEAVED, results=(RESULT1, RESULT0)))
+        found = messages(assistant_turn(*INTERLEAVED, results=(RESULT1, RESULT0)))
         assert [m.get("tool_call_id") for m in found] == [None, "c0", None, "c1"]
 
     def test_a_turn_whose_first_call_has_no_result_stays_one_message(self) -> None:
-        asked = build_chat_request(said(*INTERLEAVED, results=(RESULT1,)), "m")
-        message = asked.fields["messages"][1]
+        built = build_chat_request(assistant_turn(*INTERLEAVED, results=(RESULT1,)), "m")
+        message = built.fields["messages"][1]
         assert message["reasoning_content"] == "t0\nt1"
         assert [each["id"] for each in message["tool_calls"]] == ["c0", "c1"]
-        assert asked.dropped == ("interleaving_not_carried",)
+        assert built.dropped == ("interleaving_not_carried",)
 
     def test_segments_keep_the_turn_in_one_message(self) -> None:
-        first, *rest = messages(said(*INTERLEAVED), OURS)
+        first, *rest = messages(assistant_turn(*INTERLEAVED), OURS)
         assert first["reasoning_segments"] == ["t0", "t1", ""]
         assert [m["role"] for m in rest] == ["tool", "tool"]
 
 
-class TestThoughts:
+class TestReasoning:
     @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
     def test_the_field_that_the_server_reads(self, field: Any) -> None:
-        asked = said(ReasoningBlock("t"), CALL0, results=(RESULT0,))
-        assert messages(asked, UpstreamDialect(field))[0][field] == "t"
+        request = assistant_turn(ReasoningBlock("t"), CALL0, results=(RESULT0,))
+        assert messages(request, UpstreamDialect(field))[0][field] == "t"
 
-    def test_a_server_that_reads_none_gets_none_and_that_is_told(self) -> None:
-        asked = build_chat_request(said(ReasoningBlock("t"), CALL0), "m", UpstreamDialect(None))
-        assert asked.dropped == ("reasoning_not_carried",)
-        assert b'"t"' not in asked.body
+    def test_server_without_reasoning_gets_none_and_the_loss_is_reported(self) -> None:
+        built = build_chat_request(
+            assistant_turn(ReasoningBlock("t"), CALL0), "m", UpstreamDialect(None)
+        )
+        assert built.dropped == ("reasoning_not_carried",)
+        assert b'"t"' not in built.body
 
-    def test_a_thought_alone_is_no_message_there(self) -> None:
+    def test_reasoning_alone_is_no_message(self) -> None:
         lonely = request(Turn("assistant", (ReasoningBlock("t"),)))
         assert messages(lonely, UpstreamDialect(None)) == []
 
@@ -114,14 +116,16 @@ class TestWhatServersRefuse:
     def test_a_result_without_its_call_is_the_users(self) -> None:
         assert messages(request(Turn("tool", (RESULT0,)))) == [{"role": "user", "content": "zero"}]
 
-    @pytest.mark.parametrize("cut", ['{"at": ', "[1]", "text"])
-    def test_arguments_that_are_no_object_stand_as_one(self, cut: str) -> None:
-        broken = ToolCallBlock("c0", "look", cut, complete=False)
-        function = messages(said(broken, results=(RESULT0,)))[0]["tool_calls"][0]["function"]
-        assert msgspec.json.decode(function["arguments"]) == {"input": cut}
+    @pytest.mark.parametrize("arguments", ['{"at": ', "[1]", "text"])
+    def test_arguments_that_are_no_object_stand_as_one(self, arguments: str) -> None:
+        broken = ToolCallBlock("c0", "look", arguments, complete=False)
+        function = messages(assistant_turn(broken, results=(RESULT0,)))[0]["tool_calls"][0][
+            "function"
+        ]
+        assert msgspec.json.decode(function["arguments"]) == {"input": arguments}
 
     def test_a_call_without_arguments_has_an_empty_object(self) -> None:
-        bare = messages(said(ToolCallBlock("c0", "look", ""), results=(RESULT0,)))
+        bare = messages(assistant_turn(ToolCallBlock("c0", "look", ""), results=(RESULT0,)))
         assert bare[0]["tool_calls"][0]["function"]["arguments"] == "{}"
 
     def test_a_schema_is_always_an_object(self) -> None:
@@ -132,29 +136,29 @@ class TestWhatServersRefuse:
 
 class TestImages:
     def test_a_users_image_is_a_part(self) -> None:
-        asked = Request("m", turns=(Turn("user", (TextBlock("See"), IMAGE)),))
-        assert build_chat_request(asked, "m").fields["messages"][0]["content"] == [
+        request = Request("m", turns=(Turn("user", (TextBlock("See"), IMAGE)),))
+        assert build_chat_request(request, "m").fields["messages"][0]["content"] == [
             {"type": "text", "text": "See"},
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}},
         ]
 
     def test_a_results_image_follows_all_results(self) -> None:
         seen = ToolResultBlock("c0", (TextBlock("shot"), IMAGE))
-        found = messages(said(CALL0, CALL1, results=(seen, RESULT1)))
+        found = messages(assistant_turn(CALL0, CALL1, results=(seen, RESULT1)))
         assert [m["role"] for m in found] == ["assistant", "tool", "tool", "user"]
         assert found[1]["content"] == "shot\n[image]"
         assert found[3]["content"][0]["type"] == "image_url"
 
     def test_an_image_by_its_address_and_the_text_of_a_document(self) -> None:
         blocks = (ImageBlock(url="http://a/b.png"), DocumentBlock(text="Inside."))
-        asked = Request("m", turns=(Turn("user", (*blocks, ReasoningBlock("stray"))),))
-        image, text, _ = build_chat_request(asked, "m").fields["messages"][0]["content"]
+        request_ = Request("m", turns=(Turn("user", (*blocks, ReasoningBlock("stray"))),))
+        image, text, _ = build_chat_request(request_, "m").fields["messages"][0]["content"]
         assert image["image_url"]["url"] == "http://a/b.png"
         assert text["text"] == "Inside."
 
     def test_a_server_that_sees_none_gets_placeholders(self) -> None:
-        asked = Request("m", turns=(Turn("user", (IMAGE, DocumentBlock(title="a.pdf"))),))
-        found = build_chat_request(asked, "m", UpstreamDialect(images=False)).fields["messages"]
+        request = Request("m", turns=(Turn("user", (IMAGE, DocumentBlock(title="a.pdf"))),))
+        found = build_chat_request(request, "m", UpstreamDialect(images=False)).fields["messages"]
         assert found == [{"role": "user", "content": "[image]\n[document a.pdf]"}]
 
 
@@ -163,32 +167,36 @@ class TestTools:
     FREE = ToolSpec("patch", custom=True, grammar="start: /x/")
 
     def test_a_namespace_is_shown_flat_in_tools_calls_and_choice(self) -> None:
-        asked = said(ToolCallBlock("c0", "find", "{}", "docs"), results=(RESULT0,))
+        request = assistant_turn(ToolCallBlock("c0", "find", "{}", "docs"), results=(RESULT0,))
         choice = ToolChoice("named", "docs__find")
-        asked = msgspec.structs.replace(asked, tools=(self.NAMESPACED,), tool_choice=choice)
-        fields = build_chat_request(asked, "m").fields
+        request = msgspec.structs.replace(request, tools=(self.NAMESPACED,), tool_choice=choice)
+        fields = build_chat_request(request, "m").fields
         assert fields["tools"][0]["function"]["name"] == "docs__find"
         assert fields["tool_choice"]["function"]["name"] == "docs__find"
         assert fields["messages"][1]["tool_calls"][0]["function"]["name"] == "docs__find"
 
     def test_a_call_of_a_tool_that_is_gone_keeps_its_namespace(self) -> None:
-        found = messages(said(ToolCallBlock("c0", "find", "{}", "docs"), results=(RESULT0,)))
+        found = messages(
+            assistant_turn(ToolCallBlock("c0", "find", "{}", "docs"), results=(RESULT0,))
+        )
         assert found[0]["tool_calls"][0]["function"]["name"] == "docs__find"
 
     def test_a_custom_tool_is_a_function_of_one_string(self) -> None:
         free = ToolCallBlock("c0", "patch", "a\nb", custom=True)
-        asked = msgspec.structs.replace(said(free, results=(RESULT0,)), tools=(self.FREE,))
-        fields = build_chat_request(asked, "m").fields
+        request_ = msgspec.structs.replace(
+            assistant_turn(free, results=(RESULT0,)), tools=(self.FREE,)
+        )
+        fields = build_chat_request(request_, "m").fields
         assert fields["tools"][0]["function"]["parameters"]["required"] == ["input"]
-        told = fields["messages"][1]["tool_calls"][0]["function"]["arguments"]
-        assert msgspec.json.decode(told) == {"input": "a\nb"}
+        arguments = fields["messages"][1]["tool_calls"][0]["function"]["arguments"]
+        assert msgspec.json.decode(arguments) == {"input": "a\nb"}
 
     def test_a_server_that_knows_custom_tools_gets_one_with_its_grammar(self) -> None:
         fields = build_chat_request(request(tools=(self.FREE,)), "m", OURS).fields
         assert fields["tools"][0]["custom"]["format"]["grammar"]["definition"] == "start: /x/"
 
 
-def test_what_is_not_said_is_not_sent() -> None:
+def test_unset_fields_are_not_sent() -> None:
     fields = build_chat_request(request(), "theirs").fields
     assert set(fields) == {"model", "messages", "stream", "stream_options"}
     assert fields["model"] == "theirs"
@@ -215,38 +223,38 @@ def test_thinking_controls(thinking: Thinking, sent: dict[str, Any]) -> None:
 
 
 def test_turns_written_as_text_leave_no_structure() -> None:
-    asked = build_chat_request(
-        said(*INTERLEAVED), "m", write_turn=lambda turn: f"{len(turn.blocks)} blocks"
+    built = build_chat_request(
+        assistant_turn(*INTERLEAVED), "m", write_turn=lambda turn: f"{len(turn.blocks)} blocks"
     )
-    assert asked.fields["messages"][1] == {"role": "assistant", "content": "4 blocks"}
-    assert [m["role"] for m in asked.fields["messages"][2:]] == ["tool", "tool"]
+    assert built.fields["messages"][1] == {"role": "assistant", "content": "4 blocks"}
+    assert [m["role"] for m in built.fields["messages"][2:]] == ["tool", "tool"]
 
 
 @given(requests())
-def test_our_own_server_reads_back_what_was_asked(asked: Request) -> None:
-    """With our own dialect thoughts stay before their calls; text moves before the first call."""
-    again = CODEC.decode(build_chat_request(asked, asked.model, OURS).body, {})
-    assert [structure(turn) for turn in again.turns] == [structure(turn) for turn in asked.turns]
+def test_our_own_server_decodes_the_same_request(request_: Request) -> None:
+    """With our own dialect reasoning stays before its call; text moves before the first call."""
+    again = CODEC.decode(build_chat_request(request_, request_.model, OURS).body, {})
+    assert [structure(turn) for turn in again.turns] == [structure(turn) for turn in request_.turns]
     for name in ("model", "system", "tools", "sampling", "thinking", "output", "stream"):
-        assert getattr(again, name) == getattr(asked, name), name
-    assert again.tool_choice == asked.tool_choice
+        assert getattr(again, name) == getattr(request_, name), name
+    assert again.tool_choice == request_.tool_choice
     assert again.ignored == ()
 
 
 @given(requests())
-def test_any_server_gets_every_thought_right_before_its_calls(asked: Request) -> None:
-    """The plain dialect cuts turns into pieces; joined, the pieces are the turn."""
-    again = CODEC.decode(build_chat_request(asked, asked.model).body, {})
+def test_any_server_gets_reasoning_right_before_its_calls(request_: Request) -> None:
+    """The plain dialect splits turns into pieces; joined, the pieces are the turn."""
+    again = CODEC.decode(build_chat_request(request_, request_.model).body, {})
     expected = [
         structure(Turn(turn.role, piece), "\n")
-        for turn in asked.turns
+        for turn in request_.turns
         for piece in (split_after_calls(turn.blocks) if turn.role == "assistant" else [turn.blocks])
     ]
     found = [structure(turn) for turn in again.turns]
     assert [one for one in found if one[0] == "assistant"] == [
         as_functions(one) for one in expected if one[0] == "assistant"
     ]
-    assert results(again) == results(asked)
+    assert results(again) == results(request_)
 
 
 def structure(turn: Turn, joint: str = "") -> tuple[Any, ...]:
@@ -260,7 +268,7 @@ def structure(turn: Turn, joint: str = "") -> tuple[Any, ...]:
                 (block.call_id, *(b.text for b in block.blocks if isinstance(b, TextBlock)))
             )
         elif isinstance(block, ReasoningBlock):
-            order.append(("thought", block.text))
+            order.append(("reasoning", block.text))
     if len(order) > 1:
         order = merged(order, joint)
     text = "\n".join(block.text for block in turn.blocks if isinstance(block, TextBlock))
@@ -271,8 +279,8 @@ def merged(order: list[tuple[str, ...]], joint: str) -> list[tuple[str, ...]]:
     """Thoughts with only text between them become one."""
     found: list[tuple[str, ...]] = []
     for one in order:
-        if one[0] == "thought" and found and found[-1][0] == "thought":
-            found[-1] = ("thought", found[-1][1] + joint + one[1])
+        if one[0] == "reasoning" and found and found[-1][0] == "reasoning":
+            found[-1] = ("reasoning", found[-1][1] + joint + one[1])
         else:
             found.append(one)
     return found

@@ -1,4 +1,4 @@
-"""A lone delta that goes on with a run: the same bytes as on the long way, and next to no work."""
+"""A single delta that continues a run: the same bytes as on the slow path, at little cost."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from itertools import product
 from types import FrameType
 
 import pytest
-from golden import CODECS, CountingIds, clock
+from golden_transcripts import CODECS, CountingIds, clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,7 +65,7 @@ REQUESTS = st.builds(
 
 OPENED: dict[str, tuple[Sequence[Event], Callable[[str], Event]]] = {
     "text": ([TextDelta("a")], TextDelta),
-    "thought": ([ReasoningDelta("a")], ReasoningDelta),
+    "reasoning": ([ReasoningDelta("a")], ReasoningDelta),
     "call": ([CallOpen(0, "look"), CallArgs(0, "{")], lambda text: CallArgs(0, text)),
 }
 """What opens a run, and a delta that goes on with it."""
@@ -92,16 +92,16 @@ def stream(api: str, request: Request) -> StreamEncoder:
 
 @pytest.mark.parametrize("api", ALL)
 @settings(deadline=None, max_examples=300)
-@given(request_=REQUESTS, spoken=st.lists(st.tuples(CHOICES, RUNS), max_size=6))
-def test_a_lone_event_says_the_same_as_in_company(
-    api: str, request_: Request, spoken: list[tuple[int, list[Event]]]
+@given(request_=REQUESTS, batches=st.lists(st.tuples(CHOICES, RUNS), max_size=6))
+def test_single_event_is_encoded_as_in_a_batch(
+    api: str, request_: Request, batches: list[tuple[int, list[Event]]]
 ) -> None:
-    """In company is the long way: only a lone event can go on with a run."""
-    alone, in_company = stream(api, request_), stream(api, request_)
-    for choice, events in spoken:
+    """A batch takes the slow path: only a single event can continue a run."""
+    single, in_batch = stream(api, request_), stream(api, request_)
+    for choice, events in batches:
         for event in events:
-            told = in_company.encode([event, Diagnostic("says nothing")], choice)
-            assert alone.encode([event], choice) == told
+            expected = in_batch.encode([event, Diagnostic("says nothing")], choice)
+            assert single.encode([event], choice) == expected
 
 
 @pytest.mark.parametrize("api", ALL)
@@ -109,11 +109,11 @@ def test_nothing_goes_on_that_should_not(api: str) -> None:
     """Every way to open a run, every event behind that, and a delta of this choice or another."""
     request = Request(model="m", turns=(), sampling=Sampling(n=2))
     for before, between, last, choice in product(OPENED.values(), BETWEEN, LAST, (0, 1)):
-        alone, in_company = stream(api, request), stream(api, request)
-        for encoder in alone, in_company:
+        single, in_batch = stream(api, request), stream(api, request)
+        for encoder in single, in_batch:
             encoder.encode([*before[0], *between])
-        told = in_company.encode([last, Diagnostic("says nothing")], choice)
-        assert alone.encode([last], choice) == told, (before[0], between, last, choice)
+        expected = in_batch.encode([last, Diagnostic("says nothing")], choice)
+        assert single.encode([last], choice) == expected, (before[0], between, last, choice)
 
 
 @pytest.mark.parametrize(("api", "opened"), [*product(CODECS, OPENED), ("completions", "text")])
@@ -130,8 +130,8 @@ def test_going_on_is_two_calls(api: str, opened: str) -> None:
     batch = [delta(" the")]
     sys.setprofile(note)
     try:
-        told = encoder.encode(batch)
+        encoded = encoder.encode(batch)
     finally:
         sys.setprofile(None)
     assert called == ["encode", "frame"]
-    assert b'" the"' in told
+    assert b'" the"' in encoded

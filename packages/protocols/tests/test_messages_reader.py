@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from chat_script import request_body, scripts
-from golden import CountingIds, Transcript, clock, transcripts
+from generated_events import request_body, scripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,7 +96,7 @@ def test_golden_messages_are_read_back(transcript: Transcript) -> None:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> list[Event]:
+def json_call_events(draw: st.DrawFn) -> list[Event]:
     """Scripts whose calls have JSON for arguments, in the same number of pieces."""
     events = draw(scripts(failing=True))
     whole = {event.index for event in events if isinstance(event, CallClose)}
@@ -115,7 +115,7 @@ def answers(draw: st.DrawFn) -> list[Event]:
     return made
 
 
-@given(answers(), st.integers(0, 9), st.booleans())
+@given(json_call_events(), st.integers(0, 9), st.booleans())
 def test_any_stream_is_read_back_in_any_pieces(
     events: list[Event], size: int, dispatch: bool
 ) -> None:
@@ -162,7 +162,7 @@ class TestOtherServers:
         call = started(0, type="tool_use", id="t", name="look", input={})
         assert read(frames(call, stopped(0)))[1] == CallClose(0)
 
-    def test_a_sealed_thought_without_words(self) -> None:
+    def test_sealed_reasoning_without_text(self) -> None:
         hidden = started(0, type="redacted_thinking", data="sealed")
         assert read(frames(hidden, stopped(0)))[:2] == [
             ReasoningDelta(""),

@@ -1,4 +1,4 @@
-"""Random requests for tests: histories as harnesses send them, arranged as the server does it."""
+"""Random requests for tests: histories as harnesses send them, in canonical order."""
 
 import json
 

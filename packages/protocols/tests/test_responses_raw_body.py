@@ -1,4 +1,4 @@
-"""A body and what it goes on from: the joined body reads as if the client had sent all of it."""
+"""A body and its stored history: the joined body decodes as if the client had sent all of it."""
 
 import json
 from contextlib import suppress
@@ -14,15 +14,15 @@ from dovetail_protocols import (
     COMPACT,
     RESPONSES,
     DecodeCache,
+    complete_item,
     input_items,
     item_id,
     item_references,
     items_by_id,
     join_response,
-    joined_body,
-    listed_item,
-    previous_response,
-    resolved_body,
+    prepend_history,
+    previous_response_id,
+    resolve_references,
     split_response,
     with_default_model,
 )
@@ -51,13 +51,13 @@ def message(text: str, role: str = "user") -> dict[str, Any]:
     ],
 )
 def test_what_a_body_goes_on_from(sent: bytes, expected: str | None) -> None:
-    assert previous_response(sent) == expected
+    assert previous_response_id(sent) == expected
 
 
 @pytest.mark.parametrize("sent", [b"", b"[1]", b'{"previous_response_id": "r"', b"\xff"])
-def test_what_is_no_json_is_told_as_such_or_left_to_the_codec(sent: bytes) -> None:
+def test_malformed_json_is_reported_or_left_to_the_codec(sent: bytes) -> None:
     try:
-        assert previous_response(sent) is None
+        assert previous_response_id(sent) is None
     except InvalidRequest:
         return
     with pytest.raises(InvalidRequest):
@@ -82,7 +82,7 @@ def test_the_joined_body_is_what_a_client_without_state_would_send(sent: Any) ->
     ]
     history = [json.dumps(item).encode() for item in before]
     more = {"previous_response_id": "r", "temperature": 0.5, "tools": [], "instructions": "Be."}
-    joined = RESPONSES.decode(joined_body(body(input=sent, **more), history), {})
+    joined = RESPONSES.decode(prepend_history(body(input=sent, **more), history), {})
     own = [message(sent)] if isinstance(sent, str) else sent or []
     whole = RESPONSES.decode(body(input=[*before, *own], **more), {})
     assert msgspec.structs.replace(joined, echo=None) == msgspec.structs.replace(whole, echo=None)
@@ -91,7 +91,7 @@ def test_the_joined_body_is_what_a_client_without_state_would_send(sent: Any) ->
 
 def test_a_wrong_input_is_refused_as_ever() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        RESPONSES.decode(joined_body(body(input=3, previous_response_id="r"), [b"{}"]), {})
+        RESPONSES.decode(prepend_history(body(input=3, previous_response_id="r"), [b"{}"]), {})
     assert refused.value.param == "input"
 
 
@@ -102,7 +102,7 @@ def test_each_body_of_a_conversation_begins_with_the_last() -> None:
     for turn in range(40):
         text = f"{turn} " * 200
         sent = body(input=text, previous_response_id=f"r{turn}", stream=bool(turn % 2))
-        request = RESPONSES.decode(joined_body(sent, history), {}, memory)
+        request = RESPONSES.decode(prepend_history(sent, history), {}, memory)
         history += [input_items(sent), json.dumps(message("Well.", "assistant")).encode()]
         if last is not None:
             same = zip(last.turns, request.turns, strict=False)
@@ -133,13 +133,13 @@ def test_nothing_that_is_sent_breaks_the_joining(odd: str, place: str) -> None:
     """All is read, or refused as the client's fault."""
     sent, done = (place % odd).encode("latin-1"), list[Any]()
     for act in (
-        previous_response,
+        previous_response_id,
         item_references,
         input_items,
         lambda sent: with_default_model(sent, "m"),
-        lambda sent: resolved_body(sent, {"x": b"{}"}),
+        lambda sent: resolve_references(sent, {"x": b"{}"}),
         lambda sent: COMPACT.decode(sent, {}),
-        lambda sent: RESPONSES.decode(joined_body(sent, [b'{"role":"user"}']), {}),
+        lambda sent: RESPONSES.decode(prepend_history(sent, [b'{"role":"user"}']), {}),
     ):
         with suppress(InvalidRequest):
             done.append(act(sent))
@@ -153,10 +153,10 @@ def test_items_that_are_named_are_put_in_their_place() -> None:
     sent = body(input=[message("a"), named, {"type": "item_reference", "id": 4}])
     assert item_references(sent) == ["msg_1"]
     assert item_references(body(input="item_reference")) == []
-    kept = b'{"type":"message","id":"msg_1","role":"assistant","content":"b"},{"type":"x"}'
-    found = items_by_id(kept)
+    stored = b'{"type":"message","id":"msg_1","role":"assistant","content":"b"},{"type":"x"}'
+    found = items_by_id(stored)
     assert list(found) == ["msg_1"]
-    items = json.loads(resolved_body(sent, found))["input"]
+    items = json.loads(resolve_references(sent, found))["input"]
     assert [item.get("content") for item in items] == ["a", "b", None]
 
 
@@ -217,7 +217,7 @@ def test_a_model_is_named_where_none_is() -> None:
     ],
 )
 def test_items_are_listed_in_their_full_form(item: Any, expected: Any) -> None:
-    assert listed_item(item, "x") == expected
+    assert complete_item(item, "x") == expected
 
 
 def test_ids_are_of_the_apis_style() -> None:

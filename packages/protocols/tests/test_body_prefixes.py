@@ -1,21 +1,21 @@
-"""What a session has sent before is left out of the reading, and never changes what is read."""
+"""What a session has sent before is not decoded again, and the result is the same."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from decode_again import told
-from golden import CODECS
+from golden_transcripts import CODECS
+from history_bodies import agent_turn, history_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
-from test_memory import body, step
+from repeated_decode_plugin import decode_result
 
 from dovetail_protocols import MESSAGES, Codec, DecodeCache
 from dovetail_protocols.body_prefixes import _ITEM_OVERHEAD_BYTES, BodyPrefixCache, HistoryKey
 
-LINE = HistoryKey("messages", "k")
+KEY = HistoryKey("messages", "k")
 ITEMS = [{"role": "user", "content": text} for text in ("a", "b,]", 'c\\"}', "d" * 40, "é")]
 
 
@@ -26,7 +26,7 @@ def written(items: list[Any], between: str = ",", **more: Any) -> bytes:
     return f'{{"model":"m","messages":[{history}]{tail}}}'.encode()
 
 
-def read(known: BodyPrefixCache, sent: bytes, line: HistoryKey = LINE) -> tuple[list[Any], int]:
+def read(known: BodyPrefixCache, sent: bytes, line: HistoryKey = KEY) -> tuple[list[Any], int]:
     """All items of a body, and how many of them were left out."""
     rest = known.match(line, sent)
     if rest is None:
@@ -62,16 +62,16 @@ def test_a_session_has_several_lines_and_others_have_their_own() -> None:
     for items, left_out in ((ITEMS[:3], 0), (agent[:3], 0), (ITEMS, 3), (agent, 3)):
         assert read(known, written(items))[1] == left_out
     assert read(known, written(ITEMS), other)[1] == 0
-    assert len(known._young[LINE]) == 2
+    assert len(known._young[KEY]) == 2
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_size_is_bounded() -> None:
     known = BodyPrefixCache(12_000, min_body_bytes=0)
     for number in range(200):  # four sessions, whose lines fork all the time
         line = HistoryKey("messages", "k", str(number // 5 % 4))
         read(known, written([{"n": number, "text": "x" * 300}]), line)
         overhead = _ITEM_OVERHEAD_BYTES
-        lines = [one for kept in (known._young, known._old) for one in kept.values()]
+        lines = [one for generation in (known._young, known._old) for one in generation.values()]
         assert sum(len(one.body) + overhead for group in lines for one in group) <= 12_000
     assert read(known, written([{"n": 199, "text": "x" * 300}, {}]), line)[1] == 1
     read(known, written([{"text": "x" * 9_000}]), other := HistoryKey("messages", "k", "large"))
@@ -106,12 +106,14 @@ def odd_bodies() -> Iterator[tuple[str, bytes]]:
     pytest.param(sent, api, id=f"{api}: {name}") for name, sent in odd_bodies()
     for api in ("messages", "chat")
 ])  # fmt: skip
-def test_odd_bodies_say_what_they_say_without_a_memory(sent: bytes, api: str) -> None:
-    codec, memory = CODECS[api], DecodeCache(min_body_bytes=0)
+def test_odd_bodies_decode_as_without_a_cache(sent: bytes, api: str) -> None:
+    codec, memory = CODECS[api], DecodeCache()
     before = f'{{"model":"m","messages":{json.dumps(ITEMS[:3], ensure_ascii=False)}}}'.encode()
     codec.decode(before, {}, memory)
     for _ in range(2):
-        assert told(codec.decode, sent, {}, memory) == told(codec.decode, sent, {}, None)
+        assert decode_result(codec.decode, sent, {}, memory) == decode_result(
+            codec.decode, sent, {}, None
+        )
 
 
 @pytest.mark.parametrize("api", CODECS)
@@ -124,7 +126,7 @@ def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) 
     for number in range(8):
         match data.draw(st.sampled_from(["grow", "grow", "grow", "cut", "change", "odd"])):
             case "grow":
-                history = [*history, *step(api, number)]
+                history = [*history, *agent_turn(api, number)]
             case "cut":
                 history = history[: data.draw(st.integers(1, len(history)))]
             case "change":
@@ -132,7 +134,7 @@ def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) 
                 history = [*history[:at], {"role": "user", "content": f"{number}"}]
             case "odd":
                 history = [*history, {"role": "user", "content": data.draw(st.text(max_size=5))}]
-        sent = body(api, history, metadata={"user_id": data.draw(st.text(max_size=3))})
+        sent = history_body(api, history, metadata={"user_id": data.draw(st.text(max_size=3))})
         if data.draw(st.booleans()):
             sent = json.dumps(
                 json.loads(sent), indent=data.draw(st.sampled_from([None, 1]))
@@ -140,12 +142,16 @@ def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) 
         if data.draw(st.integers(0, 9)) == 0:
             sent = sent[: data.draw(st.integers(0, len(sent)))]
         headers = data.draw(st.sampled_from([{}, {"x-session-id": "s"}]))
-        assert told(codec.decode, sent, headers, memory) == told(codec.decode, sent, headers, None)
+        assert decode_result(codec.decode, sent, headers, memory) == decode_result(
+            codec.decode, sent, headers, None
+        )
 
 
 def test_the_place_of_a_fault_is_that_in_the_whole_history() -> None:
     memory = DecodeCache(min_body_bytes=0)
     MESSAGES.decode(written(ITEMS[:3]), {}, memory)
     sent = written([*ITEMS[:3], {"role": "nobody"}])
-    assert told(MESSAGES.decode, sent, {}, memory) == told(MESSAGES.decode, sent, {}, None)
-    assert "messages[3]" in str(told(MESSAGES.decode, sent, {}, memory))
+    assert decode_result(MESSAGES.decode, sent, {}, memory) == decode_result(
+        MESSAGES.decode, sent, {}, None
+    )
+    assert "messages[3]" in str(decode_result(MESSAGES.decode, sent, {}, memory))

@@ -1,14 +1,14 @@
-"""Requests to somebody else's Responses: items in the model's order, tools, controls."""
+"""Requests to an upstream Responses API: items in the model's order, tools, controls."""
 
 from typing import Any
 
 import msgspec
 import pytest
-from history_script import IMAGE, requests
+from generated_requests import IMAGE, requests
 from hypothesis import given
 
-from dovetail_model import ReasoningBlock as Thought
 from dovetail_model import (
+    ReasoningBlock,
     Request,
     TextBlock,
     Thinking,
@@ -34,8 +34,8 @@ def items(
     return found
 
 
-def test_thoughts_calls_and_results_stand_in_the_models_order() -> None:
-    turn = Turn("assistant", (Thought("t0"), CALLS[0], Thought("t1"), CALLS[1]))
+def test_reasoning_calls_and_results_are_in_the_models_order() -> None:
+    turn = Turn("assistant", (ReasoningBlock("t0"), CALLS[0], ReasoningBlock("t1"), CALLS[1]))
     assert items(turn, Turn("tool", RESULTS)) == [
         {
             "type": "reasoning",
@@ -57,7 +57,7 @@ def test_thoughts_calls_and_results_stand_in_the_models_order() -> None:
 
 
 def test_a_handle_goes_back_only_to_the_server_that_gave_it() -> None:
-    turn = Turn("assistant", (Thought("", "sealed"), TextBlock("a")))
+    turn = Turn("assistant", (ReasoningBlock("", "sealed"), TextBlock("a")))
     assert items(turn, dialect=OURS)[0]["encrypted_content"] == "sealed"
     assert "encrypted_content" not in items(turn)[0]
 
@@ -73,7 +73,7 @@ def test_images_are_parts_in_messages_and_results() -> None:
     )
 
 
-def test_nothing_said_is_no_item() -> None:
+def test_empty_block_is_no_item() -> None:
     assert items(Turn("assistant", (TextBlock(""),)), Turn("user", ())) == []
 
 
@@ -86,12 +86,12 @@ def test_a_custom_tool_is_a_function_of_one_string_where_it_is_not_known() -> No
     call = ToolCallBlock("c0", "patch", "a\nb", custom=True)
     turns = (Turn("assistant", (call,)), Turn("tool", RESULTS[:1]))
     tools = (ToolSpec("patch", custom=True, grammar="start: /x/"),)
-    asked = build_responses_request(Request("m", turns=turns, tools=tools), "m").fields
-    assert asked["tools"][0]["type"] == "function"
-    assert [item["type"] for item in asked["input"]] == ["function_call", "function_call_output"]
-    asked = build_responses_request(Request("m", turns=turns, tools=tools), "m", OURS).fields
-    assert asked["tools"][0]["format"]["definition"] == "start: /x/"
-    kinds = [item["type"] for item in asked["input"]]
+    fields = build_responses_request(Request("m", turns=turns, tools=tools), "m").fields
+    assert fields["tools"][0]["type"] == "function"
+    assert [item["type"] for item in fields["input"]] == ["function_call", "function_call_output"]
+    fields = build_responses_request(Request("m", turns=turns, tools=tools), "m", OURS).fields
+    assert fields["tools"][0]["format"]["definition"] == "start: /x/"
+    kinds = [item["type"] for item in fields["input"]]
     assert kinds == ["custom_tool_call", "custom_tool_call_output"]
 
 
@@ -112,16 +112,16 @@ def test_thinking_controls(thinking: Thinking, reasoning: object) -> None:
 
 
 @given(requests())
-def test_our_own_server_reads_back_what_was_asked(asked: Request) -> None:
-    again = CODEC.decode(build_responses_request(asked, asked.model, OURS).body, {})
-    assert again.turns == asked.turns
-    assert again.system == asked.system
-    assert again.sampling == asked.sampling
-    assert again.output == asked.output
+def test_our_own_server_decodes_the_same_request(request: Request) -> None:
+    again = CODEC.decode(build_responses_request(request, request.model, OURS).body, {})
+    assert again.turns == request.turns
+    assert again.system == request.system
+    assert again.sampling == request.sampling
+    assert again.output == request.output
     assert again.thinking == msgspec.structs.replace(
-        asked.thinking, effort=again.thinking.effort, enabled=again.thinking.enabled
+        request.thinking, effort=again.thinking.effort, enabled=again.thinking.enabled
     )
-    assert again.thinking.enabled in (asked.thinking.enabled, None)
-    assert again.tools == asked.tools
-    assert again.tool_choice == asked.tool_choice
+    assert again.thinking.enabled in (request.thinking.enabled, None)
+    assert again.tools == request.tools
+    assert again.tool_choice == request.tool_choice
     assert again.ignored == ()

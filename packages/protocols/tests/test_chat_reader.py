@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from chat_script import request_body, scripts
-from golden import CountingIds, Transcript, clock, transcripts
+from generated_events import request_body, scripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -181,20 +181,20 @@ class TestOtherServers:
             Finish("tool_calls"),
         ]
 
-    def test_a_call_that_waits_is_told_where_the_answer_was_cut(self) -> None:
+    def test_waiting_call_is_emitted_where_the_output_was_truncated(self) -> None:
         began = [fragment(at, id=id, function={"name": id}) for at, id in enumerate("xy")]
         stream = b"".join(map(chunk, began))
-        told = [CallOpen(0, "x", "x"), CallClose(0), CallOpen(1, "y", "y")]
-        assert read(stream + chunk({}, "length")) == [*told, Finish("length")]
-        assert read(stream)[:-1] == told
+        emitted = [CallOpen(0, "x", "x"), CallClose(0), CallOpen(1, "y", "y")]
+        assert read(stream + chunk({}, "length")) == [*emitted, Finish("length")]
+        assert read(stream)[:-1] == emitted
 
     def test_stop_although_calls_wait(self) -> None:
         whole = fragment(0, id="x", function={"name": "f", "arguments": "{}"})
         assert read(chunk(whole) + chunk({}, "stop") + DONE)[-1] == Finish("tool_calls")
 
-    def test_a_call_that_the_limit_cut_stays_open(self) -> None:
-        cut = fragment(0, id="x", function={"name": "f", "arguments": "{"})
-        events = read(chunk(cut) + chunk({}, "length") + DONE)
+    def test_call_truncated_by_the_limit_stays_open(self) -> None:
+        truncated = fragment(0, id="x", function={"name": "f", "arguments": "{"})
+        events = read(chunk(truncated) + chunk({}, "length") + DONE)
         assert CallClose(0) not in events
         assert fold(events).finish == "length"
 
@@ -232,7 +232,7 @@ class TestOtherServers:
         message = fold(read(chunk(whole) + chunk({}, "stop") + DONE))
         assert message.blocks == (ToolCallBlock("x", "f", '{"a":1}'),)
 
-    def test_content_in_parts_with_thoughts_among_them(self) -> None:
+    def test_content_in_parts_with_reasoning_among_them(self) -> None:
         parts = [
             {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
             {"type": "text", "text": "Hi."},
@@ -252,14 +252,14 @@ class TestOtherServers:
         usage = {"prompt_tokens": 3, "completion_tokens": None}
         assert Usage(3) in read(chunk({}, "stop", usage=usage) + DONE)
 
-    def test_a_whole_answer_instead_of_a_stream(self) -> None:
+    def test_response_that_is_not_streamed(self) -> None:
         call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         message = {"role": "assistant", "content": "Hi.", "reasoning": "Hm.", "tool_calls": [call]}
-        answer = {
+        response = {
             "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
             "usage": {"prompt_tokens": 3, "completion_tokens": 1},
         }
-        found = fold(ChatReader().whole(msgspec.json.encode(answer)))
+        found = fold(ChatReader().whole(msgspec.json.encode(response)))
         assert [block.type for block in found.blocks] == ["reasoning", "text", "tool_call"]
         assert (found.finish, found.usage) == ("tool_calls", Usage(3, 1))
         assert isinstance(ChatReader().whole(b"<html>")[-1], Failure)

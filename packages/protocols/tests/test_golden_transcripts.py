@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from golden import Transcript, transcripts
+from golden_transcripts import Transcript, transcripts
 
 TRANSCRIPTS = list(transcripts())
 EACH = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
@@ -20,7 +20,7 @@ def test_batches_of_events_make_the_same_bytes(transcript: Transcript) -> None:
 
 
 @EACH
-def test_the_whole_answer_is_the_golden_one(transcript: Transcript) -> None:
+def test_whole_response_is_the_golden_one(transcript: Transcript) -> None:
     if transcript.failure() is not None:
         pytest.skip("a failure before the end of a whole answer is an HTTP error")
     golden = (transcript.folder / f"{transcript.api}.json").read_bytes()

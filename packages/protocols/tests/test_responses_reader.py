@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from chat_script import scripts
-from golden import CountingIds, Transcript, clock, transcripts
+from generated_events import scripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,14 +54,14 @@ def carried(message: Message, failure: bool = True) -> Message:
     ]
     broken = message.failure is not None
     finish = {"stop_sequence": "stop", "context_window": "length"}.get(message.finish)
-    told = message.failure
-    if told is not None:
-        told = Failure(told.kind if failure else "engine", told.message)
+    expected = message.failure
+    if expected is not None:
+        expected = Failure(expected.kind if failure else "engine", expected.message)
     return Message(
         blocks=tuple(blocks),
         finish="error" if broken else finish or message.finish,  # type: ignore[arg-type]
         usage=Usage() if broken else message.usage,
-        failure=told,
+        failure=expected,
     )
 
 
@@ -73,7 +73,7 @@ def test_golden_streams_are_read_back(transcript: Transcript) -> None:
 
 
 @EACH
-def test_golden_answers_are_read_as_their_streams(transcript: Transcript) -> None:
+def test_golden_responses_decode_as_their_streams(transcript: Transcript) -> None:
     if transcript.failure() is not None:
         pytest.skip("a failure is no answer")
     found = fold(ResponsesReader().whole(transcript.whole()))
@@ -112,10 +112,10 @@ TEXT = {"type": "message", "content": [{"type": "output_text", "text": "Hi."}]}
 
 class TestOtherServers:
     def test_items_that_come_whole(self) -> None:
-        thought = {"type": "reasoning", "summary": [], "content": [{"text": "Hm."}]}
+        reasoning = {"type": "reasoning", "summary": [], "content": [{"text": "Hm."}]}
         stream = b"".join(
             frame("response.output_item.done", output_index=at, item=item)
-            for at, item in enumerate((thought, TEXT, CALL))
+            for at, item in enumerate((reasoning, TEXT, CALL))
         )
         assert read(stream + completed()) == [
             ReasoningDelta("Hm."),
@@ -149,13 +149,13 @@ class TestOtherServers:
         found = fold(read(stream + completed()))
         assert [block.type for block in found.blocks] == ["reasoning", "text", "tool_call"]
 
-    def test_what_was_streamed_without_a_place_is_not_told_twice(self) -> None:
+    def test_text_streamed_without_an_index_is_not_emitted_twice(self) -> None:
         stream = frame("response.output_text.delta", delta="Hi.") + completed(output=[TEXT, CALL])
         found = fold(read(stream))
         assert [block.type for block in found.blocks] == ["text", "tool_call"]
         assert found.blocks[0] == TextBlock("Hi.")
 
-    def test_ids_alone_tell_items_apart(self) -> None:
+    def test_items_are_identified_by_their_ids(self) -> None:
         """llama.cpp has no places, and calls are done when all of them are."""
         calls = [{**CALL, "id": f"fc_{at}", "call_id": f"c{at}"} for at in range(2)]
         stream = b"".join(
@@ -182,14 +182,14 @@ class TestOtherServers:
         stream += frame("response.output_text.delta", output_index=2, delta="Hi.")
         for at, call in enumerate(calls):
             stream += frame("response.output_item.done", output_index=at, item=call)
-        told: list[Event] = []
+        expected: list[Event] = []
         for at, name in enumerate("fg"):
-            told += [CallOpen(at, name, name), CallArgs(at, '{"a"'), CallArgs(at, ":1}")]
-            told.append(CallClose(at))
+            expected += [CallOpen(at, name, name), CallArgs(at, '{"a"'), CallArgs(at, ":1}")]
+            expected.append(CallClose(at))
         ended = [TextDelta("Hi."), SpanEnd("text"), Finish("tool_calls")]
-        assert read(stream + completed()) == [*told, *ended]
+        assert read(stream + completed()) == [*expected, *ended]
 
-    def test_a_summary_where_the_thought_is_kept_back(self) -> None:
+    def test_summary_where_reasoning_is_not_returned(self) -> None:
         summary = "response.reasoning_summary_text.delta"
         sealed = {"type": "reasoning", "summary": [{"text": "a"}], "encrypted_content": "seal"}
         stream = (
@@ -199,21 +199,23 @@ class TestOtherServers:
         )
         assert fold(read(stream + completed())).blocks == (ReasoningBlock("a\n\nb", "seal"),)
 
-    def test_a_thought_of_which_only_the_handle_is_told(self) -> None:
+    def test_reasoning_of_which_only_the_seal_is_sent(self) -> None:
         sealed = {"type": "reasoning", "summary": [], "encrypted_content": "seal"}
         stream = frame("response.output_item.done", output_index=0, item=sealed)
         assert fold(read(stream + completed())).blocks == (ReasoningBlock("", "seal"),)
 
     def test_log_probabilities(self) -> None:
-        told = [{"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -2.0}]}]
-        stream = frame("response.output_text.delta", delta="a", logprobs=told)
+        logprobs = [
+            {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -2.0}]}
+        ]
+        stream = frame("response.output_text.delta", delta="a", logprobs=logprobs)
         assert read(stream)[0] == Logprobs((TokenLogprob("a", -1.0, (("b", -2.0),)),))
 
-    def test_a_cut_call_stays_open(self) -> None:
-        cut = {**CALL, "arguments": '{"a', "status": "incomplete"}
+    def test_truncated_call_stays_open(self) -> None:
+        truncated = {**CALL, "arguments": '{"a', "status": "incomplete"}
         stream = frame("response.output_item.added", output_index=0, item={**CALL, "arguments": ""})
         details = {"reason": "max_output_tokens"}
-        end = {"status": "incomplete", "output": [cut], "incomplete_details": details}
+        end = {"status": "incomplete", "output": [truncated], "incomplete_details": details}
         message = fold(read(stream + frame("response.incomplete", response=end)))
         assert message.finish == "length"
         assert [getattr(block, "complete", None) for block in message.blocks] == [False]
@@ -238,7 +240,7 @@ class TestOtherServers:
         more = frame("response.output_text.delta", delta="a")
         assert read(completed() + more) == [Finish("stop")]
 
-    def test_what_is_no_answer_at_all(self) -> None:
+    def test_body_that_is_no_response(self) -> None:
         (event,) = ResponsesReader().whole(b"<html>")
         assert isinstance(event, Failure)
 

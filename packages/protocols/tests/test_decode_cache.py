@@ -1,4 +1,4 @@
-"""A memory changes what a decode costs and which objects it gives, never what they say."""
+"""A cache changes the cost of a decode and the identity of its result, never its value."""
 
 import os
 import re
@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from decode_again import told
-from golden import CODECS, Transcript, transcripts
+from golden_transcripts import CODECS, Transcript, transcripts
+from history_bodies import TEXT, agent_turn, history_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repeated_decode_plugin import decode_result
 
 from dovetail_model import Request, TextBlock, ToolCallBlock, ToolResultBlock
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec, DecodeCache
@@ -20,19 +21,20 @@ from dovetail_protocols.messages import decode_count
 
 TESTS = Path(__file__).parent
 TRANSCRIPTS = list(transcripts())
-TEXT = "Some words of a file, é 漢字. " * 20
 
 
 @pytest.mark.long
-def test_every_decode_of_the_other_tests_is_the_same_with_a_memory() -> None:
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if path.name != "test_memory.py"]
+def test_every_decode_of_the_other_tests_is_the_same_with_a_cache() -> None:
+    files = [
+        path for path in sorted(TESTS.glob("test_*.py")) if path.name != "test_decode_cache.py"
+    ]
     chosen = [path for path in files if not re.search("sdk|docs|fuzz|read|broken", path.name)]
-    # How deep a body may be nested depends on the depth of the caller: not on what is asked here.
-    options = ["-q", "-p", "decode_again", "-p", "no:cacheprovider", "-k", "not nested"]
+    # How deep a body may be nested depends on the depth of the caller: not on what is tested here.
+    options = ["-q", "-p", "repeated_decode_plugin", "-p", "no:cacheprovider", "-k", "not nested"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, chosen)],
         cwd=TESTS.parents[2],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": str(TESTS / "support")},
         capture_output=True,
         text=True,
         check=False,
@@ -45,9 +47,9 @@ def test_every_decode_of_the_other_tests_is_the_same_with_a_memory() -> None:
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
 def test_the_same_body_gives_the_same_objects(transcript: Transcript) -> None:
-    memory = DecodeCache()
+    cache = DecodeCache()
     decode, body = transcript.codec.decode, transcript.body
-    cold, warm = decode(body, {}, memory), decode(body, {}, memory)
+    cold, warm = decode(body, {}, cache), decode(body, {}, cache)
     assert decode(body, {}) == cold == warm
     assert same(cold, warm) == len(cold.turns)
     assert all(a is b for a, b in zip(cold.tools, warm.tools, strict=True))
@@ -62,59 +64,15 @@ def same(one: Request, other: Request) -> int:
 # Sessions that grow
 
 
-def step(api: str, number: int) -> list[dict[str, Any]]:
-    """What one turn of an agent adds to the history: two calls and their results."""
-    ids = [f"call_{number}_a", f"call_{number}_b"]
-    if api == "messages":
-        thought = {"type": "thinking", "thinking": TEXT, "signature": "s"}
-        uses = [
-            {"type": "tool_use", "id": id, "name": "read", "input": {"n": number}} for id in ids
-        ]
-        results = [{"type": "tool_result", "tool_use_id": id, "content": TEXT} for id in ids]
-        return [
-            {"role": "assistant", "content": [thought, *uses]},
-            {"role": "user", "content": results},
-        ]
-    if api == "responses":
-        calls = [{"type": "function_call", "call_id": id, "name": "read"} for id in ids]
-        return [
-            {"type": "reasoning", "summary": [], "encrypted_content": "s"},
-            *({**call, "arguments": "{}"} for call in calls),
-            *({"type": "function_call_output", "call_id": id, "output": TEXT} for id in ids),
-        ]
-    uses = [{"id": id, "function": {"name": "read", "arguments": "{}"}} for id in ids]
-    return [
-        {"role": "assistant", "content": None, "reasoning_content": TEXT, "tool_calls": uses},
-        *({"role": "tool", "tool_call_id": id, "content": TEXT} for id in ids),
-    ]
-
-
-def body(api: str, history: list[dict[str, Any]], **fields: Any) -> bytes:
-    function = {"name": "read", "description": "Read.", "parameters": {"type": "object"}}
-    head: dict[str, Any] = {"model": "m", "stream": True}
-    match api:
-        case "messages":
-            tool = {"name": "read", "input_schema": {"type": "object"}}
-            head |= {"system": [{"type": "text", "text": TEXT}], "messages": history}
-        case "responses":
-            tool = {"type": "function", **function}
-            head |= {"instructions": TEXT, "input": history}
-        case _:
-            tool = {"type": "function", "function": function}
-            lead = [{"role": "system", "content": "a"}, {"role": "developer", "content": TEXT}]
-            head |= {"messages": [*lead, *history]}
-    return msgspec.json.encode({**head, "tools": [tool], **fields})
-
-
 @pytest.mark.parametrize("api", CODECS)
 def test_a_grown_session_keeps_the_objects_of_its_turns(api: str) -> None:
-    codec, memory = CODECS[api], DecodeCache()
+    codec, cache = CODECS[api], DecodeCache()
     history: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
-    before = codec.decode(body(api, history), {}, memory)
+    before = codec.decode(history_body(api, history), {}, cache)
     for number in range(12):
-        history += step(api, number)
-        sent = body(api, history, metadata={"turn": str(number)})
-        now = codec.decode(sent, {}, memory)
+        history += agent_turn(api, number)
+        sent = history_body(api, history, metadata={"turn": str(number)})
+        now = codec.decode(sent, {}, cache)
         assert now == codec.decode(sent, {})
         assert same(before, now) == len(before.turns) == 1 + 2 * number
         assert now.tools is before.tools
@@ -123,25 +81,31 @@ def test_a_grown_session_keeps_the_objects_of_its_turns(api: str) -> None:
 
 
 def test_claude_code_moves_its_cache_marks_and_only_those_messages_are_read_again() -> None:
-    memory, mark = DecodeCache(), {"cache_control": {"type": "ephemeral"}}
+    cache, mark = DecodeCache(), {"cache_control": {"type": "ephemeral"}}
 
-    def asked(*texts: str) -> Request:
+    def request_with_marks(*texts: str) -> Request:
         plain = [{"role": "user", "content": text} for text in texts[:-1]]
         marked = [{"type": "text", "text": texts[-1], **mark}]
-        sent = body("messages", [*plain, {"role": "user", "content": marked}])
-        return MESSAGES.decode(sent, {}, memory)
+        sent = history_body("messages", [*plain, {"role": "user", "content": marked}])
+        return MESSAGES.decode(sent, {}, cache)
 
-    first, second, third = asked("a"), asked("a", "b"), asked("a", "b", "c")
+    first, second, third = (
+        request_with_marks("a"),
+        request_with_marks("a", "b"),
+        request_with_marks("a", "b", "c"),
+    )
     assert first.turns[0] == second.turns[0]
     assert second.turns[0] is third.turns[0]
     assert second.turns == third.turns[:2]
 
 
 def test_a_message_is_the_same_turn_wherever_it_stands_and_in_a_count() -> None:
-    memory, first = DecodeCache(), {"role": "user", "content": TEXT}
-    one = MESSAGES.decode(body("messages", [first]), {}, memory)
-    two = MESSAGES.decode(body("messages", [{"role": "user", "content": "x"}, first]), {}, memory)
-    count = decode_count(body("messages", [first]), {}, memory)
+    cache, first = DecodeCache(), {"role": "user", "content": TEXT}
+    one = MESSAGES.decode(history_body("messages", [first]), {}, cache)
+    two = MESSAGES.decode(
+        history_body("messages", [{"role": "user", "content": "x"}, first]), {}, cache
+    )
+    count = decode_count(history_body("messages", [first]), {}, cache)
     assert one.turns[0] is two.turns[1] is count.turns[0]
 
 
@@ -149,24 +113,24 @@ def test_a_message_is_the_same_turn_wherever_it_stands_and_in_a_count() -> None:
 
 
 def test_calls_without_ids_are_named_for_their_place_each_time() -> None:
-    memory = DecodeCache()
+    cache = DecodeCache()
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
     result = {"role": "tool", "content": "r"}
     user = {"role": "user", "content": "x"}
     for history in ([call, result], [user, call, result], [call, result, user, call, result]):
         sent = msgspec.json.encode({"model": "m", "messages": history})
-        cold, warm = (CHAT.decode(sent, {}, memory) for _ in range(2))
+        cold, warm = (CHAT.decode(sent, {}, cache) for _ in range(2))
         assert cold == CHAT.decode(sent, {})
         assert same(cold, warm) == len(history)
         calls = [b.id for t in cold.turns for b in t.blocks if isinstance(b, ToolCallBlock)]
-        answers = [
+        results = [
             b.call_id for t in cold.turns for b in t.blocks if isinstance(b, ToolResultBlock)
         ]
-        assert calls == answers == [f"call_{at}_0" for at, m in enumerate(history) if m is call]
+        assert calls == results == [f"call_{at}_0" for at, m in enumerate(history) if m is call]
 
 
 def test_what_is_ignored_is_named_by_its_place_each_time() -> None:
-    memory = DecodeCache()
+    cache = DecodeCache()
     strange, user = {"type": "dream"}, {"role": "user", "content": [{"type": "song"}, "x"]}
     for items in ([strange, user], [user, strange], [user, user, strange]):
         sent = msgspec.json.encode({"model": "m", "input": items})
@@ -174,25 +138,25 @@ def test_what_is_ignored_is_named_by_its_place_each_time() -> None:
             f"input[{i}]{'' if m is strange else '.content[0]'}" for i, m in enumerate(items)
         ]
         for _ in range(2):
-            assert list(RESPONSES.decode(sent, {}, memory).ignored) == expected
+            assert list(RESPONSES.decode(sent, {}, cache).ignored) == expected
 
 
 def test_tools_that_came_as_items_are_offered_by_their_bytes() -> None:
-    memory = DecodeCache()
+    cache = DecodeCache()
     found = [{"type": "additional_tools", "tools": [{"name": name}]} for name in ("a", "b")]
-    shapes = [body("responses", items) for items in ([], found[:1], found, found[1:])]
-    first = [RESPONSES.decode(sent, {}, memory).tools for sent in shapes]
+    shapes = [history_body("responses", items) for items in ([], found[:1], found, found[1:])]
+    first = [RESPONSES.decode(sent, {}, cache).tools for sent in shapes]
     assert [[tool.name for tool in tools][1:] for tools in first] == [[], ["a"], ["a", "b"], ["b"]]
-    again = [RESPONSES.decode(sent, {}, memory).tools for sent in shapes]
+    again = [RESPONSES.decode(sent, {}, cache).tools for sent in shapes]
     assert all(a is b for a, b in zip(first, again, strict=True))
 
 
 def test_the_same_bytes_mean_different_things_to_different_apis() -> None:
-    memory, item = DecodeCache(), {"role": "assistant", "content": " ", "reasoning": "hm"}
+    cache, item = DecodeCache(), {"role": "assistant", "content": " ", "reasoning": "hm"}
     for _ in range(2):
         for codec, name in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
             sent = msgspec.json.encode({"model": "m", name: [item]})
-            assert codec.decode(sent, {}, memory) == codec.decode(sent, {})
+            assert codec.decode(sent, {}, cache) == codec.decode(sent, {})
 
 
 # Faults
@@ -212,12 +176,12 @@ FAULTS: list[tuple[Codec, str, Any, str]] = [
 def test_a_fault_behind_known_messages_has_its_place(
     codec: Codec, name: str, bad: Any, param: str
 ) -> None:
-    memory, known = DecodeCache(), [{"role": "user", "content": text} for text in "ab"]
-    codec.decode(msgspec.json.encode({"model": "m", name: known}), {}, memory)
+    cache, known = DecodeCache(), [{"role": "user", "content": text} for text in "ab"]
+    codec.decode(msgspec.json.encode({"model": "m", name: known}), {}, cache)
     sent = msgspec.json.encode({"model": "m", name: [*known, bad]})
     for _ in range(2):
-        fault = told(codec.decode, sent, {}, memory)
-        assert fault == told(codec.decode, sent, {}, None)
+        fault = decode_result(codec.decode, sent, {}, cache)
+        assert fault == decode_result(codec.decode, sent, {}, None)
         assert isinstance(fault, tuple)
         assert fault[2] == param
 
@@ -227,21 +191,19 @@ BROKEN = [b"\xff", b"1e999", b'"\\x"', b'{"a" 1}', b"NaN", b"01", b"[" * 5000]
 
 @pytest.mark.parametrize("piece", BROKEN)
 @pytest.mark.parametrize("codec", [MESSAGES, CHAT], ids=lambda codec: codec.name)
-def test_broken_json_in_a_message_is_told_by_its_place_in_the_body(
-    codec: Codec, piece: bytes
-) -> None:
+def test_broken_json_is_reported_by_its_position_in_the_body(codec: Codec, piece: bytes) -> None:
     sent = b'{"model": "m", "messages": [{"role": "user", "content": ' + piece + b"}]}"
-    fault = told(codec.decode, sent, {}, DecodeCache())
-    assert fault == told(codec.decode, sent, {}, None)
+    fault = decode_result(codec.decode, sent, {}, DecodeCache())
+    assert fault == decode_result(codec.decode, sent, {}, None)
     assert isinstance(fault, tuple)
     assert fault[1].startswith("The request body is not valid JSON: ")
 
 
 @pytest.mark.parametrize("half", [b"\\ud83d", b"\xed\xa0\xbd"], ids=["escaped", "raw"])
 def test_half_an_emoji_is_mended_and_remembered(half: bytes) -> None:
-    memory = DecodeCache()
+    cache = DecodeCache()
     sent = b'{"model": "m", "messages": [{"role": "user", "content": "a ' + half + b' b"}]}'
-    cold, warm = (MESSAGES.decode(sent, {}, memory) for _ in range(2))
+    cold, warm = (MESSAGES.decode(sent, {}, cache) for _ in range(2))
     assert isinstance(block := cold.turns[0].blocks[0], TextBlock)
     assert re.fullmatch(r"a \?+ b", block.text)
     assert cold == MESSAGES.decode(sent, {})
@@ -251,36 +213,36 @@ def test_half_an_emoji_is_mended_and_remembered(half: bytes) -> None:
 # The bound
 
 
-def flood(memory: DecodeCache, bytes: int, salt: str) -> None:
+def flood(cache: DecodeCache, bytes: int, salt: str) -> None:
     """Requests of others, of about so many bytes."""
     for number in range(bytes // 10_000):
         history = [{"role": "user", "content": f"{salt} {number} " + "x" * 10_000}]
-        MESSAGES.decode(body("messages", history), {}, memory)
+        MESSAGES.decode(history_body("messages", history), {}, cache)
 
 
 def test_what_is_not_used_goes_and_what_is_used_stays() -> None:
-    memory = DecodeCache(1_000_000)
-    used, idle = (body("messages", [{"role": "user", "content": text}]) for text in "ab")
-    first, once = (MESSAGES.decode(sent, {}, memory) for sent in (used, idle))
+    cache = DecodeCache(1_000_000)
+    used, idle = (history_body("messages", [{"role": "user", "content": text}]) for text in "ab")
+    first, once = (MESSAGES.decode(sent, {}, cache) for sent in (used, idle))
     for number in range(20):
-        flood(memory, 50_000, str(number))
-        assert MESSAGES.decode(used, {}, memory).turns[0] is first.turns[0]
-    assert MESSAGES.decode(idle, {}, memory).turns[0] is not once.turns[0]
+        flood(cache, 50_000, str(number))
+        assert MESSAGES.decode(used, {}, cache).turns[0] is first.turns[0]
+    assert MESSAGES.decode(idle, {}, cache).turns[0] is not once.turns[0]
 
 
 def test_no_more_is_held_than_allowed() -> None:
-    memory = DecodeCache(1_000_000)
-    flood(memory, 3_000_000, "x")
-    held = [key for part in (memory._young, memory._old) for key in part]
+    cache = DecodeCache(1_000_000)
+    flood(cache, 3_000_000, "x")
+    held = [key for part in (cache._young, cache._old) for key in part]
     assert (
         0 < sum(len(piece) for key in held for piece in key if isinstance(piece, bytes)) < 500_000
     )
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000])
-def test_a_memory_too_small_for_a_message_is_no_memory(size: int) -> None:
-    memory, sent = DecodeCache(size), body("messages", [{"role": "user", "content": TEXT}])
-    assert MESSAGES.decode(sent, {}, memory) == MESSAGES.decode(sent, {}, memory)
+def test_cache_too_small_for_a_message_stores_nothing(size: int) -> None:
+    cache, sent = DecodeCache(size), history_body("messages", [{"role": "user", "content": TEXT}])
+    assert MESSAGES.decode(sent, {}, cache) == MESSAGES.decode(sent, {}, cache)
 
 
 # Any history

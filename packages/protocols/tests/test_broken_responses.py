@@ -1,8 +1,8 @@
-"""An answer that broke is never told as one that ended, in any API, streamed or whole."""
+"""A broken response never looks complete, in any API, streamed or not."""
 
 import msgspec
 import pytest
-from golden import CountingIds, clock
+from golden_transcripts import CountingIds, clock
 
 from dovetail_model import (
     CallArgs,
@@ -53,7 +53,7 @@ def test_a_broken_stream_has_no_clean_end(codec: Codec, end: Event) -> None:
 
 @pytest.mark.parametrize("codec", [MESSAGES, CHAT, COMPLETIONS], ids=lambda codec: codec.name)
 @pytest.mark.parametrize("kind", [ContextOverflow, Overloaded])
-def test_a_broken_whole_answer_is_its_error(codec: Codec, kind: type[DovetailError]) -> None:
+def test_broken_message_raises_its_error(codec: Codec, kind: type[DovetailError]) -> None:
     message = fold([Usage(3), TextDelta("half"), kind("no").to_failure()])
     with pytest.raises(kind):
         codec.encode_message(request(codec), [message], CountingIds(), clock)
@@ -90,14 +90,14 @@ def test_a_hint_beyond_all_measure_is_no_hint() -> None:
 
 
 @pytest.mark.parametrize("value", ["[" * 50_000, "\ud83d", "{", "[]"])
-def test_metadata_that_is_none_says_nothing(value: str) -> None:
+def test_invalid_metadata_is_ignored(value: str) -> None:
     assert (
         read_identity({"x-codex-turn-metadata": value, "thread-id": "t", "session-id": "s"}).session
         == "t"
     )
 
 
-def test_two_open_calls_are_told_apart() -> None:
+def test_two_open_calls_are_dispatched_separately() -> None:
     events: list[Event] = [
         CallOpen(0, "f", id="a"),
         CallOpen(1, "g", id="b"),
@@ -107,11 +107,11 @@ def test_two_open_calls_are_told_apart() -> None:
         CallClose(1),
     ]
     dispatcher = Dispatcher(Hints(dispatch=frozenset({"tools"})))
-    told = [
+    frames = [
         msgspec.json.decode(event.data)["tool_call"]
         for event in SseReader().feed(b"".join(map(dispatcher.observe, events)))
     ]
-    assert [(call["id"], call["function"]["arguments"]) for call in told] == [
+    assert [(call["id"], call["function"]["arguments"]) for call in frames] == [
         ("a", "{0}"),
         ("b", "{1}"),
     ]

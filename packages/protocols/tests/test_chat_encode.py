@@ -1,11 +1,11 @@
-"""The sequence of chunks, checked by a machine that knows what may follow what."""
+"""The sequence of chunks, checked by a state machine."""
 
 from typing import Any
 
 import msgspec
 import pytest
-from chat_script import request_body, scripts
-from golden import CountingIds, Transcript, clock, transcripts
+from generated_events import request_body, scripts
+from golden_transcripts import CountingIds, Transcript, clock, transcripts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,12 +26,12 @@ from dovetail_protocols.chat import CODEC, ChatCodec
 
 CHAT = [transcript for transcript in transcripts() if transcript.api == "chat"]
 EACH = pytest.mark.parametrize("transcript", CHAT, ids=lambda t: t.folder.name)
-ASKED = {"stream": True, "stream_options": {"include_usage": True}}
-SPEECH = ("content", "reasoning_content", "tool_calls")
+STREAM_OPTIONS = {"stream": True, "stream_options": {"include_usage": True}}
+OUTPUT_FIELDS = ("content", "reasoning_content", "tool_calls")
 
 
 class Sequence:
-    """Follows one stream. Roles first, then speech, one finish a choice, then the end."""
+    """Check one stream: roles first, then output, one finish per choice, then the end."""
 
     def __init__(self, n: int, *, include_usage: bool) -> None:
         self.choices = [ChoiceSequence() for _ in range(n)]
@@ -110,7 +110,7 @@ class ChoiceSequence:
             self.finished = True
         else:
             [kind] = delta
-            assert kind in SPEECH
+            assert kind in OUTPUT_FIELDS
             if kind == "tool_calls":
                 [fragment] = delta["tool_calls"]
                 self.follow_call(fragment)
@@ -144,7 +144,7 @@ def test_golden_sequences(transcript: Transcript) -> None:
 
 
 @given(scripts(failing=True), st.booleans(), st.booleans(), st.booleans())
-def test_any_answer_makes_a_valid_sequence(
+def test_any_events_make_a_valid_sequence(
     events: list[Event], usage: bool, dispatch: bool, segments: bool
 ) -> None:
     extra = ["reasoning_segments"] if segments else []
@@ -168,7 +168,7 @@ def test_any_answer_makes_a_valid_sequence(
 def test_two_choices_in_one_stream(
     first: list[Event], second: list[Event], order: list[int]
 ) -> None:
-    request = CODEC.decode(request_body(n=2, **ASKED), {})
+    request = CODEC.decode(request_body(n=2, **STREAM_OPTIONS), {})
     encoder = CODEC.stream(request, CountingIds(), clock)
     queues = [list(first), list(second)]
     out = [encoder.encode([queues[at].pop(0)], at) for at in order if queues[at]]
@@ -185,14 +185,14 @@ def test_two_choices_in_one_stream(
 
 
 def test_a_failure_of_one_choice_ends_all() -> None:
-    request = CODEC.decode(request_body(n=2, **ASKED), {})
+    request = CODEC.decode(request_body(n=2, **STREAM_OPTIONS), {})
     encoder = CODEC.stream(request, CountingIds(), clock)
     stream = encoder.encode([TextDelta("a")], 1) + encoder.encode([Failure("engine", "x")], 0)
     assert check(stream, 2).end == "error"
     assert encoder.encode([TextDelta("b"), Finish("stop")], 1) == b""
 
 
-def test_a_choice_that_has_finished_says_no_more() -> None:
+def test_finished_choice_sends_no_more() -> None:
     encoder = CODEC.stream(CODEC.decode(request_body(n=2), {}), CountingIds(), clock)
     assert encoder.encode([Finish("stop"), TextDelta("a")]).endswith(
         b'"finish_reason":"stop"}]}\n\n'
@@ -223,7 +223,7 @@ def test_reasoning_under_its_other_name() -> None:
     assert "reasoning_content" not in message
 
 
-def test_logprobs_are_told_only_to_those_who_asked() -> None:
+def test_logprobs_are_sent_only_if_requested() -> None:
     logprobs = next(t for t in CHAT if t.folder.name == "logprobs")
     request = CODEC.decode(request_body(stream=True), {})
     stream = CODEC.stream(request, CountingIds(), clock).encode(logprobs.events())
