@@ -6,6 +6,7 @@ from http_fixture import head, read_reply, run, service, serving
 from dovetail.http.app import App
 from dovetail.net import http_protocol as connection
 from dovetail.net.exchange import Message
+from dovetail.net.http_protocol import ConnectionTimeouts
 
 
 def test_headers_are_bounded() -> None:
@@ -22,11 +23,11 @@ def test_headers_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: te"])
-def test_headers_must_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.02)
+def test_headers_must_come_in_time(sent: bytes) -> None:
+    timeouts = ConnectionTimeouts(header_seconds=0.02)
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(timeouts=timeouts) as stage:
             reader, writer = await stage.connect()
             writer.write(sent)
             assert (await read_reply(reader)).status == 408

@@ -16,18 +16,19 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import memory as held
 from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
+from dovetail.net.http_protocol import ConnectionTimeouts
 
 STREAMED = BODY.replace(b"{", b'{"stream":true,', 1)
 _TCP_REPAIR = 19  # of Linux: a socket that is closed then goes without a word
 STREAM = post(b"content-length: %d\r\n" % len(STREAMED), STREAMED)
 
 
-def test_a_header_that_comes_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_comes_byte_by_byte() -> None:
     """Each byte is progress, and does not buy more time."""
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.3)
+    timeouts = ConnectionTimeouts(header_seconds=0.3)
 
     async def scene() -> None:
-        async with serving() as stage, await wire_to(stage) as wire:
+        async with serving(timeouts=timeouts) as stage, await wire_to(stage) as wire:
             drip = asyncio.create_task(_drip(wire.writer, b"GET / HTTP/1.1\r\nx-slow: ", b"x"))
             assert (await wire.reply()).status == 408
             assert await wire.rest() == b""
@@ -37,11 +38,11 @@ def test_a_header_that_comes_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> No
     run(scene)
 
 
-def test_empty_lines_do_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.3)
+def test_empty_lines_do_not_keep_a_connection_open() -> None:
+    timeouts = ConnectionTimeouts(header_seconds=0.3)
 
     async def scene() -> None:
-        async with serving() as stage, await wire_to(stage, get()) as wire:
+        async with serving(timeouts=timeouts) as stage, await wire_to(stage, get()) as wire:
             assert (await wire.reply()).status == 200
             drip = asyncio.create_task(_drip(wire.writer, b"", b"\r\n"))
             assert (await wire.reply()).status == 408
@@ -57,14 +58,15 @@ def test_empty_lines_do_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/tokenize"]
 )
-def test_a_body_that_comes_byte_by_byte(
-    path: bytes, headers: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_comes_byte_by_byte(path: bytes, headers: bytes) -> None:
     """Its request is answered in time, and the connection does not stay for the rest."""
-    monkeypatch.setattr(connection, "BODY_LINGER_SECONDS", 0.2)
+    timeouts = ConnectionTimeouts(body_linger_seconds=0.2)
 
     async def scene() -> None:
-        async with serving(HttpOptions(body_timeout=0.2)) as stage, await wire_to(stage) as wire:
+        async with (
+            serving(HttpOptions(body_timeout=0.2), timeouts=timeouts) as stage,
+            await wire_to(stage) as wire,
+        ):
             piece = b"1\r\n \r\n" if headers == CHUNKED else b" "
             wire.writer.write(post(headers, b"", path=path))
             drip = asyncio.create_task(_drip(wire.writer, b"", piece))
@@ -78,13 +80,13 @@ def test_a_body_that_comes_byte_by_byte(
     run(scene)
 
 
-def test_a_body_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_nobody_waits_for() -> None:
     """Addresses that need no body answer at once: what still comes is no reason to stay."""
-    monkeypatch.setattr(connection, "BODY_LINGER_SECONDS", 0.2)
+    timeouts = ConnectionTimeouts(body_linger_seconds=0.2)
 
     async def scene() -> None:
         sent = get(headers=b"content-length: 999999\r\n")
-        async with serving() as stage, await wire_to(stage, sent) as wire:
+        async with serving(timeouts=timeouts) as stage, await wire_to(stage, sent) as wire:
             drip = asyncio.create_task(_drip(wire.writer, b"", b"x"))
             assert (await wire.reply()).status == 200
             assert await wire.rest() == b""
@@ -130,12 +132,12 @@ def test_who_waits_to_be_asked_is_asked() -> None:
 
 
 @pytest.mark.parametrize("how", ["a stream", "a whole answer"])
-def test_a_client_that_never_reads_is_cut_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_reads_is_cut_off(how: str) -> None:
     """Neither the engine nor the connection is kept for it."""
-    monkeypatch.setattr(connection, "STALL_TIMEOUT_SECONDS", 0.3)
+    timeouts = ConnectionTimeouts(stall_seconds=0.3)
 
     async def scene() -> None:
-        async with serving(send_buffer=4096) as stage:
+        async with serving(send_buffer=4096, timeouts=timeouts) as stage:
             stage.engine.plan = _talks(stage, None if how == "a stream" else 40_000)
             narrow = _narrow(stage)
             narrow.sendall(STREAM if how == "a stream" else post(LENGTH))
@@ -148,12 +150,12 @@ def test_a_client_that_never_reads_is_cut_off(how: str, monkeypatch: pytest.Monk
     run(scene)
 
 
-def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_slowly_gets_everything() -> None:
     """Less than a bound of patience goes by between what it reads."""
-    monkeypatch.setattr(connection, "STALL_TIMEOUT_SECONDS", 5.0)
+    timeouts = ConnectionTimeouts(stall_seconds=5.0)
 
     async def scene() -> None:
-        async with serving(send_buffer=4096) as stage:
+        async with serving(send_buffer=4096, timeouts=timeouts) as stage:
             stage.engine.plan = _talks(stage, 3_000)
             narrow = _narrow(stage)
             narrow.sendall(STREAM)
@@ -192,12 +194,14 @@ def test_clients_that_have_vanished_are_found_out() -> None:
     run(scene)
 
 
-def test_a_client_that_vanished_while_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_vanished_while_it_waited() -> None:
     """No end was sent, and the model has said nothing yet that could be found undeliverable."""
-    monkeypatch.setattr(connection, "_KEEPALIVE", (1, 1, 1))
+    timeouts = ConnectionTimeouts(
+        keepalive_idle_seconds=1, keepalive_interval_seconds=1, keepalive_probes=1
+    )
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(timeouts=timeouts) as stage:
             stage.engine.plan = _thinks
             client = socket.create_connection(("127.0.0.1", stage.port))
             client.sendall(STREAM)
@@ -223,12 +227,12 @@ while reader.recv(100): pass
 """
 
 
-def test_a_client_that_is_frozen_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_frozen_is_cut_off() -> None:
     """Its system goes on confirming what comes, so only we can tell that nobody reads."""
-    monkeypatch.setattr(connection, "STALL_TIMEOUT_SECONDS", 0.5)
+    timeouts = ConnectionTimeouts(stall_seconds=0.5)
 
     async def scene() -> None:
-        async with serving(send_buffer=4096) as stage:
+        async with serving(send_buffer=4096, timeouts=timeouts) as stage:
             stage.engine.plan = _talks(stage, None)
             command = [sys.executable, "-c", _READER, str(stage.port)]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as client:  # noqa: ASYNC220

@@ -17,6 +17,7 @@ from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
 from dovetail.net import http_protocol as connection
+from dovetail.net.http_protocol import ConnectionTimeouts
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server import process as folders
 from dovetail.server.process import (
@@ -42,14 +43,11 @@ LARGE = b"GET / HTTP/1.1\r\nx-long: " + b"x" * connection.MAX_HEADER_BYTES
         (LARGE, 431, "large_headers"),
     ],
 )
-def test_a_refused_connection_is_counted(
-    sent: bytes, status: int, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if status == 408:
-        monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.02)
+def test_a_refused_connection_is_counted(sent: bytes, status: int, reason: str) -> None:
+    timeouts = ConnectionTimeouts(header_seconds=0.02 if status == 408 else 20.0)
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(timeouts=timeouts) as stage:
             reader, writer = await stage.connect()
             writer.write(sent)
             assert (await read_reply(reader)).status == status

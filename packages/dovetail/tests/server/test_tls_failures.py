@@ -18,6 +18,7 @@ from http_fixture import Stage, StageEngine, head, read_reply, service, tiny_mod
 from dovetail.http.app import App
 from dovetail.http.options import HttpOptions
 from dovetail.net.client_address import ClientAddressResolver
+from dovetail.net.http_protocol import DEFAULT_TIMEOUTS, ConnectionTimeouts
 from dovetail.net.tls import TlsCertificate
 from dovetail.server import http_server as handshake
 from dovetail.server.http_server import classify_failure, create_server
@@ -31,7 +32,9 @@ Lines = list[dict[str, Any]]
 
 
 @asynccontextmanager
-async def secured(folder: Path, **options: Any) -> AsyncIterator[tuple[Stage, Authority]]:
+async def secured(
+    folder: Path, timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS, **options: Any
+) -> AsyncIterator[tuple[Stage, Authority]]:
     authority = Authority(folder)
     issued = authority.issue("server")
     app = App(service()[0], HttpOptions(**options))
@@ -42,6 +45,7 @@ async def secured(folder: Path, **options: Any) -> AsyncIterator[tuple[Stage, Au
         drain=app.draining,
         metrics=app.metrics,
         client_addresses=app.options.client_addresses,
+        timeouts=timeouts,
     )
     task = asyncio.create_task(running.serve([place]))
     while not running.started:  # noqa: ASYNC110 - uvicorn has no event for it
@@ -142,7 +146,7 @@ def test_each_failure_has_a_line_and_is_counted(
 
 @both
 def test_aborted_and_silent_handshakes(
-    loop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    loop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Load balancers look whether somebody listens, every few seconds: no line for them."""
     hello = _client_hello()
@@ -160,13 +164,12 @@ def test_aborted_and_silent_handshakes(
             assert await reader.read(1)
             writer.close()
             await failed(stage, "hung_up")
-            monkeypatch.setattr(handshake, "HEADER_TIMEOUT_SECONDS", 0.05)
+            assert await request_status(stage, authority.trust()) == 200
+        async with secured(tmp_path, ConnectionTimeouts(header_seconds=0.05)) as (stage, _):
             assert await send_raw(stage, b"") == b""
-            await failed(stage, "unused", 3)
+            await failed(stage, "unused", 1)
             assert await send_raw(stage, hello[:20]) == b""
             await failed(stage, "timeout")
-            monkeypatch.undo()
-            assert await request_status(stage, authority.trust()) == 200
 
     with failures(caplog) as lines:
         play(loop, scene)
@@ -178,7 +181,10 @@ def test_aborted_and_silent_handshakes(
 
 def test_a_scan_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        async with secured(tmp_path, peers=ClientAddressResolver(enabled=False)) as (stage, _):
+        async with secured(tmp_path, client_addresses=ClientAddressResolver(enabled=False)) as (
+            stage,
+            _,
+        ):
             for _ in range(70):
                 await send_raw(stage, b"GET / HTTP/1.1\r\n\r\n")
             await failed(stage, "plain_http", 70)

@@ -35,6 +35,7 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
+from dovetail.net.http_protocol import DEFAULT_TIMEOUTS, ConnectionTimeouts
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
@@ -276,6 +277,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     send_buffer: int | None = None,
     offered: ModelRegistry | None = None,
     recorders: Sequence[RequestRecorder] = (),
+    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
 ) -> AsyncIterator[Stage]:
     """A server, up before the first line of the block and gone after the last.
 
@@ -295,6 +297,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
         drain=app.draining,
         max_message_bytes=app.options.max_body_bytes if app.options.websockets else None,
         metrics=app.metrics,
+        timeouts=timeouts,
     )
     task = asyncio.create_task(running.serve([listening]))
     stage = Stage(app, engine, listening.getsockname()[1], running, handler.lines)

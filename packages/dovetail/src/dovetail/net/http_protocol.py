@@ -10,6 +10,7 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -21,13 +22,6 @@ from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION, DirectWriter
 MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of all that comes without a byte of a body
 MAX_HEADERS = 512
 MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the one that is answered
-HEADER_TIMEOUT_SECONDS = (
-    20.0  # seconds from the connection, or a request's first byte, to its headers' end
-)
-BODY_LINGER_SECONDS = (
-    10.0  # seconds that the rest of a body may take when its request is answered already
-)
-STALL_TIMEOUT_SECONDS = 300.0  # seconds in which a client must read something of what waits for it
 MAX_OPEN_FILES = 65536  # that a process asks the system for, where it may
 RESERVED_FILES = 64  # file descriptors that are kept from clients: for engines, stores and logs
 #: What a connection is refused with, and counted as. A 426 is the application's: counted there.
@@ -39,7 +33,29 @@ _REASONS = {
     b"503": "connections",
 }
 _HOP_BY_HOP = (b"connection", b"upgrade", b"http2-settings")
-_KEEPALIVE = (60, 15, 4)  # seconds of silence, seconds between probes, probes without an answer
+
+
+@dataclass(frozen=True)
+class ConnectionTimeouts:
+    """How long a client may take.
+
+    `header_seconds`: from the connection, or from the first byte of a request, to the end of its
+    headers; also for a TLS handshake.
+    `body_linger_seconds`: for the rest of a body whose request was already answered.
+    `stall_seconds`: without reading any of the data that waits to be sent.
+    `keepalive_idle_seconds`, `keepalive_interval_seconds`, `keepalive_probes`: of TCP keep-alive,
+    which finds clients that are gone.
+    """
+
+    header_seconds: float = 20.0
+    body_linger_seconds: float = 10.0
+    stall_seconds: float = 300.0
+    keepalive_idle_seconds: int = 60
+    keepalive_interval_seconds: int = 15
+    keepalive_probes: int = 4
+
+
+DEFAULT_TIMEOUTS = ConnectionTimeouts()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -59,9 +75,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, *args: Any, on_refused: Callable[[str], None] = lambda reason: None, **more: Any
+        self,
+        *args: Any,
+        on_refused: Callable[[str], None] = lambda reason: None,
+        timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
+        **more: Any,
     ) -> None:
         super().__init__(*args, **more)
+        self._timeouts = timeouts
         self._on_refused = on_refused  # hears why, in one word
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -69,7 +90,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.connections) > max_connections():
             self._refuse(b"503 Service Unavailable", b"retry-after: 5\r\n")
             return
-        _enable_keepalive(transport)
+        _enable_keepalive(transport, self._timeouts)
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -188,7 +209,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._start_stall_timer()
         elif self._request_incomplete and self.cycle.response_complete:
             never = self.expect_100_continue and not self._body_begun
-            seconds = 0 if never else BODY_LINGER_SECONDS
+            seconds = 0 if never else self._timeouts.body_linger_seconds
             self._linger_timer = self.loop.call_later(seconds, self.transport.close)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -230,7 +251,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _start_header_timer(self) -> None:
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECONDS, self._on_header_timeout)
+        self._header_timer = self.loop.call_later(
+            self._timeouts.header_seconds, self._on_header_timeout
+        )
 
     def _on_header_timeout(self) -> None:
         self._header_timer = None
@@ -239,7 +262,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_stall_timer(self) -> None:
         """A closed connection, too, stays until its last bytes are read."""
         if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALL_TIMEOUT_SECONDS, self.transport.abort)
+            self._stall_timer = self.loop.call_later(
+                self._timeouts.stall_seconds, self.transport.abort
+            )
 
     def _refuse(self, status: bytes, more: bytes = b"") -> None:
         """Ends the connection; where a whole request waits for its answer, behind that one."""
@@ -278,18 +303,17 @@ def max_connections() -> int:
     return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft - RESERVED_FILES
 
 
-def _enable_keepalive(transport: asyncio.Transport) -> None:
+def _enable_keepalive(transport: asyncio.Transport, timeouts: ConnectionTimeouts) -> None:
     """Has the system find out about clients that have vanished, also where nothing is sent."""
     connected = transport.get_extra_info("socket")
     if connected is None or connected.family == socket.AF_UNIX:
         return
-    idle, interval, count = _KEEPALIVE
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
-        ("TCP_KEEPIDLE", idle),
-        ("TCP_KEEPINTVL", interval),
-        ("TCP_KEEPCNT", count),
-        ("TCP_USER_TIMEOUT", int(STALL_TIMEOUT_SECONDS * 1000)),
+        ("TCP_KEEPIDLE", timeouts.keepalive_idle_seconds),
+        ("TCP_KEEPINTVL", timeouts.keepalive_interval_seconds),
+        ("TCP_KEEPCNT", timeouts.keepalive_probes),
+        ("TCP_USER_TIMEOUT", int(timeouts.stall_seconds * 1000)),
     ):
         if hasattr(socket, name):  # not every system has all of them
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

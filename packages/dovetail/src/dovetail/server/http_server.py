@@ -22,8 +22,9 @@ from dovetail.http.websocket.protocol import (
 )
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.http_protocol import (
-    HEADER_TIMEOUT_SECONDS,
+    DEFAULT_TIMEOUTS,
     BoundedHttpProtocol,
+    ConnectionTimeouts,
     max_connections,
     raise_file_limit,
 )
@@ -65,8 +66,10 @@ class TlsAcceptor:
         on_refused: Callable[[str], None],
         metrics: Metrics,
         client_addresses: ClientAddressResolver,
+        handshake_timeout_seconds: float = DEFAULT_TIMEOUTS.header_seconds,
     ) -> None:
         self._context = context
+        self._timeout_seconds = handshake_timeout_seconds
         self._on_refused = on_refused  # called for connections over the limit
         self._metrics = metrics
         self._client_addresses = client_addresses
@@ -123,7 +126,7 @@ class TlsAcceptor:
 
     async def _handshake(self, connection: socket.socket, client: Any) -> None:
         try:
-            if not await _sends_data(connection):
+            if not await _sends_data(connection, self._timeout_seconds):
                 # Not logged: load balancers probe like this.
                 self._metrics.count_tls_failure(_UNUSED)
                 return
@@ -131,7 +134,7 @@ class TlsAcceptor:
                 self._protocol_factory,
                 connection,
                 ssl=self._context,
-                ssl_handshake_timeout=HEADER_TIMEOUT_SECONDS,
+                ssl_handshake_timeout=self._timeout_seconds,
             )
             if transport.get_extra_info("cipher") is None:
                 raise ConnectionResetError
@@ -147,7 +150,7 @@ class TlsAcceptor:
             _log.warning("tls_handshake_failed", extra={"fields": fields})
 
 
-async def _sends_data(connection: socket.socket) -> bool:
+async def _sends_data(connection: socket.socket, timeout_seconds: float) -> bool:
     """Whether the client sends data within the timeout; one that does not is closed."""
     loop = asyncio.get_running_loop()
     has_data = False
@@ -155,7 +158,7 @@ async def _sends_data(connection: socket.socket) -> bool:
     loop.add_reader(connection, ready.set)
     try:
         with suppress(OSError):  # disconnected, or TimeoutError
-            async with asyncio.timeout(HEADER_TIMEOUT_SECONDS):
+            async with asyncio.timeout(timeout_seconds):
                 await ready.wait()
             has_data = bool(connection.recv(1, socket.MSG_PEEK))
     finally:
@@ -269,6 +272,7 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
     max_message_bytes: int | None = None,
     metrics: Metrics | None = None,
     client_addresses: ClientAddressResolver | None = None,
+    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
 ) -> uvicorn.Server:
     """Create a server for the application, not running yet.
 
@@ -281,13 +285,17 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
     if certificate is not None:
         metrics.track_certificate_expiry(lambda: certificate.expires_at)
         acceptor = TlsAcceptor(
-            certificate.context, on_refused, metrics, client_addresses or ClientAddressResolver()
+            certificate.context,
+            on_refused,
+            metrics,
+            client_addresses or ClientAddressResolver(),
+            timeouts.header_seconds,
         )
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http=partial(BoundedHttpProtocol, on_refused=on_refused),  # type: ignore[arg-type]
+        http=partial(BoundedHttpProtocol, on_refused=on_refused, timeouts=timeouts),  # type: ignore[arg-type]
         loop="auto",  # uvloop where it is installed
         ws="none" if max_message_bytes is None else BoundedWebSocketProtocol,
         ws_max_size=max_message_bytes or 0,
