@@ -12,10 +12,12 @@ from pydantic import TypeAdapter
 
 from dovetail_model import ContextOverflow, RateLimited
 from dovetail_protocols import SseReader
-from dovetail_protocols.responses import CODEC, overflow_stream
+from dovetail_protocols.responses import CODEC
+from dovetail_protocols.responses.stream_errors import ResponsesStreamErrors
 
 TRANSCRIPTS = [transcript for transcript in transcripts() if transcript.api == "responses"]
 EACH = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
+error_stream = ResponsesStreamErrors().encode
 OURS = ("nvext", "client_metadata", "stop")  # fields that the client has no argument for
 
 
@@ -97,7 +99,7 @@ def test_whole_response_matches_the_sdk_types(transcript: Transcript) -> None:
 
 def test_an_overflow_is_a_stream_that_fails() -> None:
     request = CODEC.decode(b'{"model": "m", "input": "long", "stream": true}', {})
-    frames = overflow_stream(request, ContextOverflow("Too long."), CountingIds(), clock)
+    frames = error_stream(request, ContextOverflow("Too long."), CountingIds(), clock)
     with client(frames).responses.stream(model="m", input="long") as stream:
         events: list[Any] = list(stream)
     assert [event.type for event in events] == [
@@ -115,14 +117,14 @@ def test_an_overflow_is_a_stream_that_fails() -> None:
 def test_retry_time_is_in_tenths_of_a_second(seconds: float, expected: str) -> None:
     request = CODEC.decode(b'{"model": "m", "input": "x", "stream": true}', {})
     error = RateLimited("Too many.", retry_after=seconds)
-    frames = overflow_stream(request, error, CountingIds(), clock)
+    frames = error_stream(request, error, CountingIds(), clock)
     assert f"try again in {expected}.".encode() in frames
 
 
 def test_rate_limit_in_a_stream_has_the_retry_time() -> None:
     request = CODEC.decode(b'{"model": "m", "input": "x", "stream": true}', {})
     error = RateLimited("Too many requests.", retry_after=3)
-    frames = overflow_stream(request, error, CountingIds(), clock)
+    frames = error_stream(request, error, CountingIds(), clock)
     sent = msgspec.json.decode(_last(frames))["response"]["error"]
     assert sent == {
         "code": "rate_limit_exceeded",

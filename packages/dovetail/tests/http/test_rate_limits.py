@@ -20,13 +20,11 @@ from websocket_fixture import asked, socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
-from dovetail.access.limits import LimitStatus, MemoryLimitStore, RateLimits
+from dovetail.access.limits import MemoryLimitStore, RateLimits
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
-from dovetail.http.rate_limits import limit_headers
 from dovetail.telemetry.log_throttle import DEFAULT_MAX_LINES, LogThrottle
 from dovetail_model import EngineUnavailable
-from dovetail_protocols import CHAT, MESSAGES, RESPONSES
 
 MESSAGE: Any = [{"role": "user", "content": "Hi"}]
 CHAT_BODY = {"model": NAME, "messages": MESSAGE}
@@ -354,30 +352,6 @@ def test_without_keys_all_share_the_limit() -> None:
             assert statuses == [200, 429, 429, 429]
 
     run(scene)
-
-
-def test_headers_as_each_api_writes_them() -> None:
-    standings = [LimitStatus("requests", 60, 59, 1.0), LimitStatus("tokens", 100, 0, 90.5)]
-    now = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
-    assert dict(limit_headers(MESSAGES, standings, now)) == {
-        "anthropic-ratelimit-requests-limit": "60",
-        "anthropic-ratelimit-requests-remaining": "59",
-        "anthropic-ratelimit-requests-reset": "2026-11-15T12:00:01Z",
-        "anthropic-ratelimit-tokens-limit": "100",
-        "anthropic-ratelimit-tokens-remaining": "0",
-        "anthropic-ratelimit-tokens-reset": "2026-11-15T12:01:30Z",
-    }
-    for codec in (CHAT, RESPONSES):
-        assert dict(limit_headers(codec, standings)) == {
-            "x-ratelimit-limit-requests": "60",
-            "x-ratelimit-remaining-requests": "59",
-            "x-ratelimit-reset-requests": "1s",
-            "x-ratelimit-limit-tokens": "100",
-            "x-ratelimit-remaining-tokens": "0",
-            "x-ratelimit-reset-tokens": "1m30.5s",
-        }
-    [*_, (_, reset)] = limit_headers(CHAT, [LimitStatus("requests", 1, 1, 0.0123)])
-    assert reset == "12ms"
 
 
 def test_guesses_do_not_fill_the_log() -> None:

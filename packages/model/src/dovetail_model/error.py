@@ -22,8 +22,6 @@ Each protocol codec has one table from `kind` to its own status and type; nothin
 error depends on the API. In the middle of a stream an error is a `Failure` event.
 """
 
-from typing import ClassVar
-
 from dovetail_model.event import Failure
 
 
@@ -33,7 +31,7 @@ class DovetailError(Exception):
     `reason` is a word that is more specific than the kind, for operators. Clients do not see it.
     """
 
-    kind: ClassVar[str] = "internal"
+    kind: str = "internal"
     reason: str | None = None
 
     def __init__(

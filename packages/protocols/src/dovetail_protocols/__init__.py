@@ -2,15 +2,26 @@
 
 from dovetail_protocols.chat import CODEC as CHAT
 from dovetail_protocols.chat import ChatCodec, ChatReader, build_chat_request
-from dovetail_protocols.codec import Clock, Codec, ErrorResponse, IdFactory, StreamEncoder
+from dovetail_protocols.codec import (
+    Clock,
+    Codec,
+    ErrorResponse,
+    IdFactory,
+    OnEnd,
+    StatefulCodec,
+    StreamEncoder,
+    StreamErrors,
+)
 from dovetail_protocols.completions import CODEC as COMPLETIONS
 from dovetail_protocols.completions import raw_prompt
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.messages import CODEC as MESSAGES
 from dovetail_protocols.messages import MessagesReader, decode_count, encode_count
+from dovetail_protocols.rate_limits import LimitStatus
 from dovetail_protocols.responses import CODEC as RESPONSES
 from dovetail_protocols.responses import (
     COMPACT,
+    MODELS_ETAG_HEADER,
     ResponsesCodec,
     ResponsesEcho,
     ResponsesEncoder,
@@ -24,8 +35,6 @@ from dovetail_protocols.responses import (
     item_references,
     items_by_id,
     join_response,
-    minimal_body,
-    overflow_stream,
     prepend_history,
     previous_response_id,
     resolve_references,
@@ -40,6 +49,7 @@ __all__ = [
     "COMPACT",
     "COMPLETIONS",
     "MESSAGES",
+    "MODELS_ETAG_HEADER",
     "RESPONSES",
     "ChatCodec",
     "ChatReader",
@@ -48,7 +58,9 @@ __all__ = [
     "DecodeCache",
     "ErrorResponse",
     "IdFactory",
+    "LimitStatus",
     "MessagesReader",
+    "OnEnd",
     "ReasoningField",
     "ResponsesCodec",
     "ResponsesEcho",
@@ -56,7 +68,9 @@ __all__ = [
     "ResponsesReader",
     "ServerEvent",
     "SseReader",
+    "StatefulCodec",
     "StreamEncoder",
+    "StreamErrors",
     "ToolNames",
     "UpstreamDialect",
     "UpstreamRequest",
@@ -72,8 +86,6 @@ __all__ = [
     "item_references",
     "items_by_id",
     "join_response",
-    "minimal_body",
-    "overflow_stream",
     "prepend_history",
     "previous_response_id",
     "raw_prompt",

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 
-from dovetail_model import DovetailError, Hints, Overloaded, RateLimited
-from dovetail_protocols import MESSAGES, Codec
+from dovetail_model import DovetailError, Hints
+from dovetail_protocols import Codec
 
 RETRY_AFTER_SECONDS = 2.0  # seconds
 QueuePosition = tuple[float, float, float, int]
@@ -105,9 +105,8 @@ def _queue_position(hints: Hints, number: int) -> QueuePosition:
 
 
 def busy_error(codec: Codec) -> DovetailError:
-    """That there is no room, in the kind that this API's clients come back after."""
-    kind = Overloaded if codec is MESSAGES else RateLimited
-    error = kind(
+    """The error of a server without capacity, of the kind that this API's clients retry."""
+    error = codec.overload_error(
         "The server is at its limit of concurrent requests.", retry_after=RETRY_AFTER_SECONDS
     )
     error.reason = "busy"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dovetail_model import RateLimited, Usage
+from dovetail_protocols import LimitStatus
 
 MINUTE_SECONDS = 60.0
 CONCURRENCY_RETRY_SECONDS = 2.0  # seconds after which one who had too many at once may try again
@@ -52,16 +53,6 @@ class LimitStore(Protocol):
 
     def lock(self, key: bytes) -> AbstractContextManager[LimitState]:
         """The row of a key, which nobody else changes meanwhile."""
-
-
-@dataclass(frozen=True)
-class LimitStatus:
-    """How a key stands with one limit: what is left of it now, and in how many seconds all is."""
-
-    name: str
-    limit: int
-    remaining: int
-    reset_seconds: float
 
 
 class RateLimitExceeded(RateLimited):

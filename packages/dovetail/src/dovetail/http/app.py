@@ -13,7 +13,7 @@ from dovetail.http.exchange import ApiExchange, PayloadCapture
 from dovetail.http.generation import GenerationEndpoint
 from dovetail.http.health import HealthEndpoints
 from dovetail.http.memory import MemoryLimitReached, request_memory
-from dovetail.http.models import CATALOG_ETAG_HEADER, ModelsEndpoints
+from dovetail.http.models import ModelsEndpoints
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.endpoints import ResponsesEndpoints
@@ -29,7 +29,15 @@ from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder
 from dovetail_model import DovetailError
-from dovetail_protocols import COMPACT, COMPLETIONS, MESSAGES, RESPONSES, ChatCodec, Codec
+from dovetail_protocols import (
+    COMPACT,
+    COMPLETIONS,
+    MESSAGES,
+    MODELS_ETAG_HEADER,
+    RESPONSES,
+    ChatCodec,
+    Codec,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +65,7 @@ class App:
         self._log_throttle = LogThrottle()
         self.startup_error: str | None = None  # why the service did not start
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
+        self._codecs = (MESSAGES, RESPONSES, self._chat, COMPLETIONS)
         #: What a scrape is answered with: all numbers, also of other processes where there are any.
         self.render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] = (
             self._render_own_metrics
@@ -107,7 +116,7 @@ class App:
             recorders=self.recorders,
         )
         if route is not None and not route.counted:
-            await self._dispatch(exchange, account)
+            await self._dispatch(exchange, account, route)
             if (
                 account.is_key_rejected
             ):  # probes are many, but whoever tries keys on them is told of
@@ -117,12 +126,15 @@ class App:
         account.start()
         capture = PayloadCapture(exchange) if self.options.capture_payloads else None
         try:
-            await self._dispatch(exchange, account)
+            await self._dispatch(exchange, account, route)
         finally:
             if not account.detached:
                 self._finish(exchange, account, None if capture is None else capture.response_body)
 
-    async def _dispatch(self, exchange: ApiExchange, account: RequestTracker) -> None:
+    async def _dispatch(
+        self, exchange: ApiExchange, account: RequestTracker, found: Route | None
+    ) -> None:
+        """Handle a request. `found` is the route of its path, which may be for another method."""
         try:
             route = self.routes.match(exchange)
             if route.needs_key:
@@ -132,7 +144,8 @@ class App:
         except ClientDisconnected:
             account.on_disconnect()
         except Exception as error:
-            codec, failure = select_error_codec(exchange, self._chat), to_client_error(error)
+            codec = select_error_codec(exchange, found, self._codecs, self._chat)
+            failure = to_client_error(error)
             account.on_error(failure, error_status(failure, codec))
             if isinstance(failure, MemoryLimitReached):
                 self.metrics.count_rate_limited(failure.reason)
@@ -188,13 +201,14 @@ class App:
     async def _openapi(self, exchange: ApiExchange) -> None:
         await exchange.respond(200, self._openapi_document)
 
-    def _generation_handler(self, codec: Codec) -> Handler:
+    def _generation_route(self, path: str, codec: Codec, summary: str) -> Route:
         async def handle(exchange: ApiExchange, account: RequestTracker) -> None:
-            if codec is RESPONSES:
-                exchange.extra_headers.append((CATALOG_ETAG_HEADER, self._catalog.current().etag))
+            if codec.models_etag_header is not None:
+                etag = self._catalog.current().etag
+                exchange.extra_headers.append((codec.models_etag_header, etag))
             await self._generation.generate(exchange, account, codec)
 
-        return handle
+        return Route("POST", path, handle, summary, codec=codec)
 
     def _build_routes(self) -> list[Route]:
         models, tokens = (
@@ -203,25 +217,13 @@ class App:
         )
         post, get = "POST", "GET"
         table = [
-            Route(post, "/v1/responses", self._generation_handler(RESPONSES), "OpenAI Responses"),
-            Route(
-                post,
-                "/v1/responses/compact",
-                self._generation_handler(COMPACT),
-                "A summary instead",
-            ),
+            self._generation_route("/v1/responses", RESPONSES, "OpenAI Responses"),
+            self._generation_route("/v1/responses/compact", COMPACT, "A summary instead"),
             *ResponsesEndpoints(
                 self.service, self.options, self.background, self.forget_response
             ).routes(),
-            Route(
-                post,
-                "/v1/chat/completions",
-                self._generation_handler(self._chat),
-                "Chat Completions",
-            ),
-            Route(
-                post, "/v1/completions", self._generation_handler(COMPLETIONS), "Text completions"
-            ),
+            self._generation_route("/v1/chat/completions", self._chat, "Chat Completions"),
+            self._generation_route("/v1/completions", COMPLETIONS, "Text completions"),
             Route(get, "/v1/models", _without_tracker(models.list), "Models that are served"),
             Route(
                 get,
@@ -241,14 +243,13 @@ class App:
             ]
         if self.options.messages_api:
             table += [
-                Route(
-                    post, "/v1/messages", self._generation_handler(MESSAGES), "Anthropic Messages"
-                ),
+                self._generation_route("/v1/messages", MESSAGES, "Anthropic Messages"),
                 Route(
                     post,
                     "/v1/messages/count_tokens",
                     _without_tracker(tokens.count_tokens),
                     "Exact input size",
+                    codec=MESSAGES,
                 ),
             ]
         return table
@@ -259,10 +260,11 @@ class App:
             return []
 
         async def accept(exchange: ApiExchange, account: RequestTracker) -> None:
-            exchange.extra_headers.append((CATALOG_ETAG_HEADER, self._catalog.current().etag))
+            exchange.extra_headers.append((MODELS_ETAG_HEADER, self._catalog.current().etag))
             await self._websockets.accept(exchange)
 
-        return [Route("GET", WEBSOCKET_PATH, accept, "OpenAI Responses over a WebSocket")]
+        summary = "OpenAI Responses over a WebSocket"
+        return [Route("GET", WEBSOCKET_PATH, accept, summary, codec=RESPONSES)]
 
     def _health_routes(self) -> list[Route]:
         probes = HealthEndpoints(self.service, self.options.keys, self.draining)

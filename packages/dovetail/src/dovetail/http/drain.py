@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from dovetail.http.errors import HttpError
-from dovetail_protocols import MESSAGES, Codec
+from dovetail_protocols import Codec
 
 RETRY_AFTER_SECONDS = 2.0  # seconds: another server may have taken over by then
 
@@ -17,18 +17,18 @@ _log = logging.getLogger(__name__)
 
 
 class ServerDraining(HttpError):
-    """The server ends. A load balancer knows this status, and asks another one."""
+    """The server is about to stop. A load balancer knows this status, and tries another server.
 
-    kind = "engine_unavailable"  # Codex asks again; at an overload that is so called, it gives up
+    Its kind is the one that clients of the codec's API retry.
+    """
+
     reason = "draining"
     status = 503
     headers = (("connection", "close"),)
 
-
-class MessagesServerDraining(ServerDraining):
-    """The same for the Messages API, in the type that its clients come back after."""
-
-    kind = "overloaded"
+    def __init__(self, message: str, codec: Codec) -> None:
+        super().__init__(message, retry_after=RETRY_AFTER_SECONDS)
+        self.kind = codec.draining_error.kind
 
 
 class DrainController:
@@ -67,7 +67,7 @@ class DrainController:
     async def track(self, codec: Codec) -> AsyncIterator[None]:
         """One answer, for as long as the block lasts. Raises where the server ends."""
         if self.started:
-            raise draining_error(codec, "The server is about to stop, and takes no more requests.")
+            raise ServerDraining("The server is about to stop, and takes no more requests.", codec)
         task = asyncio.current_task()
         if task in self._active:  # it is part of one that is counted already
             yield
@@ -123,10 +123,4 @@ class _ActiveRequest:
         """Raises the error that is told, where the task was cancelled by us."""
         if self._aborted and self._task is not None:
             self._task.uncancel()
-            raise draining_error(self._codec, "The server stopped before the answer was complete.")
-
-
-def draining_error(codec: Codec, message: str) -> ServerDraining:
-    """That the server ends, in the kind that this API's clients come back after."""
-    kind = MessagesServerDraining if codec is MESSAGES else ServerDraining
-    return kind(message, retry_after=RETRY_AFTER_SECONDS)
+            raise ServerDraining("The server stopped before the answer was complete.", self._codec)

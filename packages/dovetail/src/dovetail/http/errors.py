@@ -11,10 +11,9 @@ from dovetail_model import (
     EngineError,
     EngineUnavailable,
     InternalError,
-    NotFound,
     Overloaded,
 )
-from dovetail_protocols import MESSAGES, Codec
+from dovetail_protocols import Codec
 
 RETRY_AFTER_SECONDS = 2.0  # seconds in which an engine may be back, or have room
 _log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ class HttpError(ClientError):
 
 
 class UnknownRoute(HttpError):
-    """No such address. In the Messages API that is its kind of not found."""
+    """No such address. The codec of its API gives the kind of error."""
 
     status = 404
 
@@ -82,7 +81,7 @@ async def send_error(exchange: ApiExchange, codec: Codec, error: DovetailError) 
     """Answers with an error in the client's own dialect."""
     status = error_status(error, codec)
     more = error.headers if isinstance(error, HttpError) else ()
-    if isinstance(error, UnknownRoute) and codec is MESSAGES:
-        error = NotFound(error.message)
+    if isinstance(error, UnknownRoute):
+        error = codec.unknown_route_error(error.message)
     answer = codec.encode_error(error)
     await exchange.respond(status, answer.body, headers=[*answer.headers, *more])

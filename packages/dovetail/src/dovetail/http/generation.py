@@ -3,7 +3,6 @@
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import cast
 
 import msgspec
 
@@ -11,6 +10,7 @@ from dovetail.access.admission import AdmissionController
 from dovetail.access.limits import RateLimitExceeded
 from dovetail.http.body import read_body
 from dovetail.http.drain import DrainController
+from dovetail.http.errors import error_status
 from dovetail.http.exchange import MAX_PAYLOAD_BYTES as MOST_KEPT
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import ResponseIds, call_id_factory, new_id, new_response_number
@@ -28,23 +28,13 @@ from dovetail.pipeline.execution import require_token_model, run_request
 from dovetail.pipeline.raw import to_raw_model
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel
 from dovetail.telemetry.metrics import Metrics
-from dovetail_model import (
-    ContextOverflow,
-    DovetailError,
-    Finish,
-    RateLimited,
-    Request,
-    Usage,
-)
+from dovetail_model import DovetailError, Finish, Request, Usage
 from dovetail_protocols import (
-    COMPLETIONS,
     RESPONSES,
     Codec,
-    ResponsesCodec,
     ResponsesEncoder,
     StreamEncoder,
-    minimal_body,
-    overflow_stream,
+    StreamErrors,
 )
 
 
@@ -92,19 +82,22 @@ class GenerationEndpoint:
             with ExitStack() as visit:
                 visit.enter_context(self._gate.lease(exchange, account, codec))
                 await self._generate(exchange, account, codec, visit)
-        except RateLimitExceeded as refusal:
-            if codec is not RESPONSES:
+        except RateLimitExceeded as error:
+            errors = codec.stream_errors
+            if errors is None or not errors.covers(error):
                 raise
-            request = await self._decode_without_input(exchange, codec)
+            request = await self._decode_without_input(exchange, errors)
             if not request.stream:
                 raise
-            await self._send_error_stream(exchange, account, request, refusal)
+            account.on_error(error, error_status(error, codec))
+            frames = errors.encode(request, error, new_id, time.time)
+            await _send_whole_stream(exchange, account, frames)
 
-    async def _decode_without_input(self, exchange: ApiExchange, codec: Codec) -> Request:
-        """Only how the answer is wanted: to refuse what is too much must cost next to nothing."""
+    async def _decode_without_input(self, exchange: ApiExchange, errors: StreamErrors) -> Request:
+        """Decode only the form of the response: rejecting a request must cost next to nothing."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        return self._add_server_fields(exchange, codec.decode(minimal_body(body), exchange.headers))
+        return self._add_server_fields(exchange, errors.decode(body, exchange.headers))
 
     async def _decode(
         self, exchange: ApiExchange, account: RequestTracker, codec: Codec
@@ -113,7 +106,7 @@ class GenerationEndpoint:
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
         if options.capture_payloads:
             account.request_body = body[:MOST_KEPT]
-        if not isinstance(codec, ResponsesCodec):
+        if codec.stateful is None:
             return DecodedRequest(
                 self._add_server_fields(exchange, codec.decode(body, exchange.headers, memory))
             )
@@ -150,9 +143,7 @@ class GenerationEndpoint:
                 frames += await asked.saver.release_held_frame()
             if isinstance(served, TokenModel):
                 warm_prefix(served, asked.request)
-            headers = account.debug_headers()
-            await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
-            await exchange.end(frames)
+            await _send_whole_stream(exchange, account, frames)
 
     async def _run_in_background(
         self,
@@ -169,7 +160,8 @@ class GenerationEndpoint:
         account.stream_not_requested = not request.stream
         leaving = visit.pop_all()
         streamed = DecodedRequest(msgspec.structs.replace(request, stream=True), keeping)
-        encoder = cast("ResponsesEncoder", new_encoder(RESPONSES, streamed))
+        ids = ResponseIds(request.identity.response_number)
+        encoder = RESPONSES.stream(streamed.request, ids, time.time, keeping.on_end)
 
         async def work(apart: ApiExchange) -> None:
             with leaving:
@@ -191,7 +183,7 @@ class GenerationEndpoint:
         request = asked.request
         served = self._service.find(request.model)
         account.on_decoded(request, served)
-        if codec is COMPLETIONS:
+        if codec.raw_prompts:
             served = self._raw_models[require_token_model(served).name]
         try:
             async with (
@@ -200,11 +192,14 @@ class GenerationEndpoint:
                 self._admission.admit(codec, request.hints),
             ):
                 await self._run(exchange, account, codec, (served, asked), lifeline)
-        except (ContextOverflow, RateLimited) as error:
-            told = exchange.status is not None or asked.encoder is not None
-            if codec is not RESPONSES or not request.stream or told:
+        except DovetailError as error:
+            errors = codec.stream_errors
+            started = exchange.status is not None or asked.encoder is not None
+            if errors is None or not errors.covers(error) or not request.stream or started:
                 raise
-            await self._send_error_stream(exchange, account, request, error)
+            account.on_error(error, error_status(error, codec))
+            frames = errors.encode(request, error, new_id, time.time)
+            await _send_whole_stream(exchange, account, frames)
 
     async def _run(
         self,
@@ -249,20 +244,18 @@ class GenerationEndpoint:
             request = msgspec.structs.replace(request, hints=hints)
         return request
 
-    async def _send_error_stream(
-        self, exchange: ApiExchange, account: RequestTracker, request: Request, error: DovetailError
-    ) -> None:
-        """Codex understands these only inside a stream: it compacts, or waits and comes back."""
-        account.on_error(error, RESPONSES.encode_error(error).status)
-        headers = account.debug_headers()
-        await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
-        await exchange.end(overflow_stream(request, error, new_id, time.time))
+
+async def _send_whole_stream(exchange: ApiExchange, account: RequestTracker, frames: bytes) -> None:
+    """Send a stream that is complete already."""
+    headers = account.debug_headers()
+    await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
+    await exchange.end(frames)
 
 
 def new_encoder(codec: Codec, asked: DecodedRequest) -> StreamEncoder:
     """The stream of an answer, which is kept when it ends."""
     request = asked.request
-    encoder = codec.stream(request, ResponseIds(request.identity.response_number), time.time)
-    if asked.saver is not None and isinstance(encoder, ResponsesEncoder):
-        encoder.on_end = asked.saver.on_end
-    return encoder
+    ids = ResponseIds(request.identity.response_number)
+    if asked.saver is None or codec.stateful is None:
+        return codec.stream(request, ids, time.time)
+    return codec.stateful.stream(request, ids, time.time, asked.saver.on_end)

@@ -11,15 +11,12 @@ from dovetail.http.exchange import ApiExchange
 from dovetail.net.exchange import JSON_CONTENT_TYPE
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 from dovetail_model import InvalidRequest
+from dovetail_protocols import MESSAGES, MODELS_ETAG_HEADER
 
 _MAX_PAGE_MODELS = 1000
 _LIMIT_PATTERN = re.compile(r"[0-9]{1,6}")
 Json = dict[str, Any]
 NamedModels = list[tuple[str, ModelEntry]]
-
-
-#: Codex compares it with the tag of the list that it has, and fetches the list anew if they differ.
-CATALOG_ETAG_HEADER = "x-models-etag"
 
 
 class ModelsEndpoints:
@@ -41,7 +38,7 @@ class ModelsEndpoints:
     async def _list_for_codex(self, exchange: ApiExchange, found: NamedModels) -> None:
         """Both lists: Codex reads `models` and says which version of it asks."""
         published = self._catalog.current()
-        tags = [("etag", published.etag), (CATALOG_ETAG_HEADER, published.etag)]
+        tags = [("etag", published.etag), (MODELS_ETAG_HEADER, published.etag)]
         if _matches_etag(exchange, published.etag):
             await exchange.start_response(304, JSON_CONTENT_TYPE, tags)
             await exchange.end()
@@ -63,7 +60,7 @@ class ModelsEndpoints:
 
 def is_anthropic_client(exchange: ApiExchange) -> bool:
     """Which of the two forms a client reads: only Anthropic's name their version."""
-    return "anthropic-version" in exchange.headers
+    return MESSAGES.client_header in exchange.headers
 
 
 def _matches_etag(exchange: ApiExchange, etag: str) -> bool:

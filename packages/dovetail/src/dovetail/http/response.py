@@ -15,8 +15,8 @@ from dovetail.http.tracker import RequestTracker
 from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE
 from dovetail.net.response_writer import ResponseWriter
-from dovetail_model import Event, Fold, ReasoningDelta, Request, error_from_failure
-from dovetail_protocols import MESSAGES, Codec, StreamEncoder
+from dovetail_model import Event, Fold, Request, error_from_failure
+from dovetail_protocols import Codec, StreamEncoder
 
 STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
@@ -121,20 +121,12 @@ class StreamingResponse:
         """
         left = self._keep_alive_seconds - self._tracker.idle_seconds()
         if left <= 0 and self._writer.started and not self._writer.full:
-            frames = self._keep_alive_frames()
+            tracker = self._tracker
+            in_reasoning = tracker.awaits_first_token and tracker.starts_in_reasoning
+            frames = self._encoder.keep_alive(in_reasoning=in_reasoning)
             if frames:
                 self._writer.write(frames)
         self._schedule_keep_alive(left if left > 0 else self._keep_alive_seconds)
-
-    def _keep_alive_frames(self) -> bytes:
-        """Claude Code gives up after 300 s in which nothing but pings came.
-
-        Where the prompt has opened a thought, an empty piece of that thought is more than a ping.
-        """
-        account = self._tracker
-        if account.awaits_first_token and account.starts_in_reasoning and self._codec is MESSAGES:
-            return self._encoder.encode([ReasoningDelta("")])
-        return self._encoder.keep_alive()
 
     def _stop_keep_alive(self) -> None:
         if self._timer is not None:

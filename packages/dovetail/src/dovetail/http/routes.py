@@ -1,7 +1,7 @@
 """Which address leads where."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -11,7 +11,7 @@ import msgspec
 from dovetail.http.errors import MethodNotAllowed, UnknownRoute, WebSocketDisabled
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.tracker import RequestTracker
-from dovetail_protocols import MESSAGES, RESPONSES, Codec
+from dovetail_protocols import Codec
 
 Handler = Callable[[ApiExchange, RequestTracker], Awaitable[None]]
 
@@ -21,7 +21,9 @@ class Route:
     """An address. One that ends with a slash stands for all that begin with it, and `{id}` for
     any one part.
 
-    `needs_key` where the server has keys; `counted` where requests appear in metrics and logs.
+    needs_key: Whether a key is required if the server has keys.
+    counted: Whether requests appear in metrics and logs.
+    codec: Codec of the API that the route belongs to. Errors have its form.
     """
 
     method: str
@@ -30,6 +32,7 @@ class Route:
     summary: str
     needs_key: bool = True
     counted: bool = True
+    codec: Codec | None = None
 
     @property
     def endpoint(self) -> str:
@@ -105,16 +108,21 @@ def _allowed_methods(route: Route) -> tuple[str, ...]:
     return ("GET", "HEAD") if route.method == "GET" else (route.method,)
 
 
-def select_error_codec(exchange: ApiExchange, chat: Codec) -> Codec:
-    """The codec whose form an error must have: that of the address, else that of the client."""
-    path = exchange.path.replace("/v1/v1/", "/v1/", 1)
-    if path.startswith("/v1/messages"):
-        return MESSAGES
-    if path.startswith("/v1/responses"):
-        return RESPONSES
-    if path.startswith(("/v1/chat", "/v1/completions")):
-        return chat
-    return MESSAGES if "anthropic-version" in exchange.headers else chat
+def select_error_codec(
+    exchange: ApiExchange, route: Route | None, codecs: Sequence[Codec], default: Codec
+) -> Codec:
+    """Select the codec that encodes an error: that of the route, of the path, or of the client."""
+    dialect = None if route is None else route.codec
+    if dialect is not None:
+        return dialect
+    path = exchange.path.replace("/v1/v1/", "/v1/", 1)  # a base URL with a /v1 too many
+    for codec in codecs:
+        if path.startswith(codec.path_prefix):
+            return codec
+    for codec in codecs:
+        if codec.client_header is not None and codec.client_header in exchange.headers:
+            return codec
+    return default
 
 
 Json = dict[str, Any]

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from dovetail_model import DovetailError, Message, Request
+from dovetail_model import (
+    DovetailError,
+    EngineUnavailable,
+    InvalidRequest,
+    Message,
+    RateLimited,
+    Request,
+)
 from dovetail_protocols import openai_error as _error
 from dovetail_protocols.chat import decode as _decode
 from dovetail_protocols.chat import message as _message
@@ -12,6 +19,7 @@ from dovetail_protocols.chat.reader import ChatReader
 from dovetail_protocols.chat.upstream_request import build_chat_request
 from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFactory
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.rate_limits import openai_headers
 
 __all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream", "build_chat_request"]
 
@@ -23,6 +31,16 @@ class ChatCodec:
 
     name = "chat"
     call_id_prefix = "call_"
+    path_prefix = "/v1/chat"
+    client_header: str | None = None
+    overload_error: type[DovetailError] = RateLimited
+    draining_error: type[DovetailError] = EngineUnavailable
+    unknown_route_error: type[DovetailError] = InvalidRequest
+    raw_prompts = False
+    models_etag_header: str | None = None
+    stream_errors = None
+    stateful = None
+    rate_limit_headers = staticmethod(openai_headers)
 
     def __init__(self, reasoning_field: ReasoningField = "reasoning_content") -> None:
         self._reasoning_field = reasoning_field

@@ -63,7 +63,8 @@ class ChoiceStream(DeltaRunEncoder):
         self._run = NO_RUN if self._over else writer.run
         return b"".join(out)
 
-    def keep_alive(self) -> bytes:
+    def keep_alive(self, *, in_reasoning: bool = False) -> bytes:
+        """A comment: clients of these APIs take any bytes for a sign of life."""
         return b"" if self._over else comment("keep-alive")
 
     def _end(self) -> bytes:

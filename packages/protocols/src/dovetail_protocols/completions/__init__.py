@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from dovetail_model import DovetailError, Message, Request
+from dovetail_model import (
+    DovetailError,
+    EngineUnavailable,
+    InvalidRequest,
+    Message,
+    RateLimited,
+    Request,
+)
 from dovetail_protocols import openai_error as _error
 from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFactory
 from dovetail_protocols.completions import decode as _decode
@@ -10,6 +17,7 @@ from dovetail_protocols.completions import encode as _encode
 from dovetail_protocols.completions.decode import raw_prompt
 from dovetail_protocols.completions.encode import CompletionStream
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.rate_limits import openai_headers
 
 __all__ = ["CODEC", "CompletionStream", "CompletionsCodec", "raw_prompt"]
 
@@ -19,6 +27,16 @@ class CompletionsCodec:
 
     name = "completions"
     call_id_prefix = "call_"
+    path_prefix = "/v1/completions"
+    client_header: str | None = None
+    overload_error: type[DovetailError] = RateLimited
+    draining_error: type[DovetailError] = EngineUnavailable
+    unknown_route_error: type[DovetailError] = InvalidRequest
+    raw_prompts = True
+    models_etag_header: str | None = None
+    stream_errors = None
+    stateful = None
+    rate_limit_headers = staticmethod(openai_headers)
 
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
         """Decode a request. It has no history to cache."""

@@ -107,8 +107,14 @@ class MessagesStream(DeltaRunEncoder):
         self._run = self._block if self._next_run() else NO_RUN
         return b"".join(frames)
 
-    def keep_alive(self) -> bytes:
-        """A ping, once there is a message. Before that the status of the response is still open."""
+    def keep_alive(self, *, in_reasoning: bool = False) -> bytes:
+        """A ping, once there is a message. Before that the status of the response is still open.
+
+        Claude Code gives up after 300 s in which nothing but pings came. While the first token of
+        a reasoning span is awaited, an empty delta of that span is more than a ping.
+        """
+        if in_reasoning:
+            return self.encode([ReasoningDelta("")])
         return _PING if self._started and not self._over else b""
 
     def _next_run(self) -> bool:

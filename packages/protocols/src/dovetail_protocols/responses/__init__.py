@@ -4,10 +4,25 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dovetail_model import DovetailError, InvalidRequest, Message, Request
-from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFactory, StreamEncoder
+from dovetail_model import (
+    DovetailError,
+    EngineUnavailable,
+    InvalidRequest,
+    Message,
+    RateLimited,
+    Request,
+)
+from dovetail_protocols.codec import (
+    Clock,
+    ErrorResponse,
+    Headers,
+    IdFactory,
+    OnEnd,
+    StreamErrors,
+)
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.openai_error import encode_error
+from dovetail_protocols.rate_limits import openai_headers
 from dovetail_protocols.responses import echo
 from dovetail_protocols.responses.compaction import (
     CompactionEncoder,
@@ -16,7 +31,7 @@ from dovetail_protocols.responses.compaction import (
 )
 from dovetail_protocols.responses.decode import decode
 from dovetail_protocols.responses.echo import ResponsesEcho
-from dovetail_protocols.responses.encode import ResponsesEncoder, encode_message, overflow_stream
+from dovetail_protocols.responses.encode import ResponsesEncoder, encode_message
 from dovetail_protocols.responses.item_list import (
     complete_item,
     encode_input_tokens,
@@ -29,7 +44,6 @@ from dovetail_protocols.responses.raw_body import (
     item_references,
     items_by_id,
     join_response,
-    minimal_body,
     prepend_history,
     previous_response_id,
     resolve_references,
@@ -38,11 +52,13 @@ from dovetail_protocols.responses.raw_body import (
     with_default_model,
 )
 from dovetail_protocols.responses.reader import ResponsesReader
+from dovetail_protocols.responses.stream_errors import ResponsesStreamErrors
 from dovetail_protocols.responses.upstream_request import build_responses_request
 
 __all__ = [
     "CODEC",
     "COMPACT",
+    "MODELS_ETAG_HEADER",
     "ResponsesCodec",
     "ResponsesEcho",
     "ResponsesEncoder",
@@ -57,8 +73,6 @@ __all__ = [
     "item_references",
     "items_by_id",
     "join_response",
-    "minimal_body",
-    "overflow_stream",
     "prepend_history",
     "previous_response_id",
     "resolve_references",
@@ -67,18 +81,41 @@ __all__ = [
 ]
 
 
+MODELS_ETAG_HEADER = "x-models-etag"
+"""Codex compares it with the tag of the model list that it has, and fetches the list again if they
+differ."""
+
+
 class ResponsesCodec:
     """The API in both directions."""
 
     name = "responses"
     call_id_prefix = "call_"
+    path_prefix = "/v1/responses"
+    client_header: str | None = None
+    overload_error: type[DovetailError] = RateLimited
+    # Codex retries this one; of an overload that is called so it makes the end of its session.
+    draining_error: type[DovetailError] = EngineUnavailable
+    unknown_route_error: type[DovetailError] = InvalidRequest
+    raw_prompts = False
+    models_etag_header: str | None = MODELS_ETAG_HEADER
+    stream_errors: StreamErrors | None = ResponsesStreamErrors()
+    rate_limit_headers = staticmethod(openai_headers)
+
+    @property
+    def stateful(self) -> "ResponsesCodec":
+        return self
 
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
         return decode(body, headers, cache)
 
-    def stream(self, request: Request, ids: IdFactory, clock: Clock) -> StreamEncoder:
+    def stream(
+        self, request: Request, ids: IdFactory, clock: Clock, on_end: OnEnd | None = None
+    ) -> ResponsesEncoder:
         kind = CompactionEncoder if echo.echo_of(request).compacts else ResponsesEncoder
-        return kind(request, ids, clock)
+        encoder = kind(request, ids, clock)
+        encoder.on_end = on_end
+        return encoder
 
     def encode_message(
         self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
@@ -91,9 +128,14 @@ class ResponsesCodec:
 
 
 class CompactCodec(ResponsesCodec):
-    """The endpoint that compacts: user messages stay, a summary replaces the rest."""
+    """The endpoint that compacts: user messages stay, a summary replaces the rest.
+
+    It has no stream, so its errors are never inside one.
+    """
 
     name = "responses_compact"
+    models_etag_header: str | None = None
+    stream_errors: StreamErrors | None = None
 
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
         items = input_items(body)
@@ -112,5 +154,5 @@ class CompactCodec(ResponsesCodec):
         return to_compaction_response(whole, echo.echo_of(request).user_messages, ids)
 
 
-CODEC: Codec = ResponsesCodec()
-COMPACT: Codec = CompactCodec()
+CODEC = ResponsesCodec()
+COMPACT = CompactCodec()

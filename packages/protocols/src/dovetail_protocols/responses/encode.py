@@ -1,7 +1,6 @@
 """Encode events as frames, and a finished message as a response object, items in their order."""
 
 from collections.abc import Callable, Sequence
-from math import ceil
 from typing import Any, ClassVar
 
 from dovetail_model import (
@@ -9,7 +8,6 @@ from dovetail_model import (
     CallClose,
     CallOpen,
     Diagnostic,
-    DovetailError,
     Event,
     Failure,
     Finish,
@@ -26,7 +24,7 @@ from dovetail_model import (
     ToolCallBlock,
     Usage,
 )
-from dovetail_protocols.codec import Clock, IdFactory
+from dovetail_protocols.codec import Clock, IdFactory, OnEnd
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.dispatch import Dispatcher
 from dovetail_protocols.responses.output_items import (
@@ -115,7 +113,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         self._usage = Usage()
         self._begun = False
         self._ended = False
-        self.on_end: Callable[[bytes, bytes], bytes] | None = None
+        self.on_end: OnEnd | None = None
 
     def queued(self) -> bytes:
         """The response object before anything is done for it."""
@@ -147,7 +145,7 @@ class ResponsesEncoder(DeltaRunEncoder):
                 out.append(self._dispatcher.observe(event))
         return b"".join(out)
 
-    def keep_alive(self) -> bytes:
+    def keep_alive(self, *, in_reasoning: bool = False) -> bytes:
         """An event that keeps clients from timing out; comments do not."""
         if self._ended:
             return b""
@@ -282,17 +280,6 @@ def encode_message(
     end = to_outcome(message.finish, message.failure, truncated)
     output = [item.final() for item in items.all]
     return bytes(response.finished(end, output, message.usage))
-
-
-def overflow_stream(request: Request, error: DovetailError, ids: IdFactory, clock: Clock) -> bytes:
-    """An error as a whole stream: clients of this API take an overflow only in that form."""
-    failure = error.to_failure()
-    if error.retry_after is not None and "try again in" not in failure.message:
-        # In tenths, and not too soon: who comes back earlier is turned away again.
-        seconds = ceil(round(error.retry_after * 10, 3)) / 10
-        message = f"{failure.message} Please try again in {seconds:g}s."
-        failure = Failure(failure.kind, message, failure.param)
-    return ResponsesEncoder(request, ids, clock).encode([failure])
 
 
 class _TokenSplitter:

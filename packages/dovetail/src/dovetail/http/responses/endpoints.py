@@ -13,7 +13,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver
 from dovetail.http.responses.run import ResponseKey
-from dovetail.http.routes import Route
+from dovetail.http.routes import Handler, Route
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import JSON_CONTENT_TYPE
 from dovetail.pipeline.execution import count_tokens
@@ -59,18 +59,19 @@ class ResponsesEndpoints:
 
     def routes(self) -> list[Route]:
         one = "/v1/responses/{id}"
-        return [
-            Route(
+        table: list[tuple[str, str, Handler, str]] = [
+            (
                 "POST",
                 "/v1/responses/input_tokens",
                 self._count_input_tokens,
                 "Exact size of an input",
             ),
-            Route("GET", one, self._get, "A response that is kept"),
-            Route("DELETE", one, self._delete, "Forget a response"),
-            Route("GET", f"{one}/input_items", self._list_input_items, "What a response was given"),
-            Route("POST", f"{one}/cancel", self._cancel, "Call off a response in the background"),
+            ("GET", one, self._get, "A response that is kept"),
+            ("DELETE", one, self._delete, "Forget a response"),
+            ("GET", f"{one}/input_items", self._list_input_items, "What a response was given"),
+            ("POST", f"{one}/cancel", self._cancel, "Call off a response in the background"),
         ]
+        return [Route(*columns, codec=RESPONSES) for columns in table]
 
     async def _get(self, exchange: ApiExchange, account: RequestTracker) -> None:
         query = exchange.query

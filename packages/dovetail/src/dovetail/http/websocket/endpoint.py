@@ -1,6 +1,6 @@
 """All open sockets: who gets one, and what becomes of them when the server stops."""
 
-from dovetail.http.drain import DrainController, draining_error
+from dovetail.http.drain import DrainController, ServerDraining
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.websocket.session import ExchangeHandler, WebSocketContext, WebSocketSession
@@ -73,8 +73,8 @@ class WebSocketEndpoint:
 
     async def accept(self, exchange: ApiExchange) -> None:
         if self._draining.started:
-            raise draining_error(
-                RESPONSES, "The server is about to stop, and opens no more sockets."
+            raise ServerDraining(
+                "The server is about to stop, and opens no more sockets.", RESPONSES
             )
         if "origin" in exchange.headers:
             # Browsers let any page connect to this machine and read what comes: only we can refuse.

@@ -1,0 +1,55 @@
+"""The state of rate limits, and the response headers that report it."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import msgspec
+
+
+class LimitStatus(msgspec.Struct, frozen=True):
+    """The current state of one limit of an API key.
+
+    name: What is limited: "requests" or "tokens".
+    limit: Allowed per minute.
+    remaining: Left at the moment.
+    reset_seconds: Time until all of the limit is available again.
+    """
+
+    name: str
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+def openai_headers(limits: Iterable[LimitStatus], now: float) -> list[tuple[str, str]]:
+    """OpenAI's headers for these limits. They contain durations, so `now` is not needed."""
+    headers: list[tuple[str, str]] = []
+    for status in limits:
+        headers += [
+            (f"x-ratelimit-limit-{status.name}", str(status.limit)),
+            (f"x-ratelimit-remaining-{status.name}", str(status.remaining)),
+            (f"x-ratelimit-reset-{status.name}", _format_duration(status.reset_seconds)),
+        ]
+    return headers
+
+
+def anthropic_headers(limits: Iterable[LimitStatus], now: float) -> list[tuple[str, str]]:
+    """Anthropic's headers for these limits. They contain the time of the reset."""
+    headers: list[tuple[str, str]] = []
+    for status in limits:
+        reset = datetime.fromtimestamp(now + status.reset_seconds, UTC)
+        prefix = f"anthropic-ratelimit-{status.name}"
+        headers += [
+            (f"{prefix}-limit", str(status.limit)),
+            (f"{prefix}-remaining", str(status.remaining)),
+            (f"{prefix}-reset", f"{reset:%Y-%m-%dT%H:%M:%SZ}"),
+        ]
+    return headers
+
+
+def _format_duration(seconds: float) -> str:
+    """Format a duration as OpenAI does: 120ms, 6.5s, 1m30s."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds, 3), 60)
+    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
