@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -20,3 +21,13 @@ def test_each_wheel_stands_alone(tmp_path: Path) -> None:
         "dovetail_parsers imports; installed for it: dovetail-model dovetail-parsers msgspec\n"
         in done.stdout
     )
+    for source in ROOT.glob("packages/*/src"):
+        templates = {path.relative_to(source).as_posix() for path in source.rglob("templates/*.*")}
+        assert templates <= _packed_files(tmp_path, source)
+
+
+def _packed_files(folder: Path, source: Path) -> set[str]:
+    (package,) = source.glob("dovetail*")
+    (wheel,) = folder.glob(f"{package.name}-*.whl")
+    with ZipFile(wheel) as packed:
+        return set(packed.namelist())

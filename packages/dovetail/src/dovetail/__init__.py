@@ -1,15 +1,15 @@
 """The application: what lies between an agent harness and an inference engine."""
 
 import os
-from typing import TYPE_CHECKING, Any
+import typing
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from dovetail.http.app import App
 
 __all__ = ["app"]
 
 
-def app(**settings: Any) -> "App":
+def app(**settings: typing.Any) -> "App":
     """A server as an ASGI application, with the settings of `dovetail serve` by their names.
 
     The environment and `dovetail.toml` count too; what is given here is stronger.

@@ -75,7 +75,7 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
         (refusal(404, "no"), {}, "does not list its models: name one (--model)"),
         (listed(), {"model": "other"}, "no model 'other', only m"),
         (listed(max_model_len=2048), {}, "has 2,048 tokens, and the tasks need 6,000"),
-        (listed(), {"key": "schlüssel"}, "no key has such characters"),
+        (listed(), {"api_key": "schlüssel"}, "no key has such characters"),
     ],
 )
 def test_unusable_targets_are_reported_at_once(

@@ -165,7 +165,7 @@ def test_a_page_has_every_figure_and_no_markup_of_strangers(
 ) -> None:
     page = render_html(*weak)
     assert all(row.description.replace("'", "&#39;") in page for row in METRIC_ROWS)
-    assert "line 1: &#x27;&lt;i&gt;109" in page
+    assert "line 1: &#39;&lt;i&gt;109" in page
     assert "<i>" not in page
     assert page.count("not solved, 12 requests") == len(weak[1])
 
