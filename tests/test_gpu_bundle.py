@@ -124,14 +124,14 @@ def test_a_wheel_for_another_python_is_refused(
     monkeypatch.setattr(bundle, "_strip", lambda site: None)
     good = _wheel(tmp_path / "good.whl", "a/__init__.py", "a/b.abi3.so", "a/tests/t.py", "a/c.pyx")
     bundle.unpack([good], tmp_path / "site")
-    kept = {file.name for file in (tmp_path / "site").rglob("*") if file.is_file()}
-    assert kept == {"__init__.py", "b.abi3.so"}
+    unpacked = {file.name for file in (tmp_path / "site").rglob("*") if file.is_file()}
+    assert unpacked == {"__init__.py", "b.abi3.so"}
     bad = _wheel(tmp_path / "bad.whl", "a/b.cpython-311-x86_64-linux-gnu.so")
     with pytest.raises(bundle.BundleError, match=r"not for Python 3\.12"):
         bundle.unpack([bad], tmp_path / "site")
 
 
-def test_our_packages_can_be_asked_for_their_versions(tmp_path: Path) -> None:
+def test_our_packages_report_their_versions(tmp_path: Path) -> None:
     bundle.name_ours(tmp_path)
     found = {one.name: one.version for one in distributions(path=[str(tmp_path)])}
     assert found["dovetail"] == version("dovetail")

@@ -75,19 +75,21 @@ async def held(make: type[HttpToolsProtocol], kind: str, size: int) -> tuple[int
             break
         protocol.data_received(piece)
         taken += len(piece)
-    kept = tracemalloc.get_traced_memory()[0]
+    retained = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     await asyncio.sleep(0)
     for task in protocol.tasks:
         task.cancel()
-    return taken, kept
+    return taken, retained
 
 
 async def main(size: int = SENT) -> None:
     for kind in KINDS:
         for name, make in (("uvicorn", HttpToolsProtocol), ("ours", BoundedHttpProtocol)):
-            taken, kept = await held(make, kind, size)
-            print(f"{kind:>9} {name:>8}: took {taken / 1e6:6.2f} MB, holds {kept / 1e6:7.2f} MB")
+            taken, retained = await held(make, kind, size)
+            print(
+                f"{kind:>9} {name:>8}: took {taken / 1e6:6.2f} MB, holds {retained / 1e6:7.2f} MB"
+            )
 
 
 if __name__ == "__main__":

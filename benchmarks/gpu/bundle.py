@@ -22,7 +22,7 @@ from benchmarks.report import ROOT
 
 FOLDER = ROOT / ".cache" / "gpu"
 TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
-MOST = 64 * 10**6  # bytes of the folder and the tracked files of the repository
+MAX_BYTES = 64 * 10**6  # bytes of the folder and the tracked files of the repository
 
 #: What our packages import, and what those packages import, except what is in `EXPECTED`.
 PACKAGES = (
@@ -124,11 +124,11 @@ def unpack(wheels: Iterable[Path], site: Path) -> None:
     """Unpacks wheels. Raises where a native module would not load."""
     for wheel in wheels:
         with ZipFile(wheel) as packed:
-            kept = [name for name in packed.namelist() if is_used(name)]
-            unfit = [name for name in kept if ".so" in name and not _loads(name)]
+            used = [name for name in packed.namelist() if is_used(name)]
+            unfit = [name for name in used if ".so" in name and not _loads(name)]
             if unfit:
                 raise BundleError(f"{wheel.name} is not for Python {PYTHON}: {unfit[0]}")
-            packed.extractall(site, kept)
+            packed.extractall(site, used)
     _strip(site)
 
 
@@ -146,8 +146,8 @@ def name_ours(site: Path) -> None:
         name, number = project["name"], project["version"]
         folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
         folder.mkdir(parents=True)
-        told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
-        (folder / "METADATA").write_text(told, "utf-8")
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+        (folder / "METADATA").write_text(metadata, "utf-8")
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -171,8 +171,8 @@ def bundle(folder: Path) -> dict[str, int]:
     name_ours(folder / "site")
     lay_out_model(folder / "model")
     found = sizes(folder)
-    if sum(found.values()) > MOST:
-        raise BundleError(f"{sum(found.values())} bytes are more than {MOST}: {found}")
+    if sum(found.values()) > MAX_BYTES:
+        raise BundleError(f"{sum(found.values())} bytes are more than {MAX_BYTES}: {found}")
     return found
 
 
@@ -209,7 +209,7 @@ def main() -> None:
         raise SystemExit(f"no bundle: {fault}") from fault
     for name, size in found.items():
         print(f"{name:>12} {size / 1e6:6.1f} MB")
-    print(f"{folder}: {sum(found.values()) / 1e6:.1f} of at most {MOST / 1e6:.0f} MB")
+    print(f"{folder}: {sum(found.values()) / 1e6:.1f} of at most {MAX_BYTES / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

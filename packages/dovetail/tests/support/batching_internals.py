@@ -76,8 +76,8 @@ def describe(found: Any, name: str) -> str | None:
 if __name__ == "__main__":
     objects = find_objects()
     wanted: dict[str, list[str]] = json.load(sys.stdin)
-    told = {
+    described = {
         place: {name: describe(objects[place], name) for name in names}
         for place, names in wanted.items()
     }
-    print(json.dumps({"version": import_module("transformers").__version__, "found": told}))
+    print(json.dumps({"version": import_module("transformers").__version__, "found": described}))

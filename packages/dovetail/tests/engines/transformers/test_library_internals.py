@@ -129,9 +129,9 @@ def test_the_parts_that_are_replaced_are_there() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    problems = list(_problems(told["found"]))
-    assert not problems, f"transformers {told['version']}: " + "; ".join(problems)
+    report = json.loads(done.stdout.splitlines()[-1])
+    problems = list(_problems(report["found"]))
+    assert not problems, f"transformers {report['version']}: " + "; ".join(problems)
 
 
 def _problems(found: dict[str, dict[str, str | None]]) -> Iterator[str]:
