@@ -1,7 +1,7 @@
-"""Throws mutated model output at every family: nothing may raise, lose text or depend on chunks.
+"""Fuzz every family with mutated model output: nothing may raise, lose text or depend on chunks.
 
-Each stream is a family's own sample, mutated, or a soup of its markers; it is parsed whole and in
-random pieces. Seeds are printed, and a failure prints what reproduces it.
+Each stream is a family's own sample, mutated, or its markers in random order; it is parsed whole
+and in random pieces. Seeds are printed, and a failure prints what reproduces it.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def stream(family: Family, pieces: list[tuple[str, bool | None]], inside: bool |
     return fold(events + parser.finish())
 
 
-def cut(dice: random.Random, text: str) -> list[tuple[str, bool | None]]:
+def split_randomly(dice: random.Random, text: str) -> list[tuple[str, bool | None]]:
     pieces: list[tuple[str, bool | None]] = []
     at = 0
     while at < len(text):
@@ -83,7 +83,7 @@ def check(family: Family, text: str, dice: random.Random) -> None:
     inside = dice.choice((None, True, False))
     whole = stream(family, [(text, None)], inside)
     assert whole.raw == text, "raw text was lost"
-    pieces = cut(dice, text)
+    pieces = split_randomly(dice, text)
     assert stream(family, pieces, inside).blocks == whole.blocks, "the chunks matter"
     for block in whole.blocks:
         if block.type != "tool_call":
@@ -96,11 +96,11 @@ def check(family: Family, text: str, dice: random.Random) -> None:
 
 def run(seed: int, count: int) -> int:
     dice = random.Random(seed)
-    everyone = families()
-    parts = {family.name: [*PIECES, *(markers_of(family) * 2)] for family in everyone}
-    corpus = {family.name: corpus_of(family) for family in everyone}
+    all_families = families()
+    parts = {family.name: [*PIECES, *(markers_of(family) * 2)] for family in all_families}
+    corpus = {family.name: corpus_of(family) for family in all_families}
     for number in range(count):
-        family = everyone[number % len(everyone)]
+        family = all_families[number % len(all_families)]
         mine = parts[family.name]
         if dice.random() < 0.4:
             text = "".join(dice.choices(mine, k=dice.randint(1, 25)))

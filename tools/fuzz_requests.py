@@ -1,7 +1,7 @@
-"""Throws mutated requests at every codec: an answer or a clear error, never anything else.
+"""Fuzz every codec with mutated requests: a response or a clear error, never anything else.
 
 Each request is one of the golden ones with values replaced, dropped, nested or repeated. What
-decodes must also be answerable: its stream is encoded from a short script of events.
+decodes must also encode: its stream is encoded from a short list of events.
 """
 
 import argparse
@@ -97,9 +97,9 @@ def check(codec: Codec, body: bytes) -> None:
     try:
         request = codec.decode(body, {})
     except DovetailError as error:
-        answer = codec.encode_error(error)
-        assert 400 <= answer.status < 500, "a fault of the request is the client's"
-        msgspec.json.decode(answer.body)
+        response = codec.encode_error(error)
+        assert 400 <= response.status < 500, "a fault of the request is the client's"
+        msgspec.json.decode(response.body)
         return
     encoder = codec.stream(request, lambda prefix: prefix + "1", lambda: 0.0)
     assert encoder.encode(SCRIPT)

@@ -1,9 +1,9 @@
-"""Tries to break exact turns: random model output, and histories that belong to other branches.
+"""Fuzz exact turns: random model output, and histories that belong to other branches.
 
-Turns: token ids that nobody wrote through the whole way of a request, for every model at hand and
-every harness; each prompt is held against what it claims. Histories: edited, forked, retried,
-truncated and merged out of small ledgers full of doubles; each turn is held against what may stand
-there. What fails is printed with what is needed to see it again.
+Turns: random token ids through the whole path of a request, for every available model and
+every harness; each prompt is compared with what it claims. Histories: edited, forked, retried,
+truncated and merged out of small ledgers full of duplicates; each turn is compared with what is
+allowed there. A failure is printed with what reproduces it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ TURNS_EACH = 8  # of a session
 HISTORIES_EACH = 250  # out of one ledger
 
 
-def wild_sessions(pair_name: str, seed: int, sessions: int) -> Tally:
+def random_sessions(pair_name: str, seed: int, sessions: int) -> Tally:
     """Sessions of one pair, its agents in turn."""
     pair = next(pair for pair in PAIRS if pair.name == pair_name)
     tally = Tally()
@@ -52,12 +52,12 @@ def _fuzz_turns(pool: ProcessPoolExecutor, turns: int, seed: int) -> Iterator[st
         return
     sessions = -(-turns // (TURNS_EACH * len(pairs)))
     share = [seed] * len(pairs), [sessions] * len(pairs)
-    done = played = missed = 0
-    for name, tally in zip(pairs, pool.map(wild_sessions, pairs, *share), strict=True):
+    done = turns_run = missed = 0
+    for name, tally in zip(pairs, pool.map(random_sessions, pairs, *share), strict=True):
         hows = ", ".join(f"{count} {how}" for how, count in sorted(tally.hows.items()))
         yield f"  {name:18}{tally.turns:6} turns: {tally.exact} exact; {hows}"
-        done, played, missed = done + tally.exact, played + tally.turns, missed + tally.missed
-    yield f"{played} turns that nobody wrote: {done} claimed exact, 0 of them are not"
+        done, turns_run, missed = done + tally.exact, turns_run + tally.turns, missed + tally.missed
+    yield f"{turns_run} turns that nobody wrote: {done} claimed exact, 0 of them are not"
     if missed:
         raise RuntimeError(f"{missed} turns that client and template kept were not exact")
 

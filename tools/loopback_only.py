@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def leave_network() -> None:
-    """Puts this process into an empty network and brings its loopback up.
+    """Move this process into an empty network and bring its loopback up.
 
     Who is not root becomes so in a user space of its own for as long as that takes, and is itself
     again afterwards: the mapping is of the same number.
@@ -48,8 +48,8 @@ def leave_network() -> None:
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = struct.pack("16sh", b"lo", 0)
-        flags = struct.unpack("16sh", fcntl.ioctl(any_socket, GET_FLAGS, asked))[1]
+        request = struct.pack("16sh", b"lo", 0)
+        flags = struct.unpack("16sh", fcntl.ioctl(any_socket, GET_FLAGS, request))[1]
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh", b"lo", flags | UP))
 
 

@@ -1,4 +1,4 @@
-"""Servers that are run beside each other, to be judged or measured: each in processes of its own.
+"""Run servers to be verified or benchmarked, each in its own processes.
 
 Both `tools/verify_servers.py` and `benchmarks/frontend` take them from here.
 """
@@ -36,7 +36,7 @@ __all__ = [
 
 VLLM = ROOT / ".cache" / "vllm" / "venv" / "bin" / "python"
 DYNAMO = ROOT / ".cache" / "dynamo" / "bin" / "python"
-STARTING = 120.0
+START_TIMEOUT_SECONDS = 120.0
 #: Qwen3's template shows calls in Hermes' notation: every server reads it as its users set it.
 PARSERS = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 
@@ -81,7 +81,7 @@ def vllm(model: Path, scratch: Path) -> Iterator[Vllm]:
 
 @contextmanager
 def process(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[Process]:
-    """A process until the block ends. What it says goes to the end of the log."""
+    """Run a process until the block ends, its output appended to the log."""
     with log.open("ab") as output:
         running = subprocess.Popen(command, env=env, stdout=output, stderr=output)
     try:
@@ -92,8 +92,8 @@ def process(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterat
 
 
 def await_model(port: int) -> None:
-    """Waits until a server lists its model."""
-    until = time.monotonic() + STARTING
+    """Wait until a server lists its model."""
+    until = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < until:
         connection = HTTPConnection("127.0.0.1", port, timeout=5)
         try:

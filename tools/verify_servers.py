@@ -18,12 +18,12 @@ from tools.verify.subjects import SUBJECTS, Subject  # noqa: E402
 from tools.verify.tables import with_tables  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "verify.md"
-KEPT = ROOT / ".cache" / "verify"
-RUNNING = 3600.0
+REPORTS = ROOT / ".cache" / "verify"
+RUN_TIMEOUT_SECONDS = 3600.0
 
 
 def main(arguments: list[str]) -> int:
-    KEPT.mkdir(parents=True, exist_ok=True)
+    REPORTS.mkdir(parents=True, exist_ok=True)
     known = {subject.name: subject for subject in SUBJECTS}
     names = [name for name in arguments if name != "--tables"] if arguments else list(known)
     if set(names) - set(known):
@@ -32,30 +32,32 @@ def main(arguments: list[str]) -> int:
     for name in names:
         judge(known[name])
     found = [subject for subject in SUBJECTS if _file(subject).exists()]
-    kept = [(subject, json.loads(_file(subject).read_bytes())) for subject in found]
+    reports = [(subject, json.loads(_file(subject).read_bytes())) for subject in found]
     document = DOCUMENT.read_text("utf-8") if DOCUMENT.exists() else ""
-    DOCUMENT.write_text(with_tables(document, kept), "utf-8")
+    DOCUMENT.write_text(with_tables(document, reports), "utf-8")
     return 0
 
 
 def judge(subject: Subject) -> None:
-    """Runs the server and the suite, and keeps the report."""
+    """Run the server and the suite, and save the report."""
     print(f"== {subject.title}: {subject.how}", flush=True)
     with TemporaryDirectory(prefix="dovetail-verify-") as scratch:
         report = Path(scratch) / "report.json"
         with contextmanager(subject.start)(Path(scratch)) as arguments:
             command = [sys.executable, "-m", "dovetail", "verify", *arguments]
-            ended = subprocess.run([*command, "--json", str(report)], timeout=RUNNING).returncode
+            ended = subprocess.run(
+                [*command, "--json", str(report)], timeout=RUN_TIMEOUT_SECONDS
+            ).returncode
         if not report.exists():
             raise RuntimeError(f"{subject.name} could not be judged: status {ended}")
         found = json.loads(report.read_bytes())
     today = datetime.now(UTC).date().isoformat()
-    kept = {"version": subject.release(), "date": today, "report": found}
-    _file(subject).write_text(json.dumps(kept, indent=1), "utf-8")
+    saved = {"version": subject.release(), "date": today, "report": found}
+    _file(subject).write_text(json.dumps(saved, indent=1), "utf-8")
 
 
 def _file(subject: Subject) -> Path:
-    return KEPT / f"{subject.name}.json"
+    return REPORTS / f"{subject.name}.json"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Build every package's wheel into a folder, then prove that each one stands alone.
 
-Each wheel is installed by name into a clean venv, from a shelf that holds only our wheels and what
+Each wheel is installed by name into a clean venv, from a wheelhouse of only our wheels and what
 they declare, so nothing undeclared can help it; then every module of it is imported.
 """
 
@@ -36,12 +36,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the wheels go")
     wheels = build(parser.parse_args().folder.resolve())
     with tempfile.TemporaryDirectory() as scratch:
-        shelf = Path(scratch) / "shelf"
+        wheelhouse = Path(scratch) / "wheelhouse"
         constraints = str(ROOT / "constraints.txt")
-        pip("download", "--dest", str(shelf), "--constraint", constraints, *map(str, wheels))
+        pip("download", "--dest", str(wheelhouse), "--constraint", constraints, *map(str, wheels))
         for wheel in wheels:
             name = wheel.name.split("-")[0]
-            stand_alone(name, shelf, Path(scratch) / name)
+            stand_alone(name, wheelhouse, Path(scratch) / name)
 
 
 def build(folder: Path) -> list[Path]:
@@ -55,10 +55,10 @@ def build(folder: Path) -> list[Path]:
     return sorted(folder.glob("dovetail*.whl"))
 
 
-def stand_alone(name: str, shelf: Path, home: Path) -> None:
+def stand_alone(name: str, wheelhouse: Path, home: Path) -> None:
     venv.create(home, with_pip=False, symlinks=True)
     python = str(home / "bin" / "python")
-    pip("--python", python, "install", "--no-index", "--find-links", str(shelf), name)
+    pip("--python", python, "install", "--no-index", "--find-links", str(wheelhouse), name)
     subprocess.run([python, "-I", "-c", IMPORT_ALL, name], check=True)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from claude_code import Told, claude
-from exactness import Tell, was_exact
-from sandbox import Sandbox
-from stage import QWEN3_CODER, Stage, call, say, stage, think, turns
+from claude_code import ClaudeRun, claude
+from client_sandbox import Sandbox
+from prefix_exactness import ReportRun, assert_exact
+from server_setup import QWEN3_CODER, ServerSetup, call, server_setup, text, think, turns
 
 from dovetail_model import OutputBlock
 
@@ -30,16 +30,16 @@ def script(counts: int) -> dict[str, Any]:
     count = call("Bash", command="seq 1000 2400", description="Count")
     note = call("Bash", command="echo gezählt > note.txt", description="Note it")
     look = call("Bash", command="cat note.txt", description="Look at the note")
-    counted: list[Sequence[OutputBlock]] = [
+    number_calls: list[Sequence[OutputBlock]] = [
         [think(f"I count, {number}."), count] for number in range(counts)
     ]
     main: list[Sequence[OutputBlock]] = [
-        *counted,
+        *number_calls,
         [think("I note it."), note],
         [think("What did I note?"), look],
-        [think("That was it."), say("It says: gezählt.")],
+        [think("That was it."), text("It says: gezählt.")],
     ]
-    summing = turns(FAMILY, [think("What happened?"), say(SUMMARY)])
+    summing = turns(FAMILY, [think("What happened?"), text(SUMMARY)])
     return {
         "rules": [{"when": {"text": SUMS_UP, "tail": 8_000}, **summing[0]}],
         "turns": turns(FAMILY, *main),
@@ -48,34 +48,36 @@ def script(counts: int) -> dict[str, Any]:
 
 
 def test_claude_code_compacts_before_an_overflow(
-    place: Sandbox, tmp_path: Path, tell: Tell
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    where = stage(tmp_path / "stage", FAMILY, WINDOW)
-    with where.server(script(counts=3)) as server:
-        told = claude(place, server.url, "Count.")
+    setup = server_setup(tmp_path / "server", FAMILY, WINDOW)
+    with setup.server(script(counts=3)) as server:
+        run = claude(sandbox, server.url, "Count.")
         assert "status=400" not in server.log.read_text()
-    _went_on(place, where, told)
+    _went_on(sandbox, setup, run)
     # What begins anew is the conversation behind the summary. The request for it leaves out the
     # last turn, which the client keeps: it goes on from the one before.
-    tell(was_exact(where.heard, new=2))
+    report_run(assert_exact(setup.generations, new=2))
 
 
-def test_claude_code_compacts_after_an_overflow(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    where = stage(tmp_path / "stage", FAMILY, WINDOW)
+def test_claude_code_compacts_after_an_overflow(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
+    setup = server_setup(tmp_path / "server", FAMILY, WINDOW)
     settings = json.dumps({"env": BELIEF})
-    with where.server(script(counts=6)) as server:
-        told = claude(place, server.url, "Count.", "--settings", settings)
+    with setup.server(script(counts=6)) as server:
+        run = claude(sandbox, server.url, "Count.", "--settings", settings)
         assert server.log.read_text().count("status=400") == 1
-    _went_on(place, where, told)
-    tell(was_exact(where.heard, new=2))
+    _went_on(sandbox, setup, run)
+    report_run(assert_exact(setup.generations, new=2))
 
 
-def _went_on(place: Sandbox, where: Stage, told: Told) -> None:
+def _went_on(sandbox: Sandbox, setup: ServerSetup, run: ClaudeRun) -> None:
     """It compacted once, and worked on."""
-    assert told.result == "It says: gezählt."
-    assert told.failed == []
-    assert (place.work / "note.txt").read_text() == "gezählt\n"
-    kinds = [event.get("subtype") for event in told.events]
+    assert run.result == "It says: gezählt."
+    assert run.failed == []
+    assert (sandbox.work / "note.txt").read_text() == "gezählt\n"
+    kinds = [event.get("subtype") for event in run.events]
     assert kinds.count("compact_boundary") == 1
-    assert sum(SUMS_UP in one.text for one in where.heard) == 1
-    assert max(len(one.prompt) for one in where.heard) < WINDOW
+    assert sum(SUMS_UP in one.text for one in setup.generations) == 1
+    assert max(len(one.prompt) for one in setup.generations) < WINDOW

@@ -8,66 +8,72 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from claude_code import claude, hide
-from exactness import Tell, was_exact
-from sandbox import Sandbox
-from stage import QWEN3_CODER, Stage, call, say, stage, think, turns
+from claude_code import claude, ignore_in_git
+from client_sandbox import Sandbox
+from prefix_exactness import ReportRun, assert_exact
+from server_setup import QWEN3_CODER, ServerSetup, call, server_setup, text, think, turns
 
 from dovetail_model import OutputBlock
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
 FAMILY = QWEN3_CODER
-SUMMARY: Sequence[OutputBlock] = [think("Both are there."), say("Two files: ä and ö.")]
+SUMMARY: Sequence[OutputBlock] = [think("Both are there."), text("Two files: ä and ö.")]
 JOINED: Sequence[Sequence[OutputBlock]] = (
     [think("Now I join them."), call("Bash", command="cat out/a out/b", description="Join")],
-    [think("That is all."), say("eins zwei")],
+    [think("That is all."), text("eins zwei")],
 )
 
 
-def test_claude_code_resumes_with_the_store(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    where = _resumed(place, tmp_path)
-    tell(was_exact(where.heard, new=1, cold=[2]))
+def test_claude_code_resumes_with_the_store(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
+    setup = _resumed(sandbox, tmp_path)
+    report_run(assert_exact(setup.generations, new=1, cold=[2]))
 
 
-def test_claude_code_resumes_with_the_key(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    where = _resumed(place, tmp_path, "turns.sqlite*")
-    resumed = where.heard[2].text
-    for said in (_wrote(place.work), SUMMARY):
-        assert f"assistant\n{FAMILY.spell(*said)}<|im_end|>" in resumed
+def test_claude_code_resumes_with_the_key(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
+    setup = _resumed(sandbox, tmp_path, "turns.sqlite*")
+    resumed = setup.generations[2].text
+    for output in (_wrote(sandbox.work), SUMMARY):
+        assert f"assistant\n{FAMILY.spell(*output)}<|im_end|>" in resumed
     # The seals hold so much that nothing is lost: each carries the end of the turn before it, too.
-    tell(was_exact(where.heard, new=1, cold=[2]))
+    report_run(assert_exact(setup.generations, new=1, cold=[2]))
 
 
-def test_claude_code_resumes_with_nothing(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
+def test_claude_code_resumes_with_nothing(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
     """What the client's copy alone gives: every word, and not as the model wrote it."""
-    where = _resumed(place, tmp_path, "turns.sqlite*", "seal.key")
-    resumed = where.heard[2].text
+    setup = _resumed(sandbox, tmp_path, "turns.sqlite*", "seal.key")
+    resumed = setup.generations[2].text
     for word in ("I look at", "später", "Both at once", "eins > out/a", "zwei > out/b", "Both are"):
         assert resumed.count(word) == 1, word
-    assert f"cd {place.work} && echo" not in resumed
-    tell(was_exact(where.heard, new=1, again=1, cold=[2]))
+    assert f"cd {sandbox.work} && echo" not in resumed
+    report_run(assert_exact(setup.generations, new=1, again=1, cold=[2]))
 
 
-def _resumed(place: Sandbox, folder: Path, *forgotten: str) -> Stage:
+def _resumed(sandbox: Sandbox, folder: Path, *forgotten: str) -> ServerSetup:
     """A session with a restart of the server in it, which forgets these files of its data."""
-    where = stage(folder / "stage", FAMILY)
-    (place.work / "out").mkdir()
-    hide(place, "out")
-    first = turns(FAMILY, _wrote(place.work), SUMMARY)
-    with where.server({"turns": first, "end": "fail"}) as server:
-        told = claude(place, server.url, "Write two files.")
-        assert told.result == "Two files: ä and ö."
-    kept = {path.name for path in where.data.iterdir()}
-    assert {"turns.sqlite", "seal.key"} <= kept
+    setup = server_setup(folder / "server", FAMILY)
+    (sandbox.work / "out").mkdir()
+    ignore_in_git(sandbox, "out")
+    first = turns(FAMILY, _wrote(sandbox.work), SUMMARY)
+    with setup.server({"turns": first, "end": "fail"}) as server:
+        run = claude(sandbox, server.url, "Write two files.")
+        assert run.result == "Two files: ä and ö."
+    files = {path.name for path in setup.data.iterdir()}
+    assert {"turns.sqlite", "seal.key"} <= files
     for pattern in forgotten:
-        for path in where.data.glob(pattern):
+        for path in setup.data.glob(pattern):
             path.unlink()
-    with where.server({"turns": turns(FAMILY, *JOINED), "end": "fail"}) as server:
-        told = claude(place, server.url, "Join them.", "--resume", told.session)
-        assert told.result == "eins zwei"
-    assert (place.work / "out" / "b").read_text() == "zwei\n"
-    return where
+    with setup.server({"turns": turns(FAMILY, *JOINED), "end": "fail"}) as server:
+        run = claude(sandbox, server.url, "Join them.", "--resume", run.session)
+        assert run.result == "eins zwei"
+    assert (sandbox.work / "out" / "b").read_text() == "zwei\n"
+    return setup
 
 
 def _wrote(work: Path) -> Sequence[OutputBlock]:
@@ -77,6 +83,6 @@ def _wrote(work: Path) -> Sequence[OutputBlock]:
         # Claude Code takes `cd <here> &&` away when it sends the call back.
         call("Bash", command=f"cd {work} && echo eins > out/a", description="Write"),
         think("And write another — später."),
-        say("Both at once."),
+        text("Both at once."),
         call("Bash", description="Write more", command="echo zwei > out/b"),
     )

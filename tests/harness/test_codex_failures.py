@@ -1,20 +1,18 @@
 """The engine fails in the middle of the real Codex's work: the task ends right all the same."""
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_sandbox import Sandbox
 from codex_project import adds
-from codex_runs import codex, template_at_hand
-from exactness import Row, was_exact
-from sandbox import Sandbox
-from stage import QWEN3_CODER, call, say, stage, think, turns
+from codex_runs import codex, has_template
+from prefix_exactness import ReportRun, assert_exact
+from server_setup import QWEN3_CODER, call, server_setup, text, think, turns
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
-Tell = Callable[[Sequence[Row]], None]
 TEXT = "".join(f"Zeile {at}: grüße 👋\n" for at in range(20))
 DONE = "Written, trotz allem."
 
@@ -23,7 +21,7 @@ TURNS = turns(
     [think("I look."), call("exec_command", cmd="echo begun >> log.txt; ls -A")],
     [think("I write all of it."), call("apply_patch", input=adds("grüße.txt", TEXT))],
     [think("Once."), call("exec_command", cmd="echo once >> log.txt")],
-    [think("Done."), say(DONE)],
+    [think("Done."), text(DONE)],
 )
 BEHIND_A_CALL = turns(
     QWEN3_CODER,
@@ -56,19 +54,23 @@ FAILURES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
 
 @pytest.mark.parametrize(("script", "sources"), FAILURES.values(), ids=FAILURES)
 def test_codex_goes_on_after_a_failure(
-    place: Sandbox, tmp_path: Path, tell: Tell, script: list[dict[str, Any]], sources: list[int]
+    sandbox: Sandbox,
+    tmp_path: Path,
+    report_run: ReportRun,
+    script: list[dict[str, Any]],
+    sources: list[int],
 ) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER)
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
     goes_on = ("--engine-option", "continues=true")  # from a beginning of the answer, as models do
-    with scene.server({"turns": [TURNS[0], *script]}, *goes_on) as server:
-        told = codex(place, server.url, "Write the greetings.")
+    with setup.server({"turns": [TURNS[0], *script]}, *goes_on) as server:
+        run = codex(sandbox, server.url, "Write the greetings.")
         assert re.findall(r" error=(\w+)", server.log.read_text()) != []
-    assert told.result == DONE
-    changed = [item for item in told.items if item["type"] == "file_change"]
+    assert run.result == DONE
+    changed = [item for item in run.items if item["type"] == "file_change"]
     assert [item["status"] for item in changed] == ["completed"]  # and not twice
-    assert (place.work / "grüße.txt").read_bytes() == TEXT.encode()
-    assert (place.work / "log.txt").read_text() == "begun\nonce\n"
-    found = was_exact(scene.heard, new=1)
-    if template_at_hand(QWEN3_CODER):  # the tokenizer's own has another notation for calls
+    assert (sandbox.work / "grüße.txt").read_bytes() == TEXT.encode()
+    assert (sandbox.work / "log.txt").read_text() == "begun\nonce\n"
+    found = assert_exact(setup.generations, new=1)
+    if has_template(QWEN3_CODER):  # the tokenizer's own has another notation for calls
         assert [row.source for row in found[1:]] == sources
-    tell(found)
+    report_run(found)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_sandbox import PROGRAMS
 from recording_frontend import RecordingFrontend, front_of
-from sandbox import PROGRAMS
 from server_process import Running, dovetail, qwen_folder, served
 
 pytestmark = pytest.mark.harness
@@ -55,12 +55,12 @@ END = "<think>\nSeen.\n</think>\n\nThat was long."
 
 
 @dataclass(frozen=True)
-class Seen:
+class CodexSession:
     """What Codex asked in a session of two calls: the first request and the last one."""
 
     first: Any
     last: Any
-    said: str
+    output_text: str
 
     @property
     def output(self) -> int:
@@ -112,7 +112,7 @@ def session(
     catalog: Path | None = None,
     model: str = MODEL,
     auth: bool = False,
-) -> Seen:
+) -> CodexSession:
     """A whole session. With `auth` a command makes the key: then Codex asks for the list itself."""
     for name in ("home", "work"):
         (folder / name).mkdir(exist_ok=True)
@@ -137,7 +137,7 @@ def session(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     bodies = front.bodies("/v1/responses")
-    return Seen(bodies[0], bodies[-1], done.stdout + done.stderr)
+    return CodexSession(bodies[0], bodies[-1], done.stdout + done.stderr)
 
 
 def written(server: Running, folder: Path, *flags: str) -> Path:
@@ -152,26 +152,26 @@ def written(server: Running, folder: Path, *flags: str) -> Path:
 
 def test_without_a_catalog_codex_knows_nothing(front: RecordingFrontend, tmp_path: Path) -> None:
     seen = session(front, tmp_path)
-    assert "Model metadata for `openai/openai/gpt-5.5` not found" in seen.said
+    assert "Model metadata for `openai/openai/gpt-5.5` not found" in seen.output_text
     assert 10_000 <= seen.output <= 10_500
     assert ("custom", "apply_patch") not in seen.tools
     assert "effort" not in seen.first["reasoning"]
     assert "text" not in seen.first
 
 
-def test_our_entry_tells_codex_what_the_model_can_do(
+def test_catalog_entry_sets_what_codex_knows_of_the_model(
     server: Running, front: RecordingFrontend, tmp_path: Path
 ) -> None:
     path = written(server, tmp_path)
     seen = session(front, tmp_path, catalog=path)
     (own, _) = json.loads(path.read_text())["models"]
-    assert "not found" not in seen.said
+    assert "not found" not in seen.output_text
     assert 40_000 <= seen.output <= 40_500  # 10,000 tokens, at the four bytes that Codex reckons
     assert seen.instructions == own["base_instructions"]
     assert ("custom", "apply_patch") in seen.tools
     assert seen.first["reasoning"] == {"effort": "medium", "summary": "auto"}
     assert "text" not in seen.first  # no verbosity: nothing reads it
-    assert "I look at it all." in seen.said  # thoughts are shown
+    assert "I look at it all." in seen.output_text  # thoughts are shown
     assert (tmp_path / "work" / "greeting.txt").read_text() == "grüße\n"
 
 
@@ -205,27 +205,27 @@ def test_an_image_is_left_out_for_a_model_that_sees_none(
 def test_codex_fetches_the_catalog_by_itself(front: RecordingFrontend, tmp_path: Path) -> None:
     """It does so where a command makes its key. With the right tag it asks only at its start."""
     seen = session(front, tmp_path, auth=True, model=ALIAS)
-    assert "not found" not in seen.said
+    assert "not found" not in seen.output_text
     assert seen.first["reasoning"]["effort"] == "medium"
     assert ("custom", "apply_patch") in seen.tools
-    kept = json.loads((tmp_path / "home" / "models_cache.json").read_text())
+    cache = json.loads((tmp_path / "home" / "models_cache.json").read_text())
     lists = [one for one in front.requests if one.path.startswith("/v1/models?client_version=")]
-    assert [one["slug"] for one in kept["models"]] == [MODEL, ALIAS]
-    assert {one.headers["etag"] for one in lists} == {kept["etag"]}
-    answers = [one for one in front.requests if one.path == "/v1/responses"]
-    assert {one.headers["x-models-etag"] for one in answers} == {kept["etag"]}
-    first = front.requests.index(answers[0])
+    assert [one["slug"] for one in cache["models"]] == [MODEL, ALIAS]
+    assert {one.headers["etag"] for one in lists} == {cache["etag"]}
+    responses = [one for one in front.requests if one.path == "/v1/responses"]
+    assert {one.headers["x-models-etag"] for one in responses} == {cache["etag"]}
+    first = front.requests.index(responses[0])
     assert not [one for one in front.requests[first:] if one.method == "GET"]
 
 
 def test_another_tag_makes_codex_fetch_it_anew(front: RecordingFrontend, tmp_path: Path) -> None:
     front.more["x-models-etag"] = 'W/"another"'
     session(front, tmp_path, auth=True)
-    answers = [at for at, one in enumerate(front.requests) if one.path == "/v1/responses"]
-    assert [one for one in front.requests[answers[0] :] if one.path.startswith("/v1/models?")]
+    responses = [at for at, one in enumerate(front.requests) if one.path == "/v1/responses"]
+    assert [one for one in front.requests[responses[0] :] if one.path.startswith("/v1/models?")]
 
 
-def test_an_unknown_profile_is_told_with_those_that_there_are(
+def test_unknown_profile_is_reported_with_the_known_ones(
     codex: str, server: Running, tmp_path: Path
 ) -> None:
     path = {"PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
@@ -248,9 +248,9 @@ def test_a_server_shows_its_models_under_a_profile(
     with served(
         model, *flags, "--served-model-name", MODEL, home=tmp_path, environment=path
     ) as other:
-        told = other.request("GET", "/v1/models?client_version=0.166.0").json["models"]
+        models = other.request("GET", "/v1/models?client_version=0.166.0").json["models"]
     assert (
-        told
+        models
         == json.loads(written(server, tmp_path, "--codex-profile", PROFILE).read_text())["models"][
             :1
         ]

@@ -1,71 +1,71 @@
 """A session of the real Codex goes on after the server was started anew."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from codex_greeting import DONE, FILE, TASK, TEXT, THOUGHTS, greeting
-from codex_runs import codex, codex_again, template_at_hand
-from exactness import Row, was_exact
-from sandbox import Sandbox
-from stage import QWEN3_CODER, Stage, call, say, stage, think, turns
+from client_sandbox import Sandbox
+from codex_greeting_task import DONE, FILE, REASONING, TASK, TEXT, greeting_turns
+from codex_runs import codex, codex_resume, has_template
+from prefix_exactness import ReportRun, assert_exact
+from server_setup import QWEN3_CODER, ServerSetup, call, server_setup, text, think, turns
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
-Tell = Callable[[Sequence[Row]], None]
 MORE = "Does it still greet?"
 STILL = "It still does: grüße."
 
 
 @pytest.fixture
-def scene(place: Sandbox, tmp_path: Path) -> Stage:
+def setup(sandbox: Sandbox, tmp_path: Path) -> ServerSetup:
     """A session that has ended, and so has its server."""
     # The template keeps thoughts where a new question comes: they can be looked for then.
-    if not template_at_hand(QWEN3_CODER):
+    if not has_template(QWEN3_CODER):
         pytest.skip(f"no template {QWEN3_CODER.template} at hand: set DOVETAIL_TEMPLATES")
-    scene = stage(tmp_path / "stage", QWEN3_CODER)
-    first, *others = greeting(QWEN3_CODER)
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
+    first, *others = greeting_turns(QWEN3_CODER)
     between = "</tool_call><think>"
     assert between in first["text"]
     # No client keeps such blank lines. Where they are found again, they came from the server.
     odd = {**first, "text": first["text"].replace(between, "</tool_call>\n\n\n\n<think>")}
-    with scene.server({"turns": [odd, *others]}) as server:
-        assert codex(place, server.url, TASK).result == DONE
-    return scene
+    with setup.server({"turns": [odd, *others]}) as server:
+        assert codex(sandbox, server.url, TASK).result == DONE
+    return setup
 
 
-def test_codex_resumes_exactly_with_the_store_kept(
-    place: Sandbox, scene: Stage, tell: Tell
+def test_codex_resumes_exactly_with_the_store(
+    sandbox: Sandbox, setup: ServerSetup, report_run: ReportRun
 ) -> None:
-    _go_on(place, scene)
-    tell(was_exact(scene.heard, new=1, cold=[5]))
+    _go_on(sandbox, setup)
+    report_run(assert_exact(setup.generations, new=1, cold=[5]))
 
 
-def test_codex_resumes_in_order_with_only_the_seal_key_kept(
-    place: Sandbox, scene: Stage, tell: Tell
+def test_codex_resumes_in_order_with_only_the_seal_key(
+    sandbox: Sandbox, setup: ServerSetup, report_run: ReportRun
 ) -> None:
-    for path in scene.data.glob("*.sqlite*"):
+    for path in setup.data.glob("*.sqlite*"):
         path.unlink()
-    assert [path.name for path in scene.data.iterdir()] == ["seal.key"]
-    _go_on(place, scene)
-    resumed = scene.heard[5]
-    places = [resumed.text.index(one.output_text) for one in scene.heard[:5]]
+    assert [path.name for path in setup.data.iterdir()] == ["seal.key"]
+    _go_on(sandbox, setup)
+    resumed = setup.generations[5]
+    places = [resumed.text.index(one.output_text) for one in setup.generations[:5]]
     assert places == sorted(places)
-    thoughts = [resumed.text.index(thought) for thought in THOUGHTS]
-    assert thoughts == sorted(thoughts)
-    tell(was_exact(scene.heard, new=1, cold=[5]))  # all of it was sealed, and found to the token
+    positions = [resumed.text.index(text) for text in REASONING]
+    assert positions == sorted(positions)
+    report_run(
+        assert_exact(setup.generations, new=1, cold=[5])
+    )  # all of it was sealed, and found to the token
 
 
-def _go_on(place: Sandbox, scene: Stage) -> None:
+def _go_on(sandbox: Sandbox, setup: ServerSetup) -> None:
     """A new server, a new question in the old session."""
     script = turns(
         QWEN3_CODER,
         [think("I look."), call("exec_command", cmd=f"cat {FILE}")],
-        [think("Yes."), say(STILL)],
+        [think("Yes."), text(STILL)],
     )
-    with scene.server({"turns": script}) as server:
-        told = codex_again(place, server.url, MORE)
-    assert told.result == STILL
-    shown = [item for item in told.items if item["type"] == "command_execution"]
+    with setup.server({"turns": script}) as server:
+        run = codex_resume(sandbox, server.url, MORE)
+    assert run.result == STILL
+    shown = [item for item in run.items if item["type"] == "command_execution"]
     assert [item["aggregated_output"] for item in shown] == [TEXT]
-    assert len(scene.heard) == 7
+    assert len(setup.generations) == 7

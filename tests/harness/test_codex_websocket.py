@@ -2,22 +2,31 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from codex_greeting import DONE, FILE, TASK, TEXT, greeting
+from client_sandbox import Sandbox
+from codex_greeting_task import DONE, FILE, TASK, TEXT, greeting_turns
 from codex_project import SHOUTS, TAKES_LEAVE, check_project
-from codex_runs import AGENTS, PLANS, Told, codex, codex_again
-from codex_scripts import AGENT_TASK, LEAVES, MORE, kimi
-from codex_scripts import DONE as BUILT
-from codex_scripts import TASK as PROJECT
-from exactness import Row, was_exact
-from sandbox import Sandbox
+from codex_project_scripts import AGENT_TASK, LEAVES, MORE, kimi
+from codex_project_scripts import DONE as BUILT
+from codex_project_scripts import TASK as PROJECT
+from codex_runs import AGENTS, PLANS, CodexRun, codex, codex_resume
+from prefix_exactness import ReportRun, assert_exact
 from server_process import Running, free_port
-from stage import KIMI, QWEN3_CODER, Family, Stage, call, say, stage, think, turns
+from server_setup import (
+    KIMI,
+    QWEN3_CODER,
+    Family,
+    ServerSetup,
+    call,
+    server_setup,
+    text,
+    think,
+    turns,
+)
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 from dovetail_model import OutputBlock
@@ -28,103 +37,108 @@ COMPACTION = "CONTEXT CHECKPOINT COMPACTION"
 STEPS = "Take all steps."
 SUMMARY = "Three steps are taken, für alle."
 WAIT = "Wait for me."
-Tell = Callable[[Sequence[Row]], None]
 
 
-def test_codex_writes_a_file_over_a_socket(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER)
-    with scene.server(_greets(QWEN3_CODER)) as server:
-        told = codex(place, server.url, TASK, flags=SOCKETS)
+def test_codex_writes_a_file_over_a_socket(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
+    with setup.server(_greets(QWEN3_CODER)) as server:
+        run = codex(sandbox, server.url, TASK, flags=SOCKETS)
         log = _responses(server)
-    _wrote(told, place)
+    _wrote(run, sandbox)
     # One socket, the warm-up that Codex begins with, and a message for each of five turns.
     assert log == Counter({("websocket", 101): 1, ("websocket", 200): 6})
-    heard = _turns(scene)
-    tell(was_exact(heard, new=1))
-    assert len(heard) == 5
+    generations = _turns(setup)
+    report_run(assert_exact(generations, new=1))
+    assert len(generations) == 5
 
 
 def test_codex_goes_on_over_http_where_sockets_are_switched_off(
-    place: Sandbox, tmp_path: Path, tell: Tell
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER)
-    with scene.server(_greets(QWEN3_CODER), "--no-enable-responses-websocket") as server:
-        told = codex(place, server.url, TASK, flags=SOCKETS)
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
+    with setup.server(_greets(QWEN3_CODER), "--no-enable-responses-websocket") as server:
+        run = codex(sandbox, server.url, TASK, flags=SOCKETS)
         log = _responses(server)
-    _wrote(told, place)
+    _wrote(run, sandbox)
     assert log == Counter({("http", 426): 1, ("http", 200): 5})
-    tell(was_exact(_turns(scene), new=1))
+    report_run(assert_exact(_turns(setup), new=1))
 
 
 @pytest.mark.harness
 @pytest.mark.timeout(300)
 def test_codex_builds_a_project_with_an_agent_over_sockets(
-    place: Sandbox, tmp_path: Path, tell: Tell
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    scene = stage(tmp_path / "stage", KIMI)
-    with scene.server(_builds()) as server:
-        told = codex(place, server.url, PROJECT, *PLANS, *AGENTS, flags=SOCKETS)
-        assert (told.result, told.errors) == (BUILT, [])
-        check_project(place.work, SHOUTS)
-        again = codex_again(place, server.url, MORE, *PLANS, *AGENTS, flags=SOCKETS)
+    setup = server_setup(tmp_path / "server", KIMI)
+    with setup.server(_builds()) as server:
+        run = codex(sandbox, server.url, PROJECT, *PLANS, *AGENTS, flags=SOCKETS)
+        assert (run.result, run.errors) == (BUILT, [])
+        check_project(sandbox.work, SHOUTS)
+        again = codex_resume(sandbox, server.url, MORE, *PLANS, *AGENTS, flags=SOCKETS)
         assert (again.result, again.errors) == (LEAVES, [])
-        check_project(place.work, TAKES_LEAVE)
+        check_project(sandbox.work, TAKES_LEAVE)
         log = _responses(server)
     assert log == Counter({("websocket", 101): 3, ("websocket", 200): 15 + 3})
-    heard = [one for one in scene.heard if PROJECT in one.text or AGENT_TASK in one.text]
-    tell(was_exact(heard, new=2, again=1))  # as over HTTP: see test_codex_task.py
+    generations = [
+        one for one in setup.generations if PROJECT in one.text or AGENT_TASK in one.text
+    ]
+    report_run(assert_exact(generations, new=2, again=1))  # as over HTTP: see test_codex_project.py
 
 
 @pytest.mark.harness
 @pytest.mark.timeout(300)
-def test_codex_makes_room_over_a_socket(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER, window=WINDOW)
+def test_codex_makes_room_over_a_socket(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
+    setup = server_setup(tmp_path / "server", QWEN3_CODER, window=WINDOW)
     steps: list[list[OutputBlock]] = [
         [think(f"Step {at}."), call("exec_command", cmd=f"echo {at} >> steps.txt; seq 1 950")]
         for at in range(4)
     ]
-    (summary,) = turns(QWEN3_CODER, [say(SUMMARY)])
+    (summary,) = turns(QWEN3_CODER, [text(SUMMARY)])
     rules = [
         {"when": {"text": COMPACTION, "tail": 3000}, **summary},
-        {"when": {"text": STEPS}, "turns": turns(QWEN3_CODER, *steps, [say("All are taken.")])},
+        {"when": {"text": STEPS}, "turns": turns(QWEN3_CODER, *steps, [text("All are taken.")])},
     ]
-    with scene.server({"rules": rules, "turns": turns(QWEN3_CODER, [])}) as server:
-        told = codex(place, server.url, STEPS, flags=SOCKETS)
+    with setup.server({"rules": rules, "turns": turns(QWEN3_CODER, [])}) as server:
+        run = codex(sandbox, server.url, STEPS, flags=SOCKETS)
         log = _responses(server)
-    assert (told.result, told.errors) == ("All are taken.", [])
-    assert (place.work / "steps.txt").read_text() == "0\n1\n2\n3\n"
+    assert (run.result, run.errors) == ("All are taken.", [])
+    assert (sandbox.work / "steps.txt").read_text() == "0\n1\n2\n3\n"
     # Codex asks for the summary over a socket of its own.
     assert log == Counter({("websocket", 101): 2, ("websocket", 200): 7})
-    tell(was_exact([one for one in scene.heard if STEPS in one.text], new=3))
+    report_run(assert_exact([one for one in setup.generations if STEPS in one.text], new=3))
 
 
 @pytest.mark.harness
 @pytest.mark.timeout(300)
 def test_codex_goes_on_after_the_server_was_started_again(
-    place: Sandbox, tmp_path: Path, tell: Tell
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
     """What the old socket held is gone: Codex sends everything, and the ledger knows the turns."""
-    scene, port = stage(tmp_path / "stage", QWEN3_CODER), str(free_port())
+    setup, port = server_setup(tmp_path / "server", QWEN3_CODER), str(free_port())
     wait = "touch began; until [ -e goes-on ]; do sleep 0.1; done"
     steps: list[list[OutputBlock]] = [
         [think("I wait."), call("exec_command", cmd=wait, yield_time_ms=60_000)],
         [think("Once more."), call("exec_command", cmd="echo again")],
-        [think("Done."), say("All is done.")],
+        [think("Done."), text("All is done.")],
     ]
     with ThreadPoolExecutor(1) as aside:
-        with scene.server(_waits(steps), "--http-port", port) as server:
-            running = aside.submit(codex, place, server.url, WAIT, flags=SOCKETS)
-            while not (place.work / "began").exists():
+        with setup.server(_waits(steps), "--http-port", port) as server:
+            running = aside.submit(codex, sandbox, server.url, WAIT, flags=SOCKETS)
+            while not (sandbox.work / "began").exists():
                 assert not running.done(), running.result()
                 time.sleep(0.05)
-        with scene.server(_waits(steps[1:]), "--http-port", port) as server:
-            (place.work / "goes-on").touch()
-            told = running.result()
+        with setup.server(_waits(steps[1:]), "--http-port", port) as server:
+            (sandbox.work / "goes-on").touch()
+            run = running.result()
             log = _responses(server)
-    assert told.result == "All is done."
+    assert run.result == "All is done."
     assert log == Counter({("websocket", 101): 1, ("websocket", 200): 2})
-    heard = [one for one in scene.heard if WAIT in one.text]
-    tell(was_exact(heard, new=1, cold=(1,)))
+    generations = [one for one in setup.generations if WAIT in one.text]
+    report_run(assert_exact(generations, new=1, cold=(1,)))
 
 
 def _waits(steps: list[list[OutputBlock]]) -> dict[str, Any]:
@@ -134,7 +148,7 @@ def _waits(steps: list[list[OutputBlock]]) -> dict[str, Any]:
 
 def _greets(family: Family) -> dict[str, Any]:
     """The turns of the task, apart from what is read before the task is known."""
-    task = {"when": {"text": TASK}, "turns": greeting(family)}
+    task = {"when": {"text": TASK}, "turns": greeting_turns(family)}
     return {"rules": [task], "turns": turns(family, [])}
 
 
@@ -144,9 +158,9 @@ def _builds() -> dict[str, Any]:
     return {"rules": [*script["rules"], agent], "turns": turns(KIMI, [])}
 
 
-def _turns(scene: Stage) -> list[RecordedGeneration]:
+def _turns(setup: ServerSetup) -> list[RecordedGeneration]:
     """What was asked for the task, without what the engine has read before it."""
-    return [one for one in scene.heard if TASK in one.text]
+    return [one for one in setup.generations if TASK in one.text]
 
 
 def _responses(server: Running) -> "Counter[tuple[str, int]]":
@@ -159,7 +173,7 @@ def _responses(server: Running) -> "Counter[tuple[str, int]]":
     return found
 
 
-def _wrote(told: Told, place: Sandbox) -> None:
-    assert told.result == DONE
-    assert (told.errors, told.failed) == ([], [])
-    assert (place.work / FILE).read_bytes() == TEXT.encode()
+def _wrote(run: CodexRun, sandbox: Sandbox) -> None:
+    assert run.result == DONE
+    assert (run.errors, run.failed) == ([], [])
+    assert (sandbox.work / FILE).read_bytes() == TEXT.encode()

@@ -1,7 +1,7 @@
 """OpenAI's agents library over both of its APIs: function tools, a handoff, a streamed run."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +14,13 @@ from agents import (
     Runner,
     function_tool,
 )
-from exactness import Row, was_exact
 from openai import AsyncOpenAI
+from prefix_exactness import ReportRun, assert_exact
 from server_process import TIMEOUT_SECONDS, Running
-from stage import MODEL, QWEN3_CODER, Stage, call, say, stage, think, turns
+from server_setup import MODEL, QWEN3_CODER, ServerSetup, call, server_setup, text, think, turns
 
 from dovetail_model import OutputBlock
 
-Tell = Callable[[Sequence[Row]], None]
 #: Traces would go to the library's own server.
 QUIET = RunConfig(tracing_disabled=True)
 DONE = "In Köln, es sind 21° ✓"
@@ -29,29 +28,29 @@ CLERK = "You hand questions on to the meteorologist."
 METEOROLOGIST = "You know the weather everywhere."
 APIS = {"responses": OpenAIResponsesModel, "chat": OpenAIChatCompletionsModel}
 
-SAID: list[list[OutputBlock]] = [
+OUTPUTS: list[list[OutputBlock]] = [
     [
         think("Two cities: Oslo first."),
         call("weather", city="Oslo"),
         think("Now Köln, größer."),
         call("weather", city="Köln"),
     ],
-    [think("One more, to be sure."), say("A moment."), call("weather", city="Zürich")],
-    [think("Known now."), say(DONE)],
+    [think("One more, to be sure."), text("A moment."), call("weather", city="Zürich")],
+    [think("Known now."), text(DONE)],
 ]
 HANDED_ON: list[list[OutputBlock]] = [[think("Not mine."), call("transfer_to_meteorologist")]]
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return stage(tmp_path_factory.mktemp("stage"), QWEN3_CODER)
+def setup(tmp_path_factory: pytest.TempPathFactory) -> ServerSetup:
+    return server_setup(tmp_path_factory.mktemp("server"), QWEN3_CODER)
 
 
 @pytest.fixture(scope="module")
-def server(where: Stage) -> Iterator[Running]:
+def server(setup: ServerSetup) -> Iterator[Running]:
     clerk = {"when": {"text": CLERK}, "turns": turns(QWEN3_CODER, *HANDED_ON)}
-    script = {"rules": [clerk], "turns": turns(QWEN3_CODER, *SAID), "end": "fail"}
-    with where.server(script) as running:
+    script = {"rules": [clerk], "turns": turns(QWEN3_CODER, *OUTPUTS), "end": "fail"}
+    with setup.server(script) as running:
         yield running
 
 
@@ -61,71 +60,71 @@ def api(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def asked(request: pytest.FixtureRequest) -> str:
+def question(request: pytest.FixtureRequest) -> str:
     """A question that no other test asks, which is how its requests are known."""
     return f"Where is it warmer, in Oslo or in Köln? ({request.node.name})"
 
 
 def test_an_agent_runs_its_tools(
-    api: str, asked: str, server: Running, where: Stage, tell: Tell
+    api: str, question: str, server: Running, setup: ServerSetup, report_run: ReportRun
 ) -> None:
     cities: list[str] = []
 
-    async def ask(model: Model) -> None:
-        result = await Runner.run(_meteorologist(model, cities), asked, run_config=QUIET)
+    async def use_model(model: Model) -> None:
+        result = await Runner.run(_meteorologist(model, cities), question, run_config=QUIET)
         assert result.final_output == DONE
 
-    _with_model(server, api, ask)
+    _with_model(server, api, use_model)
     assert cities == ["Oslo", "Köln", "Zürich"]
-    heard = [one for one in where.heard if asked in one.text]
-    assert len(heard) == 3
-    tell(was_exact(heard, new=1))
+    generations = [one for one in setup.generations if question in one.text]
+    assert len(generations) == 3
+    report_run(assert_exact(generations, new=1))
 
 
-def test_a_streamed_run_tells_its_items_in_order(
-    api: str, asked: str, server: Running, where: Stage, tell: Tell
+def test_streamed_run_has_its_items_in_order(
+    api: str, question: str, server: Running, setup: ServerSetup, report_run: ReportRun
 ) -> None:
     cities: list[str] = []
-    told: list[str] = []
+    item_events: list[str] = []
     text: list[str] = []
 
-    async def ask(model: Model) -> None:
-        run = Runner.run_streamed(_meteorologist(model, cities), asked, run_config=QUIET)
+    async def use_model(model: Model) -> None:
+        run = Runner.run_streamed(_meteorologist(model, cities), question, run_config=QUIET)
         async for event in run.stream_events():
             if event.type == "run_item_stream_event":
-                told.append(event.name)
+                item_events.append(event.name)
             elif event.type == "raw_response_event":
                 text.append(getattr(event.data, "delta", "") if _is_text(event.data) else "")
         assert run.final_output == DONE
 
-    _with_model(server, api, ask)
+    _with_model(server, api, use_model)
     assert cities == ["Oslo", "Köln", "Zürich"]
     assert "".join(text) == f"A moment.{DONE}"
-    assert (told.count("tool_called"), told.count("tool_output")) == (3, 3)
-    assert told[-1] == "message_output_created"
-    heard = [one for one in where.heard if asked in one.text]
-    assert len(heard) == 3
-    tell(was_exact(heard, new=1))
+    assert (item_events.count("tool_called"), item_events.count("tool_output")) == (3, 3)
+    assert item_events[-1] == "message_output_created"
+    generations = [one for one in setup.generations if question in one.text]
+    assert len(generations) == 3
+    report_run(assert_exact(generations, new=1))
 
 
 def test_one_agent_hands_on_to_another(
-    api: str, asked: str, server: Running, where: Stage, tell: Tell
+    api: str, question: str, server: Running, setup: ServerSetup, report_run: ReportRun
 ) -> None:
     """The second one's prompt has another head: it begins anew, with the first one's turn in it."""
     cities: list[str] = []
 
-    async def ask(model: Model) -> None:
+    async def use_model(model: Model) -> None:
         second = _meteorologist(model, cities)
         first: Agent[None] = Agent("clerk", instructions=CLERK, model=model, handoffs=[second])
-        result = await Runner.run(first, asked, run_config=QUIET)
+        result = await Runner.run(first, question, run_config=QUIET)
         assert (result.final_output, result.last_agent.name) == (DONE, "meteorologist")
 
-    _with_model(server, api, ask)
+    _with_model(server, api, use_model)
     assert cities == ["Oslo", "Köln", "Zürich"]
-    heard = [one for one in where.heard if asked in one.text]
-    assert [one.text.count(CLERK) for one in heard] == [1, 0, 0, 0]
-    assert heard[0].output_text.removesuffix("<|im_end|>") in heard[1].text
-    tell(was_exact(heard, new=2))
+    generations = [one for one in setup.generations if question in one.text]
+    assert [one.text.count(CLERK) for one in generations] == [1, 0, 0, 0]
+    assert generations[0].output_text.removesuffix("<|im_end|>") in generations[1].text
+    report_run(assert_exact(generations, new=2))
 
 
 def _meteorologist(model: Model, cities: list[str]) -> "Agent[None]":
@@ -139,12 +138,12 @@ def _meteorologist(model: Model, cities: list[str]) -> "Agent[None]":
 
 
 def _with_model(
-    server: Running, api: str, ask: Callable[[Model], Coroutine[Any, Any, None]]
+    server: Running, api: str, use_model: Callable[[Model], Coroutine[Any, Any, None]]
 ) -> None:
     async def run() -> None:
         url = f"{server.url}/v1"
         async with AsyncOpenAI(base_url=url, api_key="none", timeout=TIMEOUT_SECONDS) as client:
-            await ask(APIS[api](MODEL, client))
+            await use_model(APIS[api](MODEL, client))
 
     asyncio.run(run())
 

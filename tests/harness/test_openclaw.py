@@ -8,29 +8,27 @@ Over Responses the context stays where it was for the whole task and moves with 
 
 import json
 from array import array
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from exactness import BLOCK, Row, rows, table, was_exact
-from sandbox import Sandbox
+from client_sandbox import Sandbox
+from prefix_exactness import BLOCK, ReportRun, assert_exact, classify, table
+from server_setup import GPT_OSS, KIMI, QWEN3_CODER, Family, server_setup
 from small_task import (
-    ANSWER,
     DONE,
     FILES,
     QUESTION,
+    QUESTION_REPLY,
     TASK,
-    ended_well,
-    files_of,
+    assert_ended_well,
     pi_tools,
+    read_files,
     small_task,
 )
-from stage import GPT_OSS, KIMI, QWEN3_CODER, Family, stage
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 
-Tell = Callable[[Sequence[Row]], None]
 #: Tokens of its context, and of the heads of the message that it is in and of the answer.
 MOVED = 70
 TOOLS = pi_tools("exec")
@@ -44,49 +42,51 @@ TOOLS = pi_tools("exec")
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_openclaw_does_a_task(
-    api: str, family: Family, place: Sandbox, tmp_path: Path, tell: Tell
+    api: str, family: Family, sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    where = stage(tmp_path / "stage", family)
-    with where.server({"turns": small_task(family, TOOLS), "end": "fail"}) as server:
-        command = ("agent", "exec", "--json", "--cwd", str(place.work), TASK)
-        ran = place.run("openclaw", server.url, *command, flags=("--api", api))
-    ended_well(ran, DONE)
+    setup = server_setup(tmp_path / "server", family)
+    with setup.server({"turns": small_task(family, TOOLS), "end": "fail"}) as server:
+        command = ("agent", "exec", "--json", "--cwd", str(sandbox.work), TASK)
+        ran = sandbox.run("openclaw", server.url, *command, flags=("--api", api))
+    assert_ended_well(ran, DONE)
     assert json.loads(ran.out)["toolSummary"]["failures"] == 0
-    assert files_of(place.work) == FILES
-    assert len(where.heard) == 4
-    for before, after in pairwise(where.heard):
+    assert read_files(sandbox.work) == FILES
+    assert len(setup.generations) == 4
+    for before, after in pairwise(setup.generations):
         _goes_on_behind_its_context(before, after)
-    tell(rows(where.heard))
+    report_run(classify(setup.generations))
 
 
 @pytest.mark.harness
 @pytest.mark.timeout(500)
-def test_openclaw_is_asked_again(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    where = stage(tmp_path / "stage", GPT_OSS)
-    with where.server({"turns": small_task(GPT_OSS, TOOLS), "end": "fail"}) as server:
-        for text, answer in ((TASK, DONE), (QUESTION, ANSWER)):
+def test_openclaw_continues_a_session(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
+    setup = server_setup(tmp_path / "server", GPT_OSS)
+    with setup.server({"turns": small_task(GPT_OSS, TOOLS), "end": "fail"}) as server:
+        for text, reply in ((TASK, DONE), (QUESTION, QUESTION_REPLY)):
             command = ("agent", "--local", "--session-id", "one", "--message", text)
-            ran = place.run("openclaw", server.url, *command, flags=("--api", "responses"))
-            ended_well(ran, answer)
-    workplace = next(place.folder.rglob("greeting.txt")).parent  # in the folder of its state
-    assert files_of(workplace) == FILES
-    heard = where.heard
-    assert len(heard) == 8
+            ran = sandbox.run("openclaw", server.url, *command, flags=("--api", "responses"))
+            assert_ended_well(ran, reply)
+    workplace = next(sandbox.folder.rglob("greeting.txt")).parent  # in the folder of its state
+    assert read_files(workplace) == FILES
+    generations = setup.generations
+    assert len(generations) == 8
     # The question begins anew: the context has gone from the task to the question.
-    found = was_exact(heard, new=2)
+    found = assert_exact(generations, new=2)
     assert [at for at, row in enumerate(found) if row.kind == "new"] == [0, 6]
-    _kept_up_to_context(heard[0], heard[6])
-    tell(found)
+    _check_shared_up_to_context(generations[0], generations[6])
+    report_run(found)
 
 
 def _goes_on_behind_its_context(before: RecordedGeneration, after: RecordedGeneration) -> None:
     """All up to the context is kept, and the model's turn is in the next prompt to the token."""
-    _kept_up_to_context(before, after)
-    said = array("I", before.output[:-1])  # the token that ended the turn may be the template's
-    assert said.tobytes() in array("I", after.prompt).tobytes(), table(rows([before, after]))
+    _check_shared_up_to_context(before, after)
+    output = array("I", before.output[:-1])  # the token that ended the turn may be the template's
+    assert output.tobytes() in array("I", after.prompt).tobytes(), table(classify([before, after]))
 
 
-def _kept_up_to_context(before: RecordedGeneration, after: RecordedGeneration) -> None:
-    row = rows([before, after])[1]
-    assert row.kept >= len(before.prompt) - MOVED, table([row])
-    assert row.cached >= row.kept - row.kept % BLOCK - BLOCK, table([row])
+def _check_shared_up_to_context(before: RecordedGeneration, after: RecordedGeneration) -> None:
+    row = classify([before, after])[1]
+    assert row.shared >= len(before.prompt) - MOVED, table([row])
+    assert row.cached >= row.shared - row.shared % BLOCK - BLOCK, table([row])

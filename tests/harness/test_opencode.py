@@ -1,24 +1,23 @@
 """The real OpenCode over its two APIs: a task with its tools, then a question in the session."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from exactness import Row
-from sandbox import Sandbox
+from client_sandbox import Sandbox
+from prefix_exactness import ReportRun
+from server_setup import GPT_OSS, KIMI, Family, call, server_setup, text
 from small_task import (
-    ANSWER,
     DONE,
     FILES,
     QUESTION,
+    QUESTION_REPLY,
     TASK,
     Tools,
-    ended_well,
-    files_of,
+    assert_ended_well,
+    assert_task_exact,
+    read_files,
     small_task,
-    task_was_exact,
 )
-from stage import GPT_OSS, KIMI, Family, call, say, stage
 
 #: Its list of models comes from the network, for which it would wait.
 OFFLINE = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
@@ -34,23 +33,23 @@ TITLE = "You are a title generator"
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_opencode_does_a_task(
-    api: str, family: Family, place: Sandbox, tmp_path: Path, tell: Callable[[Sequence[Row]], None]
+    api: str, family: Family, sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    where, flags = stage(tmp_path / "stage", family), ("--api", api)
+    setup, flags = server_setup(tmp_path / "server", family), ("--api", api)
     script = {
-        "rules": [{"when": {"text": TITLE}, "text": family.spell(say("Greetings"))}],
-        "turns": small_task(family, _tools(place.work)),
+        "rules": [{"when": {"text": TITLE}, "text": family.spell(text("Greetings"))}],
+        "turns": small_task(family, _tools(sandbox.work)),
         "end": "fail",
     }
-    with where.server(script) as server:
-        ran = place.run("opencode", server.url, "run", "--auto", TASK, flags=flags, **OFFLINE)
-        ended_well(ran, DONE)
-        assert files_of(place.work) == FILES
+    with setup.server(script) as server:
+        ran = sandbox.run("opencode", server.url, "run", "--auto", TASK, flags=flags, **OFFLINE)
+        assert_ended_well(ran, DONE)
+        assert read_files(sandbox.work) == FILES
 
         again = ("run", "--auto", "--continue", QUESTION)
-        ran = place.run("opencode", server.url, *again, flags=flags, **OFFLINE)
-        ended_well(ran, ANSWER)
-    tell(task_was_exact(where, titles=1))
+        ran = sandbox.run("opencode", server.url, *again, flags=flags, **OFFLINE)
+        assert_ended_well(ran, QUESTION_REPLY)
+    report_run(assert_task_exact(setup, titles=1))
 
 
 def _tools(work: Path) -> Tools:

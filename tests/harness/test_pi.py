@@ -1,24 +1,23 @@
 """The real Pi over the three APIs: a task with its tools, then a question in the same session."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from exactness import Row
-from sandbox import Sandbox
+from client_sandbox import Sandbox
+from prefix_exactness import ReportRun
+from server_setup import GPT_OSS, KIMI, QWEN3_CODER, Family, server_setup
 from small_task import (
-    ANSWER,
     DONE,
     FILES,
     QUESTION,
+    QUESTION_REPLY,
     TASK,
-    ended_well,
-    files_of,
+    assert_ended_well,
+    assert_task_exact,
     pi_tools,
+    read_files,
     small_task,
-    task_was_exact,
 )
-from stage import GPT_OSS, KIMI, QWEN3_CODER, Family, stage
 
 
 @pytest.mark.harness
@@ -28,15 +27,15 @@ from stage import GPT_OSS, KIMI, QWEN3_CODER, Family, stage
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_pi_does_a_task(
-    api: str, family: Family, place: Sandbox, tmp_path: Path, tell: Callable[[Sequence[Row]], None]
+    api: str, family: Family, sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    where, flags = stage(tmp_path / "stage", family), ("--api", api)
-    with where.server({"turns": small_task(family, pi_tools("bash")), "end": "fail"}) as server:
+    setup, flags = server_setup(tmp_path / "server", family), ("--api", api)
+    with setup.server({"turns": small_task(family, pi_tools("bash")), "end": "fail"}) as server:
         # Without a network it would wait for what it looks up at the start.
-        ran = place.run("pi", server.url, "-p", TASK, flags=flags, PI_OFFLINE="1")
-        ended_well(ran, DONE)
-        assert files_of(place.work) == FILES
+        ran = sandbox.run("pi", server.url, "-p", TASK, flags=flags, PI_OFFLINE="1")
+        assert_ended_well(ran, DONE)
+        assert read_files(sandbox.work) == FILES
 
-        ran = place.run("pi", server.url, "-c", "-p", QUESTION, flags=flags, PI_OFFLINE="1")
-        ended_well(ran, ANSWER)
-    tell(task_was_exact(where))
+        ran = sandbox.run("pi", server.url, "-c", "-p", QUESTION, flags=flags, PI_OFFLINE="1")
+        assert_ended_well(ran, QUESTION_REPLY)
+    report_run(assert_task_exact(setup))

@@ -3,28 +3,27 @@
 Unlike the agents they are libraries, so the tools are functions of this file.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from anthropic import beta_tool
-from exactness import Row, was_exact
 from openai import pydantic_function_tool
 from openai.lib.responses_tool_runner import EarlyExecution, RegisteredFunction, ResponsesToolRunner
 from openai.types.chat import ChatCompletionMessageParam
+from prefix_exactness import ReportRun, assert_exact
 from pydantic import BaseModel
 from server_process import Running
-from stage import KIMI, MODEL, Stage, call, say, stage, think, turns
+from server_setup import KIMI, MODEL, ServerSetup, call, server_setup, text, think, turns
 
 from dovetail_model import OutputBlock
 
-Tell = Callable[[Sequence[Row]], None]
-Did = list[tuple[str, str]]
+ToolCalls = list[tuple[str, str]]
 DONE = "In Köln: 21° ✓"
 CALLS = [("weather", "Oslo"), ("weather", "Köln"), ("note", "Köln, 21°"), ("weather", "Zürich")]
-SAID: list[list[OutputBlock]] = [
+OUTPUTS: list[list[OutputBlock]] = [
     [
         think("Two cities: Oslo first."),
         call("weather", city="Oslo"),
@@ -33,11 +32,11 @@ SAID: list[list[OutputBlock]] = [
     ],
     [
         think("I write it down."),
-        say("I note it."),
+        text("I note it."),
         call("note", text="Köln, 21°"),
         call("weather", city="Zürich"),
     ],
-    [think("Known now."), say(DONE)],
+    [think("Known now."), text(DONE)],
 ]
 
 
@@ -54,38 +53,40 @@ class note(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return stage(tmp_path_factory.mktemp("stage"), KIMI)
+def setup(tmp_path_factory: pytest.TempPathFactory) -> ServerSetup:
+    return server_setup(tmp_path_factory.mktemp("server"), KIMI)
 
 
 @pytest.fixture(scope="module")
-def server(where: Stage) -> Iterator[Running]:
+def server(setup: ServerSetup) -> Iterator[Running]:
     """One for all: what is asked says whose it is."""
-    with where.server({"turns": turns(KIMI, *SAID), "end": "fail"}) as running:
+    with setup.server({"turns": turns(KIMI, *OUTPUTS), "end": "fail"}) as running:
         yield running
 
 
 @pytest.fixture
-def asked(request: pytest.FixtureRequest) -> str:
+def question(request: pytest.FixtureRequest) -> str:
     """A question that no other test asks."""
     return f"Where is it warmer, in Oslo or in Köln? ({request.node.name})"
 
 
 @pytest.fixture
-def did() -> Did:
+def tool_calls() -> ToolCalls:
     """What the tools were asked for, in the order in which they ran."""
     return []
 
 
 @pytest.fixture
-def went_on(where: Stage, asked: str, did: Did, tell: Tell) -> Callable[[], None]:
+def check_run(
+    setup: ServerSetup, question: str, tool_calls: ToolCalls, report_run: ReportRun
+) -> Callable[[], None]:
     """To be called when all is said: the tools ran, and each request went on from the last."""
 
     def check() -> None:
-        assert did == CALLS
-        heard = [one for one in where.heard if asked in one.text]
-        assert len(heard) == len(SAID)
-        tell(was_exact(heard, new=1))
+        assert tool_calls == CALLS
+        generations = [one for one in setup.generations if question in one.text]
+        assert len(generations) == len(OUTPUTS)
+        report_run(assert_exact(generations, new=1))
 
     return check
 
@@ -96,35 +97,39 @@ def went_on(where: Stage, asked: str, did: Did, tell: Tell) -> Callable[[], None
     ids=["whole", "stream", "eager"],
 )
 def test_anthropic_tool_runner(
-    how: dict[str, Any], server: Running, asked: str, did: Did, went_on: Callable[[], None]
+    how: dict[str, Any],
+    server: Running,
+    question: str,
+    tool_calls: ToolCalls,
+    check_run: Callable[[], None],
 ) -> None:
     runner = server.anthropic().beta.messages.tool_runner(
         model=MODEL,
         max_tokens=2000,
-        messages=[{"role": "user", "content": asked}],
-        tools=_anthropic_tools(did),
+        messages=[{"role": "user", "content": question}],
+        tools=_anthropic_tools(tool_calls),
         **how,
     )
     last = runner.until_done()
     assert [block.text for block in last.content if block.type == "text"] == [DONE]
     assert last.stop_reason == "end_turn"
-    went_on()
+    check_run()
 
 
 def test_anthropic_tools_run_while_their_turn_is_still_streaming(
-    server: Running, asked: str, did: Did
+    server: Running, question: str, tool_calls: ToolCalls
 ) -> None:
     """The first call's tool has run when the second one's block begins."""
     runner = server.anthropic().beta.messages.tool_runner(
         model=MODEL,
         max_tokens=2000,
-        messages=[{"role": "user", "content": asked}],
-        tools=_anthropic_tools(did),
+        messages=[{"role": "user", "content": question}],
+        tools=_anthropic_tools(tool_calls),
         stream=True,
         run_tools_eagerly=True,
     )
     seen = [
-        (event.content_block.type, len(did))
+        (event.content_block.type, len(tool_calls))
         for event in next(iter(runner))
         if event.type == "content_block_start"
     ]
@@ -137,32 +142,38 @@ def test_anthropic_tools_run_while_their_turn_is_still_streaming(
     "how", [{}, {"stream": True}, {"stream": True, "eager": True}], ids=["whole", "stream", "eager"]
 )
 def test_openai_responses_tool_runner(
-    how: dict[str, Any], server: Running, asked: str, did: Did, went_on: Callable[[], None]
+    how: dict[str, Any],
+    server: Running,
+    question: str,
+    tool_calls: ToolCalls,
+    check_run: Callable[[], None],
 ) -> None:
     early = EarlyExecution(functions=["weather", "note"]) if how.get("eager") else None
-    runner = ResponsesToolRunner(functions=_openai_functions(did), early_execution=early)
+    runner = ResponsesToolRunner(functions=_openai_functions(tool_calls), early_execution=early)
     last = runner.run(
-        server.openai(), {"model": MODEL, "input": asked, "store": False}, max_steps=5, **how
+        server.openai(), {"model": MODEL, "input": question, "store": False}, max_steps=5, **how
     )
     assert last.output_text == DONE
-    went_on()
+    check_run()
 
 
-def test_openai_responses_keeps_order_in_a_turn(server: Running, asked: str, did: Did) -> None:
-    runner = ResponsesToolRunner(functions=_openai_functions(did))
-    parameters: Any = {"model": MODEL, "input": asked, "store": False}
+def test_openai_responses_keeps_order_in_a_turn(
+    server: Running, question: str, tool_calls: ToolCalls
+) -> None:
+    runner = ResponsesToolRunner(functions=_openai_functions(tool_calls))
+    parameters: Any = {"model": MODEL, "input": question, "store": False}
     first = next(runner.iterate(server.openai(), parameters, max_steps=5, stream=True))
     kinds = [item.type for item in first.response.output]
     assert kinds == ["reasoning", "function_call", "reasoning", "function_call"]
 
 
 def test_openai_chat_stream_parses_tools(
-    server: Running, asked: str, did: Did, went_on: Callable[[], None]
+    server: Running, question: str, tool_calls: ToolCalls, check_run: Callable[[], None]
 ) -> None:
     """The SDK has no runner for chat, but parses arguments as they come."""
     tools = [pydantic_function_tool(weather), pydantic_function_tool(note)]
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": asked}]
-    for _ in SAID:
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
+    for _ in OUTPUTS:
         with server.openai().chat.completions.stream(
             model=MODEL, messages=messages, tools=tools, parallel_tool_calls=True
         ) as stream:
@@ -171,32 +182,32 @@ def test_openai_chat_stream_parses_tools(
         for before, after in pairwise(snapshots):
             if before.index == after.index:
                 assert after.arguments == before.arguments + after.arguments_delta
-        told: Any = choice.message.to_dict()
-        messages.append(told)
+        message: Any = choice.message.to_dict()
+        messages.append(message)
         for made in choice.message.tool_calls or ():
             parsed: Any = made.function.parsed_arguments
             assert isinstance(parsed, weather | note)
-            result = _ran(did, type(parsed).__name__, *parsed.model_dump().values())
+            result = _ran(tool_calls, type(parsed).__name__, *parsed.model_dump().values())
             messages.append({"role": "tool", "tool_call_id": made.id, "content": result})
     assert (choice.message.content, choice.finish_reason) == (DONE, "stop")
-    went_on()
+    check_run()
 
 
-def _anthropic_tools(did: Did) -> list[Any]:
+def _anthropic_tools(tool_calls: ToolCalls) -> list[Any]:
     @beta_tool
     def weather(city: str) -> str:
         """Tells the weather of a city."""
-        return _ran(did, "weather", city)
+        return _ran(tool_calls, "weather", city)
 
     @beta_tool
     def note(text: str) -> str:
         """Writes something down."""
-        return _ran(did, "note", text)
+        return _ran(tool_calls, "note", text)
 
     return [weather, note]
 
 
-def _openai_functions(did: Did) -> list[RegisteredFunction]:
+def _openai_functions(tool_calls: ToolCalls) -> list[RegisteredFunction]:
     return [
         RegisteredFunction(
             {
@@ -210,16 +221,16 @@ def _openai_functions(did: Did) -> list[RegisteredFunction]:
                     "additionalProperties": False,
                 },
             },
-            partial(_run_function, did, name, key),
+            partial(_run_function, tool_calls, name, key),
         )
         for name, key in (("weather", "city"), ("note", "text"))
     ]
 
 
-def _run_function(did: Did, name: str, key: str, given: dict[str, object]) -> str:
-    return _ran(did, name, str(given[key]))
+def _run_function(tool_calls: ToolCalls, name: str, key: str, given: dict[str, object]) -> str:
+    return _ran(tool_calls, name, str(given[key]))
 
 
-def _ran(did: Did, name: str, text: str) -> str:
-    did.append((name, text))
+def _ran(tool_calls: ToolCalls, name: str, text: str) -> str:
+    tool_calls.append((name, text))
     return f"{name}: {text} ✓"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from certificates import Authority
 from claude_code import claude
-from codex_greeting import DONE, FILE, TASK, TEXT, greeting
+from client_sandbox import Sandbox
+from codex_greeting_task import DONE, FILE, TASK, TEXT, greeting_turns
 from codex_runs import codex
-from exactness import Tell, was_exact
-from sandbox import Sandbox
-from stage import QWEN3_CODER, call, say, stage, think, turns
+from prefix_exactness import ReportRun, assert_exact
+from server_setup import QWEN3_CODER, call, server_setup, text, think, turns
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
@@ -23,11 +23,11 @@ KEY = "dvt_a-key-of-the-team"
 TOKENS = {"claude": 18_000, "codex": 5_500}
 
 
-def secured(place: Path, tokens: int) -> tuple[Authority, list[str]]:
+def secured(sandbox: Path, tokens: int) -> tuple[Authority, list[str]]:
     """An authority, and the flags of a server with a certificate of it and a key so limited."""
-    authority = Authority(place)
+    authority = Authority(sandbox)
     issued = authority.issue("server")
-    keys = place / "keys"
+    keys = sandbox / "keys"
     keys.write_text(f"team:{sha256(KEY.encode()).hexdigest()} tokens={tokens}\n")
     return authority, [
         *("--tls-cert-path", str(issued.cert), "--tls-key-path", str(issued.key)),
@@ -51,31 +51,31 @@ def waited(log: str) -> None:
     assert KEY not in log
 
 
-def test_claude_code(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER)
+def test_claude_code(sandbox: Sandbox, tmp_path: Path, report_run: ReportRun) -> None:
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
     authority, flags = secured(tmp_path, TOKENS["claude"])
     script: dict[str, Any] = {
         "turns": turns(
             QWEN3_CODER,
             (think("A file."), call("Bash", command="echo eins > one.txt", description="Write")),
-            (say("Written."),),
+            (text("Written."),),
         )
     }
-    with scene.server(script, *flags) as server:
+    with setup.server(script, *flags) as server:
         assert server.url.startswith("https://")
-        told = claude(place, server.url, "Write a file.", **trusting(authority))
+        run = claude(sandbox, server.url, "Write a file.", **trusting(authority))
         waited(server.log.read_text())
-    assert told.result == "Written."
-    assert (place.work / "one.txt").read_text() == "eins\n"
-    tell(was_exact(scene.heard, new=1))
+    assert run.result == "Written."
+    assert (sandbox.work / "one.txt").read_text() == "eins\n"
+    report_run(assert_exact(setup.generations, new=1))
 
 
-def test_codex(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER)
+def test_codex(sandbox: Sandbox, tmp_path: Path, report_run: ReportRun) -> None:
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
     authority, flags = secured(tmp_path, TOKENS["codex"])
-    with scene.server({"turns": greeting(QWEN3_CODER)}, *flags) as server:
-        told = codex(place, server.url, TASK, **trusting(authority))
+    with setup.server({"turns": greeting_turns(QWEN3_CODER)}, *flags) as server:
+        run = codex(sandbox, server.url, TASK, **trusting(authority))
         waited(server.log.read_text())
-    assert (told.result, told.failed) == (DONE, [])
-    assert (place.work / FILE).read_bytes() == TEXT.encode()
-    tell(was_exact(scene.heard, new=1))
+    assert (run.result, run.failed) == (DONE, [])
+    assert (sandbox.work / FILE).read_bytes() == TEXT.encode()
+    report_run(assert_exact(setup.generations, new=1))

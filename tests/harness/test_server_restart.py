@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from claude_code import HEADLESS as CLAUDE
+from client_sandbox import Sandbox
 from codex_runs import HEADLESS as CODEX
-from exactness import Tell, was_exact
-from sandbox import Sandbox
+from prefix_exactness import ReportRun, assert_exact
 from server_process import TIMEOUT_SECONDS, Running, free_port
-from stage import MODEL, QWEN3_CODER, call, say, stage, think, turns
+from server_setup import MODEL, QWEN3_CODER, call, server_setup, text, think, turns
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
@@ -27,15 +27,15 @@ CALLS = {
     "claude": call("Bash", command=WAIT, description="Wait"),
     "codex": call("exec_command", cmd=WAIT, yield_time_ms=30_000),
 }
-ASKED = {"claude": ("-p", "Wait.", *CLAUDE), "codex": ("exec", *CODEX, "Wait.")}
+ARGUMENTS = {"claude": ("-p", "Wait.", *CLAUDE), "codex": ("exec", *CODEX, "Wait.")}
 
 
 @pytest.mark.parametrize("agent", list(CALLS))
 def test_an_agent_comes_back_to_the_new_server(
-    agent: str, place: Sandbox, tmp_path: Path, tell: Tell
+    agent: str, sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    where = stage(tmp_path / "stage", QWEN3_CODER)
-    waiting, done = turns(QWEN3_CODER, [think("I wait."), CALLS[agent]], [say(DONE)])
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
+    waiting, done = turns(QWEN3_CODER, [think("I wait."), CALLS[agent]], [text(DONE)])
     script = {
         "rules": [
             {"when": {"text": "the other client", "tail": 300}, "text": "Hm", "hang": 1},
@@ -44,21 +44,23 @@ def test_an_agent_comes_back_to_the_new_server(
         "turns": [waiting],
     }
     port = ("--http-port", str(free_port()))
-    with where.server(script, *port) as old:
-        with place.start(agent, old.url, *ASKED[agent]) as client:
+    with setup.server(script, *port) as old:
+        with sandbox.start(agent, old.url, *ARGUMENTS[agent]) as client:
             with _somebody_else(old):
-                _until(lambda: (place.work / "began").exists(), old)
+                _until(lambda: (sandbox.work / "began").exists(), old)
                 old.process.send_signal(signal.SIGTERM)
                 _until(lambda: old.request("GET", "/ready").status == 503, old)
-                (place.work / "go").touch()
+                (sandbox.work / "go").touch()
                 _until(lambda: _refused(old), old)
             assert old.process.wait(TIMEOUT_SECONDS) == -signal.SIGTERM
-            with where.server(script, *port):
+            with setup.server(script, *port):
                 out, err = client.communicate(timeout=TIMEOUT_SECONDS)
         assert client.returncode == 0, f"{out[-3000:]} {err[-3000:]}"
     assert DONE in out
-    asked = [one for one in where.heard if "the other client" not in one.output_text]
-    tell(was_exact([one for one in asked if len(one.prompt) > 1_000], new=1, cold=[1]))
+    generations = [one for one in setup.generations if "the other client" not in one.output_text]
+    report_run(
+        assert_exact([one for one in generations if len(one.prompt) > 1_000], new=1, cold=[1])
+    )
 
 
 @contextmanager

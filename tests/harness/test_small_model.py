@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from anthropic import beta_tool
-from sandbox import Sandbox
+from client_sandbox import Sandbox
 from server_process import WEIGHTS, Running, served
 
 NAME = "smollm2"
 WINDOW = 8192
 QUESTION = "What is the capital of France? Answer with one word."
-SAID = re.compile(r"endpoint=(\w+) status=(\d+) .*?input=(\d+) output=(\d+) cached=(\d+)")
+REQUEST_LINE = re.compile(r"endpoint=(\w+) status=(\d+) .*?input=(\d+) output=(\d+) cached=(\d+)")
 ENDPOINTS = {"chat": "chat_completions", "responses": "responses", "messages": "messages"}
 #: Pi would keep more in reserve for a summary than the whole window, and summarize all the time.
 SETTINGS = {"compaction": {"enabled": False}, "retry": {"enabled": False}}
@@ -42,33 +42,33 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.harness
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("api", ENDPOINTS)
-def test_pi_talks_to_a_real_model(api: str, server: Running, place: Sandbox) -> None:
-    settings = place.home / ".pi" / "agent" / "settings.json"
+def test_pi_with_a_real_model(api: str, server: Running, sandbox: Sandbox) -> None:
+    settings = sandbox.home / ".pi" / "agent" / "settings.json"
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps(SETTINGS))
     before = len(_requests(server.log))
     # The model may call what it likes, so its tools only look.
-    asked = ("--tools", "read,ls", "--thinking", "off", "--mode", "json", "-p", QUESTION)
-    ran = place.run("pi", server.url, *asked, flags=("--api", api), PI_OFFLINE="1")
+    arguments = ("--tools", "read,ls", "--thinking", "off", "--mode", "json", "-p", QUESTION)
+    ran = sandbox.run("pi", server.url, *arguments, flags=("--api", api), PI_OFFLINE="1")
     assert ran.status == 0, ran.err
     events = [json.loads(line) for line in ran.out.splitlines()]
-    answers = [
+    messages = [
         event["message"]
         for event in events
         if event["type"] == "message_end" and event["message"]["role"] == "assistant"
     ]
     made = _requests(server.log)[before:]
-    assert answers
-    assert {answer["stopReason"] for answer in answers} <= {"stop", "length", "toolUse"}
-    assert [status for _, status, *_ in made] == [200] * len(answers)
+    assert messages
+    assert {message["stopReason"] for message in messages} <= {"stop", "length", "toolUse"}
+    assert [status for _, status, *_ in made] == [200] * len(messages)
     assert {endpoint for endpoint, *_ in made} == {ENDPOINTS[api]}
-    for answer, (_, _, prompt, output, cached) in zip(answers, made, strict=True):
-        _is_counted(answer["usage"], prompt, output, cached)
+    for message, (_, _, prompt, output, cached) in zip(messages, made, strict=True):
+        _is_counted(message["usage"], prompt, output, cached)
 
 
 @pytest.mark.harness
 @pytest.mark.timeout(300)
-def test_the_tool_runner_talks_to_a_real_model(server: Running) -> None:
+def test_tool_runner_with_a_real_model(server: Running) -> None:
     cities: list[str] = []
 
     @beta_tool
@@ -95,9 +95,9 @@ def test_the_tool_runner_talks_to_a_real_model(server: Running) -> None:
 
 
 @pytest.mark.harness
-def test_claude_code_is_refused_before_it_starts(server: Running, place: Sandbox) -> None:
+def test_claude_code_is_refused_before_it_starts(server: Running, sandbox: Sandbox) -> None:
     before = len(_requests(server.log))
-    ran = place.run("claude", server.url, "-p", QUESTION)
+    ran = sandbox.run("claude", server.url, "-p", QUESTION)
     assert ran.status != 0
     assert "Claude Code does not fit" in ran.err
     assert f"{WINDOW:,}" in ran.err
@@ -117,5 +117,5 @@ def _requests(log: Path) -> list[tuple[str, int, int, int, int]]:
     """Endpoint, status, prompt, output and cached tokens of every answer so far."""
     return [
         (endpoint, int(status), int(prompt), int(output), int(cached))
-        for endpoint, status, prompt, output, cached in SAID.findall(log.read_text())
+        for endpoint, status, prompt, output, cached in REQUEST_LINE.findall(log.read_text())
     ]

@@ -1,7 +1,7 @@
-"""A worker for Dynamo's frontend that has no model: a scripted engine answers for it.
+"""A worker for Dynamo's frontend without a model: a scripted engine generates for it.
 
-It takes token ids and gives token ids, as Dynamo's own workers do, and asks a process of
-`python -m dovetail.engines.scripted` for them. It runs in the interpreter that has Dynamo, where
+It takes and returns token ids, as Dynamo's own workers do, and requests them from a process of
+`python -m dovetail.engines.scripted`. It runs in the interpreter that has Dynamo, where
 nothing of Dovetail is installed.
 """
 
@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.dynamo_registration import arguments, serve
 
-LONGEST_LINE = 1 << 26
+MAX_LINE_BYTES = 1 << 26
 
 
 async def serve_model(given: argparse.Namespace) -> None:
     async def generate(request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         engine = Engine(given.engine, given.context_length, context)
-        async for choice in answer(engine, request):
+        async for choice in generate_choices(engine, request):
             yield choice
 
     await serve(given, generate)
@@ -35,25 +35,27 @@ async def serve_model(given: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """Where the engine listens, the window of its model, and who may call a request off."""
+    """The engine's port, the window of its model, and the context that may cancel a request."""
 
     port: int
     window: int
     context: Any
 
 
-async def answer(engine: Engine, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """All choices that a request wants, one after the other."""
+async def generate_choices(
+    engine: Engine, request: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
+    """Generate all choices of a request, one after the other."""
     wants = (request.get("sampling_options") or {}).get("n") or 1
     for index in range(wants):
-        async for choice in one_choice(engine, wanted(request, engine.window)):
+        async for choice in generate_choice(engine, completion_request(request, engine.window)):
             yield {"index": index, **choice}
 
 
-async def one_choice(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The engine's answer. The last of it waits for the counts, which come behind it."""
+async def generate_choice(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Stream one choice. Its last chunk waits for the usage, which comes behind it."""
     last: dict[str, Any] = {}
-    async for chunk in ask(engine, body):
+    async for chunk in stream_completion(engine, body):
         if "error" in chunk:
             fault = chunk["error"]
             if fault["code"] < 500:
@@ -71,16 +73,16 @@ async def one_choice(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict
 
 
 def probabilities(choice: dict[str, Any]) -> dict[str, Any]:
-    """What the engine tells of each token's probability, in the words of Dynamo's workers."""
-    told = choice["logprobs"]
-    if told is None:
+    """The engine's logprobs in the format of Dynamo's workers."""
+    logprobs = choice["logprobs"]
+    if logprobs is None:
         return {}
-    named = zip(choice["token_ids"], told["tokens"], told["token_logprobs"], strict=True)
+    named = zip(choice["token_ids"], logprobs["tokens"], logprobs["token_logprobs"], strict=True)
     top = [[{"rank": 1, "token_id": id, "token": t, "logprob": p}] for id, t, p in named]
-    return {"log_probs": told["token_logprobs"], "top_logprobs": top}
+    return {"log_probs": logprobs["token_logprobs"], "top_logprobs": top}
 
 
-def wanted(request: dict[str, Any], room: int) -> dict[str, Any]:
+def completion_request(request: dict[str, Any], room: int) -> dict[str, Any]:
     """Dynamo's request as one of the completions protocol."""
     stop = request.get("stop_conditions") or {}
     prompt = request["token_ids"]
@@ -95,15 +97,15 @@ def wanted(request: dict[str, Any], room: int) -> dict[str, Any]:
     }
 
 
-async def ask(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream. The engine puts whole events into a chunk of the transfer, so that
-    lines can be read without looking at how it is cut."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", engine.port, limit=LONGEST_LINE)
+async def stream_completion(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream. The engine puts whole events into a transfer chunk, so that lines
+    can be read without decoding the chunks."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", engine.port, limit=MAX_LINE_BYTES)
     payload = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
     writer.write(head.encode() + payload)
-    watch = asyncio.create_task(hang_up(engine.context, writer))
+    disconnect_task = asyncio.create_task(close_when_cancelled(engine.context, writer))
     try:
         async for line in reader:
             if line.startswith(b'{"error"'):
@@ -111,12 +113,12 @@ async def ask(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict[str, A
             elif line.startswith(b"data: {"):
                 yield json.loads(line[6:])
     finally:
-        watch.cancel()
+        disconnect_task.cancel()
         writer.close()
 
 
-async def hang_up(context: Any, writer: asyncio.StreamWriter) -> None:
-    """Lets the engine know that nobody waits for its answer any more."""
+async def close_when_cancelled(context: Any, writer: asyncio.StreamWriter) -> None:
+    """Close the connection when the request is cancelled."""
     await context.async_killed_or_stopped()
     writer.close()
 

@@ -1,4 +1,4 @@
-"""The servers that are judged, and how each is had running.
+"""The servers to verify, and how to run each.
 
 Servers that have the same model and engine are put side by side: Dynamo's frontend and Dovetail on
 the scripted engine, vLLM and Dovetail in front of it, llama.cpp's server and Dovetail around it.
@@ -18,7 +18,7 @@ from tools.running import DYNAMO, NAME, PARSERS, VLLM, dynamo, scripted_engine, 
 from llama_server import llama_server
 from llamacpp_environment import WEIGHTS
 from server_process import qwen_folder, served
-from tools.verify.talking_qwen3 import talking_qwen3
+from tools.verify.one_sentence_qwen3 import write_one_sentence_model
 
 from dovetail_verify.scripted import render_script
 
@@ -27,7 +27,7 @@ WORKER = Path(__file__).with_name("dynamo_worker.py")
 
 @dataclass(frozen=True)
 class Subject:
-    """A server to be judged: what it is, and how it is had running.
+    """A server to verify: what it is, and how to run it.
 
     `start` gives the arguments of `dovetail verify` for it.
     """
@@ -75,13 +75,13 @@ def _scripted_engine(scratch: Path) -> Iterator[tuple[int, Path, Path]]:
 
 
 def _vllm(scratch: Path) -> Iterator[list[str]]:
-    with vllm(talking_qwen3(scratch / "model"), scratch) as server:
+    with vllm(write_one_sentence_model(scratch / "model"), scratch) as server:
         yield [server.url, "--model", NAME]
 
 
 def _dovetail_vllm(scratch: Path) -> Iterator[list[str]]:
     with (
-        vllm(talking_qwen3(scratch / "model"), scratch) as server,
+        vllm(write_one_sentence_model(scratch / "model"), scratch) as server,
         served("--engine", "vllm", "--engine-url", server.url) as running,
     ):
         yield [running.url, "--model", NAME]

@@ -1,4 +1,4 @@
-"""What was found about each server, as the tables of a page."""
+"""The reports about each server as tables of a page."""
 
 import re
 from collections.abc import Sequence
@@ -8,23 +8,23 @@ from typing import Any
 from tools.verify.subjects import Subject
 
 BEGIN, END = "<!-- servers: tools/verify_servers.py writes this -->", "<!-- servers end -->"
-Kept = tuple[Subject, Any]
-#: Where a model lay while its server was judged.
+SavedReport = tuple[Subject, Any]
+#: The folder of a model while its server was tested.
 _SCRATCH = re.compile(re.escape(gettempdir()) + r"/dovetail-verify-[\w/]+")
 
 
-def with_tables(document: str, kept: Sequence[Kept]) -> str:
+def with_tables(document: str, reports: Sequence[SavedReport]) -> str:
     """The document with new tables between the marks, or at its end."""
     before, _, rest = document.partition(BEGIN)
     behind = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{_tables(kept)}\n{END}{behind}"
+    return f"{before}{BEGIN}\n\n{_tables(reports)}\n{END}{behind}"
 
 
-def _tables(kept: Sequence[Kept]) -> str:
+def _tables(reports: Sequence[SavedReport]) -> str:
     head = "| server | version | model and engine | date | passed | failed | does not apply |"
-    lines = [head, "|---|---|---|---|--:|--:|--:|", *(_summary(*one) for one in kept)]
-    lines += ["", *_standings(kept)]
-    for subject, found in kept:
+    lines = [head, "|---|---|---|---|--:|--:|--:|", *(_summary(*one) for one in reports)]
+    lines += ["", *_standings(reports)]
+    for subject, found in reports:
         lines += _failures(subject, found)
     return "\n".join(lines) + "\n"
 
@@ -36,13 +36,13 @@ def _summary(subject: Subject, found: Any) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _standings(kept: Sequence[Kept]) -> list[str]:
+def _standings(reports: Sequence[SavedReport]) -> list[str]:
     """What each harness would meet."""
-    names = list(kept[0][1]["report"]["harnesses"]) if kept else []
+    names = list(reports[0][1]["report"]["harnesses"]) if reports else []
     lines = [f"| server | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    for subject, found in kept:
-        told = found["report"]["harnesses"]
-        cells = " | ".join(told[name]["standing"] for name in names)
+    for subject, found in reports:
+        harnesses = found["report"]["harnesses"]
+        cells = " | ".join(harnesses[name]["standing"] for name in names)
         lines.append(f"| {subject.title}, {subject.how} | {cells} |")
     return lines
 

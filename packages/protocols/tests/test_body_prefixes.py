@@ -107,7 +107,7 @@ def odd_bodies() -> Iterator[tuple[str, bytes]]:
     for api in ("messages", "chat")
 ])  # fmt: skip
 def test_odd_bodies_decode_as_without_a_cache(sent: bytes, api: str) -> None:
-    codec, memory = CODECS[api], DecodeCache()
+    codec, memory = CODECS[api], DecodeCache(min_body_bytes=0)
     before = f'{{"model":"m","messages":{json.dumps(ITEMS[:3], ensure_ascii=False)}}}'.encode()
     codec.decode(before, {}, memory)
     for _ in range(2):

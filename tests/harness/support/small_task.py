@@ -1,4 +1,4 @@
-"""A task of a few turns that any coding agent can do: look, write, read, edit, and be asked again.
+"""A task of a few turns for any coding agent: list, write, read, edit, and a second question.
 
 The model thinks, calls, thinks and calls again in its first turn, calls two tools at once in its
 second, and writes more than ASCII. Clients name their tools differently, which is all that differs.
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exactness import Row, was_exact
-from sandbox import Ran
-from stage import GPT_OSS, KIMI, Family, Stage, call, say, think, turns
+from client_sandbox import ClientResult
+from prefix_exactness import Row, assert_exact
+from server_setup import GPT_OSS, KIMI, Family, ServerSetup, call, text, think, turns
 
 from dovetail_model import OutputBlock, ToolCallBlock
 
 TASK = "Greet the world in two files."
 QUESTION = "And what does the second file say?"
 DONE = "Two files, grüße ✓"
-ANSWER = "It says: héllo Welt 🌍"
+QUESTION_REPLY = "It says: héllo Welt 🌍"
 FILES = {"greeting.txt": "grüße\n", "world.txt": "héllo\nWelt 🌍\n"}
 
-#: These templates drop what was thought before a final answer as soon as the user speaks again, so
-#: the prompt is rendered anew from the first answer on. The prompt before that is kept whole.
+#: These templates drop reasoning before a final message as soon as the user sends another prompt,
+#: so the prompt differs from the first output on. The prompt before that stays whole.
 _FORGETFUL = (KIMI, GPT_OSS)
 #: Its turns end with a call.
 _ONE_CALL = (GPT_OSS,)
@@ -52,7 +52,7 @@ def pi_tools(shell: str) -> Tools:
 
 def small_task(family: Family, tools: Tools) -> list[dict[str, Any]]:
     """The model's turns: those of the task, then those of the question."""
-    said: Sequence[Sequence[OutputBlock]] = [
+    outputs: Sequence[Sequence[OutputBlock]] = [
         [
             think("I look at the folder first."),
             tools.shell("ls -a"),
@@ -61,35 +61,35 @@ def small_task(family: Family, tools: Tools) -> list[dict[str, Any]]:
         ],
         [
             think("The world comes next."),
-            say("Now the world."),
+            text("Now the world."),
             tools.write("world.txt", "héllo\nwörld 🌍\n"),
             tools.read("greeting.txt"),
         ],
         [think("In German, please."), tools.edit("world.txt", "wörld", "Welt")],
-        [think("All is there."), say(DONE)],
+        [think("All is there."), text(DONE)],
         [think("I look it up."), tools.shell("cat world.txt")],
-        [say(ANSWER)],
+        [text(QUESTION_REPLY)],
     ]
     if family in _ONE_CALL:
-        said = [part for blocks in said for part in _one_call_each(blocks)]
-    return turns(family, *said)
+        outputs = [part for blocks in outputs for part in _one_call_each(blocks)]
+    return turns(family, *outputs)
 
 
-def ended_well(ran: Ran, answer: str) -> None:
-    """The client has said the model's last words, and has nothing to complain about."""
-    assert ran.status == 0, f"{ran.out[-3000:]}\n{ran.err[-3000:]}"
-    assert answer in ran.out, f"{ran.out[-3000:]}\n{ran.err[-3000:]}"
+def assert_ended_well(result: ClientResult, reply: str) -> None:
+    """Check that the client ended successfully and printed the model's last text."""
+    assert result.status == 0, f"{result.out[-3000:]}\n{result.err[-3000:]}"
+    assert reply in result.out, f"{result.out[-3000:]}\n{result.err[-3000:]}"
 
 
-def files_of(folder: Path) -> Mapping[str, str]:
+def read_files(folder: Path) -> Mapping[str, str]:
     return {path.name: path.read_text() for path in folder.glob("*.txt")}
 
 
-def task_was_exact(where: Stage, *, titles: int = 0) -> list[Row]:
-    """Task and question went on exactly, but for what the model's own template forgets."""
-    heard, family = where.heard, where.family
-    assert len(heard) == titles + len(small_task(family, pi_tools("any")))
-    found = was_exact(heard, new=titles + 1, again=family in _FORGETFUL)
+def assert_task_exact(setup: ServerSetup, *, titles: int = 0) -> list[Row]:
+    """Check that task and question continue exactly, except for what the template drops."""
+    generations, family = setup.generations, setup.family
+    assert len(generations) == titles + len(small_task(family, pi_tools("any")))
+    found = assert_exact(generations, new=titles + 1, again=family in _FORGETFUL)
     new = [at for at, row in enumerate(found) if row.kind == "new"]
     begun = max(new, key=lambda at: found[at].prompt)  # a title's prompt is a short one
     assert all(row.source == begun for row in found if row.kind == "again")

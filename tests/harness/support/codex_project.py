@@ -1,4 +1,4 @@
-"""What the model builds in Codex: a phrase book, its tests, and the patches that make them."""
+"""The project that the model builds in Codex: a phrase book, its tests, and the patches."""
 
 import subprocess
 import sys
@@ -74,7 +74,7 @@ TAKE_LEAVE = updates(
 
 
 def check_project(work: Path, module: str, tests: str = TESTS) -> None:
-    """What lies there is what the model wrote, to the byte, and it works."""
+    """Check that the files are what the model wrote, to the byte, and that the tests pass."""
     expected = {
         "phrasebook/__init__.py": module,
         "phrasebook/phrases.py": PHRASES,

@@ -1,6 +1,6 @@
-"""A tiny Qwen3 that says one sentence, thought first, whatever it is asked.
+"""A tiny Qwen3 that generates one sentence, reasoning first, for every prompt.
 
-Random weights never end a turn, and a suite that asks hundreds of questions would wait for their
+Random weights never end a turn, and a suite of hundreds of requests would wait for their
 limits. Here the embeddings of a few tokens are so large that the layers between do not matter, and
 each of these tokens has the next one as its only likely successor.
 """
@@ -17,7 +17,7 @@ from tiny_qwen3 import VOCABULARY, WIDTH, tiny_qwen3
 
 from dovetail_tokenizers import load_tokenizer
 
-#: What it says, in tokens that differ from each other; the first ends every prompt of Qwen3's.
+#: Its output, in tokens that differ from each other; the first ends every prompt of Qwen3's.
 SENTENCE = (
     *("\n", "<think>", "Warm", " ones", ".", "</think>", "\n\n"),
     *("Red", ",", " Orange", " and", " Yellow", "<|im_end|>"),
@@ -28,8 +28,8 @@ HEAD = "lm_head.weight"
 _ROW = WIDTH * 4  # bytes
 
 
-def talking_qwen3(folder: Path) -> Path:
-    """Writes the model into a new folder."""
+def write_one_sentence_model(folder: Path) -> Path:
+    """Write the model into a new folder."""
     tiny_qwen3(folder)
     tokenizer = load_tokenizer(folder)
     chain = [id for text in SENTENCE for id in tokenizer.encode(text)]

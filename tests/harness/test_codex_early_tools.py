@@ -1,13 +1,12 @@
 """A tool of the real Codex starts while the model is still speaking."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from client_sandbox import Sandbox
 from codex_runs import codex
-from exactness import Row, was_exact
-from sandbox import Sandbox
-from stage import QWEN3_CODER, call, say, stage, think, turns
+from prefix_exactness import ReportRun, assert_exact
+from server_setup import QWEN3_CODER, call, server_setup, text, think, turns
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
@@ -15,19 +14,19 @@ DONE = "It began early: früh."
 
 
 def test_codex_starts_a_tool_before_the_stream_ends(
-    place: Sandbox, tmp_path: Path, tell: Callable[[Sequence[Row]], None]
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
     """The end of the turn is said when the tool has run, and not before: else both would wait."""
-    early = place.work / "early.txt"
-    scene = stage(tmp_path / "stage", QWEN3_CODER)
+    early = sandbox.work / "early.txt"
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
     first = QWEN3_CODER.spell(think("Early."), call("exec_command", cmd=f"echo früh > {early}"))
     rest = QWEN3_CODER.spell(think("And late."), call("exec_command", cmd=f"cat {early}"))
     stop = QWEN3_CODER.eos[0]
     waits = {"chunks": [first, rest], "wait_for": str(early), "stop": stop}
-    with scene.server({"turns": [waits, *turns(QWEN3_CODER, [say(DONE)])]}) as server:
-        told = codex(place, server.url, "Be early.")
-    assert told.result == DONE
-    commands = [item for item in told.items if item["type"] == "command_execution"]
+    with setup.server({"turns": [waits, *turns(QWEN3_CODER, [text(DONE)])]}) as server:
+        run = codex(sandbox, server.url, "Be early.")
+    assert run.result == DONE
+    commands = [item for item in run.items if item["type"] == "command_execution"]
     assert [item["aggregated_output"] for item in commands] == ["", "früh\n"]
-    assert scene.heard[0].output_text == first + rest + stop
-    tell(was_exact(scene.heard, new=1))
+    assert setup.generations[0].output_text == first + rest + stop
+    report_run(assert_exact(setup.generations, new=1))

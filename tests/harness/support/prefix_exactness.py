@@ -1,4 +1,4 @@
-"""What became of each prompt: did it go on from an earlier one and its answer, to the token?"""
+"""Classify each prompt: does it continue an earlier prompt and its output, to the token?"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -17,10 +17,10 @@ Kind = Literal["new", "exact", "again"]
 
 @dataclass(frozen=True)
 class Row:
-    """A request. `kept` are the tokens that it shares with the one that it goes on from.
+    """A request. `shared` are the tokens that it shares with the one that it continues.
 
     `exact`: it begins with a whole earlier prompt and all that was generated behind it. `again`:
-    with a whole earlier prompt only, whose answer is not there (a retry, a turn that the client
+    with a whole earlier prompt only, whose output is not there (a retry, a turn that the client
     gave up). `new`: with neither, as the first of a conversation does.
     """
 
@@ -29,49 +29,53 @@ class Row:
     output: int
     cached: int
     source: int | None
-    kept: int
+    shared: int
 
 
-Tell = Callable[[Sequence[Row]], None]  # what the fixture `tell` is
+ReportRun = Callable[[Sequence[Row]], None]  # the type of the fixture `report_run`
 
 
-def rows(heard: Sequence[RecordedGeneration]) -> list[Row]:
-    """A row for each request, in the order in which they were asked."""
+def classify(generations: Sequence[RecordedGeneration]) -> list[Row]:
+    """A row for each request, in order."""
     found = []
-    for at, one in enumerate(heard):
+    for at, one in enumerate(generations):
         best = max(
-            (_goes_on(one, heard[i], i) for i in range(at)),
-            key=lambda row: (row.kind == "exact", row.kept),
+            (_goes_on(one, generations[i], i) for i in range(at)),
+            key=lambda row: (row.kind == "exact", row.shared),
             default=_row("new", one, None, 0),
         )
         found.append(best)
     return found
 
 
-def was_exact(
-    heard: Sequence[RecordedGeneration], *, new: int, again: int = 0, cold: Collection[int] = ()
+def assert_exact(
+    generations: Sequence[RecordedGeneration],
+    *,
+    new: int,
+    again: int = 0,
+    cold: Collection[int] = (),
 ) -> list[Row]:
-    """Every request went on exactly, but for so many that began anew or came again.
+    """Check that every request continues exactly, except so many that are new or come again.
 
-    What went on was in the engine's cache, to the block. `cold` are the numbers of the requests
-    that were the first of a new engine, whose cache was empty.
+    Continued prefixes must have been in the engine's cache, to the block. `cold` are the numbers
+    of the requests that were the first of a new engine, whose cache was empty.
     """
-    found = rows(heard)
+    found = classify(generations)
     shown = table(found)
     kinds = Counter(row.kind for row in found)
     assert (kinds["new"], kinds["again"]) == (new, again), shown
     for at, row in enumerate(found):
         if row.kind == "exact" and at not in cold:
-            assert row.cached >= row.kept - row.kept % BLOCK - BLOCK, shown
+            assert row.cached >= row.shared - row.shared % BLOCK - BLOCK, shown
     return found
 
 
 def table(found: Sequence[Row]) -> str:
-    """The rows, to be read by people."""
+    """The rows as a table for people."""
     drawn = Table("#", "kind", "prompt", "output", "goes on from", "kept", "cached", "new tokens")
     for at, row in enumerate(found):
         source = "" if row.source is None else f"#{row.source}"
-        figures = (row.kept, row.cached, row.prompt - row.kept)
+        figures = (row.shared, row.cached, row.prompt - row.shared)
         drawn.add_row(
             f"{at}",
             row.kind,
@@ -94,9 +98,9 @@ def _goes_on(one: RecordedGeneration, before: RecordedGeneration, number: int) -
     return _row("again" if shared >= len(before.prompt) else "new", one, number, shared)
 
 
-def _row(kind: Kind, one: RecordedGeneration, source: int | None, kept: int) -> Row:
+def _row(kind: Kind, one: RecordedGeneration, source: int | None, shared: int) -> Row:
     source = None if kind == "new" else source
-    return Row(kind, len(one.prompt), len(one.output), one.cached, source, kept)
+    return Row(kind, len(one.prompt), len(one.output), one.cached, source, shared)
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from claude_code import claude
-from exactness import Tell, was_exact
-from sandbox import Sandbox
-from stage import QWEN3_CODER, call, say, stage, think, turns
+from client_sandbox import Sandbox
+from prefix_exactness import ReportRun, assert_exact
+from server_setup import QWEN3_CODER, call, server_setup, text, think, turns
 
 from dovetail_model import OutputBlock
 
@@ -19,8 +19,10 @@ pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 FAMILY = QWEN3_CODER
 
 
-def test_claude_code_starts_a_tool_early(place: Sandbox, tmp_path: Path, tell: Tell) -> None:
-    awaited = place.work / "first.txt"
+def test_claude_code_starts_a_tool_early(
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
+) -> None:
+    awaited = sandbox.work / "first.txt"
     early: list[OutputBlock] = [
         think("The first is easy."),
         call("Bash", command="echo eins > first.txt", description="Write"),
@@ -35,17 +37,17 @@ def test_claude_code_starts_a_tool_early(place: Sandbox, tmp_path: Path, tell: T
     script = {
         "turns": [
             {**held, "stop": FAMILY.eos[0]},
-            *turns(FAMILY, [think("It says one."), say("Done: eins.")]),
+            *turns(FAMILY, [think("It says one."), text("Done: eins.")]),
         ],
         "end": "fail",
     }
-    where = stage(tmp_path / "stage", FAMILY)
-    with where.server(script) as server:
-        told = claude(place, server.url, "Write it.")
-    assert told.result == "Done: eins."
-    assert told.failed == []
+    setup = server_setup(tmp_path / "server", FAMILY)
+    with setup.server(script) as server:
+        run = claude(sandbox, server.url, "Write it.")
+    assert run.result == "Done: eins."
+    assert run.failed == []
     assert awaited.read_text() == "eins\n"
-    first, second = where.heard
+    first, second = setup.generations
     assert first.output_text == whole + FAMILY.eos[0]
     assert "<tool_response>\neins\n" in second.text
-    tell(was_exact(where.heard, new=1))
+    report_run(assert_exact(setup.generations, new=1))

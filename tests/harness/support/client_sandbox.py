@@ -1,4 +1,4 @@
-"""A place where a real client runs: a home and a workplace of its own, nothing of the user's.
+"""Sandboxes for real clients: a home and a project of their own, nothing of the user's.
 
 Every client is started as users start it, by `dovetail launch`. `make harnesses` fetches them.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-_FETCHED = Path(__file__).parents[2] / ".cache" / "harnesses" / "bin"
+_FETCHED = Path(__file__).parents[3] / ".cache" / "harnesses" / "bin"
 PROGRAMS = Path(os.environ.get("DOVETAIL_HARNESSES") or _FETCHED)  # other versions can be tried
-PATIENCE = 240.0  # seconds: a client that hangs is a failed test
+CLIENT_TIMEOUT_SECONDS = 240.0  # a client that hangs is a failed test
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_TELEMETRY": "1",
@@ -25,7 +25,7 @@ QUIET = {
 
 
 @dataclass(frozen=True)
-class Ran:
+class ClientResult:
     """A client that has ended."""
 
     out: str
@@ -49,21 +49,21 @@ class Sandbox:
 
     def run(
         self, harness: str, url: str, *arguments: str, flags: tuple[str, ...] = (), **more: str
-    ) -> Ran:
-        """The client with these arguments, to its end. `flags` are launch's, `more` variables."""
+    ) -> ClientResult:
+        """Run the client to its end. `flags` are launch's, `more` variables."""
         with self.start(harness, url, *arguments, flags=flags, **more) as process:
             try:
-                out, err = process.communicate(timeout=PATIENCE)
+                out, err = process.communicate(timeout=CLIENT_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.terminate()
                 out, err = process.communicate()
                 pytest.fail(f"{harness} did not end: {out[-2000:]} {err[-2000:]}")
-        return Ran(out, err, process.returncode)
+        return ClientResult(out, err, process.returncode)
 
     def start(
         self, harness: str, url: str, *arguments: str, flags: tuple[str, ...] = (), **more: str
     ) -> "subprocess.Popen[str]":
-        """The client, running."""
+        """Start the client."""
         if not (PROGRAMS / harness).exists():
             pytest.skip(f"the real {harness} is not at hand: make harnesses (it needs npm)")
         command = [sys.executable, "-m", "dovetail", "launch", harness, "--url", url, *flags]
@@ -78,7 +78,7 @@ class Sandbox:
         )
 
     def environment(self, **more: str) -> dict[str, str]:
-        """All that the client knows of the machine."""
+        """The client's environment variables."""
         return {
             "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
             "HOME": str(self.home),
@@ -89,8 +89,8 @@ class Sandbox:
         }
 
 
-def sandbox(folder: Path) -> Sandbox:
-    """A new one, whose project is an empty repository."""
+def create_sandbox(folder: Path) -> Sandbox:
+    """Create a sandbox whose project is an empty repository."""
     made = Sandbox(folder)
     made.home.mkdir(parents=True)
     made.work.mkdir()

@@ -1,8 +1,7 @@
-"""The server that the clients are run against: the real one, on a scripted model.
+"""The server that the clients are run against: the real one, with a scripted model.
 
 The model's turns are written in a real family's notation and tokenized by its real tokenizer;
-its template renders the prompts. The engine writes down what it was asked, which is how the tests
-know what really reached it.
+its template renders the prompts. The engine records its requests, which the tests check.
 """
 
 import json
@@ -57,21 +56,21 @@ GPT_OSS = Family(
 )
 
 
-def think(text: str) -> ReasoningBlock:
-    return ReasoningBlock(text)
+def think(content: str) -> ReasoningBlock:
+    return ReasoningBlock(content)
 
 
-def say(text: str) -> TextBlock:
-    return TextBlock(text)
+def text(content: str) -> TextBlock:
+    return TextBlock(content)
 
 
 def call(name: str, **arguments: Any) -> ToolCallBlock:
-    """A call as a model writes it. Its id is the server's business."""
+    """A call as a model writes it. The server assigns its id."""
     return ToolCallBlock("", name, json.dumps(arguments, ensure_ascii=False))
 
 
-def lay_out(family: Family, folder: Path, window: int = WINDOW) -> Path:
-    """A model folder as Hugging Face has them, without weights."""
+def create_model_folder(family: Family, folder: Path, window: int = WINDOW) -> Path:
+    """Create a model folder in Hugging Face's layout, without weights."""
     source = TOKENIZERS / family.tokenizer
     if not source.is_dir():
         pytest.skip(f"no tokenizer {family.tokenizer} at hand: make tokenizers")
@@ -90,8 +89,8 @@ def lay_out(family: Family, folder: Path, window: int = WINDOW) -> Path:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A place for servers that follow one another: the same model, the same data folder."""
+class ServerSetup:
+    """Servers that follow one another with the same model and the same data folder."""
 
     folder: Path
     family: Family
@@ -99,21 +98,21 @@ class Stage:
 
     @property
     def data(self) -> Path:
-        """What the server keeps: turns (`turns.db` and beside it), keys."""
+        """The server's data folder: the ledger and keys."""
         return self.folder / "data"
 
     @property
-    def heard(self) -> list[RecordedGeneration]:
-        """Every generation that the engine was asked for, over all servers of this stage."""
-        heard = read_generation_log(self.folder / "record.jsonl")
-        return sorted(heard, key=lambda one: one.began)
+    def generations(self) -> list[RecordedGeneration]:
+        """Every generation of the engine, over all servers of this setup."""
+        generations = read_generation_log(self.folder / "record.jsonl")
+        return sorted(generations, key=lambda one: one.began)
 
     @contextmanager
     def server(self, script: Any, *flags: str) -> Iterator[Running]:
-        """A server on this script (as docs/scripts.md has them), up for the time of the block."""
+        """Run a server with this script (see docs/scripts.md) for the time of the block."""
         model, path = self.folder / "model", self.folder / "script.yaml"
         if not model.is_dir():
-            lay_out(self.family, model, self.window)
+            create_model_folder(self.family, model, self.window)
         self.data.mkdir(exist_ok=True)
         path.write_text(json.dumps(script))
         record = f"record={self.folder / 'record.jsonl'}"
@@ -128,13 +127,13 @@ class Stage:
             yield running
 
 
-def stage(folder: Path, family: Family, window: int = WINDOW) -> Stage:
+def server_setup(folder: Path, family: Family, window: int = WINDOW) -> ServerSetup:
     folder.mkdir(parents=True, exist_ok=True)
-    return Stage(folder, family, window)
+    return ServerSetup(folder, family, window)
 
 
-def turns(family: Family, *said: Sequence[OutputBlock], **more: Any) -> list[dict[str, Any]]:
+def turns(family: Family, *outputs: Sequence[OutputBlock], **more: Any) -> list[dict[str, Any]]:
     """Turns of a script, spelled and ended as the family does it."""
     if len(family.eos) == 1:  # of several the script's text has the right one
         more = {"stop": family.eos[0], **more}
-    return [{"text": family.spell(*blocks), **more} for blocks in said]
+    return [{"text": family.spell(*blocks), **more} for blocks in outputs]

@@ -1,17 +1,17 @@
-"""The model's part in building the phrase book, turn by turn."""
+"""The model's scripted turns in building the phrase book."""
 
 from typing import Any
 
 from codex_project import DRAFT, PHRASES, RUN_TESTS, SHOUT, TAKE_LEAVE, TESTS, adds
-from codex_runs import counted
-from stage import GPT_OSS, KIMI, call, say, think, turns
+from codex_runs import number_calls
+from server_setup import GPT_OSS, KIMI, call, text, think, turns
 
 TASK = "Build the phrase book."
 MORE = "Let it take leave, too."
 AGENT_TASK = "Write the tests of the phrase book, für alle."
 DONE = "The phrase book is done: größer als gedacht ✅."
 WAITED_FOR = "until [ -e .git/waits ]; do sleep 0.1; done; sleep 1"
-"""An answer that comes while the other model speaks makes Codex hang up and ask again."""
+"""A result that arrives while the other model generates makes Codex cancel and retry."""
 LEAVES = "It takes leave now. Tschüß!"
 
 
@@ -32,7 +32,7 @@ def kimi() -> dict[str, Any]:
         ],
         [
             think("A plan, dann das Gerüst."),
-            say("I begin with the module."),
+            text("I begin with the module."),
             _plan(("Modul", "in_progress"), ("Tests", "pending")),
             think("The module: it greets quietly for now."),
             call("apply_patch", input=adds("phrasebook/__init__.py", DRAFT)),
@@ -67,9 +67,9 @@ def kimi() -> dict[str, Any]:
             call("exec_command", cmd="git status --short"),
         ],
         [think("All is well."), _plan(("Modul", "completed"), ("Tests", "completed"))],
-        [think("That is all."), say(DONE)],
+        [think("That is all."), text(DONE)],
         [think("A few lines more."), call("apply_patch", input=TAKE_LEAVE)],
-        [think("Sie gehen."), say(LEAVES)],
+        [think("Sie gehen."), text(LEAVES)],
     )
     agent = turns(
         KIMI,
@@ -78,9 +78,12 @@ def kimi() -> dict[str, Any]:
             call("apply_patch", input=adds("test_phrasebook.py", TESTS)),
         ],
         [think("Not before I am waited for."), call("exec_command", cmd=WAITED_FOR)],
-        [think("Written."), say("The tests lie in test_phrasebook.py.")],
+        [think("Written."), text("The tests lie in test_phrasebook.py.")],
     )
-    return {"rules": [{"when": {"text": TASK}, "turns": counted(main)}], "turns": counted(agent)}
+    return {
+        "rules": [{"when": {"text": TASK}, "turns": number_calls(main)}],
+        "turns": number_calls(agent),
+    }
 
 
 def gpt_oss() -> dict[str, Any]:
@@ -94,8 +97,8 @@ def gpt_oss() -> dict[str, Any]:
         [think("Tests."), call("apply_patch", input=adds("test_phrasebook.py", TESTS))],
         [think("Louder."), call("apply_patch", input=SHOUT)],
         [think("Do they pass?"), call("exec_command", cmd=RUN_TESTS)],
-        [think("They do."), say(DONE)],
+        [think("They do."), text(DONE)],
         [think("A few lines."), call("apply_patch", input=TAKE_LEAVE)],
-        [think("Sie gehen."), say(LEAVES)],
+        [think("Sie gehen."), text(LEAVES)],
     )
     return {"turns": main}

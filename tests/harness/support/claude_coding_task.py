@@ -1,4 +1,4 @@
-"""A coding task for Claude Code: what the model says in it, and the project that is there then.
+"""A coding task for Claude Code: the model's scripted output, and the resulting project.
 
 The model writes a table of German numbers with one mistake in it, tests it, mends it, has it
 looked over by a subagent and tests again. Everything that its tools do is real.
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stage import Family, call, say, think, turns
+from server_setup import Family, call, text, think, turns
 
 from dovetail_model import OutputBlock
 
 TASK = "Write me the German words for the numbers up to 399, with tests. Grüße!"
 COMMIT = "Now commit it, please."
-#: Only the subagent is told this, which is how the script knows its requests.
+#: Only the subagent gets this prompt, by which the script matches its requests.
 REVIEW = "Look over README.md and say whether a reader understands it."
 
 _ONES = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
@@ -67,7 +67,7 @@ A call ends with </parameter>, a thought with </think>: here they are text.
 SOLD = README.replace("# Zahlwörter", "# Zahlwörter 0–399")
 
 
-def coding(family: Family, work: Path) -> dict[str, Any]:
+def coding_script(family: Family, work: Path) -> dict[str, Any]:
     """The script of the session in this folder."""
     return {
         "rules": [
@@ -83,8 +83,8 @@ def coding(family: Family, work: Path) -> dict[str, Any]:
     }
 
 
-def project() -> Mapping[str, str]:
-    """Every file of the project when all is done, by name."""
+def project_files() -> Mapping[str, str]:
+    """Every file of the finished project, by name."""
     return {"zahlen.py": TABLE, "test_zahlen.py": TESTS, "README.md": SOLD, "ergebnis.txt": "OK\n"}
 
 
@@ -104,16 +104,16 @@ def _write(work: Path) -> Sequence[Sequence[OutputBlock]]:
     return (
         [
             think("The table is long: I write it in one go."),
-            say("I write the table."),
+            text("I write the table."),
             call("Write", file_path=str(work / "zahlen.py"), content=TABLE.replace(RIGHT, WRONG)),
         ],
         # Text behind a call: Claude Code sends the calls back behind all of it.
         [
             think("Tests and a README do not depend on each other."),
-            say("Now the tests."),
+            text("Now the tests."),
             call("Write", file_path=str(work / "test_zahlen.py"), content=TESTS),
             think("The README has odd signs."),
-            say("And the README."),
+            text("And the README."),
             call("Write", content=README, file_path=str(work / "README.md")),
         ],
     )
@@ -144,7 +144,7 @@ def _mend(work: Path) -> Sequence[Sequence[OutputBlock]]:
             think("It is understood. Once more the tests."),
             _bash(f"{test} | tee ergebnis.txt", "Run the tests again"),
         ],
-        [think("They pass."), say("The table is written, and its tests pass: ✓")],
+        [think("They pass."), text("The table is written, and its tests pass: ✓")],
     )
 
 
@@ -156,7 +156,7 @@ def _review(work: Path) -> Sequence[Sequence[OutputBlock]]:
             think("How long is the table?"),
             _bash("wc -l zahlen.py", "Count lines"),
         ],
-        [think("Short, and clear."), say("A reader understands it.")],
+        [think("Short, and clear."), text("A reader understands it.")],
     )
 
 
@@ -169,7 +169,7 @@ def _commit() -> Sequence[Sequence[OutputBlock]]:
             think("I take all of it."),
             _bash(f"git add -A && {name} commit -qm 'Zahlwörter' && git log --oneline", "Commit"),
         ],
-        [think("It is in."), say("Committed.")],
+        [think("It is in."), text("Committed.")],
     )
 
 

@@ -1,11 +1,11 @@
-"""Claude Code without its screen: a prompt given, and what it told of its session."""
+"""Run Claude Code headless: a prompt, and the events it prints."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox import Ran, Sandbox
+from client_sandbox import ClientResult, Sandbox
 
 from dovetail.engines.scripted.generation_log import RecordedGeneration
 
@@ -13,14 +13,14 @@ HEADLESS = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-p
 
 
 @dataclass(frozen=True)
-class Told:
-    """What it printed: an event a line, the result last."""
+class ClaudeRun:
+    """The events that it printed, the result last."""
 
     events: tuple[Mapping[str, Any], ...]
 
     @property
     def result(self) -> str:
-        """Its last words. It must have ended well."""
+        """The text of the result, which must be a success."""
         last = self.events[-1]
         assert (last["type"], last["subtype"], last["is_error"]) == ("result", "success", False)
         return str(last["result"])
@@ -36,7 +36,7 @@ class Told:
 
     @property
     def failed(self) -> list[str]:
-        """What tools said that failed."""
+        """The output of failed tools."""
         blocks = self._blocks("user", "tool_result")
         return [str(block["content"]) for block in blocks if block.get("is_error")]
 
@@ -46,30 +46,37 @@ class Told:
         return [one for content in lists for one in content if one["type"] == block]
 
 
-def behind_the_system_text(before: RecordedGeneration, after: RecordedGeneration) -> bool:
-    """Whether a prompt goes on exactly from an earlier one, but for its system message.
+def continues_after_system_text(before: RecordedGeneration, after: RecordedGeneration) -> bool:
+    """Whether a prompt continues an earlier one exactly, except for its system message.
 
-    The token that ended the earlier answer also ends messages: the first of them is the system's.
+    The token that ended the earlier output also ends messages: the first of them is the system's.
     """
     end, whole = before.output[-1], before.prompt + before.output
-    kept = whole[whole.index(end) :]
+    expected = whole[whole.index(end) :]
     start = after.prompt.index(end)
-    return after.prompt[start : start + len(kept)] == kept
+    return after.prompt[start : start + len(expected)] == expected
 
 
-def hide(place: Sandbox, name: str) -> None:
-    """Git does not tell of this file. Claude Code tells its status anew when it resumes."""
-    (place.work / ".git" / "info" / "exclude").write_text(f"{name}\n")
+def ignore_in_git(sandbox: Sandbox, name: str) -> None:
+    """Exclude a file from Git's status, which Claude Code renders anew when it resumes."""
+    (sandbox.work / ".git" / "info" / "exclude").write_text(f"{name}\n")
 
 
 def claude(
-    place: Sandbox, url: str, prompt: str, *arguments: str, flags: tuple[str, ...] = (), **more: str
-) -> Told:
-    """A prompt, worked on to its end."""
-    ran = place.run("claude", url, "-p", prompt, *HEADLESS, *arguments, flags=flags, **more)
-    assert ran.status == 0, f"{ran.out[-3000:]}\n{ran.err[-3000:]}"
-    return told(ran)
+    sandbox: Sandbox,
+    url: str,
+    prompt: str,
+    *arguments: str,
+    flags: tuple[str, ...] = (),
+    **more: str,
+) -> ClaudeRun:
+    """Run a prompt to its end."""
+    result = sandbox.run("claude", url, "-p", prompt, *HEADLESS, *arguments, flags=flags, **more)
+    assert result.status == 0, f"{result.out[-3000:]}\n{result.err[-3000:]}"
+    return parse_run(result)
 
 
-def told(ran: Ran) -> Told:
-    return Told(tuple(json.loads(line) for line in ran.out.splitlines() if line.startswith("{")))
+def parse_run(result: ClientResult) -> ClaudeRun:
+    return ClaudeRun(
+        tuple(json.loads(line) for line in result.out.splitlines() if line.startswith("{"))
+    )

@@ -1,25 +1,25 @@
-"""What the runs of real clients have in common: places to run in, and the table at the end."""
+"""A pytest plugin for runs of real clients: their sandboxes, and a table of all runs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exactness import Row, table
-from sandbox import Sandbox, sandbox
+from client_sandbox import Sandbox, create_sandbox
+from prefix_exactness import Row, table
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Sandbox:
+def sandbox(tmp_path: Path) -> Sandbox:
     """A home and a project for one client."""
-    return sandbox(tmp_path / "sandbox")
+    return create_sandbox(tmp_path / "sandbox")
 
 
 @pytest.fixture
-def tell(
+def report_run(
     record_property: Callable[[str, object], None], request: pytest.FixtureRequest
 ) -> Callable[[Sequence[Row]], None]:
-    """Puts a run into the table that is printed when all are over."""
+    """Add a run to the table that is printed at the end."""
 
     def run(found: Sequence[Row]) -> None:
         print(table(found))
@@ -35,19 +35,19 @@ def tell(
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    told = [
+    runs = [
         value
         for reports in terminalreporter.stats.values()
         for report in reports
         for name, value in getattr(report, "user_properties", ())
         if name == "run" and getattr(report, "when", "") == "call"
     ]
-    if not told:
+    if not runs:
         return
-    names = list(told[0][1])
+    names = list(runs[0][1])
     terminalreporter.section(
         "real clients: requests, and how many went on exactly from an earlier one"
     )
     terminalreporter.write_line(f"{'run':<58}" + "".join(f"{name:>14}" for name in names))
-    for run, figures in sorted(told):
+    for run, figures in sorted(runs):
         terminalreporter.write_line(f"{run:<58}" + "".join(f"{figures[n]:>14,}" for n in names))

@@ -7,16 +7,15 @@ is made up, and nothing but this machine can be reached.
 import base64
 import json
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_sandbox import Sandbox
 from codex_runs import codex
-from exactness import Row, was_exact
+from prefix_exactness import ReportRun, assert_exact
 from recording_frontend import RecordedRequest, front_of
-from sandbox import Sandbox
-from stage import QWEN3_CODER, call, say, stage, think, turns
+from server_setup import QWEN3_CODER, call, server_setup, text, think, turns
 
 from dovetail_model import OutputBlock
 
@@ -30,49 +29,51 @@ DONE = "All steps are taken ✅."
 
 
 def test_codex_sends_compressed_requests_and_compacts_remotely(
-    place: Sandbox, tmp_path: Path, tell: Callable[[Sequence[Row]], None]
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER, window=WINDOW)
-    _log_in(place)
+    setup = server_setup(tmp_path / "server", QWEN3_CODER, window=WINDOW)
+    _log_in(sandbox)
     off = "--no-enable-responses-websocket"  # the front between them knows HTTP only
-    with scene.server(_script(), off) as server, front_of(server.url) as front:
-        told = codex(place, front.url, "Take all steps.", *_as_openai(front.url))
-    assert told.result == DONE
-    assert (place.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
-    asked = [one for one in front.requests if one.path.startswith("/v1/responses")]
+    with setup.server(_script(), off) as server, front_of(server.url) as front:
+        run = codex(sandbox, front.url, "Take all steps.", *_as_openai(front.url))
+    assert run.result == DONE
+    assert (sandbox.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
+    requests = [one for one in front.requests if one.path.startswith("/v1/responses")]
     # The WebSocket is refused so that Codex does not try it again.
-    assert [(one.method, one.status) for one in asked] == [("GET", 426), *[("POST", 200)] * 6]
-    assert asked[0].sent["upgrade"] == "websocket"
-    assert {one.sent.get("content-encoding") for one in asked[1:]} == {"zstd"}
-    assert all(one.raw.startswith(b"\x28\xb5\x2f\xfd") for one in asked[1:])  # zstd's first bytes
-    assert [_kind(one) for one in asked[1:]] == ["turn"] * 3 + ["compaction"] + ["turn"] * 2
-    heard = scene.heard
-    assert TRIGGER in heard[3].text
-    assert SUMMARY in heard[4].text
+    assert [(one.method, one.status) for one in requests] == [("GET", 426), *[("POST", 200)] * 6]
+    assert requests[0].sent["upgrade"] == "websocket"
+    assert {one.sent.get("content-encoding") for one in requests[1:]} == {"zstd"}
+    assert all(
+        one.raw.startswith(b"\x28\xb5\x2f\xfd") for one in requests[1:]
+    )  # zstd's first bytes
+    assert [_kind(one) for one in requests[1:]] == ["turn"] * 3 + ["compaction"] + ["turn"] * 2
+    generations = setup.generations
+    assert TRIGGER in generations[3].text
+    assert SUMMARY in generations[4].text
     # Tools stay in this kind of compaction, which so goes on exactly. What begins anew is the task,
     # and the history that Codex makes of the summary.
-    tell(was_exact(heard, new=2))
+    report_run(assert_exact(generations, new=2))
 
 
 def test_codex_compacts_remotely_over_a_socket(
-    place: Sandbox, tmp_path: Path, tell: Callable[[Sequence[Row]], None]
+    sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    scene = stage(tmp_path / "stage", QWEN3_CODER, window=WINDOW)
-    _log_in(place)
+    setup = server_setup(tmp_path / "server", QWEN3_CODER, window=WINDOW)
+    _log_in(sandbox)
     script = _script()
     task = {"when": {"text": "Take all steps."}, "turns": script["turns"]}
     script |= {"rules": [*script["rules"], task], "turns": turns(QWEN3_CODER, [])}
-    with scene.server(script) as server:
-        told = codex(place, server.url, "Take all steps.", *_as_openai(server.url))
+    with setup.server(script) as server:
+        run = codex(sandbox, server.url, "Take all steps.", *_as_openai(server.url))
         assert "endpoint=responses status=101" in server.log.read_text()
         assert "status=426" not in server.log.read_text()
-    assert told.result == DONE
-    assert (place.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
-    heard = [one for one in scene.heard if "Take all steps." in one.text]
-    assert len(heard) == 6
-    assert TRIGGER in heard[3].text
-    assert SUMMARY in heard[4].text
-    tell(was_exact(heard, new=2))  # as above
+    assert run.result == DONE
+    assert (sandbox.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
+    generations = [one for one in setup.generations if "Take all steps." in one.text]
+    assert len(generations) == 6
+    assert TRIGGER in generations[3].text
+    assert SUMMARY in generations[4].text
+    report_run(assert_exact(generations, new=2))  # as above
 
 
 def _script() -> dict[str, Any]:
@@ -80,12 +81,12 @@ def _script() -> dict[str, Any]:
         [think(f"Step {at}."), call("exec_command", cmd=f"echo {at} >> steps.txt; seq 1 1000")]
         for at in range(STEPS)
     ]
-    main = turns(QWEN3_CODER, *steps, [think("Done."), say(DONE)])
-    (summary,) = turns(QWEN3_CODER, [say(SUMMARY)])
+    main = turns(QWEN3_CODER, *steps, [think("Done."), text(DONE)])
+    (summary,) = turns(QWEN3_CODER, [text(SUMMARY)])
     return {"rules": [{"when": {"text": TRIGGER, "tail": 1000}, **summary}], "turns": main}
 
 
-def _log_in(place: Sandbox) -> None:
+def _log_in(sandbox: Sandbox) -> None:
     """A login that nobody has given: Codex looks at its form and at its dates alone."""
     now = int(time.time())
     account = {"chatgpt_plan_type": "pro", "chatgpt_account_id": "a", "chatgpt_user_id": "u"}
@@ -94,7 +95,7 @@ def _log_in(place: Sandbox) -> None:
     tokens = {"id_token": token, "access_token": token, "refresh_token": "r", "account_id": "a"}
     today = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     auth = {"auth_mode": "chatgpt", "tokens": tokens, "last_refresh": today}
-    home = place.home / ".codex"
+    home = sandbox.home / ".codex"
     home.mkdir()
     (home / "auth.json").write_text(json.dumps(auth))
 
@@ -115,5 +116,5 @@ def _as_openai(url: str) -> list[str]:
     return [part for setting in settings for part in ("-c", setting)]
 
 
-def _kind(asked: RecordedRequest) -> str:
-    return str(json.loads(asked.sent["x-codex-turn-metadata"])["request_kind"])
+def _kind(request: RecordedRequest) -> str:
+    return str(json.loads(request.sent["x-codex-turn-metadata"])["request_kind"])
