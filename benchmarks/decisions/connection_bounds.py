@@ -86,9 +86,9 @@ async def held(make: type[HttpToolsProtocol], kind: str, size: int) -> tuple[int
 async def main(size: int = SENT) -> None:
     for kind in KINDS:
         for name, make in (("uvicorn", HttpToolsProtocol), ("ours", BoundedHttpProtocol)):
-            taken, retained = await held(make, kind, size)
+            taken, size_held = await held(make, kind, size)
             print(
-                f"{kind:>9} {name:>8}: took {taken / 1e6:6.2f} MB, holds {retained / 1e6:7.2f} MB"
+                f"{kind:>9} {name:>8}: took {taken / 1e6:6.2f} MB, holds {size_held / 1e6:7.2f} MB"
             )
 
 
