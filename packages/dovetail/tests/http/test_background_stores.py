@@ -8,7 +8,7 @@ import pytest
 from background_fixture import Gate, shared_service, until
 from http_fixture import NAME, run, service, serving
 
-from dovetail.http.responses import background as background_module
+from dovetail.http.options import BackgroundOptions, HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
@@ -100,13 +100,16 @@ def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
     run(scene)
 
 
-def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_module, "_POLL_SECONDS", 0.01)
+def test_another_server_shows_it_and_calls_it_off() -> None:
+    options = HttpOptions(background_options=BackgroundOptions(poll_seconds=0.01))
 
     async def scene() -> None:
         store = MemoryResponseBackend()
         (one, engine), (two, _) = shared_service(store), shared_service(store)
-        async with serving(offered=one) as first, serving(offered=two) as second:
+        async with (
+            serving(options, offered=one) as first,
+            serving(options, offered=two) as second,
+        ):
             first.engine = engine
             gate = Gate(first)
             asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
@@ -124,15 +127,16 @@ def test_another_server_shows_it_and_calls_it_off(monkeypatch: pytest.MonkeyPatc
     run(scene)
 
 
-def test_a_run_whose_server_died_is_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_server_died_is_told_as_failed() -> None:
+    options = HttpOptions(background_options=BackgroundOptions(stale_seconds=-1.0))
+
     async def scene() -> None:
         store = MemoryResponseBackend()
         (one, engine), (two, _) = shared_service(store), shared_service(store)
-        async with serving(offered=one) as first, serving(offered=two) as second:
+        async with serving(offered=one) as first, serving(options, offered=two) as second:
             first.engine = engine
             gate = Gate(first)
             asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            monkeypatch.setattr(background_module, "_STALE_SECONDS", -1.0)
             dead = await second.openai().responses.retrieve(asked.id)
             assert dead.status == "failed"
             gate.opened.set()

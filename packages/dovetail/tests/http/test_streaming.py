@@ -15,7 +15,6 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.http.response import StreamingResponse
 from dovetail.net import response_writer
-from dovetail.pipeline import choice_runner as speaker
 from dovetail_model import DovetailError, EngineUnavailable, Overloaded
 
 MESSAGE = [{"role": "user", "content": "Hi"}]
@@ -98,13 +97,9 @@ def test_a_client_that_hangs_up_before_the_first_token(path: str, stream: bool) 
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
-def test_a_client_that_hangs_up_in_a_stream_that_has_said_nothing(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speaker, "STREAM_START_TIMEOUT_SECONDS", 0.01)
-
+def test_a_client_that_hangs_up_in_a_stream_that_has_said_nothing(path: str) -> None:
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(start_timeout_seconds=0.01) as stage:
             hangs(stage, after=0)
             reader, writer = await stage.connect()
             writer.write(request(path))
@@ -319,13 +314,14 @@ def test_an_engine_that_fails_in_the_middle_of_a_whole_answer_is_a_status(path: 
     ],
 )
 def test_a_silent_engine_is_bridged_by_what_the_client_counts_as_life(
-    path: str, template: str | None, sign: bytes, monkeypatch: pytest.MonkeyPatch
+    path: str, template: str | None, sign: bytes
 ) -> None:
-    monkeypatch.setattr(speaker, "STREAM_START_TIMEOUT_SECONDS", 0.01)
     more: dict[str, Any] = {} if template is None else {"template": template}
 
     async def scene() -> None:
-        async with serving(HttpOptions(keep_alive=0.01), **more) as stage:
+        async with serving(
+            HttpOptions(keep_alive=0.01), start_timeout_seconds=0.01, **more
+        ) as stage:
             seen = asyncio.Event()
 
             async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:

@@ -16,7 +16,6 @@ from websocket_fixture import until as it_is_so
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions
-from dovetail.http.responses import background as background_module
 from dovetail.http.responses.run import ResponsePeers, read_chunks
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
@@ -26,12 +25,6 @@ from dovetail.storage.faults import StoreError
 TENANTS = ApiKeys(
     [], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")]
 )
-
-
-@pytest.fixture(autouse=True)
-def no_heartbeat_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is heard is heard from siblings, not from the store."""
-    monkeypatch.setattr(background_module, "_POLL_SECONDS", 3600.0)
 
 
 async def begun(stage: Stage, key: str = "none") -> str:
@@ -77,7 +70,6 @@ def test_it_is_followed_from_any_frame_while_it_runs_and_after(tmp_path: Path) -
 
 
 def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "MAX_FOLLOWED_STREAMS", 1)
     left = asyncio.Queue[None]()
 
     async def watched(frames: Any, after: int = -1) -> AsyncGenerator[bytes]:
@@ -90,7 +82,7 @@ def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(together, "read_chunks", watched)
 
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with siblings(tmp_path, max_followed_streams=1) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             there = second.openai()

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 from http_fixture import run
 
-from dovetail.server import worker_peers
-from dovetail.server.worker_peers import PeerDisconnected, PeerHandler, PeerRequest, WorkerPeers
+from dovetail.server.worker_peers import (
+    PEER_TIMEOUT_SECONDS,
+    PeerDisconnected,
+    PeerHandler,
+    PeerRequest,
+    WorkerPeers,
+)
 
 PIECE = 1 << 16
 REQUEST = PeerRequest("story", "tenant", "id", 7)
@@ -27,10 +32,14 @@ async def hangs(request: PeerRequest) -> AsyncGenerator[bytes]:
 
 
 @asynccontextmanager
-async def worker_group(folder: Path, *handlers: PeerHandler) -> AsyncIterator[WorkerPeers]:
+async def worker_group(
+    folder: Path, *handlers: PeerHandler, timeout_seconds: float = PEER_TIMEOUT_SECONDS
+) -> AsyncIterator[WorkerPeers]:
     """One worker that sends requests, and a peer for each handler."""
     count = len(handlers) + 1
-    requester, *others = [WorkerPeers(folder, at, count) for at in range(count)]
+    requester, *others = [
+        WorkerPeers(folder, at, count, timeout_seconds=timeout_seconds) for at in range(count)
+    ]
     for one, handler in zip(others, handlers, strict=True):
         one.register("story", handler)
         await one.open()
@@ -59,11 +68,9 @@ def test_owner_streams_the_response_frame_by_frame(tmp_path: Path) -> None:
     run(scene)
 
 
-def test_who_is_silent_or_away_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_peers, "PEER_TIMEOUT_SECONDS", 0.05)
-
+def test_who_is_silent_or_away_has_nothing(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with worker_group(tmp_path, nothing, hangs) as requester:
+        async with worker_group(tmp_path, nothing, hangs, timeout_seconds=0.05) as requester:
             (tmp_path / "worker-1").unlink()
             assert await requester.request_first(REQUEST) is None
             assert await requester.request_all(REQUEST, 0.05) == {}
@@ -133,11 +140,7 @@ def test_disconnect_cancels_the_response(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["it fails", "it ends"])
-def test_truncated_response_raises(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_peers, "PEER_TIMEOUT_SECONDS", 0.05)
-
+def test_truncated_response_raises(how: str, tmp_path: Path) -> None:
     async def story(request: PeerRequest) -> AsyncGenerator[bytes]:
         yield b"once"
         yield b"upon"
@@ -146,7 +149,7 @@ def test_truncated_response_raises(
         await asyncio.Event().wait()
 
     async def scene() -> None:
-        async with worker_group(tmp_path, story) as requester:
+        async with worker_group(tmp_path, story, timeout_seconds=0.05) as requester:
             found = await requester.request_first(REQUEST)
             assert found is not None
             assert await anext(found) == b"upon"

@@ -3,17 +3,18 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from http_fixture import Stage, StageEngine, service, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http.options import HttpOptions
+from dovetail.http.options import BackgroundOptions, HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
-from dovetail.server.peer_responses import join_peers
+from dovetail.server.peer_responses import MAX_FOLLOWED_STREAMS, join_peers
 
 
 class Gate:
@@ -54,16 +55,21 @@ def shared_service(store: MemoryResponseBackend) -> tuple[ModelRegistry, StageEn
 
 @asynccontextmanager
 async def siblings(
-    folder: Path, options: HttpOptions | None = None
+    folder: Path,
+    options: HttpOptions | None = None,
+    *,
+    max_followed_streams: int = MAX_FOLLOWED_STREAMS,
 ) -> AsyncIterator[tuple[Stage, Stage]]:
-    """Two processes of one server, as far as one loop can be two."""
+    """Two worker processes of one server, in one loop. They do not poll their store."""
+    polling = BackgroundOptions(poll_seconds=3600.0)
+    options = replace(options or HttpOptions(), background_options=polling)
     store = MemoryResponseBackend()
     (one, first_engine), (two, second_engine) = shared_service(store), shared_service(store)
     async with (
         serving(options, offered=one) as first,
         serving(options, offered=two) as second,
-        join_peers(first.app, folder, 0, 2),
-        join_peers(second.app, folder, 1, 2),
+        join_peers(first.app, folder, 0, 2, max_followed_streams=max_followed_streams),
+        join_peers(second.app, folder, 1, 2, max_followed_streams=max_followed_streams),
     ):
         first.engine, second.engine = first_engine, second_engine
         yield first, second

@@ -37,7 +37,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, load_model
 from dovetail.net.http_protocol import DEFAULT_TIMEOUTS, ConnectionTimeouts
 from dovetail.pipeline.preparation import ChatPreparer
-from dovetail.pipeline.registry import ModelRegistry, TokenModel
+from dovetail.pipeline.registry import STREAM_START_TIMEOUT_SECONDS, ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
 from dovetail.telemetry.record import RequestRecorder
@@ -247,7 +247,11 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 
 def service(
-    *, max_context: int | None = None, count: int = 1, template: str = _TEMPLATE
+    *,
+    max_context: int | None = None,
+    count: int = 1,
+    template: str = _TEMPLATE,
+    start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS,
 ) -> tuple[ModelRegistry, StageEngine]:
     """A service of one model (or several under numbered names), all on one engine."""
     model = tiny_model(template)
@@ -261,6 +265,7 @@ def service(
             engine=ReplicaPool([engine]),
             max_context=max_context,
             created=1_700_000_000.0,
+            start_timeout_seconds=start_timeout_seconds,
         )
         for at in range(count)
     ]
@@ -278,12 +283,18 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     offered: ModelRegistry | None = None,
     recorders: Sequence[RequestRecorder] = (),
     timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
+    start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS,
 ) -> AsyncIterator[Stage]:
     """A server, up before the first line of the block and gone after the last.
 
     It serves what is `offered`, else the usual model.
     """
-    made, engine = service(max_context=max_context, count=count, template=template)
+    made, engine = service(
+        max_context=max_context,
+        count=count,
+        template=template,
+        start_timeout_seconds=start_timeout_seconds,
+    )
     app = App(offered or made, options, recorders=recorders)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     if send_buffer is not None:
@@ -298,6 +309,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
         max_message_bytes=app.options.max_body_bytes if app.options.websockets else None,
         metrics=app.metrics,
         timeouts=timeouts,
+        websocket_options=app.options.websocket_options,
     )
     task = asyncio.create_task(running.serve([listening]))
     stage = Stage(app, engine, listening.getsockname()[1], running, handler.lines)

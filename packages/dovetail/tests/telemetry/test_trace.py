@@ -242,9 +242,7 @@ def test_payloads_are_written_only_on_request(tmp_path: Path, stream: bool) -> N
     run(scene)
 
 
-def test_payloads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capturing, "MAX_PAYLOAD_BYTES", 40)
-
+def test_payloads_are_bounded() -> None:
     class Exchange:
         def __init__(self) -> None:
             self.extensions: dict[str, Any] = {}
@@ -254,7 +252,7 @@ def test_payloads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             self.sent.append(message.get("body", b""))
 
     exchange: Any = Exchange()
-    capture = capturing.PayloadCapture(exchange)
+    capture = capturing.PayloadCapture(exchange, max_bytes=40)
 
     async def scene() -> None:
         for _ in range(5):

@@ -64,6 +64,7 @@ def serve_in_process(
         max_message_bytes=config.max_body_bytes if frontend.options.websockets else None,
         metrics=app.metrics,
         client_addresses=frontend.options.client_addresses,
+        websocket_options=frontend.options.websocket_options,
     )
 
     async def run() -> None:

@@ -72,13 +72,19 @@ class App:
         )
         self.draining = DrainController(self.options.drain_timeout)
         self.draining.on_start(lambda: self.metrics.set_draining(True))
-        self.background = BackgroundResponses(service.response_store, self.metrics, self.draining)
+        self.background = BackgroundResponses(
+            service.response_store, self.metrics, self.draining, self.options.background_options
+        )
         self._generation = GenerationEndpoint(
             service, self.options, self.draining, self.metrics, self.background
         )
         self._catalog = CodexCatalog(service, self.options.codex_profile)
         self._websockets = WebSocketEndpoint(
-            self._respond, self.draining, self.metrics, self.options.max_body_bytes
+            self._respond,
+            self.draining,
+            self.metrics,
+            self.options.max_body_bytes,
+            self.options.websocket_options,
         )
         self.routes = RouteTable(self._build_routes(), self._websocket_routes())
         self._openapi_document = build_document(self.routes.all)

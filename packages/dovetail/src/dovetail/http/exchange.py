@@ -73,9 +73,10 @@ MAX_PAYLOAD_BYTES = 1 << 20  # bytes of a request's body, and of an answer, that
 class PayloadCapture:
     """Stands between an exchange and its client. Every byte has to come by: nothing goes direct."""
 
-    __slots__ = ("_chunks", "_send", "_size")
+    __slots__ = ("_chunks", "_max_bytes", "_send", "_size")
 
-    def __init__(self, exchange: ApiExchange) -> None:
+    def __init__(self, exchange: ApiExchange, max_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._chunks: list[bytes] = []
         self._size = 0
         self._send = exchange.send
@@ -92,7 +93,7 @@ class PayloadCapture:
 
     async def _forward(self, message: Message) -> None:
         body = message.get("body") or b""
-        if body and self._size < MAX_PAYLOAD_BYTES:
-            self._chunks.append(body[: MAX_PAYLOAD_BYTES - self._size])
+        if body and self._size < self._max_bytes:
+            self._chunks.append(body[: self._max_bytes - self._size])
             self._size += len(self._chunks[-1])
         await self._send(message)

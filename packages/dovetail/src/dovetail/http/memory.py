@@ -9,8 +9,6 @@ from collections import Counter
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
 
-_DEFAULT_MAX_BODIES = 16  # of the largest size, where nothing else is said
-_SMALL_REQUEST_BYTES = 64 << 10  # bytes: how many of these there can be is bounded by their number
 RETRY_AFTER_SECONDS = 2.0  # seconds
 
 
@@ -30,6 +28,8 @@ class RequestMemory:
 
     total_bytes = 0
     max_bytes: int | None = None
+    max_bodies = 16  # of the largest size, where `max_bytes` is None
+    small_request_bytes = 64 << 10  # their number is limited elsewhere
 
     def __init__(self) -> None:
         self.bytes_by_tenant: Counter[str] = Counter()
@@ -40,9 +40,9 @@ class RequestMemory:
         Each may have so many bytes as the limit says: one alone is never too much. Neither are
         small ones, so that those who send much do not shut out all others.
         """
-        if size <= _SMALL_REQUEST_BYTES:
+        if size <= self.small_request_bytes:
             return False
-        most = _DEFAULT_MAX_BODIES * limit if self.max_bytes is None else max(self.max_bytes, limit)
+        most = self.max_bodies * limit if self.max_bytes is None else max(self.max_bytes, limit)
         return self.total_bytes > most or (
             tenant != "" and self.bytes_by_tenant[tenant] > max(most // 2, limit)
         )

@@ -15,6 +15,57 @@ DispatchChannel = Literal["tools", "reasoning"]
 
 
 @dataclass(frozen=True)
+class WebSocketOptions:
+    """Limits and timeouts of WebSockets.
+
+    `max_connections`: WebSockets that are open at a time.
+    `max_cached_bytes`: of the responses that all connections cache for themselves.
+    `max_streams`: of one connection, responses that are generated at a time.
+    `max_queued_messages`: of one connection, messages that wait behind running responses.
+    `max_fragments`: of one message.
+    `message_timeout_seconds`: from the first byte of a message to its last.
+    `idle_timeout_seconds`: without a message or a response; users think between turns.
+    `ping_interval_seconds`, `ping_timeout_seconds`: of the pings that find dead clients.
+    """
+
+    max_connections: int = 4096
+    max_cached_bytes: int = 256 << 20
+    max_streams: int = 16
+    max_queued_messages: int = 8
+    max_fragments: int = 4096
+    message_timeout_seconds: float = 120.0
+    idle_timeout_seconds: float = 1800.0
+    ping_interval_seconds: float = 30.0
+    ping_timeout_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class BackgroundOptions:
+    """Limits and intervals of responses that run in the background.
+
+    `max_running`, `max_running_per_tenant`: runs at a time, of all tenants and of each.
+    `max_running_bytes`: of the frames of all runs; above it, no run is started.
+    `max_finished`, `max_finished_bytes`: finished runs whose stream can still be read.
+    `heartbeat_seconds`: between two heartbeats of a run in the store.
+    `poll_seconds`: between two checks whether another process has cancelled a run.
+    `stale_seconds`: after which a run without a heartbeat counts as failed.
+    """
+
+    max_running: int = 256
+    max_running_per_tenant: int = 64
+    max_running_bytes: int = 256 << 20
+    max_finished: int = 64
+    max_finished_bytes: int = 32 << 20
+    heartbeat_seconds: float = 5.0
+    poll_seconds: float = 1.0
+    stale_seconds: float = 30.0
+
+
+DEFAULT_WEBSOCKET_OPTIONS = WebSocketOptions()
+DEFAULT_BACKGROUND_OPTIONS = BackgroundOptions()
+
+
+@dataclass(frozen=True)
 class HttpOptions:
     """Limits, keys and forms.
 
@@ -41,6 +92,8 @@ class HttpOptions:
     keep_alive: float = 10.0
     messages_api: bool = True
     websockets: bool = True
+    websocket_options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS
+    background_options: BackgroundOptions = DEFAULT_BACKGROUND_OPTIONS
     metrics_need_key: bool = False
     reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
     dispatch: frozenset[DispatchChannel] = frozenset()

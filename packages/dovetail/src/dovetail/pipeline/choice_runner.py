@@ -33,9 +33,6 @@ from dovetail_model import (
 )
 
 WARM_PRIORITY = -100  # the priority of work that nobody waits for
-STREAM_START_TIMEOUT_SECONDS = (
-    1.0  # seconds that an answer's beginning waits for the engine: errors can still be a status
-)
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class ChoiceRunner:
         for note in self._entry.output_constraint(self._prepared).notes:
             self._observer.on_note(note)
         hold = asyncio.get_running_loop().call_later(
-            STREAM_START_TIMEOUT_SECONDS, self._start_without_engine
+            self._entry.start_timeout_seconds, self._start_without_engine
         )
         try:
             await self._generate()

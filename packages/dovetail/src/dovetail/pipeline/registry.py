@@ -25,6 +25,10 @@ from dovetail_protocols import DecodeCache
 DEFAULT_CONTEXT_TOKENS = 1 << 20  # tokens, where neither the model nor the engine says
 
 
+#: How long the start of a response waits for the engine: until then an error can be a status.
+STREAM_START_TIMEOUT_SECONDS = 1.0
+
+
 @dataclass(frozen=True)
 class TokenModel:
     """A model under its public names, the first of which is its own.
@@ -32,7 +36,8 @@ class TokenModel:
     `defaults` are the operator's sampling values, stronger than the model's, weaker than a request.
     A stream whose replica dies may go on `migration_limit` times: on another one, or on the same
     if that comes back within `recovery_wait` seconds. `keep_logprobs`: the engine is asked for them
-    though the client is not shown any.
+    though the client is not shown any. The start of a response waits `start_timeout_seconds` for
+    the engine.
     """
 
     names: tuple[str, ...]
@@ -45,6 +50,7 @@ class TokenModel:
     default_sampling: Sampling = field(default_factory=Sampling)
     keep_logprobs: bool = False
     created: float = field(default_factory=time.time)
+    start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
 
     @property
     def name(self) -> str:
@@ -98,6 +104,7 @@ class UpstreamModel:
     max_context: int | None = None
     default_sampling: Sampling = field(default_factory=Sampling)
     created: float = field(default_factory=time.time)
+    start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
 
     @property
     def name(self) -> str:

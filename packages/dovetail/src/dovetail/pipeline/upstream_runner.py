@@ -12,7 +12,7 @@ import msgspec
 from dovetail.engines.engine import to_public_error
 from dovetail.ledger.entry import EntrySpan, create_entry_id
 from dovetail.ledger.seal import SealPayload
-from dovetail.pipeline.choice_runner import STREAM_START_TIMEOUT_SECONDS, RequestObserver
+from dovetail.pipeline.choice_runner import RequestObserver
 from dovetail.pipeline.concurrency import signal_slow_start
 from dovetail.pipeline.registry import UpstreamModel
 from dovetail.pipeline.sinks import EventSink
@@ -63,7 +63,7 @@ class UpstreamRunner:
         try:
             async with (
                 aclosing(answer),
-                aclosing(signal_slow_start(answer, STREAM_START_TIMEOUT_SECONDS)) as batches,
+                aclosing(signal_slow_start(answer, self._entry.start_timeout_seconds)) as batches,
             ):
                 async for batch in batches:
                     if await self._forward([Usage()] if batch is None else batch, sink):

@@ -15,11 +15,8 @@ from typing import Any
 import uvicorn
 
 from dovetail.http.drain import DrainController
-from dovetail.http.websocket.protocol import (
-    PING_INTERVAL_SECONDS,
-    PING_TIMEOUT_SECONDS,
-    BoundedWebSocketProtocol,
-)
+from dovetail.http.options import DEFAULT_WEBSOCKET_OPTIONS, WebSocketOptions
+from dovetail.http.websocket.protocol import BoundedWebSocketProtocol
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.net.http_protocol import (
     DEFAULT_TIMEOUTS,
@@ -273,6 +270,7 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
     metrics: Metrics | None = None,
     client_addresses: ClientAddressResolver | None = None,
     timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
+    websocket_options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS,
 ) -> uvicorn.Server:
     """Create a server for the application, not running yet.
 
@@ -291,16 +289,19 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
             client_addresses or ClientAddressResolver(),
             timeouts.header_seconds,
         )
+    websocket_protocol: Any = "none"
+    if max_message_bytes is not None:
+        websocket_protocol = partial(BoundedWebSocketProtocol, options=websocket_options)
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         http=partial(BoundedHttpProtocol, on_refused=on_refused, timeouts=timeouts),  # type: ignore[arg-type]
         loop="auto",  # uvloop where it is installed
-        ws="none" if max_message_bytes is None else BoundedWebSocketProtocol,
+        ws=websocket_protocol,
         ws_max_size=max_message_bytes or 0,
-        ws_ping_interval=PING_INTERVAL_SECONDS,
-        ws_ping_timeout=PING_TIMEOUT_SECONDS,
+        ws_ping_interval=websocket_options.ping_interval_seconds,
+        ws_ping_timeout=websocket_options.ping_timeout_seconds,
         ws_per_message_deflate=False,  # costs more than it saves on single tokens
         lifespan="on",
         log_config=None,

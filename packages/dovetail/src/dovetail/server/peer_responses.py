@@ -26,11 +26,18 @@ FOLLOW, CANCEL, FORGET = "follow", "cancel", "forget"
 
 
 @asynccontextmanager
-async def join_peers(app: App, folder: Path, number: int, count: int) -> AsyncIterator[None]:
+async def join_peers(
+    app: App,
+    folder: Path,
+    number: int,
+    count: int,
+    *,
+    max_followed_streams: int = MAX_FOLLOWED_STREAMS,
+) -> AsyncIterator[None]:
     """Connect an application to the other `count` - 1 workers while the block runs."""
     peers = WorkerPeers(folder, number, count)
     app.render_metrics = WorkerMetrics(app.metrics.registry, peers).render
-    app.background.peers = _PeerResponses(peers)
+    app.background.peers = _PeerResponses(peers, max_followed_streams)
     _PeerRequestHandlers(app).register(peers)
     await peers.open()
     try:
@@ -42,14 +49,18 @@ async def join_peers(app: App, folder: Path, number: int, count: int) -> AsyncIt
 class _PeerResponses:
     """Client side: requests to the other workers."""
 
-    def __init__(self, peers: WorkerPeers) -> None:
+    def __init__(self, peers: WorkerPeers, max_followed_streams: int) -> None:
         self._peers = peers
+        self._max_followed_streams = max_followed_streams
         self._followed_by_tenant: Counter[str] = Counter()
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
         """The stream of a response that another worker runs or ran recently."""
         followed = self._followed_by_tenant
-        if followed.total() >= MAX_FOLLOWED_STREAMS or followed[key[0]] >= MAX_FOLLOWED_PER_TENANT:
+        if (
+            followed.total() >= self._max_followed_streams
+            or followed[key[0]] >= MAX_FOLLOWED_PER_TENANT
+        ):
             raise RateLimited("Too many streams are followed.", retry_after=RETRY_AFTER_SECONDS)
         return await await_first_frame(self._stream(PeerRequest(FOLLOW, *key, after)))
 

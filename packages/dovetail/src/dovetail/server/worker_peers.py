@@ -51,8 +51,16 @@ class PeerDisconnected(InternalError):
 class WorkerPeers:
     """Worker `number` of `count`, and its connections to the others."""
 
-    def __init__(self, folder: Path, number: int, count: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        count: int,
+        *,
+        timeout_seconds: float = PEER_TIMEOUT_SECONDS,
+    ) -> None:
         self.number = number
+        self._timeout_seconds = timeout_seconds
         self._folder = folder
         self._peer_numbers = [peer for peer in range(count) if peer != number]
         self._handlers: dict[str, PeerHandler] = {}
@@ -77,12 +85,12 @@ class WorkerPeers:
         self._path(self.number).unlink(missing_ok=True)
         active = {task for task in self._active if task is not None}
         if active:
-            _, late = await asyncio.wait(active, timeout=PEER_TIMEOUT_SECONDS)
+            _, late = await asyncio.wait(active, timeout=self._timeout_seconds)
             for task in late:
                 task.cancel()
 
     async def request_all(
-        self, request: PeerRequest, timeout_seconds: float = PEER_TIMEOUT_SECONDS
+        self, request: PeerRequest, timeout_seconds: float | None = None
     ) -> dict[int, bytes]:
         """Collect a response of one frame from each of the others. Silent ones are left out."""
         tasks = {
@@ -91,7 +99,7 @@ class WorkerPeers:
         }
         try:
             if tasks:
-                await asyncio.wait(tasks.values(), timeout=timeout_seconds)
+                await asyncio.wait(tasks.values(), timeout=timeout_seconds or self._timeout_seconds)
             frames = {peer: task.result() for peer, task in tasks.items() if task.done()}
             return {peer: frame for peer, frame in frames.items() if frame is not None}
         finally:
@@ -109,7 +117,7 @@ class WorkerPeers:
         ]
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(PEER_TIMEOUT_SECONDS):
+                async with asyncio.timeout(self._timeout_seconds):
                     for task_result in asyncio.as_completed(tasks):
                         if (response := await task_result) is not None:
                             return response
@@ -141,7 +149,7 @@ class WorkerPeers:
         try:
             # Raised when the requesting worker is gone.
             with suppress(PeerDisconnected, ConnectionError, ClientDisconnected, TimeoutError):
-                async with asyncio.timeout(PEER_TIMEOUT_SECONDS):
+                async with asyncio.timeout(self._timeout_seconds):
                     request = await _read_frame(reader)
                 async with DisconnectGuard(receive):
                     await self._respond(request or b"", writer)

@@ -9,8 +9,7 @@ from background_fixture import Gate, shared_service, until
 from http_fixture import NAME, run, serving
 
 from dovetail.http.exchange import ApiExchange
-from dovetail.http.options import HttpOptions
-from dovetail.http.responses import background as background_module
+from dovetail.http.options import BackgroundOptions, HttpOptions
 from dovetail.http.responses.run import FrameLog, read_chunks, send_stream
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.memory import MemoryResponseBackend
@@ -180,12 +179,12 @@ def test_what_is_deleted_is_not_worked_on() -> None:
     run(scene)
 
 
-def test_their_frames_may_be_only_so_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_their_frames_may_be_only_so_large_together() -> None:
     """Each holds the tools and instructions of its request three times over."""
-    monkeypatch.setattr(background_module, "MAX_RUNNING_BYTES", 5000)
+    options = HttpOptions(background_options=BackgroundOptions(max_running_bytes=5000))
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(options) as stage:
             gate = Gate(stage)
             client = stage.openai()
             large = await client.responses.create(
@@ -201,11 +200,11 @@ def test_their_frames_may_be_only_so_large_together(monkeypatch: pytest.MonkeyPa
     run(scene)
 
 
-def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_module, "MAX_RUNNING_PER_TENANT", 2)
+def test_there_are_only_so_many() -> None:
+    options = HttpOptions(background_options=BackgroundOptions(max_running_per_tenant=2))
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(options) as stage:
             gate = Gate(stage)
             client = stage.openai()
             ids = [

@@ -12,8 +12,7 @@ from websocket_fixture import HANDSHAKE, asked, event, refusal, socket_to, text_
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
-from dovetail.http.options import HttpOptions
-from dovetail.http.websocket import endpoint as sockets
+from dovetail.http.options import HttpOptions, WebSocketOptions
 
 CREATE = '{"type":"response.create",'
 ASKED = f'"model":"{NAME}","input":"Hi"'
@@ -106,11 +105,11 @@ def test_a_web_page_gets_none() -> None:
     run(scene)
 
 
-def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MAX_WEBSOCKETS", 1)
+def test_there_are_only_so_many() -> None:
+    options = HttpOptions(websocket_options=WebSocketOptions(max_connections=1))
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(options) as stage:
             async with socket_to(stage):
                 assert stage.metric("dovetail_websocket_connections") == 1
                 status, headers, _ = await refusal(stage)

@@ -13,10 +13,8 @@ from websockets.exceptions import ConnectionClosed
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import memory as held
-from dovetail.http.options import HttpOptions
+from dovetail.http.options import HttpOptions, WebSocketOptions
 from dovetail.http.websocket import protocol as carrier
-from dovetail.http.websocket import session as open_socket
-from dovetail.server import http_server as server
 
 ASKED = f'"model":"{NAME}","input":"Hi"'
 
@@ -82,12 +80,11 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
     run(scene)
 
 
-def test_only_so_many_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_socket, "MAX_QUEUED_MESSAGES", 2)
-    monkeypatch.setattr(open_socket, "MAX_STREAMS", 2)
+def test_only_so_many_messages_wait() -> None:
+    options = HttpOptions(websocket_options=WebSocketOptions(max_queued_messages=2, max_streams=2))
 
     async def scene() -> None:
-        async with serving() as stage, socket_to(stage) as socket:
+        async with serving(options) as stage, socket_to(stage) as socket:
             hangs(stage, after=0)
             for said in ("runs", "waits", "waits", "is refused"):
                 await ask(socket, said, stream_id="a")
@@ -131,18 +128,17 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("piece", ["", "x"])
-def test_a_message_in_too_many_pieces_ends_the_connection(
-    piece: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(carrier, "MAX_FRAGMENTS", 100)
+def test_a_message_in_too_many_pieces_ends_the_connection(piece: str) -> None:
 
     async def endless() -> AsyncGenerator[str]:
         while True:
             yield piece
             await asyncio.sleep(0)
 
+    options = HttpOptions(websocket_options=WebSocketOptions(max_fragments=100))
+
     async def scene() -> None:
-        async with serving() as stage, socket_to(stage) as socket:
+        async with serving(options) as stage, socket_to(stage) as socket:
             with pytest.raises(ConnectionClosed):
                 await socket.send(endless())
             assert await closed(socket) == 1009
@@ -151,11 +147,11 @@ def test_a_message_in_too_many_pieces_ends_the_connection(
 
 
 @pytest.mark.parametrize("sent", [b"\x81", b"\x81\xfe\xff\xff0000and no more", b"\x01\x810000{"])
-def test_a_message_has_to_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "MESSAGE_TIMEOUT_SECONDS", 0.3)
+def test_a_message_has_to_come_in_time(sent: bytes) -> None:
+    options = HttpOptions(websocket_options=WebSocketOptions(message_timeout_seconds=0.3))
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(options) as stage:
             async with socket_to(stage) as socket:
                 assert text_of(await asked(socket)) == "Hello."
                 for part in (b"\x89", b"\x800000"):  # a ping in two parts
@@ -172,8 +168,8 @@ def test_a_message_has_to_come_in_time(sent: bytes, monkeypatch: pytest.MonkeyPa
 
 def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may be as large as a body: as many as there are sockets would be all memory."""
-    monkeypatch.setattr(held, "_DEFAULT_MAX_BODIES", 2)
-    monkeypatch.setattr(held, "_SMALL_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(held.request_memory, "max_bodies", 2)
+    monkeypatch.setattr(held.request_memory, "small_request_bytes", 1000)
     size = 50_000
     half = b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
     first = b"\x01\xff" + (size - 1).to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
@@ -201,8 +197,8 @@ def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPat
 
 
 def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_DEFAULT_MAX_BODIES", 1)
-    monkeypatch.setattr(held, "_SMALL_REQUEST_BYTES", 0)
+    monkeypatch.setattr(held.request_memory, "max_bodies", 1)
+    monkeypatch.setattr(held.request_memory, "small_request_bytes", 0)
 
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=1000)) as stage:
@@ -267,11 +263,11 @@ def test_a_message_in_pieces_is_put_together() -> None:
     run(scene)
 
 
-def test_a_socket_that_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_socket, "IDLE_TIMEOUT_SECONDS", 0.3)
+def test_a_socket_that_is_not_used_is_closed() -> None:
+    options = HttpOptions(websocket_options=WebSocketOptions(idle_timeout_seconds=0.3))
 
     async def scene() -> None:
-        async with serving() as stage, socket_to(stage) as socket:
+        async with serving(options) as stage, socket_to(stage) as socket:
             go_on = asyncio.Event()
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -289,14 +285,13 @@ def test_a_socket_that_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.long
-def test_a_client_that_is_gone_without_a_word_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server, "PING_INTERVAL_SECONDS", 0.3)
-    monkeypatch.setattr(server, "PING_TIMEOUT_SECONDS", 0.3)
+def test_a_client_that_is_gone_without_a_word_is_found_out() -> None:
+    options = HttpOptions(
+        websocket_options=WebSocketOptions(ping_interval_seconds=0.3, ping_timeout_seconds=0.3)
+    )
 
     async def scene() -> None:
-        async with serving() as stage:
+        async with serving(options) as stage:
             hangs(stage)
             async with socket_to(stage) as socket:
                 await ask(socket)

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import pytest
 from http_fixture import CALL, NAME, Stage, run, serving
 from websocket_fixture import Event, ask, asked, event, socket_to, text_of, until
 
 from dovetail.access.auth import ApiKeys
-from dovetail.http.options import HttpOptions
-from dovetail.http.websocket import endpoint as sockets
+from dovetail.http.options import HttpOptions, WebSocketOptions
 from dovetail.responses.backend import StoredResponse, response_size
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
 from dovetail.routing.pool import ReplicaPool
@@ -198,12 +196,14 @@ def test_a_conversation_that_outgrows_the_limit() -> None:
     run(scene)
 
 
-def test_sockets_hold_only_so_much_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MAX_LOCAL_RESPONSE_BYTES", 5000)
+def test_sockets_hold_only_so_much_together() -> None:
+    options = HttpOptions(
+        max_body_bytes=5000, websocket_options=WebSocketOptions(max_cached_bytes=5000)
+    )
 
     async def scene() -> None:
         async with (
-            serving(HttpOptions(max_body_bytes=5000)) as stage,
+            serving(options) as stage,
             socket_to(stage) as first,
             socket_to(stage) as second,
         ):

@@ -16,6 +16,7 @@ from dovetail.http.drain import DrainController
 from dovetail.http.errors import error_status, to_client_error
 from dovetail.http.exchange import MAX_PAYLOAD_BYTES as MOST_KEPT
 from dovetail.http.exchange import ApiExchange
+from dovetail.http.options import DEFAULT_BACKGROUND_OPTIONS, BackgroundOptions
 from dovetail.http.responses.conversation import ResponseSaver
 from dovetail.http.responses.run import (
     BackgroundRun,
@@ -35,16 +36,8 @@ from dovetail.telemetry.metrics import Metrics
 from dovetail_model import InternalError, InvalidRequest, RateLimited
 from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response
 
-MAX_RUNNING = 256  # of all tenants
-MAX_RUNNING_PER_TENANT = 64  # of one tenant
-MAX_RUNNING_BYTES = 256 << 20  # of frames of all that run: where there are more, none is begun
 RETRY_AFTER_SECONDS = 5.0
 
-_HEARTBEAT_SECONDS = 5.0  # seconds between two signs of life of a run
-_POLL_SECONDS = 1.0  # seconds between two looks whether another process has called a run off
-_STALE_SECONDS = 30.0  # seconds after which a run without a sign of life is taken for dead
-_MAX_FINISHED = 64  # runs that are over and can still be followed
-_MAX_FINISHED_BYTES = 32 << 20
 _STOPPED_MESSAGE = "The server stopped before the response was complete."
 
 BackgroundWork = Callable[[ApiExchange], Awaitable[None]]
@@ -54,15 +47,22 @@ class BackgroundResponses:
     """Starts runs, shows them, calls them off."""
 
     def __init__(
-        self, kept: ResponseStore, metrics: Metrics, draining: DrainController | None = None
+        self,
+        kept: ResponseStore,
+        metrics: Metrics,
+        draining: DrainController | None = None,
+        options: BackgroundOptions = DEFAULT_BACKGROUND_OPTIONS,
     ) -> None:
+        self._options = options
         self._store = kept
         self._metrics = metrics
         self._draining = draining or DrainController()
         self.peers: ResponsePeers = NoResponsePeers()
         self._running: dict[ResponseKey, BackgroundRun] = {}
         self._finished: LruCache[ResponseKey, FrameLog] = LruCache(
-            _MAX_FINISHED, max_size=_MAX_FINISHED_BYTES, size_of=attrgetter("size")
+            options.max_finished,
+            max_size=options.max_finished_bytes,
+            size_of=attrgetter("size"),
         )
 
     @property
@@ -129,7 +129,7 @@ class BackgroundResponses:
         latest = await self._store.get(response.tenant, response.id)
         if latest is None or not latest.running:
             return latest or response
-        if self._store.shared and time.time() - response.heartbeat_at < _STALE_SECONDS:
+        if self._store.shared and time.time() - response.heartbeat_at < self._options.stale_seconds:
             return response
         error = {"code": "server_error", "message": _STOPPED_MESSAGE}
         return self._save_status(response, "failed", error)
@@ -184,9 +184,9 @@ class BackgroundResponses:
         own = sum(1 for owner, _ in self._running if owner == tenant)
         held = sum(run.frames.size for run in self._running.values())
         if (
-            own >= MAX_RUNNING_PER_TENANT
-            or len(self._running) >= MAX_RUNNING
-            or held > MAX_RUNNING_BYTES
+            own >= self._options.max_running_per_tenant
+            or len(self._running) >= self._options.max_running
+            or held > self._options.max_running_bytes
         ):
             raise RateLimited(
                 "Too many responses are worked on in the background.",
@@ -223,14 +223,14 @@ class BackgroundResponses:
         await run.wait_persisted()
         was_there = await self._store.get(*key) is not None
         while was_there and not run.frames.ended:
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(self._options.poll_seconds)
             known = await self._store.get(*key)
             if known is None:
                 run.mark_deleted()
             if known is None or known.status == "cancelled":
                 run.cancelled.set()
                 return
-            if time.time() - told > _HEARTBEAT_SECONDS:
+            if time.time() - told > self._options.heartbeat_seconds:
                 told = time.time()
                 run.save_progress()
 

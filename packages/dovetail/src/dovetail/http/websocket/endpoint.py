@@ -3,6 +3,7 @@
 from dovetail.http.drain import DrainController, ServerDraining
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
+from dovetail.http.options import DEFAULT_WEBSOCKET_OPTIONS, WebSocketOptions
 from dovetail.http.websocket.session import ExchangeHandler, WebSocketContext, WebSocketSession
 from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
@@ -11,8 +12,6 @@ from dovetail_model import Forbidden
 from dovetail_protocols import RESPONSES
 
 WEBSOCKET_PATH = "/v1/responses"
-MAX_WEBSOCKETS = 4096
-MAX_LOCAL_RESPONSE_BYTES = 256 << 20  # bytes of responses that all sockets hold for themselves
 SWITCHING_PROTOCOLS = 101
 _DENIAL_RESPONSE_EXTENSION = "websocket.http.response"  # ASGI's extension
 
@@ -32,6 +31,7 @@ class WebSocketEndpoint:
         "_local_budget",
         "_max_message_bytes",
         "_metrics",
+        "_options",
         "_respond",
         "_sessions",
     )
@@ -42,12 +42,14 @@ class WebSocketEndpoint:
         draining: DrainController,
         metrics: Metrics,
         max_message_bytes: int,
+        options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS,
     ) -> None:
+        self._options = options
         self._respond = respond
         self._draining = draining
         self._metrics = metrics
         self._max_message_bytes = max_message_bytes
-        self._local_budget = ConnectionCacheBudget(max(MAX_LOCAL_RESPONSE_BYTES, max_message_bytes))
+        self._local_budget = ConnectionCacheBudget(max(options.max_cached_bytes, max_message_bytes))
         self._sessions: set[WebSocketSession] = set()
         draining.on_start(self._drain_sessions)
 
@@ -59,7 +61,9 @@ class WebSocketEndpoint:
             return
         local = ConnectionCache(budget=self._local_budget)
         source = WebSocketContext(scope, send, local)
-        connection = WebSocketSession(source, receive, self._respond, self._max_message_bytes)
+        connection = WebSocketSession(
+            source, receive, self._respond, self._max_message_bytes, self._options
+        )
         self._sessions.add(connection)
         self._metrics.add_websockets(+1)
         if self._draining.started:
@@ -79,7 +83,7 @@ class WebSocketEndpoint:
         if "origin" in exchange.headers:
             # Browsers let any page connect to this machine and read what comes: only we can refuse.
             raise Forbidden("WebSockets are for programs: a web page may not open one.")
-        if len(self._sessions) >= MAX_WEBSOCKETS:
+        if len(self._sessions) >= self._options.max_connections:
             raise TooManyWebSockets("Too many WebSockets are open: use HTTP.", retry_after=5.0)
         exchange.status = SWITCHING_PROTOCOLS
         lines = [(b"x-request-id", exchange.request_id.encode())]

@@ -13,14 +13,11 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from dovetail.http.memory import request_memory
+from dovetail.http.options import DEFAULT_WEBSOCKET_OPTIONS, WebSocketOptions
 from dovetail.http.websocket.messages import encode_frame, single_message, split_messages
 
 #: Under this name the connection is offered, among the `extensions` of ASGI's scope.
 WEBSOCKET_TRANSPORT_EXTENSION = "dovetail.carrier"
-PING_INTERVAL_SECONDS = 30.0  # seconds between two signs of life that are asked for
-PING_TIMEOUT_SECONDS = 60.0  # seconds in which a client has to show one
-MAX_FRAGMENTS = 4096  # of one message
-MESSAGE_TIMEOUT_SECONDS = 120.0  # seconds from the first byte of a message to its last
 CLOSE_POLICY_VIOLATION = 1008
 CLOSE_MESSAGE_TOO_BIG = 1009
 CLOSE_TRY_AGAIN_LATER = 1013
@@ -43,8 +40,11 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     _message_timer: asyncio.TimerHandle | None = None  # runs while a message has begun to come
     _held_bytes = 0  # bytes of a message that is not here as a whole
 
-    def __init__(self, *args: Any, **more: Any) -> None:
+    def __init__(
+        self, *args: Any, options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS, **more: Any
+    ) -> None:
         super().__init__(*args, **more)
+        self._options = options
         # Both would log who came from where, and at their lowest level what was said.
         self.logger = _log
         self.conn.logger = _log
@@ -75,7 +75,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.scope["extensions"] = offered
 
     def handle_cont(self, event: Frame) -> None:
-        if len(self.frames) >= MAX_FRAGMENTS:
+        if len(self.frames) >= self._options.max_fragments:
             self.conn.fail(CLOSE_MESSAGE_TOO_BIG, "too many pieces")
             self.handle_parser_exception()
             return
@@ -103,7 +103,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def _await_message_end(self) -> None:
         if self._message_timer is None:
             self._message_timer = self.loop.call_later(
-                MESSAGE_TIMEOUT_SECONDS, self._on_message_timeout
+                self._options.message_timeout_seconds, self._on_message_timeout
             )
         self._set_held_bytes(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
         if self.handshake_complete and request_memory.is_exceeded_by(

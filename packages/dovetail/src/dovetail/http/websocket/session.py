@@ -9,6 +9,7 @@ import msgspec
 
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import request_memory
+from dovetail.http.options import WebSocketOptions
 from dovetail.http.websocket.messages import (
     RawHeaders,
     WebSocketRequest,
@@ -149,9 +150,6 @@ def _request_headers(lines: RawHeaders, asked: WebSocketRequest) -> list[tuple[b
     return [*kept, *((name.encode(), value.encode("latin-1", "replace")) for name, value in told)]
 
 
-IDLE_TIMEOUT_SECONDS = 1800.0  # seconds without a message or an answer: people think between turns
-MAX_STREAMS = 16  # answers at once
-MAX_QUEUED_MESSAGES = 8  # messages behind the one that is answered, of all lanes
 CLOSE_GOING_AWAY = 1001
 CLOSE_INTERNAL_ERROR = 1011
 CLOSE_SERVICE_RESTART = 1012
@@ -167,6 +165,7 @@ class WebSocketSession:
         "_context",
         "_draining",
         "_max_message_bytes",
+        "_options",
         "_queued_bytes",
         "_queues",
         "_receive",
@@ -180,8 +179,10 @@ class WebSocketSession:
         receive: Receive,
         respond: ExchangeHandler,
         max_message_bytes: int,
+        options: WebSocketOptions,
     ) -> None:
         self._context = context
+        self._options = options
         self._receive = receive
         self._respond = respond
         self._max_message_bytes = max_message_bytes
@@ -215,7 +216,7 @@ class WebSocketSession:
         """The next message; None when there will be none."""
         while True:
             try:
-                async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
+                async with asyncio.timeout(self._options.idle_timeout_seconds):
                     message = await self._receive()
             except TimeoutError:
                 if not self._queues:
@@ -246,10 +247,10 @@ class WebSocketSession:
 
     def _has_room(self, asked: WebSocketRequest, line: deque[WebSocketRequest] | None) -> bool:
         if line is None:
-            return len(self._queues) < MAX_STREAMS
+            return len(self._queues) < self._options.max_streams
         waiting = sum(len(one) for one in self._queues.values())
         if (
-            waiting >= MAX_QUEUED_MESSAGES
+            waiting >= self._options.max_queued_messages
             or self._queued_bytes + asked.size > self._max_message_bytes
         ):
             return False
