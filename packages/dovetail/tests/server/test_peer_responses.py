@@ -107,7 +107,7 @@ def test_a_stream_whose_process_falls_does_not_look_whole(
     fall = asyncio.Event()
 
     async def falls(frames: Any, after: int = -1) -> AsyncGenerator[bytes]:
-        yield b"".join(frames.all)
+        yield b"".join(frames.chunks)
         await fall.wait()
         raise ValueError("as if killed")
 
