@@ -148,13 +148,13 @@ def _reading(rows: Sequence[Row]) -> str:
             f"{len(growing)} of {len(rows)} grow at least {GROWS:.0f} times from 2k to 32k; of "
             f"those the closest at 32k is {nearest.parser} with {nearest.ratios[1]:.1f} times."
         )
-    for said, some in (
+    for intro, some in (
         ("Growing less than that, with their ratio at 32k", slightly),
         ("Holding it back until it is complete", [row for row in rows if row.deltas <= HELD]),
         ("Giving something else than was written", [row for row in rows if not row.same]),
     ):
         if some:
-            lines.append(f"{said}: {', '.join(_mention(row, some is slightly) for row in some)}.")
+            lines.append(f"{intro}: {', '.join(_mention(row, some is slightly) for row in some)}.")
     return "\n".join(lines) + "\n"
 
 

@@ -29,7 +29,7 @@ def run() -> Result:
     for family in families():
         if family.tool_parser is not None:
             streams = {size: stream(texts.call(texts.code(size)), family) for size in SIZES}
-            settle(streams)
+            measure_stable(streams)
             measured[family.name] = streams
             print(f"  {family.name:<18}", *(f"{cost:>6}" for cost in costs(streams)), flush=True)
     failures = not_flat(measured, "argument")
@@ -43,8 +43,8 @@ def stream(block: OutputBlock, family: Family) -> Stream:
     return Stream(partial(texts.feed, family), pieces, round(max(SIZES) / size))
 
 
-def settle(streams: Sized) -> None:
-    """Measures the sizes in turns, for longer where they do not look flat."""
+def measure_stable(streams: Sized) -> None:
+    """Measure the sizes in turns, for longer where they do not look flat."""
     measure(streams.values(), ROUNDS)
     for _ in range(MORE_ROUNDS):
         if growth(streams) <= LIMIT:

@@ -52,9 +52,9 @@ def run() -> Result:
         print(f"  {name:<10}", *rows[-1][1:])
     head = ("API", "body, KB", "decode, ms", "text, µs", "reasoning, µs", "arguments, µs")
     verdict = f"over {LIMIT:.0f} µs: {', '.join(slow)}" if slow else f"all under {LIMIT:.0f} µs"
-    said = f"Deltas: {verdict}.\n"
+    reading_text = f"Deltas: {verdict}.\n"
     numbers = f"{INTRO}\n{table(head, rows)}\n{GROWN}\n{_grown()}"
-    return Result("codecs", "Requests and deltas", numbers, said)
+    return Result("codecs", "Requests and deltas", numbers, reading_text)
 
 
 def _grown() -> str:
@@ -136,10 +136,10 @@ def _function(number: int, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _messages(i: int, given: str) -> list[dict[str, Any]]:
     use = {"type": "tool_use", "id": f"toolu_{i}", "name": "t1", "input": {"path": f"a{i}.py"}}
-    thought = {"type": "thinking", "thinking": TEXT[:200], "signature": "c2VhbA"}
+    thinking = {"type": "thinking", "thinking": TEXT[:200], "signature": "c2VhbA"}
     result = {"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": given}
     return [
-        {"role": "assistant", "content": [thought, use]},
+        {"role": "assistant", "content": [thinking, use]},
         {"role": "user", "content": [result]},
     ]
 
@@ -156,8 +156,8 @@ def _items(i: int, given: str) -> list[dict[str, Any]]:
 def _chat(i: int, given: str) -> list[dict[str, Any]]:
     function = {"name": "t1", "arguments": f'{{"path": "a{i}.py"}}'}
     call = {"id": f"call_{i}", "type": "function", "function": function}
-    said = {"role": "assistant", "content": None, "reasoning_content": TEXT[:200]}
+    message = {"role": "assistant", "content": None, "reasoning_content": TEXT[:200]}
     return [
-        {**said, "tool_calls": [call]},
+        {**message, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": f"call_{i}", "content": given},
     ]

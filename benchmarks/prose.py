@@ -1,7 +1,7 @@
-"""What does a chunk of plain text cost, and a chunk of thought?"""
+"""What does a chunk of plain text cost, and a chunk of reasoning?"""
 
 from benchmarks import texts
-from benchmarks.arguments import SIZES, Sized, costs, not_flat, reading, settle, stream
+from benchmarks.arguments import SIZES, Sized, costs, measure_stable, not_flat, reading, stream
 from benchmarks.report import Result, table
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock
 from dovetail_parsers import families
@@ -16,15 +16,17 @@ ENDS = (min(SIZES), max(SIZES))
 
 def run() -> Result:
     text: dict[str, Sized] = {}
-    thought: dict[str, Sized] = {}
+    reasoning: dict[str, Sized] = {}
     for family in families():
         text[family.name] = _measured(TextBlock, family)
         if family.reasoning_parser is not None:
-            thought[family.name] = _measured(ReasoningBlock, family)
-        print(f"  {family.name:<18}", *(f"{cell:>6}" for cell in _row(family.name, text, thought)))
-    said = f"Text: {reading(text)}\nThoughts: {reading(thought)}"
-    failures = [*not_flat(text, "text"), *not_flat(thought, "thought")]
-    return Result("prose", "Text and thoughts", _numbers(text, thought), said, failures)
+            reasoning[family.name] = _measured(ReasoningBlock, family)
+        print(
+            f"  {family.name:<18}", *(f"{cell:>6}" for cell in _row(family.name, text, reasoning))
+        )
+    summary = f"Text: {reading(text)}\nThoughts: {reading(reasoning)}"
+    failures = [*not_flat(text, "text"), *not_flat(reasoning, "thought")]
+    return Result("prose", "Text and thoughts", _numbers(text, reasoning), summary, failures)
 
 
 def _measured(kind: type[TextBlock | ReasoningBlock], family: Family) -> Sized:
@@ -32,7 +34,7 @@ def _measured(kind: type[TextBlock | ReasoningBlock], family: Family) -> Sized:
         return kind(texts.prose(size))
 
     streams = {size: stream(block(size), family) for size in ENDS}
-    settle(streams)
+    measure_stable(streams)
     return streams
 
 
@@ -43,6 +45,6 @@ def _row(name: str, *kinds: dict[str, Sized]) -> list[str]:
     return cells
 
 
-def _numbers(text: dict[str, Sized], thought: dict[str, Sized]) -> str:
+def _numbers(text: dict[str, Sized], reasoning: dict[str, Sized]) -> str:
     head = ("family", "text 2k", "200k", "200k / 2k", "thought 2k", "200k", "200k / 2k")
-    return f"{INTRO}\n{table(head, ((name, *_row(name, text, thought)) for name in text))}"
+    return f"{INTRO}\n{table(head, ((name, *_row(name, text, reasoning)) for name in text))}"

@@ -54,7 +54,7 @@ def main(out: Path) -> None:
 
 
 def _blocks(pair: Pair) -> list[Block]:
-    return [_call, _text, _thought] if pair.reasoning else [_call, _text]
+    return [_call, _text, _reasoning] if pair.reasoning else [_call, _text]
 
 
 def _call(size: int) -> OutputBlock:
@@ -65,7 +65,7 @@ def _text(size: int) -> OutputBlock:
     return TextBlock(texts.prose(size))
 
 
-def _thought(size: int) -> OutputBlock:
+def _reasoning(size: int) -> OutputBlock:
     return ReasoningBlock(texts.prose(size))
 
 
@@ -78,7 +78,7 @@ def _row(pair: Pair, block: Block) -> Row:
     return Row(
         kind=block(SHORT).type,
         family=pair.family,
-        parser=pair.reasoning if block is _thought else pair.tool,
+        parser=pair.reasoning if block is _reasoning else pair.tool,
         engine=short[1].engine,
         short=(short[0].us, short[1].us),
         long=(long[0].us, long[1].us),

@@ -35,8 +35,8 @@ def test_a_clone_can_be_installed_with_its_extras(tmp_path: Path) -> None:
     clone = f"{ROOT}/packages/dovetail[otel,redis,tiktoken]"
     _run(pip, "install", "-q", "-c", constraints, clone, cwd=tmp_path)
     extras = "import tiktoken, redis, opentelemetry.sdk, dovetail; print(dovetail.__file__)"
-    told = _run(tmp_path / "venv" / "bin" / "python", "-c", extras, cwd=tmp_path)
-    assert told.startswith(str(tmp_path))
+    output = _run(tmp_path / "venv" / "bin" / "python", "-c", extras, cwd=tmp_path)
+    assert output.startswith(str(tmp_path))
     _run(pip, "check", cwd=tmp_path)
 
 

@@ -34,9 +34,9 @@ def test_the_family_that_the_walk_through_builds_is_the_real_one() -> None:
 
 def test_every_diagnostic_is_explained() -> None:
     source = ROOT / "packages" / "parsers" / "src"
-    said = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
-    codes = set(re.findall(r'(?:diagnose|append)\(\s*"([a-z_]{5,})"', said))
-    codes |= set(re.findall(r'_fail\([^"\n]*"([a-z_]+)"', said))
+    text = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    codes = set(re.findall(r'(?:diagnose|append)\(\s*"([a-z_]{5,})"', text))
+    codes |= set(re.findall(r'_fail\([^"\n]*"([a-z_]+)"', text))
     page = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
     assert len(codes) > 15
     assert not [code for code in codes if f"`{code}`" not in page]

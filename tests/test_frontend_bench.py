@@ -8,11 +8,11 @@ import pytest
 from benchmarks.frontend import cases, client, cpu, tables
 from benchmarks.frontend.findings import ENGINE, Findings
 from benchmarks.frontend.latency import Late, arrived
-from benchmarks.frontend.load import Ask, Cost, missing, whole, wrk
+from benchmarks.frontend.load import Cost, StreamRequest, missing, whole, wrk
 from benchmarks.frontend.many_streams import Many, slow
 from benchmarks.frontend.parts import Author, Part, call, interleaved, plain
 from benchmarks.frontend.plot import plot
-from benchmarks.frontend.requests import APIS, said
+from benchmarks.frontend.requests import APIS, read_stream
 from benchmarks.frontend.servers import dovetail_frontend, model_folder
 from benchmarks.frontend.targets import Target, targets
 
@@ -77,9 +77,9 @@ FRAMES = {
 @pytest.mark.parametrize("api", APIS)
 def test_text_and_end_are_found_in_a_stream(api: str) -> None:
     stream = "".join(f"event: x\ndata: {frame}\n\n" for frame in FRAMES[api])
-    assert said(api, stream.encode()) == ("hi", True)
+    assert read_stream(api, stream.encode()) == ("hi", True)
     broken_off = stream[: stream.index("hi")].rpartition("\n\n")[0]
-    assert said(api, broken_off.encode()) == ("", False)
+    assert read_stream(api, broken_off.encode()) == ("", False)
 
 
 def test_a_plot_shows_every_point() -> None:
@@ -91,7 +91,7 @@ def test_a_plot_shows_every_point() -> None:
     assert {"a & b", "c", "1k", "85k", "0", "60"} <= set(words)
 
 
-def test_the_best_round_counts_and_targets_say_what_holds() -> None:
+def test_best_round_counts_and_targets_are_evaluated() -> None:
     found = Findings(["dovetail", "dynamo"])
     for api in APIS:
         for case in (*cases.PACED, *cases.SATURATED):
@@ -105,12 +105,19 @@ def test_the_best_round_counts_and_targets_say_what_holds() -> None:
         found.behind["dovetail", api] = 0
     found.note_late(ENGINE, "completions", Late(20.0, 21.0, 1.0, 2.0))
     found.slow.append(("dovetail", "chat", Many(2_000, 1, "no end", 36.0, 90.0)))
-    told = list(targets(found))
-    plain_ones = [one for one in told if "plain" in one.wanted]
+    found_targets = list(targets(found))
+    plain_ones = [one for one in found_targets if "plain" in one.wanted]
     assert all(one.holds for one in plain_ones)
     assert plain_ones[0].measured == "chat 0.42, messages 0.42, responses 0.42"
-    assert [one.holds for one in told if "inside" in one.wanted] == [True, True, False, False]
-    assert told[-1] == Target("2,000 slow streams: nothing lost", "1 lost, 36 KB a stream", False)
+    assert [one.holds for one in found_targets if "inside" in one.wanted] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert found_targets[-1] == Target(
+        "2,000 slow streams: nothing lost", "1 lost, 36 KB a stream", False
+    )
     page = tables.result(found, 2, "0.1").numbers
     assert "| 500 plain tokens, 32 streams | chat | 25.0 | 60.0 | 0.42 |" in page
     assert "| **no** |" in page
@@ -120,13 +127,13 @@ def test_the_best_round_counts_and_targets_say_what_holds() -> None:
     assert [us for _, us in curve] == pytest.approx([3 + 2_000 / n for n in cases.LENGTHS])
 
 
-def test_nothing_measured_is_said_so() -> None:
+def test_missing_measurements_are_reported() -> None:
     assert {one.holds for one in targets(Findings(["dovetail"]))} == {None}
 
 
-def test_texts_have_about_the_tokens_that_are_asked_for(tmp_path: Path) -> None:
+def test_texts_have_about_the_requested_tokens(tmp_path: Path) -> None:
     author = Author(load_tokenizer(model_folder(tmp_path / "model")))
-    assert len(author.ids(author.cut(500, plain(8)))) == 500
+    assert len(author.ids(author.first_tokens(500, plain(8)))) == 500
     text = author.sized(4_500, call)
     assert len(author.ids(text)) == pytest.approx(4_500, rel=0.05)
     arguments = json.loads(text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
@@ -139,13 +146,15 @@ def test_a_short_run(tmp_path: Path) -> None:
     """Every way of driving the server, for a moment each."""
     model = model_folder(tmp_path / "model")
     author = Author(load_tokenizer(model))
-    words = author.cut(40, plain(1))
+    words = author.first_tokens(40, plain(1))
     parts = [Part("few", words), Part("quick", words, 200.0), Part("other", words[30:], 200.0)]
     with dovetail_frontend(parts, model, tmp_path) as frontend:
-        driven = whole(frontend, Ask("messages", parts[0].cue), streams=3, times=2)
-        assert (driven.answers, driven.tokens) == (6, 6 * 41)
+        driven = whole(frontend, StreamRequest("messages", parts[0].cue), streams=3, times=2)
+        assert (driven.responses, driven.tokens) == (6, 6 * 41)
         assert driven.us > 0
         many = slow(frontend, "chat", parts[1:], streams=6, spread=0.1)
         assert (many.lost, many.first_fault) == (0, "")
         if missing() is None:
-            assert wrk(frontend, Ask("responses", parts[0].cue), streams=2, seconds=1).answers
+            assert wrk(
+                frontend, StreamRequest("responses", parts[0].cue), streams=2, seconds=1
+            ).responses

@@ -12,14 +12,21 @@ from typing import Any
 import pytest
 from benchmarks.frontend.client import Seen
 from benchmarks.gpu import claude, rates
-from benchmarks.gpu.actor import PRIMING, Actor, Note, Notebook, read_notes, read_prompt
 from benchmarks.gpu.figures import Alone, Measure, rate_row, ratios, row, saved, turns_row
 from benchmarks.gpu.machine import page_of
-from benchmarks.gpu.matter import ACTED_TOOLS
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.rounds import CASES, session_names
-from benchmarks.gpu.scenes import STEPS, SUFFIX, THOUGHT, make_scene
+from benchmarks.gpu.sample_texts import SCRIPTED_TOOLS
+from benchmarks.gpu.scripted_engine import (
+    PRIMING,
+    Note,
+    Notebook,
+    ScriptedOutputEngine,
+    read_notes,
+    read_prompt,
+)
 from benchmarks.gpu.server import END, make_script
+from benchmarks.gpu.sessions import REASONING_TOKENS, STEPS, SUFFIX, make_session
 
 from dovetail.engines.engine import (
     EngineCapabilities,
@@ -45,7 +52,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("tokens", [2_500, 52_000])
-def test_an_offer_is_as_long_as_it_was_asked_for(tokenizer: Tokenizer, tokens: int) -> None:
+def test_offer_has_the_requested_length(tokenizer: Tokenizer, tokens: int) -> None:
     offer = claude.make_offer(tokens, lambda text: len(tokenizer.encode(text)))
     texts = [claude.IDENTITY, offer.system, *map(json.dumps, offer.tools)]
     assert sum(len(tokenizer.encode(text)) for text in texts) == pytest.approx(tokens, rel=0.01)
@@ -72,23 +79,29 @@ def _seen(text: str) -> list[tuple[str, str]]:
     return [(block.type, getattr(block, "name", "")) for block in found.blocks]
 
 
-def test_what_is_acted_is_what_a_qwen3_writes(tokenizer: Tokenizer) -> None:
-    scene = make_scene("D-1", lambda text: len(tokenizer.encode(text)))
-    thought = ("reasoning", "")
-    assert _seen(scene.answers[0]) == [thought, ("tool_call", "Bash"), ("tool_call", "Grep")]
-    assert len(tokenizer.encode(scene.answers[0])) == pytest.approx(THOUGHT + 130, abs=20)
-    assert len(tokenizer.encode(scene.question)) == pytest.approx(SUFFIX, abs=3)
-    turns = make_scene("Gon-1", lambda text: len(tokenizer.encode(text)))
-    assert len(turns.answers) == STEPS
-    kinds = [kind for kind, _ in _seen(turns.answers[0])]
+def test_scripted_output_is_in_qwen3_format(tokenizer: Tokenizer) -> None:
+    session_script = make_session("D-1", lambda text: len(tokenizer.encode(text)))
+    reasoning = ("reasoning", "")
+    assert _seen(session_script.outputs[0]) == [
+        reasoning,
+        ("tool_call", "Bash"),
+        ("tool_call", "Grep"),
+    ]
+    assert len(tokenizer.encode(session_script.outputs[0])) == pytest.approx(
+        REASONING_TOKENS + 130, abs=20
+    )
+    assert len(tokenizer.encode(session_script.question)) == pytest.approx(SUFFIX, abs=3)
+    turns = make_session("Gon-1", lambda text: len(tokenizer.encode(text)))
+    assert len(turns.outputs) == STEPS
+    kinds = [kind for kind, _ in _seen(turns.outputs[0])]
     assert kinds == ["reasoning", "tool_call", "reasoning", "tool_call"]
 
 
 def test_every_session_has_words_of_its_own(tokenizer: Tokenizer) -> None:
     names = [*session_names(["A", "D", "F"], 2), "Gon-0", "Goff-0"]
-    scenes = [make_scene(name, lambda text: len(tokenizer.encode(text))) for name in names]
-    assert len({scene.question for scene in scenes}) == len(names)
-    assert make_scene("D-1", len) == make_scene("D-1", len)
+    scenes = [make_session(name, lambda text: len(tokenizer.encode(text))) for name in names]
+    assert len({session_script.question for session_script in scenes}) == len(names)
+    assert make_session("D-1", len) == make_session("D-1", len)
 
 
 FRAMES: list[dict[str, Any]] = [
@@ -127,31 +140,31 @@ FRAMES: list[dict[str, Any]] = [
 
 
 def test_a_stream_is_folded_into_what_a_client_keeps() -> None:
-    thought, call = claude.fold(FRAMES)
-    assert thought == {"type": "thinking", "thinking": "Look here.", "signature": "seal"}
+    reasoning, call = claude.fold(FRAMES)
+    assert reasoning == {"type": "thinking", "thinking": "Look here.", "signature": "seal"}
     assert call["input"] == {"timeout": 5000.0, "command": "cd /home/user/project && ls"}
-    told = claude.results([thought, call], ["fine"])
-    assert told["content"][0]["tool_use_id"] == "t1"
+    message = claude.results([reasoning, call], ["fine"])
+    assert message["content"][0]["tool_use_id"] == "t1"
     with pytest.raises(RuntimeError, match="broke off"):
         claude.fold([{"type": "error", "error": "x"}])
 
 
 def test_a_rewritten_call_differs_in_form_only() -> None:
     before = claude.fold(FRAMES)
-    thought, call = claude.rewritten(before)
-    assert thought == before[0]
+    reasoning, call = claude.rewritten(before)
+    assert reasoning == before[0]
     assert json.dumps(call["input"]) == (
         '{"command": "ls", "timeout": 5000, "run_in_background": false}'
     )
-    (bash,) = (tool for tool in ACTED_TOOLS if tool["name"] == "Bash")
+    (bash,) = (tool for tool in SCRIPTED_TOOLS if tool["name"] == "Bash")
     ours, theirs = (json.dumps(one["input"]) for one in (before[1], call))
     assert is_same_arguments(ours, theirs, bash["input_schema"])
 
 
-def test_a_mutated_thought_has_other_words() -> None:
+def test_mutated_reasoning_has_other_words() -> None:
     before = claude.fold(FRAMES)
-    thought, call = claude.mutated(before)
-    assert thought["thinking"] != before[0]["thinking"]
+    reasoning, call = claude.mutated(before)
+    assert reasoning["thinking"] != before[0]["thinking"]
     assert call == before[1]
     assert before[0]["thinking"] == "Look here."
 
@@ -163,7 +176,7 @@ class Real:
     capabilities = EngineCapabilities()
 
     def __init__(self) -> None:
-        self.asked: list[EngineRequest] = []
+        self.requests: list[EngineRequest] = []
 
     async def start(self) -> None: ...
 
@@ -173,8 +186,8 @@ class Real:
         return EngineHealth(True)
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        cached = max((_shared(request.prompt, one.prompt) for one in self.asked), default=0)
-        self.asked.append(request)
+        cached = max((_shared(request.prompt, one.prompt) for one in self.requests), default=0)
+        self.requests.append(request)
         ids = [7] * min(request.max_tokens, 3)
         for at, id in enumerate(ids):
             finish = "length" if at == len(ids) - 1 else None
@@ -189,7 +202,7 @@ def _shared(one: "array[int]", other: "array[int]") -> int:
     return same // 4 * 4
 
 
-class Heard:
+class FullAfterFirstSink:
     """A listener that has no room after its first delta."""
 
     def __init__(self) -> None:
@@ -205,25 +218,29 @@ class Heard:
         return True
 
 
-def test_an_actor_says_what_is_written_and_primes_the_cache(tmp_path: Path) -> None:
-    real, heard, again = Real(), Heard(), Heard()
-    said = list(range(100, 140))
-    script = {("s", 0): said, ("s", 1): [50, 51]}
-    whole = array("I", [*range(10), *said, 1, 2])
+def test_actor_outputs_the_script_and_primes_the_cache(tmp_path: Path) -> None:
+    real, first, second = Real(), FullAfterFirstSink(), FullAfterFirstSink()
+    output = list(range(100, 140))
+    script = {("s", 0): output, ("s", 1): [50, 51]}
+    whole = array("I", [*range(10), *output, 1, 2])
     with Notebook(tmp_path) as notebook:
-        actor = Actor(real, lambda session, at: script.get((session, at)), notebook)
-        for prompt, listener in ((array("I", range(10)), heard), (whole, again)):
-            asyncio.run(actor.generate(EngineRequest("r", prompt, 99, session="s"), listener))
-    assert [id for delta in heard.deltas for id in delta.ids] == said
-    assert [delta.finish for delta in heard.deltas if delta.finish] == ["stop"]
-    assert heard.deltas[-1].finish == "stop"
-    assert heard.waits == 1
-    assert [one.max_tokens for one in real.asked] == [1, PRIMING] * 2
-    assert list(real.asked[1].prompt) == [*range(10), *said]
-    assert again.deltas[0].cached == 48
-    assert [id for delta in again.deltas for id in delta.ids] == [50, 51]
+        scripted_engine = ScriptedOutputEngine(
+            real, lambda session, at: script.get((session, at)), notebook
+        )
+        for prompt, listener in ((array("I", range(10)), first), (whole, second)):
+            asyncio.run(
+                scripted_engine.generate(EngineRequest("r", prompt, 99, session="s"), listener)
+            )
+    assert [id for delta in first.deltas for id in delta.ids] == output
+    assert [delta.finish for delta in first.deltas if delta.finish] == ["stop"]
+    assert first.deltas[-1].finish == "stop"
+    assert first.waits == 1
+    assert [one.max_tokens for one in real.requests] == [1, PRIMING] * 2
+    assert list(real.requests[1].prompt) == [*range(10), *output]
+    assert second.deltas[0].cached == 48
+    assert [id for delta in second.deltas for id in delta.ids] == [50, 51]
     notes = read_notes(tmp_path)
-    assert [(note.kind, note.answer, note.length, note.cached) for note in notes] == [
+    assert [(note.kind, note.response, note.length, note.cached) for note in notes] == [
         ("acted", 0, 10, 0),
         ("prime", 0, 50, 8),
         ("acted", 1, 52, 48),
@@ -233,11 +250,11 @@ def test_an_actor_says_what_is_written_and_primes_the_cache(tmp_path: Path) -> N
 
 
 def test_an_actor_leaves_others_to_the_engine(tmp_path: Path) -> None:
-    real, heard = Real(), Heard()
+    real, sink = Real(), FullAfterFirstSink()
     with Notebook(tmp_path) as notebook:
-        actor = Actor(real, lambda session, at: None, notebook)
-        asyncio.run(actor.generate(EngineRequest("r", array("I", [1, 2]), 3), heard))
-    assert [delta.ids for delta in heard.deltas] == [[7], [7], [7]]
+        scripted_engine = ScriptedOutputEngine(real, lambda session, at: None, notebook)
+        asyncio.run(scripted_engine.generate(EngineRequest("r", array("I", [1, 2]), 3), sink))
+    assert [delta.ids for delta in sink.deltas] == [[7], [7], [7]]
     assert [note.kind for note in read_notes(tmp_path)] == ["real"]
 
 
@@ -257,18 +274,18 @@ def measure(number: int, ms: float, length: int = 100, cached: int = 64) -> Meas
     return Measure(2.0, ms, note, number)
 
 
-def test_a_row_tells_where_the_time_went() -> None:
+def test_row_splits_the_time() -> None:
     measures = [measure(3, 10.0), measure(5, 30.0), measure(9, 11.0, length=120)]
-    told = row("A", "stable", measures, {3: Alone(8.0, 64)})
-    assert told["prefilled_tokens"] == [36, 36, 56]
-    assert told["median"]["client_ms"] == 11.0
-    assert (told["median"]["before_ms"], told["median"]["after_ms"]) == (2.0, 1.0)
-    assert told["alone_ms"] == []
-    assert told["median"]["alone_ms"] is None
+    figures = row("A", "stable", measures, {3: Alone(8.0, 64)})
+    assert figures["prefilled_tokens"] == [36, 36, 56]
+    assert figures["median"]["client_ms"] == 11.0
+    assert (figures["median"]["before_ms"], figures["median"]["after_ms"]) == (2.0, 1.0)
+    assert figures["alone_ms"] == []
+    assert figures["median"]["alone_ms"] is None
     alone = {number: Alone(8.0, 64) for number in (3, 5, 9)}
-    told = row("A", "stable", measures, alone)
-    assert told["alone_prefilled"] == [36, 36, 56]
-    assert told["median"]["alone_ms"] == 8.0
+    figures = row("A", "stable", measures, alone)
+    assert figures["alone_prefilled"] == [36, 36, 56]
+    assert figures["median"]["alone_ms"] == 8.0
 
 
 def test_what_the_ledger_saves_over_turns() -> None:
@@ -279,7 +296,7 @@ def test_what_the_ledger_saves_over_turns() -> None:
     assert saved(on, off) == {"prefilled_tokens": 400, "client_ms": 29.0}
 
 
-def test_rates_are_set_beside_the_engine_alone() -> None:
+def test_rates_are_compared_with_the_engine_alone() -> None:
     rows = [rate_row("alone", 8, [(100, 1.0), (300, 1.0), (200, 1.0)])]
     rows += [rate_row("chat", 8, [(190, 1.0)]), rate_row("chat", 64, [(1, 1.0)])]
     assert ratios(rows) == [{"streams": 8, "via": "chat", "ratio": 0.95}]
@@ -301,7 +318,7 @@ def _frame(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def test_pages_are_told_by_what_was_found() -> None:
+def test_page_size_is_derived_from_cache_hits() -> None:
     assert page_of([192, 128, 2560]) == 64
     assert page_of([]) is None
 
@@ -312,8 +329,8 @@ def test_results_stay_until_they_are_measured_again(tmp_path: Path) -> None:
     later = Results(path, 0.0)
     later.put("B", {"rows": [2]})
     later.put("A", {"rows": [3]})
-    told = json.loads(path.read_text())["experiments"]
-    assert told == {"A": {"rows": [3]}, "B": {"rows": [2]}}
+    found = json.loads(path.read_text())["experiments"]
+    assert found == {"A": {"rows": [3]}, "B": {"rows": [2]}}
 
 
 @pytest.mark.long
@@ -334,13 +351,13 @@ def test_a_short_run_shows_the_causes(tokenizer: Tokenizer, tmp_path: Path) -> N
     assert prefilled["A"] == pytest.approx(prefilled["C"], abs=2)
     assert prefilled["B"] > 10 * prefilled["C"]
     assert prefilled["D"] == pytest.approx(prefilled["F"], abs=page)
-    assert prefilled["E"] > prefilled["D"] + THOUGHT
+    assert prefilled["E"] > prefilled["D"] + REASONING_TOKENS
     assert prefilled["F2"] > prefilled["F"] + page
     assert all(one["alone_prefilled"] == one["prefilled_tokens"] for one in rows.values())
     on, off = found["experiments"]["G"]["rows"]
     assert len(on["turns"]) == STEPS
     assert on["total"]["prefilled_tokens"] < off["total"]["prefilled_tokens"]
     assert found["experiments"]["G"]["saved"]["prefilled_tokens"] > 0
-    told = {(one["via"], one["streams"]) for one in found["experiments"]["I"]["rows"]}
-    assert told == {(via, n) for via in ("messages", "chat", "alone") for n in (1, 4)}
+    pairs = {(one["via"], one["streams"]) for one in found["experiments"]["I"]["rows"]}
+    assert pairs == {(via, n) for via in ("messages", "chat", "alone") for n in (1, 4)}
     assert all(sum(one["tokens"]) > 0 for one in found["experiments"]["I"]["rows"])

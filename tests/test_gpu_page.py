@@ -145,8 +145,8 @@ def test_all_targets_hold_in_figures_made_to_hold() -> None:
 def test_targets_flip_with_the_milliseconds(experiment: str, ms: float, broken: list[int]) -> None:
     document = results()
     document["experiments"][experiment]["rows"][0]["client_ms"] = [ms] * 3
-    told = holding(named([document])[0])
-    assert set(broken) <= {number for number, holds in enumerate(told) if not holds}
+    text = holding(named([document])[0])
+    assert set(broken) <= {number for number, holds in enumerate(text) if not holds}
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_targets_flip_with_the_rate(streams: int, via: str, middle: float, broke
 def test_the_servers_share_is_a_target_of_its_own() -> None:
     document = results()
     document["experiments"]["F"]["rows"][0]["client_ms"] = [100.0] * 3
-    told = list(targets(named([document])[0]))[1]
-    assert (told.holds, told.measured) == (False, "A 2.2 ms, C 1.8 ms, D 2.0 ms, F 5.5 ms")
+    text = list(targets(named([document])[0]))[1]
+    assert (text.holds, text.measured) == (False, "A 2.2 ms, C 1.8 ms, D 2.0 ms, F 5.5 ms")
 
 
-def test_two_runs_stand_beside_each_other() -> None:
+def test_two_runs_are_compared() -> None:
     other = results("other")
     other["experiments"]["A"]["rows"][0]["client_ms"] = [107.0] * 3
     made = tables(named([results(), other]))
@@ -178,7 +178,7 @@ def test_two_runs_stand_beside_each_other() -> None:
     assert "other" not in made["targets"]
 
 
-def test_runs_of_one_attention_are_told_apart() -> None:
+def test_runs_of_one_attention_have_distinct_names() -> None:
     assert [run.name for run in named([results(), results(), {}])] == [
         "made_up",
         "made_up (2)",
@@ -199,13 +199,13 @@ def test_plots_are_svg_inside_their_frame(draw: Any, runs: list[Run]) -> None:
         assert 0 < float(one.attrib["x"]) < width
 
 
-def test_a_plot_tells_the_cause_and_the_published_figure() -> None:
+def test_plot_shows_the_cause_and_the_published_figure() -> None:
     drawn = plots.first_tokens(named([results()]))
     assert "2,345.5 ms, 51,811 tokens prefilled" in drawn
     assert "912 ms" in drawn
     assert "milliseconds, logarithmic" in drawn
-    told = plots.turns(named([results()]))
-    assert told.count("ledger on</text>") == told.count("ledger off</text>") == 2
+    text = plots.turns(named([results()]))
+    assert text.count("ledger on</text>") == text.count("ledger off</text>") == 2
 
 
 def test_scales_end_with_round_numbers() -> None:
@@ -245,12 +245,12 @@ def test_other_numbers_make_another_page(tmp_path: Path) -> None:
     assert "| 77.7 | 77.7 to 77.7 |" in second
 
 
-def test_short_prompts_are_said_to_be_no_results() -> None:
-    told = page.written(named([results()]))
+def test_short_prompts_are_marked_as_no_results() -> None:
+    text = page.written(named([results()]))
     assert (
-        "- TTFT: as it was taken.\n- options of the engine, attention made_up: `page=64`." in told
+        "- TTFT: as it was taken.\n- options of the engine, attention made_up: `page=64`." in text
     )
-    assert "no results" not in told
+    assert "no results" not in text
     assert "no results" in page.written(named([{**results(), "settings": {"tokens": 2_000}}]))
 
 
@@ -262,8 +262,8 @@ def test_a_bar_in_a_name_does_not_break_a_table() -> None:
 def test_sections_without_results_are_left_out() -> None:
     document = results()
     del document["experiments"]["G"], document["experiments"]["I"]
-    told = page.written(named([document]))
-    assert "## Interleaved turns" not in told
-    assert "## Tokens a second" not in told
-    assert "## The next turn" in told
-    assert "<!--" not in told
+    text = page.written(named([document]))
+    assert "## Interleaved turns" not in text
+    assert "## Tokens a second" not in text
+    assert "## The next turn" in text
+    assert "<!--" not in text

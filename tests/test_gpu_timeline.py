@@ -7,18 +7,20 @@ from pathlib import Path
 import pytest
 from benchmarks.frontend.client import Seen
 from benchmarks.frontend.requests import APIS
-from benchmarks.gpu import paced
+from benchmarks.gpu import paced_server
 from benchmarks.gpu.arrivals import arrivals
 from benchmarks.gpu.dispatch import CALLS, dispatch
-from benchmarks.gpu.noted import Note, create, read_notes
-from benchmarks.gpu.paced import Answer, author
-from benchmarks.gpu.timeline import CALL, EVENTS, THOUGHT, timeline
+from benchmarks.gpu.paced_server import ScriptedOutput, author
+from benchmarks.gpu.timed_engine import Note, create, read_notes
+from benchmarks.gpu.timeline import CALL_TOKENS, EVENTS, REASONING_TOKENS, timeline
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError
 from dovetail_tokenizers import ByteTokenizer
 
 FAST = 0.001  # seconds a token
-qwen3 = pytest.mark.skipif(not paced.QWEN3.is_dir(), reason="no tokenizer at hand: make tokenizers")
+qwen3 = pytest.mark.skipif(
+    not paced_server.QWEN3.is_dir(), reason="no tokenizer at hand: make tokenizers"
+)
 
 
 @pytest.mark.long
@@ -52,23 +54,23 @@ def test_every_call_is_dispatched_in_every_api_before_the_turn_ends() -> None:
 @qwen3
 def test_a_mark_is_the_token_that_brings_it_about() -> None:
     tokenizer = author()
-    answer = Answer(tokenizer)
-    answer.think(THOUGHT)
+    output = ScriptedOutput(tokenizer)
+    output.think(REASONING_TOKENS)
     for name in CALLS:
-        answer.call(name, CALL)
-    answer.say(5)
-    answer.end()
-    marks = answer.marks
-    assert marks["thought closed"] - marks["thought"] == THOUGHT
-    assert marks["first complete"] - marks["thought closed"] == CALL
-    said = {name: tokenizer.decode(answer.ids[: at + 1]) for name, at in marks.items()}
-    assert said["thought"] == "<think>\n The"
-    assert said["thought closed"].endswith("\n</think>")
-    assert said["first opened"].endswith("<parameter=content>\n")
-    assert said["second complete"].endswith("</parameter>\n</function>\n")
-    assert said["end"].endswith("<|im_end|>")
+        output.call(name, CALL_TOKENS)
+    output.text(5)
+    output.end()
+    marks = output.marks
+    assert marks["thought closed"] - marks["thought"] == REASONING_TOKENS
+    assert marks["first complete"] - marks["thought closed"] == CALL_TOKENS
+    decoded = {name: tokenizer.decode(output.ids[: at + 1]) for name, at in marks.items()}
+    assert decoded["thought"] == "<think>\n The"
+    assert decoded["thought closed"].endswith("\n</think>")
+    assert decoded["first opened"].endswith("<parameter=content>\n")
+    assert decoded["second complete"].endswith("</parameter>\n</function>\n")
+    assert decoded["end"].endswith("<|im_end|>")
     with pytest.raises(ValueError, match="not enough for a call"):
-        answer.call("short", 20)
+        output.call("short", 20)
 
 
 def test_an_event_is_there_with_the_last_byte_of_its_chunk() -> None:
@@ -78,8 +80,8 @@ def test_an_event_is_there_with_the_last_byte_of_its_chunk() -> None:
     parts = [head + b"%x\r\n" % len(first) + first[:9], first[9:] + b"\r\n"]
     parts += [b"%x\r\n" % len(second) + second + b"\r\n", b"0\r\n\r\n"]
     seen = Seen(0, 5, [10, 20, 30, 40], [len(part) for part in parts], [], b"".join(parts))
-    told = [(one.at, one.name, one.data) for one in arrivals(seen)]
-    assert told == [(20, "a", {"n": 1}), (30, "b", {"type": "b"}), (30, "", {})]
+    found = [(one.at, one.name, one.data) for one in arrivals(seen)]
+    assert found == [(20, "a", {"n": 1}), (30, "b", {"type": "b"}), (30, "", {})]
 
 
 def test_an_event_in_two_chunks_is_there_with_the_second() -> None:

@@ -11,7 +11,7 @@ from benchmarks import report
 from benchmarks.frontend import cases, cpu, latency, many_streams, rounds, tables
 from benchmarks.frontend.findings import ENGINE, Findings
 from benchmarks.frontend.limits import raise_file_limit
-from benchmarks.frontend.load import Ask, missing, wrk
+from benchmarks.frontend.load import StreamRequest, missing, wrk
 from benchmarks.frontend.parts import Author
 from benchmarks.frontend.plot import plot
 from benchmarks.frontend.requests import APIS
@@ -31,7 +31,7 @@ QUICK = 0.2  # of the usual time
 
 
 class Bench:
-    """One run: the servers that are up, and what was found so far."""
+    """One run: the running servers, and the findings so far."""
 
     def __init__(self, options: argparse.Namespace, author: Author) -> None:
         self._options = options
@@ -43,7 +43,7 @@ class Bench:
         self.found = Findings([])
 
     def run(self, scratch: Path) -> None:
-        """Everything that was asked for, on servers that are started for it."""
+        """Run the chosen parts on servers that are started for them."""
         parts, model = list(self._parts.values()), scratch / "model"
         with ExitStack() as stack:
             start = stack.enter_context
@@ -65,9 +65,9 @@ class Bench:
     def _turns(self) -> None:
         self._drive((cases.TURNS,))
 
-    def _drive(self, told: tuple[cases.Case, ...], times: int = 1) -> None:
-        rounds.drive(self.found.costs, self._frontends, told, times * self.rounds, self._scale)
-        rounds.frames(self.found.costs, self._frontends, told)
+    def _drive(self, chosen: tuple[cases.Case, ...], times: int = 1) -> None:
+        rounds.drive(self.found.costs, self._frontends, chosen, times * self.rounds, self._scale)
+        rounds.frames(self.found.costs, self._frontends, chosen)
 
     def _lengths(self) -> None:
         rounds.lengths(self.found.costs, self._frontends, self.rounds, self._scale)
@@ -85,8 +85,8 @@ class Bench:
                 self.found.behind[frontend.name, api] = behind
 
     def _time(self, server: str, port: int, api: str) -> None:
-        paced = Ask(api, self._parts["plain-paced"].cue, round(cases.PLAIN * self._scale))
-        short = Ask(api, self._parts["short"].cue)
+        paced = StreamRequest(api, self._parts["plain-paced"].cue, round(cases.PLAIN * self._scale))
+        short = StreamRequest(api, self._parts["short"].cue)
         self.found.note_late(server, api, latency.late(port, paced, short, cases.MANY))
 
     def _many(self) -> None:
@@ -102,15 +102,15 @@ class Bench:
             seen = many_streams.slow(other, APIS[0], slow, streams)
             self.found.slow.append((other.name, APIS[0], seen))
 
-    def beside_vllm(self, scratch: Path) -> None:
+    def measure_vllm(self, scratch: Path) -> None:
         """vLLM's own server, as fast as its tiny model on the CPU goes: one workload, for scale."""
         (case,) = (c for c in cases.SATURATED if (c.part, c.streams) == ("plain", cases.FOR_SCALE))
         self.found.servers.append("vllm")
         with vllm_frontend(scratch) as frontend:
             for api in case.apis:
-                ask = Ask(api, self._parts[case.part].cue, cases.PLAIN)
+                request = StreamRequest(api, self._parts[case.part].cue, cases.PLAIN)
                 seconds = max(2, round(cases.VLLM_SECONDS * self._scale))
-                cost = wrk(frontend, ask, case.streams, seconds)
+                cost = wrk(frontend, request, case.streams, seconds)
                 self.found.costs.add((frontend.name, case.name, api), cost)
 
 
@@ -128,11 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
         bench = Bench(options, Author(load_tokenizer(model_folder(scratch / "model"))))
         bench.run(scratch)
         if "vllm" in options.against:
-            bench.beside_vllm(scratch)
-    told = tables.result(bench.found, bench.rounds, f"{before}; {cpu.load()}")
-    print(f"\n{told.numbers}\n{report.stamp()}")
+            bench.measure_vllm(scratch)
+    result = tables.result(bench.found, bench.rounds, f"{before}; {cpu.load()}")
+    print(f"\n{result.numbers}\n{report.stamp()}")
     if options.write:
-        report.write([told])
+        report.write([result])
         _write_plot(bench.found)
     return 0
 

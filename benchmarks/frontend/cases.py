@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchmarks.frontend.parts import Author, Part, call, interleaved, plain, thought
+from benchmarks.frontend.parts import Author, Part, call, interleaved, plain, reasoning_and_text
 from benchmarks.frontend.requests import APIS
 
 PLAIN = 500  # tokens
@@ -58,21 +58,21 @@ TURNS = Case(f"short turns of {SHORT} tokens, 32 streams", "short", 32, 3)
 
 def parts(author: Author) -> list[Part]:
     """Everything that is played in any workload."""
-    words = author.cut(PLAIN, plain(8))
+    words = author.first_tokens(PLAIN, plain(8))
     inside = author.sized(INSIDE, call)
-    told = [
+    found = [
         Part("plain", words),
         Part("plain-paced", words, PACE),
         Part("plain-steps", words, PACE, in_step=True),
-        Part("long", author.cut(LONG, plain(200))),
-        Part("short", author.cut(SHORT, words)),
-        Part("thought", author.sized(PLAIN, thought)),
+        Part("long", author.first_tokens(LONG, plain(200))),
+        Part("short", author.first_tokens(SHORT, words)),
+        Part("thought", author.sized(PLAIN, reasoning_and_text)),
         Part("interleaved", author.sized(2 * PLAIN, interleaved)),
         Part("call-paced", inside, PACE),
         Part("call-steps", inside, PACE, in_step=True),
         Part("call-fast", inside, FAST),
         Part("call-step", author.sized(STEP_TOKENS, call), STEP),
     ]
-    told += [Part(f"call-{length}", author.sized(length, call)) for length in LENGTHS]
-    slow = [author.cut(SLOW_TOKENS, words[50 * number :]) for number in range(SLOW_TEXTS)]
-    return [*told, *(Part(f"slow-{at}", text, SLOW) for at, text in enumerate(slow))]
+    found += [Part(f"call-{length}", author.sized(length, call)) for length in LENGTHS]
+    slow = [author.first_tokens(SLOW_TOKENS, words[50 * number :]) for number in range(SLOW_TEXTS)]
+    return [*found, *(Part(f"slow-{at}", text, SLOW) for at, text in enumerate(slow))]

@@ -1,6 +1,6 @@
-"""A lean client in a process of its own: many streams at once, and when each of their bytes came.
+"""A lean client in its own process: many streams at once, and when each of their bytes came.
 
-A plan comes in as JSON, what was seen goes into a file as JSON. Times are nanoseconds of the
+A plan comes in as JSON, the measurements go into a file as JSON. Times are nanoseconds of the
 monotonic clock, which all processes of a machine share. Nothing is decoded while streams run.
 """
 
@@ -40,10 +40,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct):
-    """One stream: when it was asked for, when how many bytes came, and how many events in them."""
+    """One stream: when it was sent, when how many bytes came, and how many events in them."""
 
     body: int
-    asked: int = 0
+    sent: int = 0
     times: list[int] = []
     sizes: list[int] = []
     frames: list[int] = []
@@ -52,7 +52,7 @@ class Seen(msgspec.Struct):
     @property
     def first(self) -> int:
         """Nanoseconds to the first byte."""
-        return self.times[0] - self.asked
+        return self.times[0] - self.sent
 
     @property
     def gaps(self) -> list[int]:
@@ -65,15 +65,15 @@ class Seen(msgspec.Struct):
         return found
 
 
-def run(plan: Plan, patience: float = 300.0) -> list[Seen]:
-    """Carries a plan out in another process. What it has seen is much: it comes in a file."""
+def run(plan: Plan, timeout: float = 300.0) -> list[Seen]:
+    """Run a plan in another process. Its measurements are large: they come in a file."""
     with TemporaryDirectory(prefix="dovetail-client-") as folder:
         seen = Path(folder) / "seen.json"
         subprocess.run(
             [sys.executable, "-m", "benchmarks.frontend.client", str(seen)],
             input=msgspec.json.encode(plan),
             cwd=ROOT,
-            timeout=patience,
+            timeout=timeout,
             check=True,
         )
         return msgspec.json.decode(seen.read_bytes(), type=list[Seen])
@@ -94,7 +94,7 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio's, but not their class.
         self._transport = cast(asyncio.Transport, transport)
-        self._seen.asked = time.monotonic_ns()
+        self._seen.sent = time.monotonic_ns()
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -147,7 +147,7 @@ async def _one(plan: Plan, which: int) -> Seen:
 
 
 def dechunked(raw: bytes) -> bytes:
-    """The body of an answer in chunks. A chunk that is not whole counts as far as it goes."""
+    """Decode a chunked body. A truncated chunk counts as far as it goes."""
     body, parts = raw.partition(b"\r\n\r\n")[2], []
     while body:
         size, _, rest = body.partition(b"\r\n")
@@ -160,7 +160,7 @@ def dechunked(raw: bytes) -> bytes:
 
 
 def status(raw: bytes) -> int:
-    """The status of an answer; 0 where none came."""
+    """The status of a response; 0 where none came."""
     words = raw[:20].split()
     return int(words[1]) if len(words) > 1 else 0
 

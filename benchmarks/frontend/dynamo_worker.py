@@ -1,4 +1,4 @@
-"""A worker for Dynamo's frontend that plays token ids by itself, as fast as the script says.
+"""A worker for Dynamo's frontend that outputs scripted token ids at the script's pace.
 
 It runs in the interpreter that has Dynamo, where nothing of Dovetail is installed. The tokens are
 counted in a file that the benchmark maps too.
@@ -25,7 +25,7 @@ BURST = 16  # tokens that leave together before others may run, as in the script
 
 @dataclass(frozen=True)
 class Part:
-    """What is played to a prompt in which `marker` is found. A rate of 0 is as fast as it goes."""
+    """The output for a prompt that contains `marker`. A rate of 0 is as fast as possible."""
 
     marker: str
     ids: list[int]
@@ -34,19 +34,19 @@ class Part:
 
 
 class Player:
-    """Plays parts, and counts the tokens that left."""
+    """Output parts, and count the tokens that left."""
 
     def __init__(self, script: Path, counter: Path) -> None:
-        told = json.loads(script.read_bytes())
-        self._parts = [Part(_spelled(one.pop("marker")), **one) for one in told]
+        entries = json.loads(script.read_bytes())
+        self._parts = [Part(_spelled(one.pop("marker")), **one) for one in entries]
         with counter.open("r+b") as file:
             self._counted = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[Any]:
         """One yield for each token."""
         part = self._part(request["token_ids"])
-        most = (request.get("stop_conditions") or {}).get("max_tokens") or len(part.ids)
-        ids, last = part.ids[:most], min(most, len(part.ids)) - 1
+        max_tokens = (request.get("stop_conditions") or {}).get("max_tokens") or len(part.ids)
+        ids, last = part.ids[:max_tokens], min(max_tokens, len(part.ids)) - 1
         clock = asyncio.get_running_loop().time
         begun = clock()
         if part.in_step:
@@ -65,7 +65,7 @@ class Player:
 
 
 async def _pace(at: int, rate: float, early: float) -> None:
-    """Waits until a token is due."""
+    """Wait until a token is due."""
     wait = at / rate + early if rate else 0.0
     if wait > 0:
         await asyncio.sleep(wait)
@@ -77,8 +77,12 @@ def _spelled(ids: list[int]) -> str:
     return f",{','.join(map(str, ids))},"
 
 
-def _end(id: int, prompt: int, said: int) -> dict[str, Any]:
-    usage = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+def _end(id: int, prompt: int, completion: int) -> dict[str, Any]:
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
     return {"index": 0, "token_ids": [id], "finish_reason": "stop", "completion_usage": usage}
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from benchmarks.frontend import client
 from benchmarks.frontend.client import Seen
-from benchmarks.frontend.load import Ask
+from benchmarks.frontend.load import StreamRequest
 from benchmarks.frontend.parts import BEGINS, VALUE, Author, Part
 from benchmarks.frontend.servers import Frontend
 
@@ -27,13 +27,13 @@ class Late:
     first_token: float
 
 
-def late(port: int, paced: Ask, short: Ask, streams: int) -> Late:
+def late(port: int, paced: StreamRequest, short: StreamRequest, streams: int) -> Late:
     """Streams at their pace, all of them to their ends; then short turns, one at a time."""
     many = client.run(paced.plan(port, streams, spread=1.0))
     gaps = sorted(gap for one in many for gap in one.gaps[EDGE:-EDGE])
     single = client.run(short.plan(port, times=TURNS, keep=True))
     first = sorted(one.first for one in single)
-    tokens = sorted(arrived(one, BEGINS) - one.asked for one in single)
+    tokens = sorted(arrived(one, BEGINS) - one.sent for one in single)
     return Late(_at(gaps, 0.5), _at(gaps, 0.99), _at(first, 0.5), _at(tokens, 0.5))
 
 
@@ -51,7 +51,7 @@ def tokens_behind(frontend: Frontend, api: str, part: Part, author: Author) -> i
 
     The engine's tokens are far apart in time, and the last one is what ends the stream.
     """
-    seen = client.run(Ask(api, part.cue).plan(frontend.port, keep=True))[0]
+    seen = client.run(StreamRequest(api, part.cue).plan(frontend.port, keep=True))[0]
     total = len(author.ids(part.text)) + 1  # the end of the turn is a token too
     starts = len(author.ids(part.text[: part.text.index(VALUE)]))
     left = (seen.times[-1] - arrived(seen, VALUE)) / 1e9 * part.rate

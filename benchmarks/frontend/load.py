@@ -12,19 +12,19 @@ from typing import Any
 from tools.running import NAME, TOKENIZERS
 
 from benchmarks.frontend import client, cpu
-from benchmarks.frontend.requests import MOST, PATHS, body
+from benchmarks.frontend.requests import MAX_TOKENS, PATHS, body
 from benchmarks.frontend.servers import Frontend
 
 MISSING = "wrk is not installed; on Debian and Ubuntu: apt-get install wrk"
-_PATIENCE = 120  # seconds without an answer, which are no error here
+_TIMEOUT_SECONDS = 120  # without a response, which is no error here
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a load took: tokens, answers, wall time, and processor time of the frontend."""
+    """The cost of a load: tokens, responses, wall time, and CPU time of the frontend."""
 
     tokens: int
-    answers: int
+    responses: int
     seconds: float
     spent: cpu.Spent
 
@@ -35,26 +35,26 @@ class Cost:
 
     @property
     def length(self) -> float:
-        """Tokens of an answer."""
-        return self.tokens / max(1, self.answers)
+        """Tokens of a response."""
+        return self.tokens / max(1, self.responses)
 
     def beyond(self, shorter: "Cost") -> float:
-        """Microseconds for each of the tokens that a shorter answer does not have."""
+        """Microseconds for each of the tokens that a shorter response does not have."""
         more = self.us * self.length - shorter.us * shorter.length
         return more / (self.length - shorter.length)
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request: an API, the message that names the part, and the limit of the answer."""
+class StreamRequest:
+    """A request: an API, the message that names the part, and the limit of the output."""
 
     api: str
     cue: str
-    most: int = MOST
+    max_tokens: int = MAX_TOKENS
 
     @property
     def body(self) -> bytes:
-        return body(self.api, NAME, self.cue, self.most)
+        return body(self.api, NAME, self.cue, self.max_tokens)
 
     def plan(self, port: int, streams: int = 1, **more: Any) -> client.Plan:
         """The same for the lean client."""
@@ -68,41 +68,43 @@ def missing() -> str | None:
     return None if shutil.which("wrk") else MISSING
 
 
-def wrk(frontend: Frontend, ask: Ask, streams: int, seconds: int) -> Cost:
+def wrk(frontend: Frontend, request: StreamRequest, streams: int, seconds: int) -> Cost:
     """Streams of the same request, again and again, broken off when the time is over."""
-    before, begun = frontend.settled(), cpu.spent(frontend.pid)
-    told = _run_wrk(f"http://127.0.0.1:{frontend.port}{PATHS[ask.api]}", ask, streams, seconds)
-    tokens = frontend.settled() - before
-    return Cost(tokens, _answers(told), seconds, cpu.spent(frontend.pid).since(begun))
+    before, begun = frontend.await_idle(), cpu.spent(frontend.pid)
+    output = _run_wrk(
+        f"http://127.0.0.1:{frontend.port}{PATHS[request.api]}", request, streams, seconds
+    )
+    tokens = frontend.await_idle() - before
+    return Cost(tokens, _count_responses(output), seconds, cpu.spent(frontend.pid).since(begun))
 
 
-def whole(frontend: Frontend, ask: Ask, streams: int, times: int) -> Cost:
+def whole(frontend: Frontend, request: StreamRequest, streams: int, times: int) -> Cost:
     """Streams that are all read to their ends, so that what an end costs is counted too."""
-    before, begun = frontend.settled(), cpu.spent(frontend.pid)
-    seen = client.run(ask.plan(frontend.port, streams, times=times))
-    tokens = frontend.settled() - before
+    before, begun = frontend.await_idle(), cpu.spent(frontend.pid)
+    seen = client.run(request.plan(frontend.port, streams, times=times))
+    tokens = frontend.await_idle() - before
     spent = cpu.spent(frontend.pid).since(begun)
-    took = max(one.times[-1] for one in seen) - min(one.asked for one in seen)
+    took = max(one.times[-1] for one in seen) - min(one.sent for one in seen)
     return Cost(tokens, len(seen), took / 1e9, spent)
 
 
-def _run_wrk(url: str, ask: Ask, streams: int, seconds: int) -> str:
+def _run_wrk(url: str, request: StreamRequest, streams: int, seconds: int) -> str:
     with tempfile.TemporaryDirectory(prefix="dovetail-wrk-") as folder:
         script = Path(folder) / "request.lua"
         script.write_text(
             'wrk.method = "POST"\nwrk.headers["content-type"] = "application/json"\n'
-            f"wrk.body = {json.dumps(ask.body.decode())}\n"
+            f"wrk.body = {json.dumps(request.body.decode())}\n"
         )
-        flags = ["-t1", f"-c{streams}", f"-d{seconds}s", f"--timeout={_PATIENCE}s"]
+        flags = ["-t1", f"-c{streams}", f"-d{seconds}s", f"--timeout={_TIMEOUT_SECONDS}s"]
         done = subprocess.run(
             ["wrk", *flags, "-s", str(script), url], capture_output=True, text=True, check=True
         )
     return done.stdout
 
 
-def _answers(told: str) -> int:
-    """The requests that wrk saw answered to the end."""
-    if "Non-2xx" in told:
-        raise RuntimeError(f"the frontend refused requests:\n{told}")
-    found = re.search(r"(\d+) requests in", told)
+def _count_responses(output: str) -> int:
+    """The number of requests that wrk saw completed."""
+    if "Non-2xx" in output:
+        raise RuntimeError(f"the frontend refused requests:\n{output}")
+    found = re.search(r"(\d+) requests in", output)
     return int(found[1]) if found else 0

@@ -11,7 +11,7 @@ from tools.running import NAME
 from benchmarks.frontend import client, cpu
 from benchmarks.frontend.client import Plan, Seen
 from benchmarks.frontend.parts import Part
-from benchmarks.frontend.requests import PATHS, body, said
+from benchmarks.frontend.requests import PATHS, body, read_stream
 from benchmarks.frontend.servers import Frontend
 
 SPREAD = 10.0  # seconds over which streams begin, so that their phases differ
@@ -52,10 +52,10 @@ def unread(frontend: Frontend, api: str, part: Part, streams: int) -> Many:
 def _watched(
     frontend: Frontend, api: str, plan: Plan, parts: Sequence[Part], seconds: float = inf
 ) -> Many:
-    before, begun = frontend.settled(), cpu.spent(frontend.pid)
+    before, begun = frontend.await_idle(), cpu.spent(frontend.pid)
     with Memory(frontend.pid, seconds) as memory:
         seen = client.run(plan)
-    tokens = frontend.settled() - before
+    tokens = frontend.await_idle() - before
     spent = cpu.spent(frontend.pid).since(begun)
     faults = [fault for one in seen if (fault := _fault(api, one, parts[one.body]))]
     return Many(
@@ -71,7 +71,7 @@ def _fault(api: str, seen: Seen, part: Part) -> str:
     """What is wrong with a stream, if anything."""
     if client.status(seen.raw) != 200:
         return f"status {client.status(seen.raw)}"
-    text, ended = said(api, client.dechunked(seen.raw))
+    text, ended = read_stream(api, client.dechunked(seen.raw))
     if not ended:
         return f"no end, after {len(text)} of {len(part.text)} characters"
     return "" if text == part.text else f"not the text of {part.name}: {text[:80]!r}"
@@ -85,14 +85,14 @@ class Memory:
         self._until = time.monotonic() + seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
-        self._most = cpu.resident(pid)
+        self._max_bytes = cpu.resident(pid)
 
     def grown(self, before: int) -> int:
-        return self._most - before
+        return self._max_bytes - before
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK) and time.monotonic() < self._until:
-            self._most = max(self._most, cpu.resident(self._pid))
+            self._max_bytes = max(self._max_bytes, cpu.resident(self._pid))
 
     def __enter__(self) -> "Memory":
         self._thread.start()

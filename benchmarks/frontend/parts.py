@@ -1,4 +1,4 @@
-"""What the model says in each workload: one text, which both engines play token by token.
+"""The model's output in each workload: one text, which both engines output token by token.
 
 A request names its part in the user's message. The scripted engine finds the name in the text of
 the prompt; Dynamo's worker, which has no tokenizer, finds its ids.
@@ -44,7 +44,7 @@ class Part:
 
 
 def cue(name: str) -> str:
-    """The user's message that asks for a part."""
+    """The user's message that selects a part."""
     return f"play {name}!"
 
 
@@ -52,8 +52,8 @@ def plain(repeats: int) -> str:
     return _PLAIN * repeats
 
 
-def thought(repeats: int) -> str:
-    """As much thought as text."""
+def reasoning_and_text(repeats: int) -> str:
+    """As much reasoning as text."""
     half = _PLAIN * max(1, repeats // 2)
     return f"<think>\n{half}</think>\n\n{half}"
 
@@ -65,14 +65,14 @@ def call(repeats: int) -> str:
 
 
 def interleaved(repeats: int) -> str:
-    """Two thoughts, a call behind each, and text."""
+    """Reasoning and a call, twice, and text."""
     fifth = max(1, repeats // 5)
     step = f"<think>\n{_PLAIN * fifth}</think>\n\n{call(fifth)}\n"
     return f"{step}{step}{_PLAIN * fifth}"
 
 
 class Author:
-    """Writes texts of about so many tokens."""
+    """Write texts of about so many tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -86,7 +86,7 @@ class Author:
         repeats = max(1, round(5 + (tokens - one) / ((ten - one) / 5)))
         return write(repeats)
 
-    def cut(self, tokens: int, text: str) -> str:
+    def first_tokens(self, tokens: int, text: str) -> str:
         """The first tokens of a plain text."""
         return self._tokenizer.decode(self.ids(text)[:tokens])
 
@@ -106,7 +106,7 @@ def write_script(parts: Iterable[Part], path: Path) -> Path:
 
 def write_ids(parts: Iterable[Part], author: Author, end: int, path: Path) -> Path:
     """The parts for Dynamo's worker, each with the token that ends a turn."""
-    told = [
+    entries = [
         {
             "marker": author.ids(part.cue),
             "ids": [*author.ids(part.text), end],
@@ -115,5 +115,5 @@ def write_ids(parts: Iterable[Part], author: Author, end: int, path: Path) -> Pa
         }
         for part in parts
     ]
-    path.write_text(json.dumps(told), "utf-8")
+    path.write_text(json.dumps(entries), "utf-8")
     return path

@@ -1,4 +1,4 @@
-"""The same request in the three APIs, and what their streams say."""
+"""The same request in the three APIs, and the text of their streams."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ PATHS = {
     "responses": "/v1/responses",
     "completions": "/v1/completions",
 }
-MOST = 150_000  # tokens that an answer may have
+MAX_TOKENS = 150_000  # of a response
 _SCHEMA = {
     "type": "object",
     "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
@@ -22,38 +22,42 @@ _SCHEMA = {
 _TOOL = {"name": TOOL, "description": "Writes a file."}
 
 
-def body(api: str, model: str, cue: str, most: int = MOST) -> bytes:
+def body(api: str, model: str, cue: str, max_tokens: int = MAX_TOKENS) -> bytes:
     """A request for a stream, with a tool that the model may call."""
-    asked = {"model": model, "stream": True, **_ASK[api](cue, most)}
-    return json.dumps(asked).encode()
+    request = {"model": model, "stream": True, **_BODIES[api](cue, max_tokens)}
+    return json.dumps(request).encode()
 
 
-def _chat(cue: str, most: int) -> dict[str, Any]:
+def _chat(cue: str, max_tokens: int) -> dict[str, Any]:
     function = {**_TOOL, "parameters": _SCHEMA}
-    said = [{"role": "user", "content": cue}]
+    messages = [{"role": "user", "content": cue}]
     return {
-        "max_tokens": most,
-        "messages": said,
+        "max_tokens": max_tokens,
+        "messages": messages,
         "tools": [{"type": "function", "function": function}],
     }
 
 
-def _messages(cue: str, most: int) -> dict[str, Any]:
-    said = [{"role": "user", "content": cue}]
-    return {"max_tokens": most, "messages": said, "tools": [{**_TOOL, "input_schema": _SCHEMA}]}
+def _messages(cue: str, max_tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": cue}]
+    return {
+        "max_tokens": max_tokens,
+        "messages": messages,
+        "tools": [{**_TOOL, "input_schema": _SCHEMA}],
+    }
 
 
-def _responses(cue: str, most: int) -> dict[str, Any]:
+def _responses(cue: str, max_tokens: int) -> dict[str, Any]:
     tool = {"type": "function", **_TOOL, "parameters": _SCHEMA}
-    return {"max_output_tokens": most, "input": cue, "tools": [tool]}
+    return {"max_output_tokens": max_tokens, "input": cue, "tools": [tool]}
 
 
-def _completions(cue: str, most: int) -> dict[str, Any]:
-    """The engine itself, asked as our server asks it."""
-    return {"max_tokens": most, "prompt": cue, "return_token_ids": True}
+def _completions(cue: str, max_tokens: int) -> dict[str, Any]:
+    """A request to the engine itself, as our server sends it."""
+    return {"max_tokens": max_tokens, "prompt": cue, "return_token_ids": True}
 
 
-_ASK = {
+_BODIES = {
     "chat": _chat,
     "messages": _messages,
     "responses": _responses,
@@ -61,7 +65,7 @@ _ASK = {
 }
 
 
-def said(api: str, stream: bytes) -> tuple[str, bool]:
+def read_stream(api: str, stream: bytes) -> tuple[str, bool]:
     """The plain text in a stream, and whether the stream came to a proper end."""
     frames = list(payloads(stream))
     return "".join(map(_TEXT[api], frames)), any(map(_ENDED[api], frames))

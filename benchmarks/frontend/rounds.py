@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.frontend import client
 from benchmarks.frontend.cases import LENGTHS, Case
-from benchmarks.frontend.load import Ask, Cost, whole, wrk
+from benchmarks.frontend.load import Cost, StreamRequest, whole, wrk
 from benchmarks.frontend.parts import cue
 from benchmarks.frontend.requests import APIS
 from benchmarks.frontend.servers import Frontend
@@ -61,9 +61,9 @@ def drive(
             for api in case.apis:
                 for frontend in frontends:
                     seconds = max(1, round(case.seconds * scale))
-                    ask = Ask(api, cue(case.part))
+                    request = StreamRequest(api, cue(case.part))
                     key = (frontend.name, case.name, api)
-                    costs.add(key, wrk(frontend, ask, case.streams, seconds))
+                    costs.add(key, wrk(frontend, request, case.streams, seconds))
 
 
 def lengths(costs: Costs, frontends: Sequence[Frontend], rounds: int, scale: float) -> None:
@@ -73,9 +73,9 @@ def lengths(costs: Costs, frontends: Sequence[Frontend], rounds: int, scale: flo
             for length in LENGTHS:
                 for frontend in frontends:
                     times = max(1, round(TOKENS * scale / length / FEW))
-                    ask = Ask(api, cue(f"call-{length}"))
+                    request = StreamRequest(api, cue(f"call-{length}"))
                     key = (frontend.name, f"whole call {length}", api)
-                    cost = whole(frontend, ask, FEW, times)
+                    cost = whole(frontend, request, FEW, times)
                     if cost.length < (1 - SLACK) * length:
                         raise RuntimeError(
                             f"{frontend.name} cut a call at {cost.length:.0f} tokens"
@@ -88,9 +88,9 @@ def frames(costs: Costs, frontends: Iterable[Frontend], cases: Iterable[Case]) -
     for case in cases:
         for api in case.apis:
             for frontend in frontends:
-                before = frontend.settled()
-                ask = Ask(api, cue(case.part), SAMPLE)
-                seen = client.run(ask.plan(frontend.port, case.streams))
-                tokens = frontend.settled() - before
+                before = frontend.await_idle()
+                request = StreamRequest(api, cue(case.part), SAMPLE)
+                seen = client.run(request.plan(frontend.port, case.streams))
+                tokens = frontend.await_idle() - before
                 events = sum(sum(one.frames) for one in seen)
                 costs.joined[frontend.name, case.name, api] = tokens / max(1, events)

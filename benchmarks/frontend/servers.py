@@ -22,7 +22,7 @@ from benchmarks.frontend.parts import Author, Part, write_ids, write_script
 CONTEXT = 200_000
 WORKER = Path(__file__).with_name("dynamo_worker.py")
 END = 151_645  # Qwen3's <|im_end|>
-MOST_STREAMS = 8_192
+MAX_STREAMS = 8_192
 _STILL = 0.3  # seconds without a token, in which the frontend takes less than _IDLE seconds
 _IDLE = 0.03
 
@@ -42,8 +42,8 @@ class Frontend:
     fresh: int
     engine: int | None = None
 
-    def settled(self) -> int:
-        """The tokens, once no more are given and the frontend has nothing left to do."""
+    def await_idle(self) -> int:
+        """Wait until the engine and the frontend are idle; the number of tokens then."""
         count, busy = self.tokens(), spent(self.pid).total
         while True:
             time.sleep(_STILL)
@@ -56,19 +56,19 @@ class Frontend:
 def model_folder(folder: Path) -> Path:
     """Qwen3's tokenizer and template, and a window that has room for long calls."""
     config = qwen_folder(folder) / "config.json"
-    told = json.loads(config.read_bytes())
-    config.write_text(json.dumps({**told, "max_position_embeddings": CONTEXT}), "utf-8")
+    fields = json.loads(config.read_bytes())
+    config.write_text(json.dumps({**fields, "max_position_embeddings": CONTEXT}), "utf-8")
     return folder
 
 
 @contextmanager
 def dovetail_frontend(parts: list[Part], model: Path, scratch: Path) -> Iterator[Frontend]:
-    """Dovetail in front of the scripted engine, which speaks vLLM's completions protocol."""
+    """Run Dovetail in front of the scripted engine, which serves vLLM's completions protocol."""
     script = write_script(parts, scratch / "script.json")
     with scripted_engine(script, model, scratch) as port:
         engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")
-        most = ("--max-concurrent-requests", str(MOST_STREAMS))
-        with served(*engine, "--tokenizer", model, *PARSERS, *most) as running:
+        limit = ("--max-concurrent-requests", str(MAX_STREAMS))
+        with served(*engine, "--tokenizer", model, *PARSERS, *limit) as running:
             http = int(running.url.rpartition(":")[2])
             pid = running.process.pid
             yield Frontend("dovetail", pid, http, lambda: _generated(port), resident(pid), port)
@@ -104,10 +104,10 @@ def vllm_frontend(scratch: Path) -> Iterator[Frontend]:
 
 
 def _generated(port: int) -> int:
-    """Tokens of the answers that an engine has ended or that were called off, if none is going."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        lines = [line for line in answer.read().decode().splitlines() if line[0] != "#"]
+    """Tokens of the engine's finished and cancelled responses, if none is running."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        lines = [line for line in response.read().decode().splitlines() if line[0] != "#"]
     values = {line.partition("{")[0]: float(line.split()[-1]) for line in lines}
-    # An answer counts when it is over: while one is going, the count has to look unsettled.
+    # A response counts when it is over: while one is running, the count must not look stable.
     going = values["vllm:num_requests_running"]
     return int(values["vllm:generation_tokens_total"]) if not going else -time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The page: tables of what was found, and what they say."""
+"""The page: tables of the findings."""
 
 from collections.abc import Iterable, Sequence
 
@@ -86,9 +86,9 @@ def turns(found: Findings) -> str:
     for server in found.servers:
         for api in APIS:
             best = found.costs.best(server, TURNS.name, api)
-            if best and best.answers:
-                each = best.spent.total / best.answers * 1e6
-                rows.append([server, api, f"{best.answers / best.seconds:.0f}", f"{each:.0f}"])
+            if best and best.responses:
+                each = best.spent.total / best.responses * 1e6
+                rows.append([server, api, f"{best.responses / best.seconds:.0f}", f"{each:.0f}"])
     return _table(head, rows)
 
 
@@ -120,12 +120,12 @@ def wanted(found: Findings) -> str:
 
 def curves(found: Findings, api: str) -> dict[str, list[tuple[float, float]]]:
     """Cost against length of a call, for the plot."""
-    told = {}
+    found_curves = {}
     for server in (OURS, THEIRS):
         best = [(n, found.costs.best(server, f"whole call {n}", api)) for n in LENGTHS]
         if all(cost for _, cost in best):
-            told[f"{server.capitalize()}, {api}"] = [(float(n), c.us) for n, c in best if c]
-    return told
+            found_curves[f"{server.capitalize()}, {api}"] = [(float(n), c.us) for n, c in best if c]
+    return found_curves
 
 
 def _many(what: str, server: str, api: str, one: Many) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What was wanted, what was found, and whether it holds."""
+"""Targets, measurements, and whether the targets hold."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Target:
 
 
 def targets(found: Findings) -> Iterator[Target]:
-    """All of them, in the order in which they were asked for."""
+    """All targets, in order."""
     for case in PACED:
         yield _ratio(found, case, HALF)
     yield _added(found)
@@ -40,38 +40,38 @@ def targets(found: Findings) -> Iterator[Target]:
 def _ratio(found: Findings, case: Case, limit: float) -> Target:
     wanted = f"{case.title}: at most {limit} of Dynamo's"
     ratios = {api: found.costs.ratio(OURS, THEIRS, case.name, api) for api in APIS}
-    return _told(wanted, {api: r for api, r in ratios.items() if r is not None}, limit)
+    return _target(wanted, {api: r for api, r in ratios.items() if r is not None}, limit)
 
 
 def _added(found: Findings) -> Target:
     added = {api: found.added(OURS, api) for api in APIS}
     wanted = f"time between tokens, p99: at most {ADDED:g} ms over the engine's"
-    return _told(wanted, {api: a for api, a in added.items() if a is not None}, ADDED, " ms")
+    return _target(wanted, {api: a for api, a in added.items() if a is not None}, ADDED, " ms")
 
 
 def _flat(found: Findings) -> Target:
     grown = {api: found.costs.growth(OURS, api) for api in APIS}
     wanted = f"a call's tokens from 20k to 85k over those from 1k to 4.5k: at most {FLAT}"
-    return _told(wanted, {api: g for api, g in grown.items() if g is not None}, FLAT)
+    return _target(wanted, {api: g for api, g in grown.items() if g is not None}, FLAT)
 
 
 def _first_argument(found: Findings) -> Target:
     behind = {api: float(n) for (server, api), n in found.behind.items() if server == OURS}
     wanted = f"a value's first byte: at most {BEHIND} token after it starts"
-    return _told(wanted, behind, BEHIND, form=".0f")
+    return _target(wanted, behind, BEHIND, form=".0f")
 
 
 def _many(found: Findings) -> Target:
-    told = [many for server, _, many in (*found.slow, *found.unread) if server == OURS]
-    if not told:
+    measurements = [many for server, _, many in (*found.slow, *found.unread) if server == OURS]
+    if not measurements:
         return Target("many slow streams: nothing lost", "not measured", None)
-    most = max(told, key=lambda many: many.streams)
-    lost = sum(many.lost for many in told)
-    measured = f"{lost} lost, {most.kilobytes:.0f} KB a stream"
-    return Target(f"{most.streams:,} slow streams: nothing lost", measured, lost == 0)
+    largest = max(measurements, key=lambda many: many.streams)
+    lost = sum(many.lost for many in measurements)
+    measured = f"{lost} lost, {largest.kilobytes:.0f} KB a stream"
+    return Target(f"{largest.streams:,} slow streams: nothing lost", measured, lost == 0)
 
 
-def _told(
+def _target(
     wanted: str, values: dict[str, float], limit: float, unit: str = "", form: str = ".2f"
 ) -> Target:
     if not values:

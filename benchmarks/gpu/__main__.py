@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.gpu.bundle import FOLDER, lay_out_model
+from benchmarks.gpu.processes import share_paths
 from benchmarks.gpu.rates import Load
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.rounds import CASES
 from benchmarks.gpu.run import Settings, run
-from benchmarks.gpu.stage import share_paths
 
 TINY = {
     "hidden_size": 64,

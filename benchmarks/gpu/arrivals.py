@@ -23,7 +23,7 @@ class Arrival:
 
 
 def arrivals(seen: Seen) -> list[Arrival]:
-    """The events of an answer that was kept, in their order."""
+    """The events of a recorded response, in order."""
     ends = list(accumulate(seen.sizes))
     found: list[Arrival] = []
     rest = b""
@@ -35,7 +35,7 @@ def arrivals(seen: Seen) -> list[Arrival]:
 
 
 def _chunks(raw: bytes) -> Iterator[tuple[bytes, int]]:
-    """The chunks of an HTTP answer, each with the place of its end in the answer."""
+    """The chunks of an HTTP response, each with the offset of its end."""
     if not raw.startswith(b"HTTP/1.1 200 "):
         raise ValueError(f"no answer: {raw[:300]!r}")
     at = raw.index(b"\r\n\r\n") + 4

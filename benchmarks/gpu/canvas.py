@@ -65,10 +65,10 @@ def logarithmic(values: Sequence[float], start: float, stop: float) -> Scale:
     return Scale(_below(low), _below(high * 1.001, above=True), start, stop, log=True)
 
 
-def fitting(values: Sequence[float], start: float, stop: float, most: float = 20.0) -> Scale:
+def fitting(values: Sequence[float], start: float, stop: float, max_ratio: float = 20.0) -> Scale:
     """Linear, unless small values could not be read beside large ones."""
     low, high = min(values), max(values)
-    wide = low > 0 and high / low > most
+    wide = low > 0 and high / low > max_ratio
     return logarithmic(values, start, stop) if wide else linear(values, start, stop)
 
 

@@ -1,4 +1,4 @@
-"""Requests as Claude Code sends them, and what it does to an answer before it sends it back."""
+"""Requests as Claude Code sends them, and how it rewrites a response before it sends it back."""
 
 import copy
 import json
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.gpu.matter import ACTED_TOOLS, SHARE_OF_TOOLS, Count, Matter
+from benchmarks.gpu.sample_texts import SCRIPTED_TOOLS, SHARE_OF_TOOLS, Count, SampleTexts
 
 MODEL = "Qwen3-8B"
 PATH = "/v1/messages?beta=true"
@@ -28,12 +28,12 @@ class Offer:
 
 def make_offer(tokens: int, count: Count) -> Offer:
     """A system text and tools of about so many tokens together."""
-    matter = Matter(count)
-    acted = list(ACTED_TOOLS)
-    for_tools = int(tokens * SHARE_OF_TOOLS) - count(json.dumps(acted))
-    tools = [*acted, *matter.tools(for_tools)]
+    texts = SampleTexts(count)
+    scripted = list(SCRIPTED_TOOLS)
+    for_tools = int(tokens * SHARE_OF_TOOLS) - count(json.dumps(scripted))
+    tools = [*scripted, *texts.tools(for_tools)]
     rest = tokens - sum(count(json.dumps(tool)) for tool in tools) - count(IDENTITY)
-    return Offer(matter.page(rest), tools)
+    return Offer(texts.page(rest), tools)
 
 
 def billing(number: int) -> str:
@@ -63,7 +63,7 @@ def headers(session: str) -> dict[str, str]:
 
 def body(offer: Offer, messages: list[Message], session: str, header: int = 0) -> bytes:
     """A request with its fields in Claude Code's order."""
-    asked = {
+    request = {
         "model": MODEL,
         "messages": messages,
         "system": [
@@ -79,7 +79,7 @@ def body(offer: Offer, messages: list[Message], session: str, header: int = 0) -
         "output_config": {"effort": "high"},
         "stream": True,
     }
-    return json.dumps(asked, ensure_ascii=False).encode()
+    return json.dumps(request, ensure_ascii=False).encode()
 
 
 def user(text: str) -> Message:
@@ -87,14 +87,14 @@ def user(text: str) -> Message:
 
 
 def results(blocks: Iterable[Block], texts: Iterable[str]) -> Message:
-    """A result for each call of an answer, in their order."""
+    """A result for each call of a response, in order."""
     calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
-    told = [
+    content = [
         {"tool_use_id": id, "type": "tool_result", "content": text, "is_error": False}
         for id, text in zip(calls, texts, strict=True)
     ]
-    told[-1] |= CACHED
-    return {"role": "user", "content": told}
+    content[-1] |= CACHED
+    return {"role": "user", "content": content}
 
 
 def assistant(blocks: list[Block]) -> Message:
@@ -102,7 +102,7 @@ def assistant(blocks: list[Block]) -> Message:
 
 
 def fold(frames: Iterable[dict[str, Any]]) -> list[Block]:
-    """The blocks of a streamed answer, as a client keeps them."""
+    """The blocks of a streamed response, as a client collects them."""
     blocks: list[Block] = []
     inputs: dict[int, str] = {}
     for frame in frames:
@@ -132,7 +132,7 @@ def _add(block: Block, delta: dict[str, Any], inputs: dict[int, str], index: int
 
 
 def rewritten(blocks: list[Block]) -> list[Block]:
-    """The copy that Claude Code sends back. Thoughts and text stay as they are, calls do not.
+    """The copy that Claude Code sends back. Reasoning and text stay as they are, calls do not.
 
     Their keys are in another order, defaults are filled in, 5000.0 is 5000, and `cd` into the
     working folder is gone from commands.
@@ -146,7 +146,7 @@ def rewritten(blocks: list[Block]) -> list[Block]:
 
 
 def mutated(blocks: list[Block]) -> list[Block]:
-    """A copy whose thoughts begin with other words, as after somebody's normalizing."""
+    """A copy whose reasoning begins with other words, as after normalization."""
     blocks = copy.deepcopy(blocks)
     for block in blocks:
         if block["type"] == "thinking":
@@ -162,7 +162,7 @@ def _spelled(value: Any) -> Any:
 
 
 def _defaults(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    schemas = {tool["name"]: tool["input_schema"]["properties"] for tool in ACTED_TOOLS}
+    schemas = {tool["name"]: tool["input_schema"]["properties"] for tool in SCRIPTED_TOOLS}
     return {
         key: schema["default"]
         for key, schema in schemas.get(name, {}).items()

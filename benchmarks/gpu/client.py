@@ -9,15 +9,15 @@ from typing import Any
 
 from benchmarks.frontend.client import dechunked, status
 
-#: The first event that shows something of the answer; message_start comes in the same bytes.
+#: The first event with content of the response; message_start comes in the same bytes.
 FIRST = b"event: content_block_delta"
 PIECE = 1 << 16
-PATIENCE = 600.0  # seconds
+TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: when it was asked for, the time to its first token, the JSON of its events."""
+    """A response: when it was requested, the time to its first token, the JSON of its events."""
 
     begun: float
     first_ms: float
@@ -25,20 +25,20 @@ class Reply:
 
     @property
     def usage(self) -> dict[str, int]:
-        """The last that was told of each count."""
-        told: dict[str, int] = {}
+        """The last value of each count."""
+        counts: dict[str, int] = {}
         for frame in self.frames:
             usage = frame.get("usage") or frame.get("message", {}).get("usage") or {}
-            told |= {name: value for name, value in usage.items() if isinstance(value, int)}
-        return told
+            counts |= {name: value for name, value in usage.items() if isinstance(value, int)}
+        return counts
 
 
-def ask(port: int, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-    """Sends a request and reads its answer. The clock starts before the first byte is written."""
+def send_request(port: int, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    """Send a request and read its response. The clock starts before the first byte is written."""
     head = {"host": f"127.0.0.1:{port}", **headers, "connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
     sent = f"POST {path} HTTP/1.1\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_SECONDS) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         begun = time.perf_counter()
         line.sendall(sent)

@@ -1,4 +1,4 @@
-"""H: how soon a client has a whole call in its hands, while the model goes on talking."""
+"""H: how soon a client has a whole call while the model continues to generate."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -7,13 +7,21 @@ from typing import Any
 
 from benchmarks.frontend.requests import APIS
 from benchmarks.gpu.arrivals import DISPATCH, Arrival, arrivals
-from benchmarks.gpu.paced import QWEN3, Answer, Heard, Pace, Stage, author, staged
+from benchmarks.gpu.paced_server import (
+    QWEN3,
+    MeasuredStream,
+    Pace,
+    PacedServer,
+    ScriptedOutput,
+    author,
+    run_paced_server,
+)
 
 PACE = 0.007  # seconds a token
 STREAMS = (1, 16)
-THOUGHT, CALL, TEXT = 12, 28, 20  # tokens
+REASONING_TOKENS, CALL_TOKENS, TEXT_TOKENS = 12, 28, 20  # tokens
 CALLS = ("first", "second")
-WARM_UP = 1  # answers of every stream
+WARM_UP = 1  # responses of every stream
 
 #: The event after which nothing comes.
 _LAST = {"messages": "message_stop", "responses": "response.completed", "chat": ""}
@@ -26,42 +34,49 @@ async def dispatch(
     streams: Sequence[int] = STREAMS,
 ) -> dict[str, Any]:
     """Every call's time from its last token to the client, and its lead over the turn's end."""
-    answer = _answer(tokenizer)
-    async with staged(answer.ids, Pace(between=pace, in_step=True), tokenizer) as stage:
+    output = _script_output(tokenizer)
+    async with run_paced_server(output.ids, Pace(between=pace, in_step=True), tokenizer) as server:
         rows = [
-            await _row(stage, answer, api, at_once, calls) for api in APIS for at_once in streams
+            await _row(server, output, api, at_once, calls) for api in APIS for at_once in streams
         ]
     return {
         "title": "a call's last token to its dispatch frame at the client",
         "pace_ms": pace * 1e3,
         "warm_up": WARM_UP,
-        "tokens": {"thought": THOUGHT, "call": CALL, "text": TEXT, "in all": len(answer.ids)},
+        "tokens": {
+            "thought": REASONING_TOKENS,
+            "call": CALL_TOKENS,
+            "text": TEXT_TOKENS,
+            "in all": len(output.ids),
+        },
         "rows": rows,
     }
 
 
-def _answer(tokenizer: Path) -> Answer:
+def _script_output(tokenizer: Path) -> ScriptedOutput:
     """After its first call it goes on: another one, and some text."""
-    answer = Answer(author(tokenizer))
-    answer.think(THOUGHT)
+    output = ScriptedOutput(author(tokenizer))
+    output.think(REASONING_TOKENS)
     for name in CALLS:
-        answer.call(name, CALL)
-    answer.say(TEXT)
-    answer.end()
-    return answer
+        output.call(name, CALL_TOKENS)
+    output.text(TEXT_TOKENS)
+    output.end()
+    return output
 
 
-async def _row(stage: Stage, answer: Answer, api: str, streams: int, calls: int) -> dict[str, Any]:
+async def _row(
+    server: PacedServer, output: ScriptedOutput, api: str, streams: int, calls: int
+) -> dict[str, Any]:
     turns = ceil(calls / (len(CALLS) * streams))
-    played = await stage.play(api, streams, WARM_UP + turns)
-    counted = [heard for at, heard in enumerate(played) if at % (WARM_UP + turns) >= WARM_UP]
+    measured = await server.play(api, streams, WARM_UP + turns)
+    counted = [stream for at, stream in enumerate(measured) if at % (WARM_UP + turns) >= WARM_UP]
     late: list[float] = []
     leads: list[float] = []
-    for heard in counted:
-        came = arrivals(heard.seen)
+    for stream in counted:
+        came = arrivals(stream.seen)
         frames = [one for one in came if one.name == DISPATCH]
         over = _end(api, came)
-        late += _late(heard, frames, answer)
+        late += _late(stream, frames, output)
         leads.append(round((over - frames[0].at) / 1e6, 3))
     return {
         "api": api,
@@ -72,8 +87,8 @@ async def _row(stage: Stage, answer: Answer, api: str, streams: int, calls: int)
     }
 
 
-def _late(heard: Heard, frames: Sequence[Arrival], answer: Answer) -> list[float]:
-    left = [heard.left[answer.marks[f"{name} complete"]] for name in CALLS]
+def _late(stream: MeasuredStream, frames: Sequence[Arrival], output: ScriptedOutput) -> list[float]:
+    left = [stream.left[output.marks[f"{name} complete"]] for name in CALLS]
     return [round((one.at - ns) / 1e6, 3) for one, ns in zip(frames, left, strict=True)]
 
 

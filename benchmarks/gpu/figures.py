@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu.actor import Note
+from benchmarks.gpu.scripted_engine import Note
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def row(
     name: str, title: str, measures: Sequence[Measure], alone: Mapping[int, Alone]
 ) -> dict[str, Any]:
     """One row. The engine alone counts once it has played every round."""
-    played = [alone[m.number] for m in measures if m.number in alone]
-    whole = len(played) == len(measures)
-    alone_ms = [one.first_ms for one in played] if whole else []
+    replayed = [alone[m.number] for m in measures if m.number in alone]
+    whole = len(replayed) == len(measures)
+    alone_ms = [one.first_ms for one in replayed] if whole else []
     lists: dict[str, list[Any]] = {
         "prompt_tokens": [m.note.length for m in measures],
         "cached_tokens": [m.note.cached for m in measures],
@@ -58,7 +58,7 @@ def row(
         "after_ms": [_rounded(m.after_ms) for m in measures],
         "alone_ms": [_rounded(ms) for ms in alone_ms],
         "alone_prefilled": [
-            m.note.length - one.cached for m, one in zip(measures, played, strict=False)
+            m.note.length - one.cached for m, one in zip(measures, replayed, strict=False)
         ]
         if whole
         else [],
@@ -76,10 +76,12 @@ def turns_row(ledger: str, rounds: Sequence[Sequence[Measure]]) -> dict[str, Any
     """Ten turns of one session, their medians over the rounds."""
     turns = []
     for at, measures in enumerate(zip(*rounds, strict=True), 1):
-        told = row(ledger, ledger, measures, {})
-        kept = {name: told[name] for name in ("prefilled_tokens", "client_ms")}
+        summary = row(ledger, ledger, measures, {})
+        all_rounds = {name: summary[name] for name in ("prefilled_tokens", "client_ms")}
         names = ("prompt_tokens", "cached_tokens", "prefilled_tokens", "client_ms", "seam_ms")
-        turns.append({"turn": at, **{name: told["median"][name] for name in names}, "all": kept})
+        turns.append(
+            {"turn": at, **{name: summary["median"][name] for name in names}, "all": all_rounds}
+        )
     total = {
         name: _rounded(sum(turn[name] for turn in turns))
         for name in ("prefilled_tokens", "client_ms")

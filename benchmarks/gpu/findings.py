@@ -21,8 +21,8 @@ class Run:
 
     @property
     def machine(self) -> Mapping[str, Any]:
-        told: Mapping[str, Any] = self.document.get("machine", {})
-        return told
+        facts: Mapping[str, Any] = self.document.get("machine", {})
+        return facts
 
     def experiment(self, name: str) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = self.document.get("experiments", {}).get(name)

@@ -13,16 +13,16 @@ from benchmarks import report
 
 
 def machine(facts: Mapping[str, Any], model: str, commit: str | None) -> dict[str, Any]:
-    """The machine, and what the engine says about itself."""
+    """The machine, and the engine's own facts."""
     gpu, _, driver = _gpu().partition(", ")
-    told = ("attention", "device", "dtype", "torch", "transformers", "cache_tokens")
+    names = ("attention", "device", "dtype", "torch", "transformers", "cache_tokens")
     return {
         "gpu": gpu or "none",
         "driver": driver,
         "cpu": report.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        **{name: facts.get(name) for name in told},
+        **{name: facts.get(name) for name in names},
         "page": facts.get("page"),
         "commit": commit or _commit(),
         "date": datetime.now(UTC).date().isoformat(),

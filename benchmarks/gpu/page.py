@@ -47,8 +47,8 @@ def written(runs: Sequence[Run]) -> str:
     """The text of the page."""
     parts = {**tables(runs), **_links(runs), "raw": _raw(runs), "settings": _settings(runs)}
     first, *sections = _SECTION.split(FRAME)
-    kept = [_filled(section, parts) for section in sections if _has_results(section, parts)]
-    return "".join([_filled(first, parts), *kept])
+    filled = [_filled(section, parts) for section in sections if _has_results(section, parts)]
+    return "".join([_filled(first, parts), *filled])
 
 
 def raw_names(runs: Sequence[Run]) -> list[str]:
@@ -94,15 +94,15 @@ def _raw(runs: Sequence[Run]) -> str:
 
 def _settings(runs: Sequence[Run]) -> str:
     """What runs say about themselves in words, each thing once."""
-    told: list[str] = []
+    lines: list[str] = []
     for run in runs:
         settings = run.document.get("settings", {})
-        told += [_QUICK] if settings.get("tokens", _LONG) < _LONG else []
-        told += [f"{_WORDS[key]}: {settings[key]}." for key in _WORDS if settings.get(key)]
+        lines += [_QUICK] if settings.get("tokens", _LONG) < _LONG else []
+        lines += [f"{_WORDS[key]}: {settings[key]}." for key in _WORDS if settings.get(key)]
         options = settings.get("engine_options") or {}
         given = ", ".join(f"`{key}={value}`" for key, value in options.items())
-        told += [f"options of the engine, attention {run.name}: {given}."] if given else []
-    return "\n".join(f"- {one}" for one in dict.fromkeys(told))
+        lines += [f"options of the engine, attention {run.name}: {given}."] if given else []
+    return "\n".join(f"- {one}" for one in dict.fromkeys(lines))
 
 
 def main() -> None:

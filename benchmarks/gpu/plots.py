@@ -96,7 +96,7 @@ def turns(runs: Sequence[Run]) -> str:
 
 
 def _case(runs: Sequence[Run], case: str, scale: Scale, top: float) -> list[str]:
-    title = next(told for run in runs if (told := run.experiment(case)))["title"]
+    title = next(experiment for run in runs if (experiment := run.experiment(case)))["title"]
     parts = [text(16, top + 18, f"{case}  {title}", "start")]
     for number, run in enumerate(runs):
         took = run.values(case, "client_ms")
@@ -110,7 +110,7 @@ def _case(runs: Sequence[Run], case: str, scale: Scale, top: float) -> list[str]
         words = f"{median(took):,.1f} ms{prefilled}"
         parts.append(line(*ends, f"s{number}", 'stroke-width="2"'))
         parts.append(dot(x, y, f"f{number}"))
-        parts.append(_beside(ends[0][0], ends[1][0], y + 4, words))
+        parts.append(_label_next_to(ends[0][0], ends[1][0], y + 4, words))
     if case in TTFT:
         y = top + 14 + len(runs) * ROW - 6
         x = scale.at(TTFT[case])
@@ -118,7 +118,7 @@ def _case(runs: Sequence[Run], case: str, scale: Scale, top: float) -> list[str]
     return parts
 
 
-def _beside(left: float, right: float, y: float, words: str) -> str:
+def _label_next_to(left: float, right: float, y: float, words: str) -> str:
     """Words to the right of a mark, or to its left where there is no room."""
     if right + 7 * len(words) > WIDTH - 8:
         return text(left - 10, y, words, "end")

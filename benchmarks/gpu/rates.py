@@ -15,9 +15,9 @@ from benchmarks.frontend.client import Plan, Seen, dechunked, run, status
 from benchmarks.gpu.claude import MODEL
 from benchmarks.gpu.client import payloads
 from benchmarks.gpu.figures import rate_row, ratios
-from benchmarks.gpu.matter import Count, Matter
-from benchmarks.gpu.orders import Group
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.process_commands import Group
+from benchmarks.gpu.processes import ServerProcess
+from benchmarks.gpu.sample_texts import Count, SampleTexts
 
 TITLE = "decode throughput"
 DEFINITION = (
@@ -32,7 +32,7 @@ _TOKEN = re.compile(rb'"(?:text|thinking|content|reasoning_content)":\s?"[^"]')
 
 @dataclass(frozen=True)
 class Load:
-    """How much is asked for."""
+    """The amount of load."""
 
     streams: tuple[int, ...] = (1, 8, 64)
     prompt_tokens: int = 1000
@@ -43,11 +43,11 @@ class Load:
 class Rates:
     """The experiment. `groups` are the server's requests by run, for the engine alone."""
 
-    def __init__(self, stage: Stage, load: Load, count: Count) -> None:
-        self._stage = stage
+    def __init__(self, server: ServerProcess, load: Load, count: Count) -> None:
+        self._server = server
         self._load = load
-        matter = Matter(count, seed=64)
-        self._prompts = [matter.text(load.prompt_tokens) for _ in range(max(load.streams))]
+        texts = SampleTexts(count, seed=64)
+        self._prompts = [texts.text(load.prompt_tokens) for _ in range(max(load.streams))]
         self._runs: dict[tuple[str, int], list[tuple[int, float]]] = {}
         self.groups: list[Group] = []
 
@@ -57,7 +57,7 @@ class Rates:
             for at in range(-1, self._load.runs):  # the first is not counted
                 for via in PATHS:
                     self._run(via, streams, at)
-            yield self.told()
+            yield self.summary()
 
     def add_alone(self, label: str, tokens: int, seconds: float) -> None:
         """A group, played by the engine alone."""
@@ -65,22 +65,22 @@ class Rates:
         if int(at) >= 0:
             self._runs.setdefault(("alone", int(streams)), []).append((tokens, seconds))
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         rows = [rate_row(via, streams, runs) for (via, streams), runs in self._runs.items()]
         return {"title": TITLE, "rows": rows, "ratios": ratios(rows)}
 
     def _run(self, via: str, streams: int, at: int) -> None:
-        start = len(self._stage.notes())
+        start = len(self._server.notes())
         bodies = tuple(self._body(via, text) for text in self._prompts[:streams])
-        port = self._stage.ports["default"]
-        seen = run(Plan(port, PATHS[via], bodies, streams, keep=True), patience=600.0)
-        end, label = len(self._stage.notes()), f"{streams}/{at}"
-        self.groups.append(Group(label, start, end, played=via == REPLAYED))
+        port = self._server.ports["default"]
+        seen = run(Plan(port, PATHS[via], bodies, streams, keep=True), timeout=600.0)
+        end, label = len(self._server.notes()), f"{streams}/{at}"
+        self.groups.append(Group(label, start, end, replayed=via == REPLAYED))
         if at >= 0:
             self._runs.setdefault((via, streams), []).append(measured(seen))
 
     def _body(self, via: str, text: str) -> str:
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "model": MODEL,
             "max_tokens": self._load.new_tokens,
             "temperature": 1,
@@ -88,8 +88,8 @@ class Rates:
             "messages": [{"role": "user", "content": text}],
         }
         if via == "chat":
-            asked["stream_options"] = {"include_usage": True}
-        return json.dumps(asked)
+            request["stream_options"] = {"include_usage": True}
+        return json.dumps(request)
 
 
 def measured(seen: list[Seen]) -> tuple[int, float]:
@@ -103,7 +103,7 @@ def measured(seen: list[Seen]) -> tuple[int, float]:
 
 
 def first_token(seen: Seen) -> int:
-    """When the first piece of an answer had come."""
+    """When the first piece of a response arrived."""
     found = _TOKEN.search(seen.raw)
     if found is None:
         raise RuntimeError(f"a stream said nothing: {seen.raw[-2000:]!r}")
@@ -112,9 +112,9 @@ def first_token(seen: Seen) -> int:
 
 
 def generated(seen: Seen) -> int:
-    """The tokens of an answer, as its usage tells."""
-    told = 0
+    """The tokens of a response, from its usage."""
+    tokens = 0
     for frame in payloads(dechunked(seen.raw)):
         usage = frame.get("usage") or {}
-        told = usage.get("output_tokens") or usage.get("completion_tokens") or told
-    return told
+        tokens = usage.get("output_tokens") or usage.get("completion_tokens") or tokens
+    return tokens

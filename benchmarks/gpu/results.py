@@ -12,24 +12,24 @@ class Results:
     def __init__(self, path: Path, begun: float) -> None:
         self._path = path
         self._begun = begun
-        told: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-        self._told = {"machine": {}, "settings": {}, "experiments": {}, **told}
+        document: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        self._document = {"machine": {}, "settings": {}, "experiments": {}, **document}
 
     def describe(self, machine: dict[str, Any], settings: dict[str, Any]) -> None:
-        self._told["machine"] = machine
-        self._told["settings"] = settings
+        self._document["machine"] = machine
+        self._document["settings"] = settings
         self._write()
 
     def put(self, name: str, experiment: dict[str, Any]) -> None:
-        self._told["experiments"][name] = experiment
+        self._document["experiments"][name] = experiment
         self._write()
 
-    def say(self, line: str) -> None:
+    def print_progress(self, line: str) -> None:
         """Progress, with the seconds since the start."""
         print(f"{time.monotonic() - self._begun:7.1f} s  {line}", flush=True)
 
     def _write(self) -> None:
         """In one step: a reader, or the end of the machine's time, never finds half a file."""
         half = self._path.with_suffix(".half")
-        half.write_text(json.dumps(self._told, indent=1), "utf-8")
+        half.write_text(json.dumps(self._document, indent=1), "utf-8")
         half.replace(self._path)

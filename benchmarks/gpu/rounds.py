@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from benchmarks.gpu import claude
 from benchmarks.gpu.claude import Block, Message, Offer
-from benchmarks.gpu.client import Reply, ask
+from benchmarks.gpu.client import Reply, send_request
 from benchmarks.gpu.figures import Measure
-from benchmarks.gpu.matter import Count
-from benchmarks.gpu.scenes import Scene, make_scene
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.processes import ServerProcess
+from benchmarks.gpu.sample_texts import Count
+from benchmarks.gpu.sessions import ScriptedSession, make_session
 
 Copy = Callable[[list[Block]], list[Block]]
 
@@ -57,7 +57,7 @@ def session_names(chosen: list[str], repeats: int) -> list[str]:
 class Client:
     """Claude Code, as far as the server can tell."""
 
-    stage: Stage
+    server: ServerProcess
     offer: Offer
     count: Count
     headers: int = 0  # how many billing lines there were
@@ -65,36 +65,39 @@ class Client:
     def send(self, front: str, name: str, messages: list[Message], header: int = 0) -> Reply:
         session = claude.session_id(name)
         body = claude.body(self.offer, messages, session, header)
-        return ask(self.stage.ports[front], claude.PATH, body, claude.headers(session))
+        return send_request(self.server.ports[front], claude.PATH, body, claude.headers(session))
 
-    def scene(self, name: str) -> Scene:
-        return make_scene(name, self.count)
+    def session_script(self, name: str) -> ScriptedSession:
+        return make_session(name, self.count)
 
     def header(self, varies: bool) -> int:
         self.headers += varies
         return self.headers if varies else 0
 
-    def measure(self, name: str, answer: int, reply: Reply) -> Measure:
+    def measure(self, name: str, response_index: int, reply: Reply) -> Measure:
         """The note of a request that was just answered, beside what the client saw of it."""
         session = claude.session_id(name)
-        notes = self.stage.notes()
+        notes = self.server.notes()
         for number in reversed(range(len(notes))):
             note = notes[number]
-            if (note.kind, note.session, note.answer) == ("acted", session, answer):
+            if (note.kind, note.session, note.response) == ("acted", session, response_index):
                 return Measure(reply.begun, reply.first_ms, note, number)
         raise RuntimeError(f"the engine was not asked for {name}")
 
 
 def hold(client: Client, case: Case, name: str) -> Measure:
     """One session of a case: its last request is the one that counts."""
-    scene = client.scene(name)
-    messages = [claude.user(scene.question)]
+    session_script = client.session_script(name)
+    messages = [claude.user(session_script.question)]
     header = client.header(case.varies)
     reply = client.send(case.front, name, messages, header)
     if case.copy is None:
         return client.measure(name, 0, reply)
     blocks = claude.fold(reply.frames)
-    messages += [claude.assistant(case.copy(blocks)), claude.results(blocks, scene.results[0])]
+    messages += [
+        claude.assistant(case.copy(blocks)),
+        claude.results(blocks, session_script.results[0]),
+    ]
     reply = client.send(case.front, name, messages, header)
     return client.measure(name, 1, reply)
 

@@ -10,11 +10,11 @@ from benchmarks.gpu import rates, rounds, turns
 from benchmarks.gpu.claude import make_offer
 from benchmarks.gpu.figures import Alone, Measure, row
 from benchmarks.gpu.machine import machine, page_of
-from benchmarks.gpu.orders import Group, Replay, Serve
+from benchmarks.gpu.process_commands import Group, Replay, Serve
+from benchmarks.gpu.processes import ServerProcess, play_alone, run_server_process
 from benchmarks.gpu.rates import Load, Rates
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.rounds import CASES, Client
-from benchmarks.gpu.stage import Stage, play_alone, stage
 from dovetail_tokenizers import load_tokenizer
 
 TTFT = (
@@ -57,25 +57,27 @@ def run(settings: Settings, results: Results) -> None:
     count = lambda text: len(tokenizer.encode(text))  # noqa: E731
     sessions = rounds.session_names(cases or ["A"], settings.repeats)
     sessions += turns.session_names(settings.repeats)
-    results.say(f"loading {settings.described}")
+    results.print_progress(f"loading {settings.described}")
     found = Run()
-    with stage(Serve(str(settings.model), str(folder), settings.options, sessions)) as staged:
-        results.say(f"ready, the model took {staged.load_s:.1f} s: {staged.facts}")
-        _check_room(settings, staged, results)
-        client = Client(staged, make_offer(settings.tokens, count), count)
+    with run_server_process(
+        Serve(str(settings.model), str(folder), settings.options, sessions)
+    ) as server:
+        results.print_progress(f"ready, the model took {server.load_s:.1f} s: {server.facts}")
+        _check_room(settings, server, results)
+        client = Client(server, make_offer(settings.tokens, count), count)
         rounds.warm_up(client, cases or ["A"])
-        _describe(settings, staged, results)
-        results.say("warmed up")
+        _describe(settings, server, results)
+        results.print_progress("warmed up")
         _play_cases(client, cases, settings.repeats, found, results)
         if "G" in settings.chosen:
-            for told in turns.play(client, settings.repeats):
-                results.put("G", told)
-                results.say(f"G saves {told['saved']}")
+            for experiment in turns.play(client, settings.repeats):
+                results.put("G", experiment)
+                results.print_progress(f"G saves {experiment['saved']}")
         if "I" in settings.chosen:
-            found.rates = Rates(staged, settings.load, count)
-            for told in found.rates.play():
-                results.put("I", told)
-                results.say(f"I {_rates(told)}")
+            found.rates = Rates(server, settings.load, count)
+            for experiment in found.rates.play():
+                results.put("I", experiment)
+                results.print_progress(f"I {_rates(experiment)}")
     if settings.alone:
         _play_alone(settings, found, folder, results)
 
@@ -88,10 +90,10 @@ def _play_cases(
         found.measures = measures
         _put_rows(measures, {}, results)
         new = {name: held[-1] for name, held in measures.items() if len(held) > seen[name]}
-        told = [
+        parts = [
             f"{name} {one.prefilled} tokens {one.client_ms:.1f} ms" for name, one in new.items()
         ]
-        results.say(f"round {number}: {', '.join(told)}")
+        results.print_progress(f"round {number}: {', '.join(parts)}")
         seen = {name: len(held) for name, held in measures.items()}
 
 
@@ -100,21 +102,21 @@ def _play_alone(settings: Settings, found: Run, folder: Path, results: Results) 
     alone: dict[int, Alone] = {}
     groups: list[Group] = found.rates.groups if found.rates is not None else []
     order = Replay(str(settings.model), str(folder), settings.options, groups)
-    results.say("the engine alone")
-    for told in play_alone(order, settings.options.get("python")):
-        if "note" in told:
-            alone[told["note"]] = Alone(told["first_ms"], told["cached"])
+    results.print_progress("the engine alone")
+    for message in play_alone(order, settings.options.get("python")):
+        if "note" in message:
+            alone[message["note"]] = Alone(message["first_ms"], message["cached"])
         elif found.rates is not None:
-            found.rates.add_alone(told["group"], told["tokens"], told["seconds"])
-            results.put("I", found.rates.told())
-            rate = told["tokens"] / told["seconds"]
-            results.say(f"alone, {told['group']} (streams/run): {rate:.1f} tokens/s")
+            found.rates.add_alone(message["group"], message["tokens"], message["seconds"])
+            results.put("I", found.rates.summary())
+            rate = message["tokens"] / message["seconds"]
+            results.print_progress(f"alone, {message['group']} (streams/run): {rate:.1f} tokens/s")
     _put_rows(found.measures, alone, results)
     for name, held in found.measures.items():
-        told = row(name, CASES[name].title, held, alone)["median"]
-        results.say(f"{name}: {told}")
+        message = row(name, CASES[name].title, held, alone)["median"]
+        results.print_progress(f"{name}: {message}")
     if found.rates is not None:
-        results.say(f"I {_rates(found.rates.told())}")
+        results.print_progress(f"I {_rates(found.rates.summary())}")
 
 
 def _put_rows(
@@ -122,20 +124,20 @@ def _put_rows(
 ) -> None:
     for name in (name for name in CASES if measures.get(name)):
         title = CASES[name].title
-        told = row(name, title, measures[name], alone)
-        results.put(name, {"title": title, "rows": [told]})
+        figures = row(name, title, measures[name], alone)
+        results.put(name, {"title": title, "rows": [figures]})
 
 
-def _check_room(settings: Settings, staged: Stage, results: Results) -> None:
+def _check_room(settings: Settings, server: ServerProcess, results: Results) -> None:
     """A full cache gives up what it used last: the very prefix that is to be found there."""
-    room, wanted = staged.facts.get("cache_tokens"), settings.tokens * (settings.repeats + 4)
+    room, wanted = server.facts.get("cache_tokens"), settings.tokens * (settings.repeats + 4)
     if isinstance(room, int) and room < wanted:
-        results.say(f"beware: {room} tokens of cache, and B alone fills up to {wanted}")
+        results.print_progress(f"beware: {room} tokens of cache, and B alone fills up to {wanted}")
 
 
-def _describe(settings: Settings, staged: Stage, results: Results) -> None:
-    page = page_of(note.cached for note in staged.notes() if note.cached)
-    facts = {"page": page, **staged.facts}
+def _describe(settings: Settings, server: ServerProcess, results: Results) -> None:
+    page = page_of(note.cached for note in server.notes() if note.cached)
+    facts = {"page": page, **server.facts}
     results.describe(
         machine(facts, settings.described, settings.commit),
         {
@@ -148,5 +150,7 @@ def _describe(settings: Settings, staged: Stage, results: Results) -> None:
     )
 
 
-def _rates(told: Mapping[str, Any]) -> str:
-    return ", ".join(f"{one['via']} x{one['streams']} {one['median']}" for one in told["rows"])
+def _rates(experiment: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{one['via']} x{one['streams']} {one['median']}" for one in experiment["rows"]
+    )

@@ -1,4 +1,4 @@
-"""The server's process: the real HTTP application, several times, over one acted engine.
+"""The server's process: several instances of the HTTP application over one scripted engine.
 
 An order comes in as one line of JSON on stdin, the ports go out as one on stdout; the end of stdin
 is the order to end. Each application has settings and a ledger of its own, the engine and its cache
@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import uvloop
 
-from benchmarks.gpu.actor import Actor, Notebook, Script
 from benchmarks.gpu.claude import MODEL, session_id
-from benchmarks.gpu.orders import Serve
-from benchmarks.gpu.scenes import make_scene
+from benchmarks.gpu.process_commands import Serve
+from benchmarks.gpu.scripted_engine import Notebook, Script, ScriptedOutputEngine
+from benchmarks.gpu.sessions import make_session
 from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.http.app import App
 from dovetail.http.options import build_http_options
@@ -45,7 +45,7 @@ END = "<|im_end|>"
 
 
 def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
-    """The ids of what is said in the named sessions. They are made when they are asked for."""
+    """The ids of the scripted output of the named sessions, made when first needed."""
     by_id = {session_id(name): name for name in names}
     known: dict[str, list[list[int]]] = {}
 
@@ -54,17 +54,19 @@ def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
         if name is None:
             return None
         if session not in known:
-            answers = make_scene(name, lambda text: len(tokenizer.encode(text))).answers
+            outputs = make_session(name, lambda text: len(tokenizer.encode(text))).outputs
             known[session] = [
-                [*tokenizer.encode(text), tokenizer.controls[END]] for text in answers
+                [*tokenizer.encode(text), tokenizer.controls[END]] for text in outputs
             ]
-        answers_ids = known[session]
-        return answers_ids[min(number, len(answers_ids) - 1)]
+        output_ids = known[session]
+        return output_ids[min(number, len(output_ids) - 1)]
 
     return script
 
 
-def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
+def make_app(
+    model: Model, scripted_engine: ScriptedOutputEngine, config: Config, folder: Path
+) -> App:
     """An application as `dovetail serve` makes it, but for the engine."""
     preparer = ChatPreparer(
         model,
@@ -72,18 +74,18 @@ def make_app(model: Model, actor: Actor, config: Config, folder: Path) -> App:
         open_keyring(config, folder),
         preparation_settings(config),
     )
-    served = TokenModel(
+    model_entry = TokenModel(
         names=(MODEL,),
         model=model,
         preparer=preparer,
-        engine=ReplicaPool([actor]),
+        engine=ReplicaPool([scripted_engine]),
         max_context=config.context_length,
         default_sampling=default_sampling(config),
     )
-    return App(ModelRegistry([served]), build_http_options(config))
+    return App(ModelRegistry([model_entry]), build_http_options(config))
 
 
-class Front:
+class AppServer:
     """An application on a port of its own."""
 
     def __init__(self, app: App) -> None:
@@ -101,7 +103,7 @@ class Front:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def run(order: Serve, tell: Callable[[dict[str, Any]], None]) -> None:
+async def run(order: Serve, report: Callable[[dict[str, Any]], None]) -> None:
     """Serves until stdin ends."""
     folder, path = Path(order.folder), Path(order.model)
     model = load_model(path, tool_parser="hermes", reasoning_parser="qwen3")
@@ -110,20 +112,22 @@ async def run(order: Serve, tell: Callable[[dict[str, Any]], None]) -> None:
     begun = time.perf_counter()
     await engine.start()
     loaded = time.perf_counter() - begun
-    fronts: dict[str, Front] = {}
+    fronts: dict[str, AppServer] = {}
     with Notebook(folder) as notebook:
-        actor = Actor(engine, make_script(order.sessions, model.tokenizer), notebook)
+        scripted_engine = ScriptedOutputEngine(
+            engine, make_script(order.sessions, model.tokenizer), notebook
+        )
         try:
             for name, more in FRONTS.items():
                 home = folder / name
                 home.mkdir(parents=True, exist_ok=True)
                 config = Config(model=MODEL, data_dir=home, **more)
-                fronts[name] = Front(make_app(model, actor, config, home))
+                fronts[name] = AppServer(make_app(model, scripted_engine, config, home))
                 await fronts[name].started()
             freeze_gc()  # as `dovetail serve` does
             facts = (await engine.health()).facts or {}
             ports = {name: front.port for name, front in fronts.items()}
-            tell({"ports": ports, "facts": facts, "load_s": loaded})
+            report({"ports": ports, "facts": facts, "load_s": loaded})
             await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
         finally:
             await asyncio.gather(*(front.stop() for front in fronts.values()))
@@ -134,14 +138,14 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Serve)
 
-    def tell(said: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(said) + "\n")
+    def report(message: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
     try:
-        uvloop.run(run(order, tell))
+        uvloop.run(run(order, report))
     except Exception as fault:
-        tell({"error": f"{type(fault).__name__}: {fault}"})
+        report({"error": f"{type(fault).__name__}: {fault}"})
         raise
 
 

@@ -46,9 +46,9 @@ def machine(runs: Sequence[Run]) -> str:
     """On what each run was made."""
     rows = []
     for key, title in FACTS.items():
-        told = [run.machine.get(key) for run in runs]
-        if any(fact is not None for fact in told):
-            rows.append([title, *("" if fact is None else str(fact) for fact in told)])
+        facts = [run.machine.get(key) for run in runs]
+        if any(fact is not None for fact in facts):
+            rows.append([title, *("" if fact is None else str(fact) for fact in facts)])
     return _table(["attention", *(run.name for run in runs)], rows)
 
 
@@ -146,10 +146,10 @@ def dispatch(run: Run) -> str:
 def wanted(runs: Sequence[Run]) -> str:
     """Targets, of the first run: the others are there to compare with."""
     words = {True: "yes", False: "**no**", None: "not measured"}
-    told = list(targets(runs[0])) if runs else []
-    if all(one.holds is None for one in told):
+    found = list(targets(runs[0])) if runs else []
+    if all(one.holds is None for one in found):
         return ""
-    rows = [[one.wanted, one.measured, words[one.holds]] for one in told]
+    rows = [[one.wanted, one.measured, words[one.holds]] for one in found]
     return _table(["target", f"measured, attention {runs[0].name}", "holds"], rows)
 
 
@@ -187,14 +187,14 @@ def _each(runs: Sequence[Run], name: str, make: Callable[[Run], str], on_model: 
     The attention is named where there is a model, and where runs have to be told apart.
     """
     made = [(run.name, made) for run in runs if run.rows(name) and (made := make(run))]
-    tell = on_model or len(made) > 1
-    return "\n".join(f"Attention: {run}.\n\n{one}" if tell else one for run, one in made)
+    with_name = on_model or len(made) > 1
+    return "\n".join(f"Attention: {run}.\n\n{one}" if with_name else one for run, one in made)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Nothing where nothing was measured."""
-    told = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
-    return table(told[0], told[1:]) if told[1:] else ""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    return table(escaped[0], escaped[1:]) if escaped[1:] else ""
 
 
 def _count(value: float | None) -> str:

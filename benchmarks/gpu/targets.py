@@ -27,19 +27,21 @@ class Target:
 def targets(run: Run) -> Iterator[Target]:
     """All of them."""
     took = {case: run.middle(case, "client_ms") for case in WARM}
-    yield _at_most(f"C within {STRIPPED}x of A", STRIPPED, {"C / A": ratio(took["C"], took["A"])})
+    yield _maximum_target(
+        f"C within {STRIPPED}x of A", STRIPPED, {"C / A": ratio(took["C"], took["A"])}
+    )
     added = {case: run.added(case) for case in WARM}
     wanted = f"the server adds at most {ADDED:g} ms to the engine's own time to the first token"
-    yield _at_most(wanted, ADDED, added, " ms")
+    yield _maximum_target(wanted, ADDED, added, " ms")
     published = TTFT["C"]
     below = {case: value for case in ("A", "C") if (value := took[case]) is not None}
     holds = all(value < published for value in below.values())
-    yield _told(f"A and C under the published {published:g} ms", below, holds, " ms")
+    yield _target(f"A and C under the published {published:g} ms", below, holds, " ms")
     apart = [value for case in ("D", "F") if (value := took[case]) is not None]
     both = ratio(max(apart), min(apart)) if len(apart) == 2 else None
-    yield _at_most(f"D = F, within {REWRITTEN}x", REWRITTEN, {"larger / smaller": both})
+    yield _maximum_target(f"D = F, within {REWRITTEN}x", REWRITTEN, {"larger / smaller": both})
     over = {f"{case} / A": ratio(took[case], took["A"]) for case in ("D", "F")}
-    yield _at_most(f"D and F within {NEXT_TURN}x of A", NEXT_TURN, over)
+    yield _maximum_target(f"D and F within {NEXT_TURN}x of A", NEXT_TURN, over)
     yield _through(run)
     yield _faster(run)
 
@@ -52,28 +54,30 @@ def _through(run: Run) -> Target:
         if via != "alone"
     }
     wanted = f"tokens a second through the server: at least {THROUGH}x of the engine alone"
-    return _at_least(wanted, THROUGH, shares)
+    return _minimum_target(wanted, THROUGH, shares)
 
 
 def _faster(run: Run) -> Target:
     known = DECODE[1]
     one = {f"{row['via']}": row["median"] / known for row in run.rows("I") if row["streams"] == 1}
-    return _at_least(f"one stream at least {FASTER:g}x of {known:g} tokens a second", FASTER, one)
+    return _minimum_target(
+        f"one stream at least {FASTER:g}x of {known:g} tokens a second", FASTER, one
+    )
 
 
-def _at_most(
+def _maximum_target(
     wanted: str, limit: float, values: Mapping[str, float | None], unit: str = ""
 ) -> Target:
     known = {name: value for name, value in values.items() if value is not None}
-    return _told(wanted, known, all(value <= limit for value in known.values()), unit)
+    return _target(wanted, known, all(value <= limit for value in known.values()), unit)
 
 
-def _at_least(wanted: str, limit: float, values: Mapping[str, float | None]) -> Target:
+def _minimum_target(wanted: str, limit: float, values: Mapping[str, float | None]) -> Target:
     known = {name: value for name, value in values.items() if value is not None}
-    return _told(wanted, known, all(value >= limit for value in known.values()))
+    return _target(wanted, known, all(value >= limit for value in known.values()))
 
 
-def _told(wanted: str, known: Mapping[str, float], holds: bool, unit: str = "") -> Target:
+def _target(wanted: str, known: Mapping[str, float], holds: bool, unit: str = "") -> Target:
     if not known:
         return Target(wanted, "not measured", None)
     form = ".1f" if unit else ".3f"

@@ -15,12 +15,20 @@ from typing import Any
 from benchmarks.gpu.arrivals import DISPATCH, Arrival, arrivals
 from benchmarks.gpu.dispatch import dispatch
 from benchmarks.gpu.machine import machine
-from benchmarks.gpu.paced import PARSERS, QWEN3, Answer, Heard, Pace, author, staged
+from benchmarks.gpu.paced_server import (
+    PARSERS,
+    QWEN3,
+    MeasuredStream,
+    Pace,
+    ScriptedOutput,
+    author,
+    run_paced_server,
+)
 
 PACE = 0.007  # seconds a token
 FIRST_WORD = 0.082  # seconds after which the engine gives the first word of the thought
-THOUGHT = 74  # tokens, from its first word to what closes it
-CALL = 28  # tokens, from there to what completes the call
+REASONING_TOKENS = 74  # tokens, from its first word to what closes it
+CALL_TOKENS = 28  # tokens, from there to what completes the call
 WARM_UP = 1
 
 #: What is looked for, and the token that brings it about.
@@ -40,17 +48,17 @@ Test = Callable[[Arrival], bool]
 
 async def timeline(rounds: int, pace: float = PACE, tokenizer: Path = QWEN3) -> dict[str, Any]:
     """Milliseconds since the request, for every event and round."""
-    answer = _answer(tokenizer)
-    first = max(0.0, FIRST_WORD - answer.marks["thought"] * PACE)
-    async with staged(answer.ids, Pace(first, pace), tokenizer) as stage:
-        played = await stage.play("messages", 1, WARM_UP + rounds)
+    output = _script_output(tokenizer)
+    first = max(0.0, FIRST_WORD - output.marks["thought"] * PACE)
+    async with run_paced_server(output.ids, Pace(first, pace), tokenizer) as server:
+        streams = await server.play("messages", 1, WARM_UP + rounds)
     return {
         "title": f"two parsers on one stream ({PARSERS[1]} and {PARSERS[3]}), /v1/messages",
         "pace_ms": pace * 1e3,
         "rounds": rounds,
         "warm_up": WARM_UP,
-        "tokens": {"thought": THOUGHT, "call": CALL, "in all": len(answer.ids)},
-        "rows": _rows(played[WARM_UP:], answer.marks),
+        "tokens": {"thought": REASONING_TOKENS, "call": CALL_TOKENS, "in all": len(output.ids)},
+        "rows": _rows(streams[WARM_UP:], output.marks),
     }
 
 
@@ -58,11 +66,11 @@ def events(came: Sequence[Arrival]) -> dict[str, Arrival]:
     """Which of a stream's events are the ones of the timeline."""
     thinking = _index(came, "thinking")
     call = _index(came, "tool_use")
-    thoughts = [one for one in came if _is_delta(one, "thinking_delta")]
+    reasoning_deltas = [one for one in came if _is_delta(one, "thinking_delta")]
     arguments = [one for one in came if _is_delta(one, "input_json_delta")]
     return {
         "thinking starts": _one(came, lambda one: _is(one, "content_block_start", thinking)),
-        "last thinking delta": thoughts[-1],
+        "last thinking delta": reasoning_deltas[-1],
         "thinking block ends": _one(came, lambda one: _is(one, "content_block_stop", thinking)),
         "first argument bytes": arguments[0],
         "last argument bytes": arguments[-1],
@@ -72,24 +80,24 @@ def events(came: Sequence[Arrival]) -> dict[str, Arrival]:
     }
 
 
-def _answer(tokenizer: Path) -> Answer:
-    answer = Answer(author(tokenizer))
-    answer.think(THOUGHT)
-    answer.call("call", CALL)
-    answer.end()
-    return answer
+def _script_output(tokenizer: Path) -> ScriptedOutput:
+    output = ScriptedOutput(author(tokenizer))
+    output.think(REASONING_TOKENS)
+    output.call("call", CALL_TOKENS)
+    output.end()
+    return output
 
 
-def _rows(played: Sequence[Heard], marks: dict[str, int]) -> list[dict[str, Any]]:
-    came = [events(arrivals(heard.seen)) for heard in played]
+def _rows(streams: Sequence[MeasuredStream], marks: dict[str, int]) -> list[dict[str, Any]]:
+    came = [events(arrivals(stream.seen)) for stream in streams]
     rows = []
     for name, mark in EVENTS.items():
         at = [one[name].at for one in came]
-        left = [heard.left[marks[mark]] for heard in played]
-        asked = [heard.seen.asked for heard in played]
+        left = [stream.left[marks[mark]] for stream in streams]
+        sent = [stream.seen.sent for stream in streams]
         numbers = {
-            "ms": _ms(at, asked),
-            "engine_ms": _ms(left, asked),
+            "ms": _ms(at, sent),
+            "engine_ms": _ms(left, sent),
             "behind_ms": _ms(at, left),
         }
         medians = {key: median(values) for key, values in numbers.items()}

@@ -1,4 +1,4 @@
-"""G: sessions of ten turns in which thoughts stand between calls, with the ledger and without."""
+"""G: sessions of ten turns with reasoning between calls, with the ledger and without."""
 
 from collections.abc import Iterator
 
@@ -17,15 +17,18 @@ def session_names(repeats: int) -> list[str]:
 
 def hold(client: Client, ledger: str, name: str) -> list[Measure]:
     """One session. The client sends back what it got, unchanged and in its order."""
-    scene = client.scene(name)
-    messages: list[Message] = [claude.user(scene.question)]
+    session_script = client.session_script(name)
+    messages: list[Message] = [claude.user(session_script.question)]
     measures = []
-    for at in range(len(scene.answers)):
+    for at in range(len(session_script.outputs)):
         reply = client.send(FRONTS[ledger], name, messages)
         measures.append(client.measure(name, at, reply))
-        if at < len(scene.results):
+        if at < len(session_script.results):
             blocks = claude.fold(reply.frames)
-            messages += [claude.assistant(blocks), claude.results(blocks, scene.results[at])]
+            messages += [
+                claude.assistant(blocks),
+                claude.results(blocks, session_script.results[at]),
+            ]
     return measures
 
 

@@ -1,4 +1,4 @@
-"""What clients of the three APIs send: histories, replays of answers, results, bodies."""
+"""What clients of the three APIs send: histories, replays of responses, results, bodies."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -67,15 +67,15 @@ class Messages:
         result = {"type": "tool_result", "tool_use_id": id, "content": text}
         return [{"role": "user", "content": [result]}]
 
-    def replay(self, answer: Json) -> list[Json]:
-        return [{"role": "assistant", "content": answer["content"]}]
+    def replay(self, response: Json) -> list[Json]:
+        return [{"role": "assistant", "content": response["content"]}]
 
-    def call_ids(self, answer: Json) -> Iterator[str]:
-        return (block["id"] for block in answer["content"] if block["type"] == "tool_use")
+    def call_ids(self, response: Json) -> Iterator[str]:
+        return (block["id"] for block in response["content"] if block["type"] == "tool_use")
 
 
 class Chat:
-    """As agents on the chat API write them: thoughts are sent back beside the content."""
+    """As agents on the chat API write them: reasoning is sent back next to the content."""
 
     codec: ClassVar[Codec] = CHAT
     path: ClassVar[str] = "/v1/chat/completions"
@@ -102,17 +102,17 @@ class Chat:
     def result(self, id: str, text: str) -> list[Json]:
         return [{"role": "tool", "tool_call_id": id, "content": text}]
 
-    def replay(self, answer: Json) -> list[Json]:
-        message = answer["choices"][0]["message"]
+    def replay(self, response: Json) -> list[Json]:
+        message = response["choices"][0]["message"]
         return [{name: value for name, value in message.items() if value is not None}]
 
-    def call_ids(self, answer: Json) -> Iterator[str]:
-        calls = answer["choices"][0]["message"].get("tool_calls") or ()
+    def call_ids(self, response: Json) -> Iterator[str]:
+        calls = response["choices"][0]["message"].get("tool_calls") or ()
         return (call["id"] for call in calls)
 
 
 class Responses:
-    """As Codex writes them: items of the answer come back as they were."""
+    """As Codex writes them: items of the response come back unchanged."""
 
     codec: ClassVar[Codec] = RESPONSES
     path: ClassVar[str] = "/v1/responses"
@@ -135,21 +135,21 @@ class Responses:
         return [{"type": "message", "role": "user", "content": [part]}]
 
     def called(self, text: str, id: str, tool: str, arguments: Json) -> list[Json]:
-        said = {"type": "output_text", "text": text}
+        part = {"type": "output_text", "text": text}
         spelled = msgspec.json.encode(arguments).decode()
         return [
-            {"type": "message", "role": "assistant", "content": [said]},
+            {"type": "message", "role": "assistant", "content": [part]},
             {"type": "function_call", "call_id": id, "name": tool, "arguments": spelled},
         ]
 
     def result(self, id: str, text: str) -> list[Json]:
         return [{"type": "function_call_output", "call_id": id, "output": text}]
 
-    def replay(self, answer: Json) -> list[Json]:
-        return list(answer["output"])
+    def replay(self, response: Json) -> list[Json]:
+        return list(response["output"])
 
-    def call_ids(self, answer: Json) -> Iterator[str]:
-        return (item["call_id"] for item in answer["output"] if item["type"] == "function_call")
+    def call_ids(self, response: Json) -> Iterator[str]:
+        return (item["call_id"] for item in response["output"] if item["type"] == "function_call")
 
 
 Dialect = Messages | Chat | Responses

@@ -95,14 +95,14 @@ def model() -> Model:
     )
 
 
-def preparer(served: Model, keyring: Keyring) -> ChatPreparer:
+def preparer(qwen3: Model, keyring: Keyring) -> ChatPreparer:
     """One that knows nothing but the keys."""
-    return ChatPreparer(served, Ledger(MemoryLedgerStore()), keyring)
+    return ChatPreparer(qwen3, Ledger(MemoryLedgerStore()), keyring)
 
 
 async def _measure(api: str) -> list[Costs]:
-    served, keyring = model(), Keyring([b"k" * 32])
-    sessions = [_session(api, served, keyring) for _ in SIZES]
+    qwen3, keyring = model(), Keyring([b"k" * 32])
+    sessions = [_session(api, qwen3, keyring) for _ in SIZES]
     measured = [Costs(api) for _ in SIZES]
     each = list(zip(sessions, measured, strict=True))
     for (session, costs), size in zip(each, SIZES, strict=True):
@@ -113,15 +113,15 @@ async def _measure(api: str) -> list[Costs]:
         await session.step()
         await _grown(session, costs, "prepare")
     for session, costs in each * QUESTIONS:
-        await session.answer()
-        session.ask()
+        await session.respond()
+        session.add_question()
         await _grown(session, costs, "question")
         await session.step()
     for session, costs in each * (COLD if api == COLD_API else 0):
         await _cold(session, keyring, costs)
     for costs in measured:
-        told = {name: round(spent, 2) for name, spent in costs.best.items()}
-        print(f"  {api:>9} {costs.tokens:>7}", told, flush=True)
+        rounded = {name: round(spent, 2) for name, spent in costs.best.items()}
+        print(f"  {api:>9} {costs.tokens:>7}", rounded, flush=True)
     return measured
 
 
@@ -143,21 +143,21 @@ async def _cold(session: Session, keyring: Keyring, costs: Costs) -> None:
     """The same request where nothing is known, or only the key of the seals."""
     body = session.body()
     known = (await session.prepare()).prompt.ids
-    served = model()
+    qwen3 = model()
     for name, keys in (("cold", Keyring([b"o" * 32])), ("from seals", keyring)):
-        fresh = preparer(served, keys)
+        fresh = preparer(qwen3, keys)
         begun = time.process_time_ns()
         await fresh.prepare(session.decode(body, None))
         costs.add(name, time.process_time_ns() - begun)
-    text = served.tokenizer.decode(known)
+    text = qwen3.tokenizer.decode(known)
     bare = BareTokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
     begun = time.process_time_ns()
     bare.encode(text, add_special_tokens=False)
     costs.add("tokenizers", time.process_time_ns() - begun)
 
 
-def _session(api: str, served: Model, keyring: Keyring) -> Session:
-    return Session(DIALECTS[api], preparer(served, keyring), served.tokenizer)
+def _session(api: str, qwen3: Model, keyring: Keyring) -> Session:
+    return Session(DIALECTS[api], preparer(qwen3, keyring), qwen3.tokenizer)
 
 
 def _table(measured: list[Costs]) -> str:
@@ -193,12 +193,12 @@ def _reading(measured: list[Costs]) -> str:
     cold = max(costs.best["cold"] / costs.best["tokenizers"] for costs in measured)
     return (
         f"Messages: a tool step at {TARGET // 1000}k tokens takes {at_target.total:.2f} ms in all, "
-        f"{_beside(at_target.total, LIMIT)} {LIMIT:.0f} ms. Beyond decoding the body, it costs "
+        f"{_within(at_target.total, LIMIT)} {LIMIT:.0f} ms. Beyond decoding the body, it costs "
         f"{growth:.2f} times as much at its dearest as at {SIZES[0] // 1000}k tokens, "
-        f"{_beside(growth, FLAT)} {FLAT}. Cold, at most {cold:.2f} times the bare tokenizer, "
-        f"{_beside(cold, COLD_LIMIT)} {COLD_LIMIT}.\n"
+        f"{_within(growth, FLAT)} {FLAT}. Cold, at most {cold:.2f} times the bare tokenizer, "
+        f"{_within(cold, COLD_LIMIT)} {COLD_LIMIT}.\n"
     )
 
 
-def _beside(value: float, limit: float) -> str:
+def _within(value: float, limit: float) -> str:
     return "within" if value <= limit else "over"

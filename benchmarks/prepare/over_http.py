@@ -21,7 +21,7 @@ from benchmarks.frontend.parts import Author, Part
 from benchmarks.frontend.servers import CONTEXT, Frontend, dovetail_frontend, dynamo_frontend
 from benchmarks.prepare.dialects import DIALECTS, Dialect, Json
 from benchmarks.prepare.inside import SIZES, TARGET, TOKENIZER
-from benchmarks.prepare.matter import TOOL, Matter
+from benchmarks.prepare.sample_texts import TOOL, SampleTexts
 from benchmarks.report import Result, table
 
 # Behind what says where the modules of the tests are.
@@ -32,10 +32,10 @@ from dovetail_tokenizers import load_tokenizer
 
 APIS = ("messages", "chat")
 COLD, STEPS = 3, 24
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 # Characters of a token in these sessions; of system and tools; of a step besides its result.
 CHARACTERS, HEAD, STEP = 3.4, 35_000, 450
-ANSWER = Part(
+SCRIPTED_STEP = Part(
     "step",
     "<think>\nThe file is not what it was.\n</think>\n\nI look at the next one.\n<tool_call>\n"
     f'{{"name": "{TOOL}", "arguments": {{"command": "read the next file of the list"}}}}'
@@ -60,51 +60,51 @@ class Cost:
     grown: dict[str, float] = field(default_factory=dict)
 
 
-class Talk:
-    """A conversation with a server, which begins with a history that nobody knows."""
+class Conversation:
+    """A conversation with a server, which begins with an unknown history."""
 
     def __init__(self, frontend: Frontend, dialect: Dialect, tokens: int, seed: int) -> None:
         self._frontend = frontend
         self._dialect = dialect
         self._headers = {**dialect.headers, dialect.session: f"talk-{seed}-{tokens}"}
         self._headers["content-type"] = "application/json"
-        self._matter, self._items = begun(dialect, tokens, seed)
+        self._texts, self._items = begun(dialect, tokens, seed)
 
     def step(self) -> None:
         """The model calls a tool and gets its result."""
-        answer = self._post(written(self._dialect, self._matter, self._items))
-        (id,) = self._dialect.call_ids(answer)
-        self._items += self._dialect.replay(answer)
-        self._items += self._dialect.result(id, self._matter.result())
+        response = self._post(written(self._dialect, self._texts, self._items))
+        (id,) = self._dialect.call_ids(response)
+        self._items += self._dialect.replay(response)
+        self._items += self._dialect.result(id, self._texts.result())
 
     def _post(self, body: bytes) -> dict[str, Any]:
-        connection = HTTPConnection("127.0.0.1", self._frontend.port, timeout=PATIENCE)
+        connection = HTTPConnection("127.0.0.1", self._frontend.port, timeout=TIMEOUT_SECONDS)
         connection.request("POST", self._dialect.path, body, self._headers)
         response = connection.getresponse()
-        answer = response.read()
+        content = response.read()
         connection.close()
         if response.status != 200:
-            raise RuntimeError(f"{self._frontend.name}: {response.status} {answer[:300]!r}")
-        return msgspec.json.decode(answer)  # type: ignore[no-any-return]
+            raise RuntimeError(f"{self._frontend.name}: {response.status} {content[:300]!r}")
+        return msgspec.json.decode(content)  # type: ignore[no-any-return]
 
 
-def begun(dialect: Dialect, tokens: int, seed: int) -> tuple[Matter, list[Json]]:
+def begun(dialect: Dialect, tokens: int, seed: int) -> tuple[SampleTexts, list[Json]]:
     """A history of about so many tokens that no server has made, and what goes on with it."""
-    matter = Matter(seed)
-    items = dialect.question(ANSWER.cue)
+    texts = SampleTexts(seed)
+    items = dialect.question(SCRIPTED_STEP.cue)
     room = tokens * CHARACTERS - HEAD
     for number in count():
         if room <= 0:
-            return matter, items
-        id, result = f"call_{seed}_{number}", matter.result()
-        items += dialect.called(matter.prose(), id, TOOL, dict(matter.command()))
+            return texts, items
+        id, result = f"call_{seed}_{number}", texts.result()
+        items += dialect.called(texts.prose(), id, TOOL, dict(texts.command()))
         items += dialect.result(id, result)
         room -= len(result) + STEP
     raise AssertionError
 
 
-def written(dialect: Dialect, matter: Matter, items: list[Json]) -> bytes:
-    return msgspec.json.encode(dialect.body(matter.offer, items))
+def written(dialect: Dialect, texts: SampleTexts, items: list[Json]) -> bytes:
+    return msgspec.json.encode(dialect.body(texts.offer, items))
 
 
 def run(*, against_dynamo: bool) -> Result:
@@ -121,24 +121,28 @@ def run(*, against_dynamo: bool) -> Result:
 
 
 def _measure(frontend: Frontend, costs: list[Cost]) -> None:
-    Talk(frontend, DIALECTS["chat"], 1000, 0).step()  # nothing is measured that is done but once
+    Conversation(
+        frontend, DIALECTS["chat"], 1000, 0
+    ).step()  # nothing is measured that is done but once
     for cost in costs:
         dialect, cold = DIALECTS[cost.api], []
         for seed in range(1, COLD + 1):
-            talk = Talk(frontend, dialect, cost.size, seed + 10 * APIS.index(cost.api))
-            cold.append(_milliseconds(frontend, talk, 1))
-        talk.step()
+            conversation = Conversation(
+                frontend, dialect, cost.size, seed + 10 * APIS.index(cost.api)
+            )
+            cold.append(_milliseconds(frontend, conversation, 1))
+        conversation.step()
         cost.cold[frontend.name] = sum(cold) / COLD
-        cost.grown[frontend.name] = _milliseconds(frontend, talk, STEPS)
-        told = f"cold {cost.cold[frontend.name]:.1f}, grown {cost.grown[frontend.name]:.2f}"
-        print(f"  {frontend.name} {cost.api} {cost.size}: {told}", flush=True)
+        cost.grown[frontend.name] = _milliseconds(frontend, conversation, STEPS)
+        figures = f"cold {cost.cold[frontend.name]:.1f}, grown {cost.grown[frontend.name]:.2f}"
+        print(f"  {frontend.name} {cost.api} {cost.size}: {figures}", flush=True)
 
 
-def _milliseconds(frontend: Frontend, talk: Talk, steps: int) -> float:
+def _milliseconds(frontend: Frontend, conversation: Conversation, steps: int) -> float:
     before = _used(frontend.pid)
     for _ in range(steps):
-        talk.step()
-    time.sleep(0.1)  # what is written down behind an answer counts too
+        conversation.step()
+    time.sleep(0.1)  # what is recorded after a response counts too
     return (_used(frontend.pid) - before) / steps / 1e6
 
 
@@ -158,13 +162,13 @@ def _wide(model: Path) -> Path:
 
 @contextmanager
 def _dovetail(model: Path, scratch: Path) -> Iterator[Frontend]:
-    with dovetail_frontend([ANSWER], model, scratch) as frontend:
+    with dovetail_frontend([SCRIPTED_STEP], model, scratch) as frontend:
         yield frontend
 
 
 @contextmanager
 def _dynamo(scratch: Path) -> Iterator[Frontend]:
-    with dynamo_frontend([ANSWER], Author(load_tokenizer(TOKENIZER)), scratch) as frontend:
+    with dynamo_frontend([SCRIPTED_STEP], Author(load_tokenizer(TOKENIZER)), scratch) as frontend:
         yield frontend
 
 
@@ -186,8 +190,8 @@ def _table(costs: list[Cost]) -> str:
 
 def _reading(costs: list[Cost]) -> str:
     cost = next(one for one in costs if (one.api, one.size) == (APIS[0], TARGET))
-    told = [
+    figures = [
         f"{name} {cost.grown[name]:.2f} ms grown, {cost.cold[name]:.1f} ms cold"
         for name in cost.cold
     ]
-    return f"Messages, {TARGET // 1000}k tokens: {'; '.join(told)}.\n"
+    return f"Messages, {TARGET // 1000}k tokens: {'; '.join(figures)}.\n"

@@ -1,7 +1,7 @@
-"""A session as a client would hold it, grown turn by turn.
+"""A client's session that grows turn by turn.
 
-The model is scripted, everything else is real: bodies as the client writes them, our answers sent
-back with their seals, a real template and tokenizer.
+The model is scripted, everything else is real: bodies as the client writes them, our responses
+sent back with their seals, a real template and tokenizer.
 """
 
 from itertools import count
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.prepare.dialects import Dialect
-from benchmarks.prepare.matter import TOOL, Matter
+from benchmarks.prepare.sample_texts import TOOL, SampleTexts
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail_model import Request
 from dovetail_protocols import DecodeCache
@@ -29,15 +29,15 @@ class Session:
         self.headers = {**dialect.headers, dialect.session: "session-1"}
         self._dialect = dialect
         self._tokenizer = tokenizer
-        self._matter = Matter()
+        self._texts = SampleTexts()
         self._numbers = count()
         self._items: list[dict[str, Any]] = []
         self._steps = 0
-        self.ask()
+        self.add_question()
 
     def body(self) -> bytes:
         """The next request."""
-        return msgspec.json.encode(self._dialect.body(self._matter.offer, self._items))
+        return msgspec.json.encode(self._dialect.body(self._texts.offer, self._items))
 
     def decode(self, body: bytes, memory: DecodeCache | None) -> Request:
         return self._dialect.codec.decode(body, self.headers, memory)
@@ -46,43 +46,43 @@ class Session:
         return await self.preparer.prepare(self.decode(self.body(), self.memory))
 
     async def grow(self) -> None:
-        """One more turn: a tool step, or an answer and the user's next question."""
+        """One more turn: a tool step, or a final message and the user's next question."""
         self._steps += 1
         if self._steps % (LOOP + 1):
             await self.step()
         else:
-            await self.answer()
-            self.ask()
+            await self.respond()
+            self.add_question()
 
     async def step(self) -> None:
         """The model calls a tool and gets its result."""
-        command = msgspec.json.encode(self._matter.command()).decode()
+        command = msgspec.json.encode(self._texts.command()).decode()
         call = f'<tool_call>\n{{"name": "{TOOL}", "arguments": {command}}}\n</tool_call>'
-        answer = await self._say(call)
-        (id,) = self._dialect.call_ids(answer)
-        self._items += self._dialect.result(id, self._matter.result())
+        response = await self._generate(call)
+        (id,) = self._dialect.call_ids(response)
+        self._items += self._dialect.result(id, self._texts.result())
 
-    async def answer(self) -> None:
-        """The model says that it is done."""
-        await self._say(self._matter.prose())
+    async def respond(self) -> None:
+        """The model ends its turn with text."""
+        await self._generate(self._texts.prose())
 
-    def ask(self) -> None:
-        self._items += self._dialect.question(self._matter.prose())
+    def add_question(self) -> None:
+        self._items += self._dialect.question(self._texts.prose())
 
-    async def _say(self, text: str) -> dict[str, Any]:
-        """The model thinks and says something: the answer as the client gets it."""
+    async def _generate(self, text: str) -> dict[str, Any]:
+        """The model outputs reasoning and this text: the response as the client gets it."""
         prepared = await self.prepare()
         codec, prefix = self._dialect.codec, self._dialect.codec.call_id_prefix
-        ids = self._tokenizer.encode(f"<think>\n{self._matter.prose()}\n</think>\n\n{text}")
+        ids = self._tokenizer.encode(f"<think>\n{self._texts.prose()}\n</think>\n\n{text}")
         generation = self.preparer.create_generation(prepared, lambda: self._new_id(prefix))
         generation.feed([*ids, self._tokenizer.controls[END]])
         generation.finish("stop")
         await self.preparer.record(prepared, generation)
-        said = [generation.message()]
-        answer = codec.encode_message(prepared.request, said, self._new_id, lambda: 0.0)
-        told: dict[str, Any] = msgspec.json.decode(answer)
-        self._items += self._dialect.replay(told)
-        return told
+        messages = [generation.message()]
+        body = codec.encode_message(prepared.request, messages, self._new_id, lambda: 0.0)
+        response: dict[str, Any] = msgspec.json.decode(body)
+        self._items += self._dialect.replay(response)
+        return response
 
     def _new_id(self, prefix: str) -> str:
         return f"{prefix}{next(self._numbers):024}"

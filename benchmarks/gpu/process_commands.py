@@ -1,4 +1,4 @@
-"""What the processes of the experiments are told, each in one line of JSON."""
+"""The commands to the processes of the experiments, each one line of JSON."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Serve(msgspec.Struct, frozen=True):
-    """For the server: the model's folder, the engine's options, the names of acted sessions.
+    """For the server: the model's folder, the engine's options, the names of scripted sessions.
 
     `folder` is where it puts its notes, and what its applications keep.
     """
@@ -20,13 +20,13 @@ class Serve(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True):
     """Requests that came together: the notes from one number up to another.
 
-    One that is not `played` is passed over by the engine alone.
+    One that is not `replayed` is passed over by the engine alone.
     """
 
     label: str
     start: int
     end: int
-    played: bool = True
+    replayed: bool = True
 
 
 class Replay(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
-"""An engine whose answers are acted: what it reads is read for real, what it says is written down.
+"""An engine that prefills for real and outputs scripted tokens.
 
-For a request of a known session the real engine reads the prompt and generates one token. At that
-moment the listener is told the written ids instead. Then the engine is made to read prompt and ids,
-so that its cache is as if it had said them. Every request is noted, with the time to its first
-token as it is seen from here.
+For a request of a known session the real engine prefills the prompt and generates one token. At
+that moment the sink gets the scripted ids instead. Then the engine prefills prompt and ids, so
+that its cache is as if it had generated them. Every request is noted, with the time to its first
+token as measured here.
 """
 
 import time
@@ -25,23 +25,23 @@ from dovetail.engines.engine import (
     TokenSink,
 )
 
-#: The ids of a session's answer, by the session's name and the number of the answer.
+#: The ids of a session's output, by the session's name and the number of the response.
 Script = Callable[[str, int], Sequence[int] | None]
-OPENING = 4  # tokens that are told with the first one: enough for words to show
+OPENING = 4  # tokens that are pushed with the first one: enough for visible text
 STEP = 16
 #: Pages are kept in the step after the one that filled them, so there has to be such a step.
 PRIMING = 2
 
 
 class Note(msgspec.Struct):
-    """One request to the real engine. `prompt` and `length` are its ids' place in the other file.
+    """One request to the real engine. `prompt` and `length` locate its ids in the other file.
 
-    `kind` is `acted`, `prime`, or `real` where the engine's own tokens were told.
+    `kind` is `acted`, `prime`, or `real` where the engine's own tokens were used.
     """
 
     kind: str
     session: str | None
-    answer: int
+    response: int
     prompt: int
     length: int
     max_tokens: int
@@ -93,8 +93,8 @@ def read_prompt(folder: Path, note: Note) -> "array[int]":
 
 
 @dataclass
-class Hearing:
-    """What is heard of the real engine: when its first token came, and what was cached."""
+class FirstTokenSink:
+    """Record when the real engine's first token came, and what was cached."""
 
     begun: float = 0.0
     first_ms: float | None = None
@@ -107,8 +107,8 @@ class Hearing:
             self.cached = delta.cached
 
 
-class Through(Hearing):
-    """Passes on what it hears."""
+class PassThroughSink(FirstTokenSink):
+    """Pass the engine's own tokens on."""
 
     def __init__(self, listener: TokenSink) -> None:
         super().__init__()
@@ -123,8 +123,8 @@ class Through(Hearing):
         return await self._listener.drain()
 
 
-class Cue(Hearing):
-    """Tells the first words of an answer at the moment in which the engine has its first token."""
+class OpeningSink(FirstTokenSink):
+    """Push the opening of the scripted output when the engine has its first token."""
 
     def __init__(self, listener: TokenSink, opening: list[int]) -> None:
         super().__init__()
@@ -144,8 +144,8 @@ class Cue(Hearing):
         return True
 
 
-class Silent(Hearing):
-    """Tells nobody."""
+class SilentSink(FirstTokenSink):
+    """Discard the tokens."""
 
     def push(self, delta: TokenDelta) -> bool:
         self.note(delta)
@@ -155,15 +155,15 @@ class Silent(Hearing):
         return True
 
 
-class Actor:
-    """The engine. Sessions that are not in the script hear the real one."""
+class ScriptedOutputEngine:
+    """The engine. Sessions that are not in the script get the real engine's tokens."""
 
     def __init__(self, engine: TokenEngine, script: Script, notebook: Notebook) -> None:
         self.name = engine.name
         self._engine = engine
         self._script = script
         self._notebook = notebook
-        self._answers: Counter[str] = Counter()
+        self._responses: Counter[str] = Counter()
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -180,41 +180,45 @@ class Actor:
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         session = request.session or ""
-        number = self._answers[session]
+        number = self._responses[session]
         ids = self._script(session, number)
         if ids is None:
-            await self._ask("real", request, Through(sink), number)
+            await self._generate("real", request, PassThroughSink(sink), number)
             return
-        self._answers[session] += 1
-        asked = msgspec.structs.replace(request, max_tokens=1)
-        cue = Cue(sink, list(ids[:OPENING]))
-        await self._ask("acted", asked, cue, number)
-        await _tell(sink, ids[OPENING:], cue.room)
-        said = request.prompt + array("I", ids)
-        prime = msgspec.structs.replace(request, prompt=said, max_tokens=PRIMING)
-        await self._ask("prime", prime, Silent(), number)
+        self._responses[session] += 1
+        first_token_request = msgspec.structs.replace(request, max_tokens=1)
+        cue = OpeningSink(sink, list(ids[:OPENING]))
+        await self._generate("acted", first_token_request, cue, number)
+        await _push_rest(sink, ids[OPENING:], cue.room)
+        whole = request.prompt + array("I", ids)
+        prime = msgspec.structs.replace(request, prompt=whole, max_tokens=PRIMING)
+        await self._generate("prime", prime, SilentSink(), number)
 
-    async def _ask(
-        self, kind: str, request: EngineRequest, ear: Through | Cue | Silent, number: int
+    async def _generate(
+        self,
+        kind: str,
+        request: EngineRequest,
+        sink: PassThroughSink | OpeningSink | SilentSink,
+        number: int,
     ) -> None:
         note = Note(
             kind=kind,
             session=request.session,
-            answer=number,
+            response=number,
             prompt=self._notebook.place(request.prompt),
             length=len(request.prompt),
             max_tokens=request.max_tokens,
             sampling=msgspec.to_builtins(request.sampling),
             stop_ids=sorted(request.stop_ids),
         )
-        ear.begun = time.perf_counter()
-        await self._engine.generate(request, ear)
-        note.cached, note.first_ms, note.begun = ear.cached, ear.first_ms or 0.0, ear.begun
+        sink.begun = time.perf_counter()
+        await self._engine.generate(request, sink)
+        note.cached, note.first_ms, note.begun = sink.cached, sink.first_ms or 0.0, sink.begun
         self._notebook.write(note)
 
 
-async def _tell(listener: TokenSink, ids: Sequence[int], room: bool) -> None:
-    """The rest of an answer, as fast as it is wanted."""
+async def _push_rest(listener: TokenSink, ids: Sequence[int], room: bool) -> None:
+    """Push the rest of an output, as fast as the sink takes it."""
     for piece, last in _pieces(ids):
         if not room and not await listener.drain():
             return

@@ -1,6 +1,6 @@
-"""A server with a scripted answer at the pace of a model, and streams through it.
+"""A server with scripted output at the pace of a model, and streams through it.
 
-The answer is put together from tokens, so that it has as many as are wanted and every part knows
+The output is put together from tokens, so that it has as many as are wanted and every part knows
 which of them ends it.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.frontend import client
 from benchmarks.frontend.client import Plan, Seen
 from benchmarks.frontend.requests import PATHS
-from benchmarks.gpu.noted import ENGINE, Note, read_notes
+from benchmarks.gpu.timed_engine import ENGINE, Note, read_notes
 from benchmarks.report import ROOT
 from dovetail_tokenizers import Tokenizer, load_tokenizer
 
@@ -43,7 +43,7 @@ _SCHEMA = {
 _ABOUT = {"name": TOOL, "description": "Writes a file."}
 
 
-class Answer:
+class ScriptedOutput:
     """Tokens, and the index of the one that brings something about."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -53,7 +53,7 @@ class Answer:
         self.marks: dict[str, int] = {}
 
     def think(self, tokens: int) -> None:
-        """A thought with so many tokens from its first word to what closes it."""
+        """Add reasoning with so many tokens from its first word to its closing marker."""
         self._add("<think>\n")
         self.marks["thought"] = len(self.ids)
         closing = self._tokenizer.encode("\n</think>")
@@ -63,7 +63,7 @@ class Answer:
         self.marks["thought closed"] = len(self.ids) - 1
 
     def call(self, name: str, tokens: int) -> None:
-        """A call that is complete with the last of so many tokens, white space before it too."""
+        """Add a call that is complete with the last of so many tokens, including leading space."""
         closing = self._tokenizer.encode(_CLOSED)
         filling = tokens - len(self._tokenizer.encode(_OPENED)) - len(closing)
         if filling < 1:
@@ -75,7 +75,7 @@ class Answer:
         self.marks[f"{name} complete"] = len(self.ids) - 1
         self._add(_WRAPPED)
 
-    def say(self, tokens: int) -> None:
+    def text(self, tokens: int) -> None:
         self._add("\n\n")
         self._fill(tokens - 1)
 
@@ -100,21 +100,21 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A stream at the client, and when the tokens of its answer left the engine."""
+class MeasuredStream:
+    """A stream at the client, and when its tokens left the engine."""
 
     seen: Seen
     left: list[int]
 
 
 @dataclass(frozen=True)
-class Stage:
+class PacedServer:
     """A running server, and what its engine notes."""
 
     port: int
     notes: Path
 
-    async def play(self, api: str, streams: int, times: int) -> list[Heard]:
+    async def play(self, api: str, streams: int, times: int) -> list[MeasuredStream]:
         """`streams` at once, each so many times, one after the other."""
         before = len(read_notes(self.notes))
         cues = [f"{api}, stream {number} of {streams}, please." for number in range(streams)]
@@ -123,12 +123,14 @@ class Stage:
         seen = await asyncio.to_thread(client.run, plan)
         notes = read_notes(self.notes)[before:]
         rows = (_paired(seen, notes, number, cue) for number, cue in enumerate(cues))
-        return [heard for row in rows for heard in row]
+        return [stream for row in rows for stream in row]
 
 
 @asynccontextmanager
-async def staged(ids: list[int], pace: Pace, tokenizer: Path = QWEN3) -> AsyncIterator[Stage]:
-    """A server of our own that gives every request the same answer."""
+async def run_paced_server(
+    ids: list[int], pace: Pace, tokenizer: Path = QWEN3
+) -> AsyncIterator[PacedServer]:
+    """Run a server that gives every request the same output."""
     with TemporaryDirectory(prefix="dovetail-paced-") as scratch:
         place = Path(scratch)
         script, notes = place / "script.json", place / "notes.jsonl"
@@ -139,7 +141,7 @@ async def staged(ids: list[int], pace: Pace, tokenizer: Path = QWEN3) -> AsyncIt
         flags += ["--enable-streaming-tool-dispatch", "--data-dir", scratch, "--http-port", "0"]
         model = str(model_folder(place / "model", tokenizer))
         with _serving([model, *flags], place / "log") as port:
-            yield Stage(port, notes)
+            yield PacedServer(port, notes)
 
 
 def model_folder(folder: Path, tokenizer: Path) -> Path:
@@ -180,21 +182,21 @@ def author(tokenizer: Path = QWEN3) -> Tokenizer:
 
 def body(api: str, cue: str) -> Mapping[str, Any]:
     """A request for a stream, with the tool that will be called."""
-    said = {"model": NAME, "stream": True}
-    asked = [{"role": "user", "content": cue}]
+    common = {"model": NAME, "stream": True}
+    messages = [{"role": "user", "content": cue}]
     function = {**_ABOUT, "parameters": _SCHEMA}
     if api == "chat":
         tools: list[Any] = [{"type": "function", "function": function}]
-        return {**said, "max_tokens": 4096, "messages": asked, "tools": tools}
+        return {**common, "max_tokens": 4096, "messages": messages, "tools": tools}
     if api == "responses":
         tools = [{"type": "function", **function}]
-        return {**said, "max_output_tokens": 4096, "input": asked, "tools": tools}
+        return {**common, "max_output_tokens": 4096, "input": messages, "tools": tools}
     tools = [{**_ABOUT, "input_schema": _SCHEMA}]
-    return {**said, "max_tokens": 4096, "messages": asked, "tools": tools}
+    return {**common, "max_tokens": 4096, "messages": messages, "tools": tools}
 
 
-def _paired(seen: list[Seen], notes: list[Note], number: int, cue: str) -> list[Heard]:
+def _paired(seen: list[Seen], notes: list[Note], number: int, cue: str) -> list[MeasuredStream]:
     """The streams of a body with their notes: both are in the order in which they ran."""
     ours = [one for one in seen if one.body == number]
     known = [note for note in notes if cue in note.prompt]
-    return [Heard(one, note.left) for one, note in zip(ours, known, strict=True)]
+    return [MeasuredStream(one, note.left) for one, note in zip(ours, known, strict=True)]

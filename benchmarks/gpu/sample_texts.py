@@ -1,4 +1,4 @@
-"""What is said in the experiments: a system text and tools of a wanted length, questions, thoughts.
+"""Texts of the experiments: a system text and tools of a given length, questions, reasoning.
 
 All of it is made of a few phrases put together anew by seeded dice: the same words in every run,
 English and code as a tokenizer meets them, and no two places alike.
@@ -12,7 +12,7 @@ from typing import Any
 Count = Callable[[str], int]  # the tokens of a text
 
 TOOLS = 24
-LEAST_OF_TOOL = 300  # tokens
+MIN_TOOL_TOKENS = 300  # tokens
 SHARE_OF_TOOLS = 0.25  # of all tokens that a request brings along
 
 
@@ -53,7 +53,7 @@ _THINGS = _lines(
 )
 
 
-class Matter:
+class SampleTexts:
     """Texts out of one seed. `count` gives the tokens of a text."""
 
     def __init__(self, count: Count, seed: int = 1) -> None:
@@ -62,12 +62,12 @@ class Matter:
 
     def text(self, tokens: int) -> str:
         """Prose of about so many tokens, in whole sentences: a little less, or one word more."""
-        said, length = [self._sentence()], 0
+        sentences, length = [self._sentence()], 0
         while length < tokens:
             sentence = self._sentence()
-            said.append(sentence)
-            length = self._count(" ".join(said))
-        words = " ".join(said).split()
+            sentences.append(sentence)
+            length = self._count(" ".join(sentences))
+        words = " ".join(sentences).split()
         while len(words) > 1 and self._count(" ".join(words[:-1])) >= tokens:
             words.pop()
         return " ".join(words)
@@ -90,7 +90,7 @@ class Matter:
         """Tools with schemas as Claude Code describes its own, about so many tokens as JSON."""
         names = [f"{verb}_{thing}" for verb in _VERBS for thing in _THINGS]
         made = []
-        for name in self._dice.sample(names, max(1, min(TOOLS, tokens // LEAST_OF_TOOL))):
+        for name in self._dice.sample(names, max(1, min(TOOLS, tokens // MIN_TOOL_TOKENS))):
             fields = {field: self._field(field) for field in self._dice.sample(_NAMES, 4)}
             made.append(_tool(name, "", fields))
         rest = tokens - sum(self._count(json.dumps(tool)) for tool in made)
@@ -98,7 +98,7 @@ class Matter:
             tool["description"] = self.page(max(rest // len(made), 8))
         return made
 
-    def thought(self, tokens: int) -> str:
+    def reasoning(self, tokens: int) -> str:
         return self.text(tokens)
 
     def phrase(self) -> str:
@@ -115,8 +115,8 @@ class Matter:
     def _part(self, number: int) -> str:
         match number % 4:
             case 0:
-                said = " ".join(self._sentence() for _ in range(6))
-                return f"# {self._pick(_HEADS)} ({number // 4 + 1})\n\n{said}"
+                paragraph = " ".join(self._sentence() for _ in range(6))
+                return f"# {self._pick(_HEADS)} ({number // 4 + 1})\n\n{paragraph}"
             case 1:
                 return "\n".join(f"- {self._sentence()}" for _ in range(7))
             case 2:
@@ -158,8 +158,8 @@ def _tool(name: str, description: str, fields: dict[str, Any], required: int = 2
     }
 
 
-#: Tools that the acted turns call. Their schemas have what Claude Code's rewriting goes by.
-ACTED_TOOLS: tuple[dict[str, Any], ...] = (
+#: Tools that the scripted turns call. Their schemas have what Claude Code's rewriting uses.
+SCRIPTED_TOOLS: tuple[dict[str, Any], ...] = (
     _tool(
         "Bash",
         "Runs a command in the working folder and gives back what it prints.",

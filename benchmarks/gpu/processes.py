@@ -1,4 +1,4 @@
-"""The processes that are measured, started and ended."""
+"""Start and stop the processes that are measured."""
 
 import os
 import subprocess
@@ -11,13 +11,13 @@ from typing import IO, Any
 
 import msgspec
 
-from benchmarks.gpu.actor import Note, read_notes
-from benchmarks.gpu.orders import Replay, Serve
+from benchmarks.gpu.process_commands import Replay, Serve
+from benchmarks.gpu.scripted_engine import Note, read_notes
 from benchmarks.report import ROOT
 
 
 @dataclass
-class Stage:
+class ServerProcess:
     """A running server. `folder` has its notes and its log."""
 
     folder: Path
@@ -30,8 +30,8 @@ class Stage:
 
 
 @contextmanager
-def stage(order: Serve) -> Iterator[Stage]:
-    """The server and its engine, up before the block begins and gone after it."""
+def run_server_process(order: Serve) -> Iterator[ServerProcess]:
+    """Run the server and its engine for the time of the block."""
     folder = Path(order.folder)
     with (folder / "server.log").open("w") as log:
         process = _start([sys.executable, "-m", "benchmarks.gpu.server"], log)
@@ -41,19 +41,19 @@ def stage(order: Serve) -> Iterator[Stage]:
             try:
                 process.stdin.write(msgspec.json.encode(order) + b"\n")
                 process.stdin.flush()
-                told = msgspec.json.decode(process.stdout.readline() or b"{}")
-                if "ports" not in told:
-                    raise RuntimeError(f"no server: {told.get('error')}: {_end_of(log.name)}")
-                yield Stage(folder, told["ports"], told["facts"], told["load_s"])
+                message = msgspec.json.decode(process.stdout.readline() or b"{}")
+                if "ports" not in message:
+                    raise RuntimeError(f"no server: {message.get('error')}: {_end_of(log.name)}")
+                yield ServerProcess(folder, message["ports"], message["facts"], message["load_s"])
             finally:
                 process.stdin.close()
                 _wait(process)
 
 
 def play_alone(order: Replay, python: str | None) -> Iterator[dict[str, Any]]:
-    """What the engine alone does, request by request."""
+    """Replay requests to the engine alone, and yield its figures."""
     with (Path(order.folder) / "alone.log").open("w") as log:
-        process = _start([python or sys.executable, "-m", "benchmarks.gpu.alone"], log)
+        process = _start([python or sys.executable, "-m", "benchmarks.gpu.engine_replay"], log)
         with process:
             assert process.stdin is not None
             assert process.stdout is not None

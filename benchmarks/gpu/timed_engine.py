@@ -1,8 +1,8 @@
-"""The scripted engine, with the moment at which each delta left it: what answers are late against.
+"""The scripted engine with the time at which each delta left it, to measure delays against.
 
-The server hosts it by its place, `--engine benchmarks.gpu.noted:create`, and gives it the options
-of the scripted engine and one more, `notes`: a file with a line of JSON for every answer. Times are
-nanoseconds of the monotonic clock, which all processes of a machine share.
+The server loads it by its path, `--engine benchmarks.gpu.timed_engine:create`, with the options of
+the scripted engine and one more, `notes`: a file with a line of JSON for every response. Times
+are nanoseconds of the monotonic clock, which all processes of a machine share.
 """
 
 import time
@@ -24,35 +24,35 @@ from dovetail.engines.registry import EngineSetup, EngineSetupError
 from dovetail_tokenizers import Tokenizer
 
 ENGINE = f"{__name__}:create"
-_TAIL = 64  # tokens at the end of a prompt: in them is what the user said last
+_TAIL = 64  # tokens at the end of a prompt, which hold the last user message
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One answer: the end of its prompt, by which it is known again, and when its deltas left."""
+    """One response: the end of its prompt, which identifies it, and when its deltas left."""
 
     prompt: str
     left: list[int]
 
 
-def create(setup: EngineSetup) -> "NotedEngine":
-    """As the registry makes it."""
+def create(setup: EngineSetup) -> "TimedEngine":
+    """Create the engine for the registry."""
     options = dict(setup.options)
     notes = options.pop("notes", None)
     if notes is None:
         raise EngineSetupError("where are notes to be written? --engine-option notes=FILE")
     engine = scripted.create(replace(setup, options=options))
-    return NotedEngine(engine, setup.tokenizer, Path(notes))
+    return TimedEngine(engine, setup.tokenizer, Path(notes))
 
 
 def read_notes(path: Path) -> list[Note]:
-    """What was noted so far, in the order in which answers ended."""
+    """The notes so far, in the order in which responses ended."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [msgspec.json.decode(line, type=Note) for line in lines]
 
 
 @dataclass(frozen=True)
-class NotedEngine:
-    """A scripted engine that is listened to."""
+class TimedEngine:
+    """A scripted engine that records when deltas leave."""
 
     engine: scripted.ScriptedEngine
     tokenizer: Tokenizer
@@ -73,12 +73,12 @@ class NotedEngine:
         return await self.engine.health()
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """The answer, and a note of it once it is over."""
-        noting = _Noting(sink)
+        """Generate, and write a note at the end."""
+        timed = _TimedSink(sink)
         try:
-            await self.engine.generate(request, noting)
+            await self.engine.generate(request, timed)
         finally:
-            self._write(request.prompt[-_TAIL:], noting.left)
+            self._write(request.prompt[-_TAIL:], timed.left)
 
     def _write(self, tail: Sequence[int], left: list[int]) -> None:
         note = Note(self.tokenizer.decode(list(tail)), left)
@@ -86,8 +86,8 @@ class NotedEngine:
             file.write(msgspec.json.encode(note) + b"\n")
 
 
-class _Noting:
-    """Passes deltas on, each with a look at the clock."""
+class _TimedSink:
+    """Pass deltas on and record their time."""
 
     __slots__ = ("_listener", "left")
 

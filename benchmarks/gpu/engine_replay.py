@@ -1,4 +1,4 @@
-"""The engine without a server: the requests that a server sent, once more, in the same order.
+"""Replay the requests that a server sent, in the same order, to the engine without a server.
 
 Run with the interpreter that has torch. An order comes in as one line of JSON on stdin; out comes a
 line of JSON for each request or group. Nothing was read before, so that the cache goes through the
@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.gpu.actor import Note, Silent, read_notes, read_prompt
-from benchmarks.gpu.orders import Group, Replay
+from benchmarks.gpu.process_commands import Group, Replay
+from benchmarks.gpu.scripted_engine import Note, SilentSink, read_notes, read_prompt
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.transformers.child.engine import BatchingEngine, create_batching_engine
 from dovetail.engines.transformers.child.loader import load_model
@@ -27,7 +27,7 @@ from dovetail_model import Sampling
 
 
 class Counting:
-    """Hears an answer: how many tokens, and when the first and the last came."""
+    """Count the tokens of an output, and record when the first and the last came."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -62,25 +62,25 @@ async def run(order: Replay) -> None:
     try:
         for at, group in _in_turn(order.groups, len(notes)):
             if group is None:
-                _tell({"note": at, **await _first(engine, _request(folder, notes[at]))})
-            elif group.played:
+                _print_json({"note": at, **await _first(engine, _request(folder, notes[at]))})
+            elif group.replayed:
                 requests = [_request(folder, note) for note in notes[at : group.end]]
-                _tell({"group": group.label, **await _rate(engine, requests)})
+                _print_json({"group": group.label, **await _rate(engine, requests)})
     finally:
         await engine.stop()
 
 
 async def _first(engine: BatchingEngine, request: EngineRequest) -> dict[str, Any]:
-    ear = Silent(begun=time.perf_counter())
-    await engine.generate(request, ear)
-    return {"first_ms": ear.first_ms, "cached": ear.cached}
+    sink = SilentSink(begun=time.perf_counter())
+    await engine.generate(request, sink)
+    return {"first_ms": sink.first_ms, "cached": sink.cached}
 
 
 async def _rate(engine: BatchingEngine, requests: list[EngineRequest]) -> dict[str, Any]:
-    ears = [Counting() for _ in requests]
-    await asyncio.gather(*map(engine.generate, requests, ears))
-    seconds = max(ear.last for ear in ears) - min(ear.first for ear in ears)
-    return {"tokens": sum(ear.tokens for ear in ears), "seconds": seconds}
+    sinks = [Counting() for _ in requests]
+    await asyncio.gather(*map(engine.generate, requests, sinks))
+    seconds = max(sink.last for sink in sinks) - min(sink.first for sink in sinks)
+    return {"tokens": sum(sink.tokens for sink in sinks), "seconds": seconds}
 
 
 def _in_turn(groups: list[Group], count: int) -> Iterator[tuple[int, Group | None]]:
@@ -102,8 +102,8 @@ def _request(folder: Path, note: Note) -> EngineRequest:
     )
 
 
-def _tell(said: dict[str, Any]) -> None:
-    print(json.dumps(said), file=sys.__stdout__, flush=True)
+def _print_json(message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=sys.__stdout__, flush=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What is said in the sessions that are measured: results that are real code, a user's prose."""
+"""Texts of the measured sessions: results that are real code, a user's prose."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from benchmarks.prepare.dialects import Offer, Tool
 
 MODEL = "some-org/some-model"
 TOOL = "tool_3"
-SYSTEM_WORDS, THOUGHT_WORDS, COMMAND_WORDS = 3000, 40, 25
+SYSTEM_WORDS, REASONING_WORDS, COMMAND_WORDS = 3000, 40, 25
 RESULT_LINES = 36  # about 350 tokens
 TOOLS = 20
 WORDS = """\
@@ -18,7 +18,7 @@ open read write if not line test fix add change call each new old size index key
 """
 
 
-class Matter:
+class SampleTexts:
     """Texts for one session. Another seed gives other prose, and code from another place."""
 
     def __init__(self, seed: int = 1) -> None:
@@ -28,7 +28,7 @@ class Matter:
         tools = tuple(self._tool(number) for number in range(TOOLS))
         self.offer = Offer(MODEL, self.prose(SYSTEM_WORDS), tools)
 
-    def prose(self, words: int = THOUGHT_WORDS) -> str:
+    def prose(self, words: int = REASONING_WORDS) -> str:
         return " ".join(self._random.choice(self._words) for _ in range(words))
 
     def command(self) -> dict[str, str]:
