@@ -17,7 +17,6 @@ from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.server.http_server import create_server
 from dovetail.settings.sources import load_config
-from dovetail.telemetry import log_throttle as quiet
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.record import RequestContents, RequestRecord
 from dovetail.telemetry.trace.writer import encode_trace_line
@@ -196,14 +195,15 @@ def test_who_comes_by_a_unix_socket_has_no_address(
     assert "peer" not in line
 
 
-def test_who_is_loud_does_not_hide_others(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quiet, "MAX_PEERS", 3)
-    monkeypatch.setattr(quiet, "MAX_REPORTED_PEERS", 2)
-
+def test_who_is_loud_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        hush = LogThrottle(max_lines=1, interval_seconds=0.01, count_field="handshakes")
+        hush = LogThrottle(
+            max_lines=1,
+            interval_seconds=0.01,
+            count_field="handshakes",
+            max_peers=3,
+            max_reported_peers=2,
+        )
         assert hush.allow("a")
         for peer, times in (("a", 5), ("b", 1), ("c", 3), ("d", 2), (None, 1)):
             assert [hush.allow(peer) for _ in range(times)] == [False] * times

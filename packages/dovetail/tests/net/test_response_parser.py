@@ -16,8 +16,7 @@ from raw_http_server import (
     server,
 )
 
-from dovetail.net import client_connection as line
-from dovetail.net.client_connection import SseDataReader
+from dovetail.net.client_connection import MAX_UNREAD_BYTES, SseDataReader
 from dovetail.net.http_client import ClientRequest, send_request
 from dovetail_model import DovetailError, EngineTimeout
 
@@ -64,11 +63,9 @@ def test_what_came_with_the_head_is_poured_too() -> None:
     assert poured.parts == [b"all of it"]
 
 
-def test_much_that_came_with_the_head_is_poured_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "MAX_UNREAD_BYTES", 1 << 10)
-
+def test_much_that_came_with_the_head_is_poured_too() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await responding_with(CHUNKED + chunk(b"x" * 5_000))(reader, writer)
+        await responding_with(CHUNKED + chunk(b"x" * (2 * MAX_UNREAD_BYTES)))(reader, writer)
         await asyncio.sleep(SHORT.timeouts.read / 4)
         writer.write(chunk(b"y") + b"0\r\n\r\n")
 
@@ -79,7 +76,7 @@ def test_much_that_came_with_the_head_is_poured_too(monkeypatch: pytest.MonkeyPa
 
     poured = Poured()
     asyncio.run(main())
-    assert b"".join(poured.parts) == b"x" * 5_000 + b"y"
+    assert b"".join(poured.parts) == b"x" * (2 * MAX_UNREAD_BYTES) + b"y"
 
 
 def test_nothing_is_poured_that_is_not_wanted() -> None:

@@ -104,15 +104,15 @@ class ClientResponse:
         """
         await self._connection.stream_to(push, drain)
 
-    async def read(self) -> bytes:
+    async def read(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """The whole body. A server that never ends is told from one that has much to say."""
         parts, size = [], 0
         async with aclosing(self.iter_chunks()) as chunks:
             async for chunk in chunks:
                 parts.append(chunk)
                 size += len(chunk)
-                if size > MAX_BODY_BYTES:
-                    raise EngineUnavailable(f"an answer of more than {MAX_BODY_BYTES >> 20} MiB")
+                if size > max_bytes:
+                    raise EngineUnavailable(f"an answer of more than {max_bytes >> 20} MiB")
         return b"".join(parts)
 
 

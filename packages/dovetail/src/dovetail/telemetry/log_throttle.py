@@ -22,6 +22,8 @@ class LogThrottle:
         "_event",
         "_interval_seconds",
         "_max_lines",
+        "_max_peers",
+        "_max_reported_peers",
         "_remaining",
         "_suppressed",
         "_timer",
@@ -33,10 +35,14 @@ class LogThrottle:
         interval_seconds: float = DEFAULT_INTERVAL_SECONDS,
         event: str = "request_logs_suppressed",
         count_field: str = "requests",
+        max_peers: int = MAX_PEERS,
+        max_reported_peers: int = MAX_REPORTED_PEERS,
     ) -> None:
         self._event = event
         self._count_field = count_field
         self._max_lines = max_lines
+        self._max_peers = max_peers
+        self._max_reported_peers = max_reported_peers
         self._interval_seconds = interval_seconds
         self._remaining = max_lines
         self._suppressed: dict[str | None, int] = {}
@@ -52,7 +58,7 @@ class LogThrottle:
             self._remaining -= 1
             return True
         suppressed = self._suppressed
-        if peer not in suppressed and len(suppressed) >= MAX_PEERS:
+        if peer not in suppressed and len(suppressed) >= self._max_peers:
             peer = None
         suppressed[peer] = suppressed.get(peer, 0) + 1
         return False
@@ -60,9 +66,9 @@ class LogThrottle:
     def _report_suppressed(self) -> None:
         others = self._suppressed.pop(None, 0)
         loudest = sorted(self._suppressed.items(), key=lambda one: one[1], reverse=True)
-        for peer, count in loudest[:MAX_REPORTED_PEERS]:
+        for peer, count in loudest[: self._max_reported_peers]:
             self._warn({self._count_field: count, "peer": peer})
-        others += sum(count for _, count in loudest[MAX_REPORTED_PEERS:])
+        others += sum(count for _, count in loudest[self._max_reported_peers :])
         if others:
             self._warn({self._count_field: others})
         self._timer, self._remaining, self._suppressed = None, self._max_lines, {}
