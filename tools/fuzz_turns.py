@@ -19,8 +19,8 @@ TESTS = Path(__file__).parents[1] / "packages" / "dovetail" / "tests" / "support
 sys.path.insert(0, str(TESTS))
 
 from agent_clients import AGENTS  # noqa: E402
-from histories import Histories, play_histories  # noqa: E402
-from random_output import Tally, play  # noqa: E402
+from histories import HistoryTally, run_histories  # noqa: E402
+from random_output import Tally, run_random_session  # noqa: E402
 from real_models import PAIRS, available  # noqa: E402
 
 TURNS_EACH = 8  # of a session
@@ -33,14 +33,14 @@ def random_sessions(pair_name: str, seed: int, sessions: int) -> Tally:
     tally = Tally()
     for number in range(seed, seed + sessions):
         agent = AGENTS[number % len(AGENTS)]
-        asyncio.run(play(pair, agent, number, TURNS_EACH, tally))
+        asyncio.run(run_random_session(pair, agent, number, TURNS_EACH, tally))
     return tally
 
 
-def branching_histories(seed: int) -> Histories:
+def branching_histories(seed: int) -> HistoryTally:
     """Histories out of one ledger; of two replicas, for every other seed."""
     try:
-        return asyncio.run(play_histories(random.Random(seed), HISTORIES_EACH, 1 + seed % 2))
+        return asyncio.run(run_histories(random.Random(seed), HISTORIES_EACH, 1 + seed % 2))
     except Exception as error:
         raise RuntimeError(f"histories of seed {seed}: {error!r}") from error
 
@@ -54,7 +54,7 @@ def _fuzz_turns(pool: ProcessPoolExecutor, turns: int, seed: int) -> Iterator[st
     share = [seed] * len(pairs), [sessions] * len(pairs)
     done = turns_run = missed = 0
     for name, tally in zip(pairs, pool.map(random_sessions, pairs, *share), strict=True):
-        hows = ", ".join(f"{count} {how}" for how, count in sorted(tally.hows.items()))
+        hows = ", ".join(f"{count} {how}" for how, count in sorted(tally.origins.items()))
         yield f"  {name:18}{tally.turns:6} turns: {tally.exact} exact; {hows}"
         done, turns_run, missed = done + tally.exact, turns_run + tally.turns, missed + tally.missed
     yield f"{turns_run} turns that nobody wrote: {done} claimed exact, 0 of them are not"

@@ -33,6 +33,7 @@ def test_json() -> None:
     report = json.loads(result.output)
     assert report["tool_parser"] == "hermes"
     assert report["facts"]["reasoning_fields"] == ["reasoning_content"]
+    assert report["facts"].keys() >= {"text_beside_thought", "opens_thought"}  # an interface
     assert report["facts"]["thinking_switches"]["off"] == {"enable_thinking": False}
     assert report["self_test"]["ok"] is True
     assert report["stops"]["ids"] == [151643, 151645]

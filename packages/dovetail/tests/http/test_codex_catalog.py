@@ -133,7 +133,7 @@ def test_an_entry_says_what_the_model_does(name: str) -> None:
     thinks = one.model.reasoning_parser is not None
     assert made["default_reasoning_summary"] == ("auto" if thinks else "none")
     assert made["supports_reasoning_summary_parameter"] is thinks
-    assert made["supports_parallel_tool_calls"] is one.model.facts.many_calls
+    assert made["supports_parallel_tool_calls"] is one.model.profile.many_calls
     assert made["input_modalities"] == ["text"]
     assert made["apply_patch_tool_type"] == "freeform"
     assert made["support_verbosity"] is False

@@ -138,7 +138,7 @@ def test_the_schema_is_that_of_the_tool_with_its_namespace() -> None:
     assert not is_same_turn(entry("e", spans=(_call("{}"),)), shown, named)
 
 
-SAID = (
+SPANS = (
     EntrySpan("reasoning", "", "First thought."),
     EntrySpan("text", "", "I will look. "),
     EntrySpan("call", "", '{"command": "ls"}', name="run", id="c1"),
@@ -193,7 +193,7 @@ COPIES: dict[str, tuple[tuple[Block, ...], bool]] = {
 
 @pytest.mark.parametrize(("blocks", "same"), COPIES.values(), ids=list(COPIES))
 def test_copies_of_a_turn(blocks: tuple[Block, ...], same: bool) -> None:
-    assert is_same_turn(entry("e", spans=SAID), Turn("assistant", blocks)) is same
+    assert is_same_turn(entry("e", spans=SPANS), Turn("assistant", blocks)) is same
 
 
 def test_free_text_is_compared_as_it_is() -> None:
@@ -204,13 +204,13 @@ def test_free_text_is_compared_as_it_is() -> None:
         assert is_same_turn(entry("e", spans=spans), copy) is same
 
 
-def test_a_cut_call_is_what_its_client_could_read_of_it() -> None:
+def test_truncated_call_equals_what_its_client_parsed() -> None:
     """Claude Code sends `{}` for arguments that never ended."""
     spans = (EntrySpan("call", "", '{"command": "l', name="run", id="c1", complete=False),)
     assert is_same_turn(entry("e", spans=spans), _calls("{}"))
 
 
-def test_thoughts_alone() -> None:
+def test_reasoning_only() -> None:
     assert has_same_reasoning((), Turn("assistant", (TextBlock("x"),)))
     assert not has_same_reasoning((), Turn("assistant", (ONE,)))
 

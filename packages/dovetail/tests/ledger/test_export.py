@@ -11,12 +11,12 @@ from math import nan
 import msgspec
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenClaw
-from exactness_matrix import KEY, Session, ask
-from exactness_matrix import turn as take_turn
-from exported_sessions import NotingPlayer, breaks, check, check_sample, exported
+from exactness_matrix import KEY, Session, send_question
+from exactness_matrix import run_turn as take_turn
+from exported_sessions import RecordingRunner, check, check_sample, count_breaks, exported
 from ledger_entries import pack_logprobs, turn
 from real_models import PAIRS, Pair, model, require
-from session_script import SCRIPT, scribe
+from session_script import SCRIPT, script_writer
 
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, pack_ids, unpack_ids
 from dovetail.ledger.export import LedgerExporter, MissingBranch
@@ -32,12 +32,12 @@ GPT = next(pair for pair in PAIRS if pair.name == "gpt-oss")
 LONG = 30
 
 
-def _player(pair: Pair) -> tuple[NotingPlayer, Ledger]:
+def _runner(pair: Pair) -> tuple[RecordingRunner, Ledger]:
     require(pair)
     found, ledger = model(pair), Ledger(MemoryLedgerStore())
     preparer = ChatPreparer(found, ledger, KEY)
     stop = found.tokenizer.controls[(pair.stops or found.stop_strings)[0]]
-    return NotingPlayer(preparer, found.tokenizer, stop, scribe(pair).writer), ledger
+    return RecordingRunner(preparer, found.tokenizer, stop, script_writer(pair).writer), ledger
 
 
 @EVERY_PAIR
@@ -47,17 +47,17 @@ def test_a_session_of_every_agent_is_exported_as_it_was(pair: Pair) -> None:
 
 async def _every_agent(pair: Pair) -> None:
     """One ledger for all of them: sessions are not mixed up."""
-    player, ledger = _player(pair)
+    runner, ledger = _runner(pair)
     of_agent: dict[str, tuple[set[str], int]] = {}
     for kind in AGENTS:
-        session, agent, before = Session(pair), kind(session=kind.name), set(player.truths)
-        ask(session, agent)
+        session, agent, before = Session(pair), kind(session=kind.name), set(runner.expected_turns)
+        send_question(session, agent)
         for _ in SCRIPT:
-            await take_turn(session, player, agent)
-        of_agent[kind.name] = set(player.truths) - before, breaks(session.played)
+            await take_turn(session, runner, agent)
+        of_agent[kind.name] = set(runner.expected_turns) - before, count_breaks(session.turns)
     for name, (entries, broken) in of_agent.items():
         samples = await exported(ledger, name)
-        check(samples, {entry: player.truths[entry] for entry in entries})
+        check(samples, {entry: runner.expected_turns[entry] for entry in entries})
         assert len(samples) == 1 + broken
         assert {sample.session for sample in samples} == {name}
         _check_spans(samples, pair)
@@ -88,16 +88,16 @@ def _line(at: int) -> list[ReasoningBlock | TextBlock | ToolCallBlock]:
 @pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenClaw], ids=lambda kind: kind.name)
 def test_a_long_session_that_was_never_broken_is_one_sample(kind: type[Agent]) -> None:
     async def main() -> None:
-        player, ledger = _player(QWEN)
+        runner, ledger = _runner(QWEN)
         agent = kind(session="long")
         agent.ask("Go.")
         for at in range(LONG):
-            played = await player.answer(agent, _line(at))
-            agent.answer([(heard, f"result {at}\n" * 3) for heard in played.heard])
+            result = await runner.run_blocks(agent, _line(at))
+            agent.answer([(call, f"result {at}\n" * 3) for call in result.calls])
         (sample,) = await exported(ledger, "long")
         assert len(sample.turns) == LONG
-        check([sample], player.truths)
-        assert sum(sample.loss_mask) == sum(len(t.answer) for t in player.truths.values())
+        check([sample], runner.expected_turns)
+        assert sum(sample.loss_mask) == sum(len(t.output) for t in runner.expected_turns.values())
         await ledger.close()
 
     asyncio.run(main())
@@ -105,7 +105,7 @@ def test_a_long_session_that_was_never_broken_is_one_sample(kind: type[Agent]) -
 
 def test_a_sub_agent_has_samples_of_its_own() -> None:
     async def main() -> None:
-        player, ledger = _player(QWEN)
+        runner, ledger = _runner(QWEN)
         main_line, sub = (
             ClaudeCode(session="s"),
             ClaudeCode(session="s", system="You are a helper."),
@@ -115,11 +115,11 @@ def test_a_sub_agent_has_samples_of_its_own() -> None:
         sub.ask("Look.")
         for at in range(3):  # by turns
             for agent in (main_line, sub):
-                played = await player.answer(agent, _line(at))
-                agent.answer([(heard, "fine") for heard in played.heard])
+                result = await runner.run_blocks(agent, _line(at))
+                agent.answer([(call, "fine") for call in result.calls])
         samples = await exported(ledger, "s")
         assert sorted((one.agent, len(one.turns)) for one in samples) == [("", 3), ("helper-1", 3)]
-        check(samples, player.truths)
+        check(samples, runner.expected_turns)
         await ledger.close()
 
     asyncio.run(main())
@@ -127,17 +127,17 @@ def test_a_sub_agent_has_samples_of_its_own() -> None:
 
 def test_a_fork_is_a_sample_of_its_own_and_nothing_counts_twice() -> None:
     async def main() -> None:
-        player, ledger = _player(QWEN)
+        runner, ledger = _runner(QWEN)
         agent = MessagesAgent(session="s")
         agent.ask("Go.")
-        await _step(player, agent, 0)
+        await _step(runner, agent, 0)
         short = copy.deepcopy(agent)
-        await _step(player, short, 7)
+        await _step(runner, short, 7)
         for at in (1, 2):
-            await _step(player, agent, at)
+            await _step(runner, agent, at)
         first, second = await exported(ledger, "s")
         assert [len(first.turns), len(second.turns)] == [2, 2]
-        check([first, second], player.truths)
+        check([first, second], runner.expected_turns)
         # What both grew from is chosen in one of them, and prompt in the other.
         shared = first.turns[0].end
         assert first.ids[:shared] == second.ids[:shared]
@@ -149,30 +149,30 @@ def test_a_fork_is_a_sample_of_its_own_and_nothing_counts_twice() -> None:
 
 def test_a_client_that_edits_a_turn_begins_a_new_sample() -> None:
     async def main() -> None:
-        player, ledger = _player(QWEN)
+        runner, ledger = _runner(QWEN)
         agent = MessagesAgent(session="s")
         agent.ask("Go.")
         for at in range(2):
-            await _step(player, agent, at)
+            await _step(runner, agent, at)
         agent.history[1]["content"][0]["text"] = "I never said that."
-        await _step(player, agent, 2)
+        await _step(runner, agent, 2)
         samples = await exported(ledger, "s")
         assert [len(one.turns) for one in samples] == [2, 1]
-        check(samples, player.truths)
+        check(samples, runner.expected_turns)
         assert sum(samples[1].loss_mask[: samples[1].turns[0].prompt_end]) == 0
         await ledger.close()
 
     asyncio.run(main())
 
 
-async def _step(player: NotingPlayer, agent: Agent, at: int) -> None:
-    played = await player.answer(agent, _line(at))
-    agent.answer([(heard, "fine") for heard in played.heard])
+async def _step(runner: RecordingRunner, agent: Agent, at: int) -> None:
+    result = await runner.run_blocks(agent, _line(at))
+    agent.answer([(call, "fine") for call in result.calls])
 
 
 def test_a_client_without_sessions_has_one_for_each_line() -> None:
     async def main() -> None:
-        player, ledger = _player(QWEN)
+        runner, ledger = _runner(QWEN)
         for _ in range(2):
             agent = OpenClaw()
             agent.headers = {}
@@ -180,17 +180,17 @@ def test_a_client_without_sessions_has_one_for_each_line() -> None:
             for at in range(3):
                 body, headers = agent.request()
                 plain = {k: v for k, v in json.loads(body).items() if k != "prompt_cache_key"}
-                prepared = await player.preparer.prepare(
+                prepared = await runner.preparer.prepare(
                     agent.codec.decode(json.dumps(plain).encode(), headers)
                 )
-                ids = [*player.tokenizer.encode(f"Turn {at}."), player.stop_id]
-                await player.say(agent, prepared, ids)
+                ids = [*runner.tokenizer.encode(f"Turn {at}."), runner.stop_id]
+                await runner.run_tokens(agent, prepared, ids)
                 agent.ask("And?")
         listed = await ledger.list_sessions("")
         assert [one.turns for one in listed] == [3, 3]
         for one in listed:
             (sample,) = await exported(ledger, one.session)
-            check_sample(sample, player.truths)
+            check_sample(sample, runner.expected_turns)
             assert sample.turns[0].entry == one.session
         await ledger.close()
 
@@ -201,18 +201,18 @@ def test_where_the_history_ends_a_turn_otherwise_the_models_own_end_is_left_out(
     """gpt-oss ends an answer with a token that its template never writes."""
 
     async def main() -> None:
-        player, ledger = _player(GPT)
-        controls = player.tokenizer.controls
+        runner, ledger = _runner(GPT)
+        controls = runner.tokenizer.controls
         agent = MessagesAgent(session="s")
         agent.ask("Go.")
-        prepared = await player.prepare(agent)
-        said = player.tokenizer.encode("<|channel|>final<|message|>Done.")
-        await player.say(agent, prepared, [*said, controls["<|return|>"]])
+        prepared = await runner.prepare(agent)
+        output = runner.tokenizer.encode("<|channel|>final<|message|>Done.")
+        await runner.run_tokens(agent, prepared, [*output, controls["<|return|>"]])
         agent.ask("And now?")
-        prepared = await player.prepare(agent)
-        await player.say(agent, prepared, [*said, controls["<|return|>"]])
+        prepared = await runner.prepare(agent)
+        await runner.run_tokens(agent, prepared, [*output, controls["<|return|>"]])
         (sample,) = await exported(ledger, "s")
-        check([sample], player.truths)
+        check([sample], runner.expected_turns)
         first, last = sample.turns
         assert (first.stop, sample.ids[first.end]) == (controls["<|return|>"], controls["<|end|>"])
         assert sample.loss_mask[first.end] == 0
@@ -258,7 +258,7 @@ def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
     asyncio.run(main())
 
 
-def test_what_another_session_said_is_prompt() -> None:
+def test_output_of_another_session_is_prompt() -> None:
     """As when a client goes on with a session under another name."""
 
     async def main() -> None:
@@ -283,12 +283,12 @@ def test_what_another_session_said_is_prompt() -> None:
     asyncio.run(main())
 
 
-def test_logprobs_stand_beside_the_ids_that_they_are_of() -> None:
+def test_logprobs_align_with_their_ids() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())
-        told = pack_logprobs([-0.5, nan, -0.25, -1.0])
+        logprobs = pack_logprobs([-0.5, nan, -0.25, -1.0])
         first = turn(
-            "a", suffix=pack_ids([1]), generated=pack_ids([7, 8, 9]), session="s", logprobs=told
+            "a", suffix=pack_ids([1]), generated=pack_ids([7, 8, 9]), session="s", logprobs=logprobs
         )
         second = turn(
             "b",

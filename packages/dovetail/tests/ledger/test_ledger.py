@@ -21,32 +21,32 @@ from dovetail.ledger.store import DAY_SECONDS, MAX_AGE_SECONDS, MAX_LOOKUP_IDS, 
 PROMPT = array("I", [1, 2, 3])
 
 
-class WatchedStore(MemoryLedgerStore):
+class RecordingStore(MemoryLedgerStore):
     """Counts the questions, and fails or waits when told to."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.touched = 0
         self.broken = False
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        self._ask("get")
+        self._record_call("get")
         return await super().get(tenant, id)
 
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
-        self._ask("by_call")
+        self._record_call("by_call")
         return await super().find_by_call(tenant, call_key)
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        self._ask("by_chain")
+        self._record_call("by_chain")
         return await super().find_by_chain(tenant, chain)
 
     async def put(self, entry: LedgerEntry) -> None:
         await self.gate.wait()
-        self._ask("put")
+        self._record_call("put")
         await super().put(entry)
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
@@ -54,8 +54,8 @@ class WatchedStore(MemoryLedgerStore):
         self.touched += len(named)
         await super().touch(tenant, named)
 
-    def _ask(self, question: str) -> None:
-        self.asked.append(question)
+    def _record_call(self, operation: str) -> None:
+        self.calls.append(operation)
         if self.broken:
             raise StoreError("the disk is on fire")
 
@@ -71,11 +71,11 @@ def _line(length: int, *, seed: int = 0) -> tuple[list[LedgerEntry], list["array
     entries: list[LedgerEntry] = []
     wholes = [array("I")]
     for number in range(length):
-        cut = chance.choice([0, 0, 0, 2, len(wholes[-1])])
+        dropped = chance.choice([0, 0, 0, 2, len(wholes[-1])])
         entry = turn(
             f"e{number}",
             parent=f"e{number - 1}" if number else None,
-            prefix_tokens=max(0, len(wholes[-1]) - cut) if number else 0,
+            prefix_tokens=max(0, len(wholes[-1]) - dropped) if number else 0,
             suffix=pack_ids(chance.randrange(1000) for _ in range(chance.randrange(6))),
             generated=pack_ids(chance.randrange(1000) for _ in range(chance.randrange(6))),
             chain=f"chain{number}".encode(),
@@ -93,18 +93,18 @@ async def _record(ledger: Ledger, entry: LedgerEntry, whole: "array[int]") -> No
 
 def test_what_was_recorded_here_needs_no_store() -> None:
     async def main() -> None:
-        store = WatchedStore()
+        store = RecordingStore()
         ledger = Ledger(store)
         entry = turn("e1", generated=pack_ids([4, 5]), calls=("call_1",))
         await ledger.record(entry, PROMPT)
         await ledger.flush()
-        store.asked.clear()
+        store.calls.clear()
         assert ledger.get_cached("t", "e1") is entry
         assert await ledger.get("t", "e1") is entry
         assert await ledger.find_by_call("t", "call1") == [entry]
         assert await ledger.find_by_chain("t", b"chain") == [entry]
         assert await ledger.load_token_ids(entry) == array("I", [1, 2, 3, 4, 5])
-        assert store.asked == []
+        assert store.calls == []
         await ledger.close()
 
     asyncio.run(main())
@@ -125,7 +125,7 @@ def test_the_callers_prompt_stays_the_callers() -> None:
 
 def test_recording_does_not_wait_for_the_store_and_is_found_meanwhile() -> None:
     async def main() -> None:
-        store = WatchedStore()
+        store = RecordingStore()
         store.gate.clear()
         ledger = Ledger(store)
         entry = turn("e1", calls=("c1",))
@@ -142,7 +142,7 @@ def test_recording_does_not_wait_for_the_store_and_is_found_meanwhile() -> None:
 
 def test_what_does_not_fit_the_cache_is_found_before_and_after_it_is_written() -> None:
     async def main() -> None:
-        store = WatchedStore()
+        store = RecordingStore()
         store.gate.clear()
         ledger = Ledger(store, cache_bytes=5_000, token_cache_bytes=0)
         entry = turn("e1", generated=pack_ids(range(2000)))
@@ -160,7 +160,7 @@ def test_what_does_not_fit_the_cache_is_found_before_and_after_it_is_written() -
 
 def test_a_store_that_cannot_keep_up_makes_the_caller_wait() -> None:
     async def main() -> None:
-        store = WatchedStore()
+        store = RecordingStore()
         store.gate.clear()
         ledger = Ledger(store, cache_bytes=10_000)
         recording = [
@@ -181,11 +181,11 @@ def test_a_store_that_cannot_keep_up_makes_the_caller_wait() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_turn_that_looks_the_same_is_always_told(shared: bool) -> None:
+def test_lookup_by_chain_returns_every_match(shared: bool) -> None:
     """Recorded by an earlier process: a look-up by chain must not answer with ours alone."""
 
     async def main() -> None:
-        store = WatchedStore()
+        store = RecordingStore()
         await store.put(turn("earlier", generated=pack_ids([7])))
         ledger = Ledger(store, shared=shared)
         await ledger.record(turn("ours", generated=pack_ids([8])), PROMPT)
@@ -193,9 +193,9 @@ def test_a_turn_that_looks_the_same_is_always_told(shared: bool) -> None:
             found = await ledger.find_by_chain("t", b"chain")
             assert [entry.id for entry in found] == ["ours", "earlier"]
             await ledger.flush()
-        store.asked.clear()
+        store.calls.clear()
         await ledger.find_by_chain("t", b"chain")
-        assert store.asked == (["by_chain"] if shared else [])
+        assert store.calls == (["by_chain"] if shared else [])
         await ledger.record(turn("third"), PROMPT)
         found = await ledger.find_by_chain("t", b"chain")
         assert [entry.id for entry in found] == ["third", "ours", "earlier"]
@@ -220,7 +220,7 @@ def test_another_process_is_seen_where_the_store_is_shared() -> None:
 
 def test_only_so_many_of_one_chain() -> None:
     async def main() -> None:
-        ledger = Ledger(WatchedStore())
+        ledger = Ledger(RecordingStore())
         for number in range(MAX_LOOKUP_IDS + 5):
             await ledger.record(turn(f"e{number}"), PROMPT)
             found = await ledger.find_by_chain("t", b"chain")
@@ -334,7 +334,7 @@ def test_a_damaged_line_has_no_whole(damaged: list[LedgerEntry]) -> None:
 
 def test_a_store_that_fails_makes_turns_unknown(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        store = WatchedStore()
+        store = RecordingStore()
         await store.put(turn("stored"))
         ledger = Ledger(store)
         store.broken = True
@@ -356,12 +356,12 @@ def test_a_store_that_fails_makes_turns_unknown(caplog: pytest.LogCaptureFixture
     assert [record.getMessage() for record in caplog.records] == ["store_write_lost"]
 
 
-def test_a_session_in_use_is_kept_from_its_first_turn_on() -> None:
+def test_active_session_does_not_expire() -> None:
     """Thirty days, a turn every two hours: none is forgotten, and few are touched each time."""
 
     async def main() -> None:
         now = 0.0
-        store = WatchedStore()
+        store = RecordingStore()
         store._clock = lambda: now
         ledger = Ledger(store, cache_bytes=0, token_cache_bytes=0, clock=lambda: now)
         entries, expected = _line(360)
@@ -378,7 +378,7 @@ def test_a_session_in_use_is_kept_from_its_first_turn_on() -> None:
 def test_a_busy_session_is_touched_seldom() -> None:
     async def main() -> None:
         now = 0.0
-        store = WatchedStore()
+        store = RecordingStore()
         ledger = Ledger(store, clock=lambda: now)
         entries, expected = _line(500)
         for number, (entry, whole) in enumerate(zip(entries, expected, strict=True)):

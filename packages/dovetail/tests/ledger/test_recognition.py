@@ -31,9 +31,9 @@ GO = Turn("user", (TextBlock("Go."),))
 ON = Turn("user", (TextBlock("On."),))
 
 
-def _says(text: str, *, thought: str = "", seal: str | None = None) -> Turn:
-    thoughts = (ReasoningBlock(thought, seal),) if thought or seal else ()
-    return Turn("assistant", (*thoughts, TextBlock(text)))
+def _text_turn(text: str, *, reasoning: str = "", seal: str | None = None) -> Turn:
+    blocks = (ReasoningBlock(reasoning, seal),) if reasoning or seal else ()
+    return Turn("assistant", (*blocks, TextBlock(text)))
 
 
 def _calls(id: str) -> Turn:
@@ -49,33 +49,33 @@ def _seal(id: str) -> str:
     return Sealer(Keyring([b"k" * 32])).seal(sealed, "t", "m")
 
 
-class Desk:
+class LedgerFixture:
     """A ledger, and turns recorded as a generation records them."""
 
     def __init__(self, replay: ReplayPolicy = "auto") -> None:
         self.ledger = Ledger(MemoryLedgerStore())
-        self.recaller = TurnRecognizer(self.ledger, SealRestorer(), replay=replay)
+        self.recognizer = TurnRecognizer(self.ledger, SealRestorer(), replay=replay)
 
-    async def recall(self, *turns: Turn, scope: RecognitionScope = SCOPE) -> RecognizedHistory:
-        return await self.recaller.resolve(await self.recaller.match_turns(turns, scope), scope)
+    async def recognize(self, *turns: Turn, scope: RecognitionScope = SCOPE) -> RecognizedHistory:
+        return await self.recognizer.resolve(await self.recognizer.match_turns(turns, scope), scope)
 
-    async def answer(
-        self, turns: Sequence[Turn], said: Turn, id: str, *, ids: Sequence[int], **changes: Any
+    async def record_turn(
+        self, turns: Sequence[Turn], turn: Turn, id: str, *, ids: Sequence[int], **changes: Any
     ) -> LedgerEntry:
         """The turn that was generated behind these, with what was recalled of them."""
-        recalled = await self.recall(*turns)
-        spans = tuple(_span(block) for block in said.blocks)
-        prompt = (recalled.parent_token_ids or array("I")) + array("I", [900 + len(turns)])
+        history = await self.recognize(*turns)
+        spans = tuple(_span(block) for block in turn.blocks)
+        prompt = (history.parent_token_ids or array("I")) + array("I", [900 + len(turns)])
         entry = plain(
             id,
-            parent=recalled.parent.id if recalled.parent else None,
-            prefix_tokens=len(recalled.parent_token_ids or ()),
+            parent=history.parent.id if history.parent else None,
+            prefix_tokens=len(history.parent_token_ids or ()),
             suffix=pack_ids([900 + len(turns)]),
             generated=pack_ids(ids),
             spans=spans,
-            chain_before=recalled.chain,
-            chain=extend_chain(b"key", recalled.chain, digest_turn(said).digest),
-            lineage=recalled.lineage,
+            chain_before=history.chain,
+            chain=extend_chain(b"key", history.chain, digest_turn(turn).digest),
+            lineage=history.lineage,
             head=b"head",
         )
         entry = msgspec.structs.replace(entry, **changes)
@@ -99,9 +99,9 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 def test_nothing_is_known_of_nothing() -> None:
     async def main() -> None:
-        found = await Desk().recall()
+        found = await LedgerFixture().recognize()
         assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
-        found = await Desk().recall(GO, _says("Yes."), ON)
+        found = await LedgerFixture().recognize(GO, _text_turn("Yes."), ON)
         assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
         assert len(found.digests) == 3
 
@@ -111,15 +111,15 @@ def test_nothing_is_known_of_nothing() -> None:
 @pytest.mark.parametrize("session", [None, "s"])
 def test_a_prompt_goes_on_from_the_last_turn(session: str | None) -> None:
     async def main() -> None:
-        desk = Desk()
+        fixture = LedgerFixture()
         scope = replace(SCOPE, session=session)
-        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
         turns = [GO, _calls("c1"), _result("c1")]
-        two = await desk.answer(turns, _says("Yes."), "e2", ids=[2])
-        found = await desk.recall(*turns, scope=scope)
+        two = await fixture.record_turn(turns, _text_turn("Yes."), "e2", ids=[2])
+        found = await fixture.recognize(*turns, scope=scope)
         assert (found.anchor_index, found.parent, found.call_count) == (1, one, 0)
         assert list(found.parent_token_ids or ()) == [901, 1]
-        found = await desk.recall(*turns, _says("Yes."), ON, scope=scope)
+        found = await fixture.recognize(*turns, _text_turn("Yes."), ON, scope=scope)
         assert (found.anchor_index, found.parent, found.call_count) == (3, two, 1)
         assert list(found.parent_token_ids or ()) == [901, 1, 903, 2]
         assert found.entries == {3: two}
@@ -136,12 +136,12 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", OTHERS.values(), ids=list(OTHERS))
 def test_what_is_not_ours_here_is_not_known(change: dict[str, Any]) -> None:
     async def main() -> None:
-        desk = Desk()
-        await desk.answer([GO], _says("Yes."), "e1", ids=[1])
-        await desk.answer([GO], _calls("c1"), "e2", ids=[2])
+        fixture = LedgerFixture()
+        await fixture.record_turn([GO], _text_turn("Yes."), "e1", ids=[1])
+        await fixture.record_turn([GO], _calls("c1"), "e2", ids=[2])
         scope = replace(SCOPE, **change)
-        for last in (_says("Yes."), _says("Yes.", seal=_seal("e1")), _calls("c1")):
-            found = await desk.recall(GO, last, ON, scope=scope)
+        for last in (_text_turn("Yes."), _text_turn("Yes.", seal=_seal("e1")), _calls("c1")):
+            found = await fixture.recognize(GO, last, ON, scope=scope)
             assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
 
     _run(main())
@@ -149,9 +149,11 @@ def test_what_is_not_ours_here_is_not_known(change: dict[str, Any]) -> None:
 
 def test_looks_are_compared_under_the_tenants_key() -> None:
     async def main() -> None:
-        desk = Desk()
-        await desk.answer([GO], _says("Yes."), "e1", ids=[1])
-        found = await desk.recall(GO, _says("Yes."), ON, scope=replace(SCOPE, chain_key=b"other"))
+        fixture = LedgerFixture()
+        await fixture.record_turn([GO], _text_turn("Yes."), "e1", ids=[1])
+        found = await fixture.recognize(
+            GO, _text_turn("Yes."), ON, scope=replace(SCOPE, chain_key=b"other")
+        )
         assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
 
     _run(main())
@@ -159,17 +161,19 @@ def test_looks_are_compared_under_the_tenants_key() -> None:
 
 def test_another_head_knows_the_turns_and_not_the_prompt() -> None:
     async def main() -> None:
-        desk = Desk()
-        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        fixture = LedgerFixture()
+        one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
         turns = [GO, _calls("c1"), _result("c1")]
-        two = await desk.answer(turns, _says("Yes."), "e2", ids=[2])
+        two = await fixture.record_turn(turns, _text_turn("Yes."), "e2", ids=[2])
         other = replace(SCOPE, head=b"other")
-        found = await desk.recall(*turns, _says("Yes."), ON, scope=other)
+        found = await fixture.recognize(*turns, _text_turn("Yes."), ON, scope=other)
         assert (found.anchor_index, found.entries) == (None, {1: one, 3: two})
         assert found.parent == two
         assert list(found.parent_token_ids or ()) == [901, 1, 903, 2]
         later = replace(other, start=2)
-        assert (await desk.recall(*turns, _says("Yes."), ON, scope=later)).entries == {3: two}
+        assert (await fixture.recognize(*turns, _text_turn("Yes."), ON, scope=later)).entries == {
+            3: two
+        }
 
     _run(main())
 
@@ -178,15 +182,17 @@ def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
     """A handle still tells whose it is; what came before it is no longer what it was."""
 
     async def main() -> None:
-        desk = Desk()
-        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
-        two = await desk.answer([GO, _calls("c1"), _result("c1")], _calls("c2"), "e2", ids=[2])
+        fixture = LedgerFixture()
+        one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
+        two = await fixture.record_turn(
+            [GO, _calls("c1"), _result("c1")], _calls("c2"), "e2", ids=[2]
+        )
         edited = [GO, _calls("c1"), _result("c1", "Edited."), _calls("c2"), _result("c2")]
-        found = await desk.recall(*edited)
+        found = await fixture.recognize(*edited)
         assert (found.anchor_index, found.parent) == (1, one)
         assert found.entries == {1: one, 3: two}
         other = replace(SCOPE, head=b"other")
-        assert (await desk.recall(*edited, scope=other)).entries == {1: one, 3: two}
+        assert (await fixture.recognize(*edited, scope=other)).entries == {1: one, 3: two}
 
     _run(main())
 
@@ -195,32 +201,32 @@ def test_turns_that_look_the_same_on_another_line_are_no_anchor() -> None:
     """Equal words, other thoughts before them: the prompt is not the one it was."""
 
     async def main() -> None:
-        desk = Desk()
+        fixture = LedgerFixture()
         seals = [_seal("e1"), _seal("e2")]
-        first = await desk.answer([GO], _says("A.", thought="X."), "e1", ids=[1])
-        await desk.answer([GO], _says("A.", thought="Y."), "e2", ids=[2])
-        mine = [GO, _says("A.", seal=seals[0]), ON]
-        third = await desk.answer(mine, _says("B.", thought="Z."), "e3", ids=[3])
-        again = [*mine, _says("B.", seal=_seal("e3")), GO]
-        found = await desk.recall(*again)
+        first = await fixture.record_turn([GO], _text_turn("A.", reasoning="X."), "e1", ids=[1])
+        await fixture.record_turn([GO], _text_turn("A.", reasoning="Y."), "e2", ids=[2])
+        mine = [GO, _text_turn("A.", seal=seals[0]), ON]
+        third = await fixture.record_turn(mine, _text_turn("B.", reasoning="Z."), "e3", ids=[3])
+        again = [*mine, _text_turn("B.", seal=_seal("e3")), GO]
+        found = await fixture.recognize(*again)
         assert (found.anchor_index, found.parent) == (3, third)
-        other = [GO, _says("A.", seal=seals[1]), ON, _says("B.", seal=_seal("e3")), GO]
-        found = await desk.recall(*other)
+        other = [GO, _text_turn("A.", seal=seals[1]), ON, _text_turn("B.", seal=_seal("e3")), GO]
+        found = await fixture.recognize(*other)
         assert found.anchor_index != 3
         assert list(found.parent_token_ids or ())[:2] != [901, 1]
-        assert (await desk.recall(*mine)).parent == first
+        assert (await fixture.recognize(*mine)).parent == first
 
     _run(main())
 
 
 def test_two_that_look_the_same_are_neither() -> None:
     async def main() -> None:
-        desk = Desk()
-        await desk.answer([GO], _says("A.", thought="X."), "e1", ids=[1])
-        await desk.answer([GO], _says("A.", thought="Y."), "e2", ids=[2])
-        found = await desk.recall(GO, _says("A."), ON)
+        fixture = LedgerFixture()
+        await fixture.record_turn([GO], _text_turn("A.", reasoning="X."), "e1", ids=[1])
+        await fixture.record_turn([GO], _text_turn("A.", reasoning="Y."), "e2", ids=[2])
+        found = await fixture.recognize(GO, _text_turn("A."), ON)
         assert (found.entries, found.notes) == ({}, ("ambiguous_turn",))
-        found = await desk.recall(GO, _says("A.", thought="Y."), ON)
+        found = await fixture.recognize(GO, _text_turn("A.", reasoning="Y."), ON)
         assert found.parent is not None
         assert found.parent.id == "e2"
 
@@ -229,10 +235,10 @@ def test_two_that_look_the_same_are_neither() -> None:
 
 def test_more_than_can_be_looked_at_are_none() -> None:
     async def main() -> None:
-        desk = Desk()
+        fixture = LedgerFixture()
         for number in range(MAX_LOOKUP_IDS):
-            await desk.answer([GO], _says("A."), f"e{number}", ids=[1])
-        found = await desk.recall(GO, _says("A."), ON)
+            await fixture.record_turn([GO], _text_turn("A."), f"e{number}", ids=[1])
+        found = await fixture.recognize(GO, _text_turn("A."), ON)
         assert (found.entries, found.notes) == ({}, ("ambiguous_turn",))
 
     _run(main())
@@ -242,21 +248,25 @@ def test_an_id_of_ours_that_is_not_known_is_another_turns() -> None:
     """It was forgotten, one that looks the same was not. Ids of the client's own say nothing."""
 
     async def main() -> None:
-        desk = Desk()
-        await desk.answer([GO], _calls("toolu_01"), "e1", ids=[1])
-        assert (await desk.recall(GO, _calls("toolu_01"), _result("toolu_01"))).anchor_index == 1
-        assert (await desk.recall(GO, _calls("toolu_02"), _result("toolu_02"))).anchor_index is None
-        assert (await desk.recall(GO, _calls("own"), _result("own"))).anchor_index == 1
+        fixture = LedgerFixture()
+        await fixture.record_turn([GO], _calls("toolu_01"), "e1", ids=[1])
+        assert (
+            await fixture.recognize(GO, _calls("toolu_01"), _result("toolu_01"))
+        ).anchor_index == 1
+        assert (
+            await fixture.recognize(GO, _calls("toolu_02"), _result("toolu_02"))
+        ).anchor_index is None
+        assert (await fixture.recognize(GO, _calls("own"), _result("own"))).anchor_index == 1
 
     _run(main())
 
 
 def test_two_of_the_same_tokens_are_one() -> None:
     async def main() -> None:
-        desk = Desk()
-        await desk.answer([GO], _says("A."), "e1", ids=[1])
-        await desk.answer([GO], _says("A."), "e2", ids=[1])
-        found = await desk.recall(GO, _says("A."), ON)
+        fixture = LedgerFixture()
+        await fixture.record_turn([GO], _text_turn("A."), "e1", ids=[1])
+        await fixture.record_turn([GO], _text_turn("A."), "e2", ids=[1])
+        found = await fixture.recognize(GO, _text_turn("A."), ON)
         assert found.anchor_index == 1
 
     _run(main())
@@ -266,14 +276,14 @@ def test_a_double_that_comes_later_is_seen() -> None:
     """A turn known by its looks alone, in a session that is still going on."""
 
     async def main() -> None:
-        desk = Desk()
+        fixture = LedgerFixture()
         scope = replace(SCOPE, session="s")
-        turns = [GO, _says("A."), ON, _says("B."), GO, _says("C."), ON]
-        await desk.answer(turns[:1], _says("A.", thought="X."), "e1", ids=[1])
-        assert (await desk.recall(*turns[:3], scope=scope)).anchor_index == 1
-        await desk.recall(*turns, scope=scope)
-        await desk.answer(turns[:1], _says("A.", thought="Y."), "e2", ids=[2])
-        found = await desk.recall(*turns, scope=scope)
+        turns = [GO, _text_turn("A."), ON, _text_turn("B."), GO, _text_turn("C."), ON]
+        await fixture.record_turn(turns[:1], _text_turn("A.", reasoning="X."), "e1", ids=[1])
+        assert (await fixture.recognize(*turns[:3], scope=scope)).anchor_index == 1
+        await fixture.recognize(*turns, scope=scope)
+        await fixture.record_turn(turns[:1], _text_turn("A.", reasoning="Y."), "e2", ids=[2])
+        found = await fixture.recognize(*turns, scope=scope)
         assert (found.anchor_index, found.entries) == (None, {})
 
     _run(main())
@@ -281,10 +291,10 @@ def test_a_double_that_comes_later_is_seen() -> None:
 
 def test_the_clients_copy_counts_where_it_was_edited() -> None:
     async def main() -> None:
-        desk = Desk()
-        await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        fixture = LedgerFixture()
+        await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
         edited = Turn("assistant", (ToolCallBlock("c1", "read", '{"path": "other"}'),))
-        found = await desk.recall(GO, edited, _result("c1"))
+        found = await fixture.recognize(GO, edited, _result("c1"))
         assert (found.entries, found.notes) == ({}, ("edited_turn",))
 
     _run(main())
@@ -292,10 +302,10 @@ def test_the_clients_copy_counts_where_it_was_edited() -> None:
 
 def test_replay_exact_takes_the_models_tokens_all_the_same() -> None:
     async def main() -> None:
-        desk = Desk("exact")
-        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        fixture = LedgerFixture("exact")
+        one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
         edited = Turn("assistant", (ToolCallBlock("c1", "read", '{"path": "other"}'),))
-        found = await desk.recall(GO, edited, _result("c1"))
+        found = await fixture.recognize(GO, edited, _result("c1"))
         assert (found.anchor_index, found.entries, found.notes) == (1, {1: one}, ())
 
     _run(main())
@@ -303,28 +313,28 @@ def test_replay_exact_takes_the_models_tokens_all_the_same() -> None:
 
 def test_replay_client_takes_nothing() -> None:
     async def main() -> None:
-        desk = Desk("client")
-        await desk.answer([GO], _calls("c1"), "e1", ids=[1])
-        found = await desk.recall(GO, _calls("c1"), _result("c1"))
+        fixture = LedgerFixture("client")
+        await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
+        found = await fixture.recognize(GO, _calls("c1"), _result("c1"))
         assert (found.entries, found.anchor_index, found.base_prompt) == ({}, None, None)
-        known = await Desk().recall(GO, _calls("c1"), _result("c1"))
+        known = await LedgerFixture().recognize(GO, _calls("c1"), _result("c1"))
         assert found.chain == known.chain
 
     _run(main())
 
 
-def test_the_base_is_the_prompt_that_answered_the_user_before() -> None:
+def test_base_prompt_follows_the_previous_user_turn() -> None:
     """Where a template drops at a user turn, what stands before the last loop is still known."""
 
     async def main() -> None:
-        desk = Desk()
-        loop = [GO, _calls("c1"), _result("c1"), _says("A."), ON]
-        await desk.answer(loop[:1], _calls("c1"), "e1", ids=[1])
-        await desk.answer(loop[:3], _says("A."), "e2", ids=[2])
-        two = [*loop, _calls("c2"), _result("c2"), _says("B."), GO]
-        await desk.answer(two[:5], _calls("c2"), "e3", ids=[3])
-        await desk.answer(two[:7], _says("B."), "e4", ids=[4])
-        found = await desk.recall(*two, scope=replace(SCOPE, start=8))
+        fixture = LedgerFixture()
+        loop = [GO, _calls("c1"), _result("c1"), _text_turn("A."), ON]
+        await fixture.record_turn(loop[:1], _calls("c1"), "e1", ids=[1])
+        await fixture.record_turn(loop[:3], _text_turn("A."), "e2", ids=[2])
+        two = [*loop, _calls("c2"), _result("c2"), _text_turn("B."), GO]
+        await fixture.record_turn(two[:5], _calls("c2"), "e3", ids=[3])
+        await fixture.record_turn(two[:7], _text_turn("B."), "e4", ids=[4])
+        found = await fixture.recognize(*two, scope=replace(SCOPE, start=8))
         assert (found.anchor_index, found.entries) == (None, {})
         assert found.base_prompt is not None
         at, prompt = found.base_prompt
@@ -338,9 +348,9 @@ def test_the_base_is_the_prompt_that_answered_the_user_before() -> None:
 
 def test_forgotten_leaves_the_parent() -> None:
     async def main() -> None:
-        desk = Desk()
-        one = await desk.answer([GO], _says("A."), "e1", ids=[1])
-        found = (await desk.recall(GO, _says("A."), ON)).without_entries()
+        fixture = LedgerFixture()
+        one = await fixture.record_turn([GO], _text_turn("A."), "e1", ids=[1])
+        found = (await fixture.recognize(GO, _text_turn("A."), ON)).without_entries()
         assert (found.entries, found.anchor_index, found.base_prompt) == ({}, None, None)
         assert (found.parent, list(found.parent_token_ids or ())) == (one, [901, 1])
 
@@ -349,23 +359,23 @@ def test_forgotten_leaves_the_parent() -> None:
 
 def test_a_last_turn_to_go_on_from_stands_apart() -> None:
     async def main() -> None:
-        desk = Desk()
-        one = await desk.answer([GO], _calls("c1"), "e1", ids=[1])
+        fixture = LedgerFixture()
+        one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
         turns = [GO, _calls("c1"), _result("c1")]
-        two = await desk.answer(turns, _says("So far."), "e2", ids=[2])
-        found = await desk.recall(*turns, _says("So far."))
+        two = await fixture.record_turn(turns, _text_turn("So far."), "e2", ids=[2])
+        found = await fixture.recognize(*turns, _text_turn("So far."))
         assert (found.anchor_index, found.parent, found.partial_entry) == (1, one, two)
-        assert (await desk.recall(*turns, _says("Other."))).partial_entry is None
-        client = Desk("client")
-        client.ledger = desk.ledger
-        assert (await client.recall(*turns, _says("So far."))).partial_entry is None
+        assert (await fixture.recognize(*turns, _text_turn("Other."))).partial_entry is None
+        client = LedgerFixture("client")
+        client.ledger = fixture.ledger
+        assert (await client.recognize(*turns, _text_turn("So far."))).partial_entry is None
 
     _run(main())
 
 
-def test_a_turn_that_broke_off_is_gone_on_from_where_the_client_has_it() -> None:
+def test_interrupted_turn_is_continued_from_the_clients_copy() -> None:
     """As Codex does after a failed stream: the thought was whole, the call was not."""
-    thought, seal = ReasoningBlock("Hm.", _seal("e1")), _seal("e1")
+    reasoning, seal = ReasoningBlock("Hm.", _seal("e1")), _seal("e1")
     call = ToolCallBlock("c1", "read", '{"pa')
     spans = (
         EntrySpan("reasoning", "<t>Hm.</t>", "Hm.", 3),
@@ -373,35 +383,35 @@ def test_a_turn_that_broke_off_is_gone_on_from_where_the_client_has_it() -> None
     )
 
     async def main() -> None:
-        desk = Desk()
-        said = Turn("assistant", (thought, call))
+        fixture = LedgerFixture()
+        turn = Turn("assistant", (reasoning, call))
         broken = {"spans": spans, "finish": "error"}
-        one = await desk.answer([GO], said, "e1", ids=[1, 2, 3, 4, 5], **broken)
-        begun = (await desk.recall(GO, Turn("assistant", (thought,)))).partial_entry
-        assert begun == msgspec.structs.replace(
+        one = await fixture.record_turn([GO], turn, "e1", ids=[1, 2, 3, 4, 5], **broken)
+        partial = (await fixture.recognize(GO, Turn("assistant", (reasoning,)))).partial_entry
+        assert partial == msgspec.structs.replace(
             one, spans=spans[:1], generated=pack_ids([1, 2, 3]), stop=None
         )
         for blocks in (
             (ReasoningBlock("Ah.", seal),),  # other words
-            (thought, TextBlock("So.")),  # words that were never said
+            (reasoning, TextBlock("So.")),  # words that were never said
             (TextBlock("Hm."),),
         ):
-            assert (await desk.recall(GO, Turn("assistant", blocks))).partial_entry is None
+            assert (await fixture.recognize(GO, Turn("assistant", blocks))).partial_entry is None
 
     _run(main())
 
 
-def test_what_a_client_was_never_told_of_a_broken_turn_is_not_gone_on_from() -> None:
-    thought = ReasoningBlock("Hm.", _seal("e1"))
+def test_undelivered_tokens_of_an_interrupted_turn_are_not_continued() -> None:
+    reasoning = ReasoningBlock("Hm.", _seal("e1"))
 
     async def main() -> None:
-        desk = Desk()
-        said = Turn("assistant", (thought,))
+        fixture = LedgerFixture()
+        turn = Turn("assistant", (reasoning,))
         spans = (EntrySpan("reasoning", "<t>Hm.</t>", "Hm.", 3),)
         half_a_marker = [4, 5]
-        await desk.answer([GO], said, "e1", ids=[1, 2, 3, *half_a_marker], spans=spans)
-        begun = (await desk.recall(GO, said)).partial_entry
-        assert begun is not None
-        assert begun.generated == pack_ids([1, 2, 3])
+        await fixture.record_turn([GO], turn, "e1", ids=[1, 2, 3, *half_a_marker], spans=spans)
+        partial = (await fixture.recognize(GO, turn)).partial_entry
+        assert partial is not None
+        assert partial.generated == pack_ids([1, 2, 3])
 
     _run(main())

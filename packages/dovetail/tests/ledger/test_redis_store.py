@@ -115,7 +115,7 @@ def test_one_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
     assert _warnings(caplog) == ["store_failed"]
 
 
-def test_one_that_is_full_refuses_writes_and_still_answers(
+def test_full_server_rejects_writes_and_serves_reads(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

@@ -13,7 +13,7 @@ from dovetail.ledger.seal import MAX_SEAL_CHARS, PreviousTurnTail, Sealer, SealP
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
 SEALER = Sealer(Keyring([b"k" * 32]))
-THOUGHT = EntrySpan("reasoning", "<t>Hm.</t>", "Hm.", 3)
+REASONING = EntrySpan("reasoning", "<t>Hm.</t>", "Hm.", 3)
 TEXT = EntrySpan("text", "Look.", "Look.", 4)
 CALL = EntrySpan("call", "<c>", '{"a": 1.0}', 6, "read", "c1")
 GENERATED = [1, 2, 3, 4, 5, 6]
@@ -26,7 +26,7 @@ def _seal(number: int = 0, *, sealer: Sealer = SEALER, **changes: Any) -> str:
         "entry": "e1",
         "parent": None,
         "generated": pack_ids(GENERATED[start:end]),
-        "spans": ((THOUGHT,), (TEXT, CALL))[number],
+        "spans": ((REASONING,), (TEXT, CALL))[number],
         "start": start,
         "chain_before": b"before",
         "head": b"head",
@@ -44,7 +44,7 @@ def _turn(seal: str | None, *, arguments: str = '{"a": 1}', text: str = "Look.")
 
 def _following(**changes: Any) -> Turn:
     tail = {"entry": "e1", "start": 3, "generated": pack_ids([4, 5, 6]), "spans": (TEXT, CALL)}
-    seal = _seal(entry="e2", previous=PreviousTurnTail(**{**tail, **changes}), spans=(THOUGHT,))
+    seal = _seal(entry="e2", previous=PreviousTurnTail(**{**tail, **changes}), spans=(REASONING,))
     return Turn("assistant", (ReasoningBlock("Hm.", seal), TextBlock("Done.")))
 
 
@@ -71,13 +71,13 @@ def test_two_seals_make_the_whole_turn() -> None:
     entry, notes = _restore(_turn(_seal()), _following())
     assert notes == []
     assert list(unpack_ids(entry.generated)) == GENERATED
-    assert entry.spans == (THOUGHT, TEXT, CALL)
+    assert entry.spans == (REASONING, TEXT, CALL)
     assert (entry.id, entry.tenant, entry.model) == ("e1", "t", "m")
     assert (entry.finish, entry.chain_before) == ("stop", b"before")
     assert (entry.parent, entry.suffix, entry.head) == (None, b"", b"")
 
 
-def test_what_no_seal_holds_is_rebuilt_and_says_so() -> None:
+def test_unsealed_blocks_are_rebuilt_and_marked() -> None:
     entry, notes = _restore(_turn(_seal()))
     assert notes == []
     assert list(unpack_ids(entry.generated)) == [1, 2, 3, 72]
@@ -92,7 +92,7 @@ def test_the_seals_of_a_turn_make_it_together(order: tuple[int, int]) -> None:
     entry, notes = _restore(turn, rebuild=None)
     assert notes == []
     assert list(unpack_ids(entry.generated)) == GENERATED
-    assert entry.spans == (THOUGHT, TEXT, CALL)
+    assert entry.spans == (REASONING, TEXT, CALL)
 
 
 def test_a_turn_whose_first_seal_is_lost_is_not_restored() -> None:
@@ -171,19 +171,19 @@ def test_without_a_sealer_nothing_is_opened() -> None:
 
 
 def test_only_what_is_behind_the_seal_is_rebuilt() -> None:
-    asked: list[OutputBlock] = []
+    rebuilt: list[OutputBlock] = []
 
     def rebuild(
         blocks: Sequence[OutputBlock], tools: Sequence[ToolSpec], ids: Sequence[int], raw: str
     ) -> Sequence[int]:
         assert (list(ids), raw) == (GENERATED, "<t>Hm.</t>Look.<c>")
-        asked.extend(blocks)
+        rebuilt.extend(blocks)
         return [99]
 
     later = ToolCallBlock("c2", "list", "{}")
     blocks = (*_turn(_seal()).blocks, ReasoningBlock("", _seal(1)))
     turn = Turn("assistant", (*blocks, TextBlock("More."), later))
     entry, _ = _restore(turn, rebuild=rebuild)
-    assert asked == [TextBlock("More."), later]
+    assert rebuilt == [TextBlock("More."), later]
     assert list(unpack_ids(entry.generated)) == [*GENERATED, 99]
     assert entry.call_ids == ("c1", "c2")

@@ -54,7 +54,7 @@ SEALED = st.builds(
 )
 
 
-def _thought(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> SealPayload:
+def _reasoning_payload(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> SealPayload:
     """One thought of that many tokens, of words, as a model writes them."""
     chance = random.Random(seed)
     words = ["the", "file", "has", "no", "test", "yet", "so", "I", "will", "read", "it", "first"]
@@ -64,7 +64,7 @@ def _thought(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> SealP
     return SealPayload(entry, "turn_0", ids, (span,), b"b" * 16, b"h" * 16)
 
 
-SAMPLE = _thought()
+SAMPLE = _reasoning_payload()
 TEXT_OF_SAMPLE = SEALER.seal(SAMPLE, "tenant", "model")
 
 
@@ -77,7 +77,7 @@ def test_what_is_sealed_is_opened(sealed: SealPayload, tenant: str, model: str) 
     assert set(text) <= set(ALPHABET)
 
 
-def test_what_a_client_sees_says_nothing_of_the_thought() -> None:
+def test_seal_text_reveals_no_reasoning() -> None:
     assert SEALER.seal(SAMPLE, "tenant", "model") != TEXT_OF_SAMPLE
     clear = base64.urlsafe_b64decode(TEXT_OF_SAMPLE + "=" * (-len(TEXT_OF_SAMPLE) % 4))
     assert b"turn_1" in clear
@@ -105,9 +105,9 @@ def test_the_nonce_body_and_tag_are_called_forged_when_changed() -> None:
 def test_no_end_can_be_missing() -> None:
     for length in range(len(TEXT_OF_SAMPLE)):
         reason: SealRefusalReason = "truncated" if length >= len("dovetail") else "not_ours"
-        cut = TEXT_OF_SAMPLE[:length]
-        assert SEALER.open(cut, "tenant", "model") == SealRefusal(reason), length
-        assert read_entry_id(cut) is None
+        truncated = TEXT_OF_SAMPLE[:length]
+        assert SEALER.open(truncated, "tenant", "model") == SealRefusal(reason), length
+        assert read_entry_id(truncated) is None
 
 
 @pytest.mark.parametrize("more", ["A", "AAAA", "=", "==", "\n", " ", "é", TEXT_OF_SAMPLE])
@@ -120,14 +120,16 @@ def test_another_spelling_of_base64_is_no_seal() -> None:
     text = next(
         text
         for seed in range(100)
-        if "-" in (text := SEALER.seal(_thought(seed=seed), "tenant", "model"))[40:]
+        if "-" in (text := SEALER.seal(_reasoning_payload(seed=seed), "tenant", "model"))[40:]
     )
     changed = text[:40] + text[40:].replace("-", "+")
     assert SEALER.open(changed, "tenant", "model") == SealRefusal("forged")
 
 
 def test_a_seal_cannot_be_given_another_entry_id() -> None:
-    one, two = (SEALER.seal(_thought(entry=id), "tenant", "model") for id in ("aaa", "bbb"))
+    one, two = (
+        SEALER.seal(_reasoning_payload(entry=id), "tenant", "model") for id in ("aaa", "bbb")
+    )
     head = 24 + 4  # the fixed part, and three bytes of id
     swapped = one[:24] + two[24:head] + one[head:]
     assert read_entry_id(swapped) == "bbb"
@@ -208,7 +210,7 @@ def test_other_vendors_signatures_are_not_ours(text: str) -> None:
     assert read_entry_id(text) is None
 
 
-def test_a_seal_of_a_later_version_is_told_apart() -> None:
+def test_later_version_is_recognized() -> None:
     data = bytearray(base64.urlsafe_b64decode(TEXT_OF_SAMPLE + "=" * (-len(TEXT_OF_SAMPLE) % 4)))
     data[6] = 2
     later = base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -259,13 +261,16 @@ def _long_turn(spans: int, tokens: int) -> SealPayload:
     made: list[EntrySpan] = []
     ids = array("I")
     for number in range(spans):
-        part = _thought(tokens, seed=number)
+        part = _reasoning_payload(tokens, seed=number)
         ids.extend(unpack_ids(part.generated))
         kind: Literal["reasoning", "call"] = "call" if number % 2 else "reasoning"
         raw = f"<call>{part.spans[0].raw}</call>"
         made.append(EntrySpan(kind, raw, part.spans[0].shown, len(ids), id=f"c{number}"))
     tail = PreviousTurnTail(
-        "turn_0", 10, _thought(tokens, seed=99).generated, _thought(tokens).spans
+        "turn_0",
+        10,
+        _reasoning_payload(tokens, seed=99).generated,
+        _reasoning_payload(tokens).spans,
     )
     return SealPayload("turn_1", "turn_0", ids.tobytes(), tuple(made), b"b", b"h", 3, tail)
 
@@ -328,14 +333,14 @@ def test_a_longer_turn_never_lacks_less() -> None:
 
 
 @pytest.mark.parametrize("spans", [2, 3, 7, 40])
-def test_spans_that_are_kept_have_their_ids(spans: int) -> None:
+def test_remaining_spans_have_their_ids(spans: int) -> None:
     sealed = _long_turn(spans, 28_000 // spans)
     opened = _opened(sealed)
     assert opened.omitted[-1] in ("spans", "ids")
-    kept = len(opened.spans)
-    assert [span.id for span in opened.spans] == [s.id for s in sealed.spans[spans - kept :]]
+    count = len(opened.spans)
+    assert [span.id for span in opened.spans] == [s.id for s in sealed.spans[spans - count :]]
     if opened.omitted[-1] == "spans":
-        assert opened.start == sealed.spans[spans - kept - 1].tokens
+        assert opened.start == sealed.spans[spans - count - 1].tokens
         assert unpack_ids(opened.generated) == unpack_ids(sealed.generated)[opened.start :]
     else:
         assert (opened.spans, opened.generated) == ((), b"")
@@ -364,6 +369,6 @@ def test_no_seal_is_too_long(sealed: SealPayload, tokens: int, seed: int) -> Non
 @pytest.mark.parametrize("id", ["", "x" * 256])
 def test_an_id_that_has_no_place_is_refused(id: str) -> None:
     with pytest.raises(ValueError, match="entry id"):
-        SEALER.seal(_thought(entry=id), "tenant", "model")
-    longest = SEALER.seal(_thought(entry="x" * 255), "tenant", "model")
+        SEALER.seal(_reasoning_payload(entry=id), "tenant", "model")
+    longest = SEALER.seal(_reasoning_payload(entry="x" * 255), "tenant", "model")
     assert read_entry_id(longest) == "x" * 255

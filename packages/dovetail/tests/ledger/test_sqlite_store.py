@@ -35,7 +35,7 @@ def test_entries_survive_a_restart(tmp_path: Path) -> None:
     asyncio.run(read())
 
 
-def test_close_finishes_what_was_asked_for(tmp_path: Path) -> None:
+def test_close_finishes_pending_writes(tmp_path: Path) -> None:
     async def write() -> None:
         store = SqliteLedgerStore(tmp_path / "ledger.db")
         puts = [asyncio.create_task(store.put(turn(f"e{number}"))) for number in range(300)]

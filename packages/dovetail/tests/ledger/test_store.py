@@ -290,7 +290,7 @@ def test_a_session_goes_with_its_turns(scenario: Scenario) -> None:
     scenario.run(body)
 
 
-def test_a_turn_is_found_by_the_answer_that_it_became(scenario: Scenario) -> None:
+def test_turn_is_found_by_its_response(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         await bench.store.put(turn("e1", response_number="0a1b", calls=("call_1",)))
         assert await bench.store.find_by_call("t", "0a1b") == ("e1",)
@@ -332,7 +332,7 @@ _BOUND = 20_000
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(acts=st.lists(_ACTS, max_size=40))
-def test_the_least_recently_used_goes_first(
+def test_eviction_follows_the_last_use(
     kind: str, tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]]
 ) -> None:
     scenario = Scenario(kind, tmp_path_factory.mktemp("store"))

@@ -45,7 +45,7 @@ def _result(*texts: str, id: str = "a", is_error: bool = False) -> ToolResultBlo
 
 HI, YO = TextBlock("Hi."), TextBlock("Yo.")
 
-LEFT_OUT = {
+EQUAL = {
     "thoughts": Two((ReasoningBlock("Hm."), HI), (HI,)),
     "the words of thoughts": Two((ReasoningBlock("Hm."), HI), (ReasoningBlock("Oh."), HI)),
     "seals": Two((ReasoningBlock("", seal="s"), HI), (ReasoningBlock("", seal="t"), HI)),
@@ -65,7 +65,7 @@ LEFT_OUT = {
     "what the model wrote": Two((TextBlock("Hi.", raw="Hi.<x>"),), (HI,)),
 }
 
-TOLD_APART = {
+DISTINCT = {
     "text": Two((HI,), (YO,)),
     "white space inside": Two((TextBlock("a b"),), (TextBlock("a  b"),)),
     "names": Two((_call(name="f"),), (_call(name="g"),)),
@@ -103,21 +103,21 @@ TOLD_APART = {
 }
 
 
-@pytest.mark.parametrize("two", LEFT_OUT.values(), ids=list(LEFT_OUT))
-def test_left_out(two: Two) -> None:
+@pytest.mark.parametrize("two", EQUAL.values(), ids=list(EQUAL))
+def test_equal_digests(two: Two) -> None:
     assert (
         digest_turn(Turn(two.role, two.one)).digest == digest_turn(Turn(two.role, two.other)).digest
     )
 
 
-@pytest.mark.parametrize("two", TOLD_APART.values(), ids=list(TOLD_APART))
-def test_told_apart(two: Two) -> None:
+@pytest.mark.parametrize("two", DISTINCT.values(), ids=list(DISTINCT))
+def test_distinct_digests(two: Two) -> None:
     assert (
         digest_turn(Turn(two.role, two.one)).digest != digest_turn(Turn(two.role, two.other)).digest
     )
 
 
-def test_roles_are_told_apart_but_for_the_two_names_of_one() -> None:
+def test_roles_have_distinct_digests_except_system_and_developer() -> None:
     roles: tuple[Role, ...] = ("system", "developer", "user", "assistant", "tool")
     seen = {role: digest_turn(Turn(role, (HI,))).digest for role in roles}
     assert seen["system"] == seen["developer"]
@@ -147,7 +147,7 @@ def test_handles() -> None:
         (_call(id="a"),),
     ],
 )
-def test_copies_that_look_the_same_are_told_apart(other: tuple[Block, ...]) -> None:
+def test_copy_digest_distinguishes_similar_copies(other: tuple[Block, ...]) -> None:
     one = digest_turn(Turn("assistant", (ReasoningBlock("Hm.", seal="s"), _call(id="a"))))
     assert digest_turn(Turn("assistant", other)).digest == one.digest
     assert digest_turn(Turn("assistant", other)).copy_digest != one.copy_digest

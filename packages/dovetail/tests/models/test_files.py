@@ -125,7 +125,7 @@ def test_gguf_metadata() -> None:
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = {"id": "1", "function": {"name": "look", "arguments": {"at": 'é "x"'}}}
-TALK: list[dict[str, Any]] = [
+CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "Look."},
     {"role": "assistant", "content": "I will.", "tool_calls": [CALL, CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "a tree"},
@@ -133,7 +133,7 @@ TALK: list[dict[str, Any]] = [
 ]
 
 
-def test_the_offer_asks_for_what_its_parser_reads() -> None:
+def test_fallback_tool_text_matches_its_parser() -> None:
     for parser in ("hermes", "deepseek_v3", "llama3_json", "mistral"):
         offer = format_fallback_tools([TOOL], parser)
         assert json.dumps(TOOL) in offer
@@ -146,35 +146,37 @@ def test_the_offer_asks_for_what_its_parser_reads() -> None:
 
 def test_a_conversation_as_text() -> None:
     bare = TemplateProfile(renders_tools=False, renders_calls=False, renders_results=False)
-    user, said, results = to_plain_messages(TALK, [], bare)
-    assert user == TALK[0]
-    assert said["content"].startswith("I will.\n<tool_call>")
-    assert "tool_calls" not in said
+    user, assistant, results = to_plain_messages(CONVERSATION, [], bare)
+    assert user == CONVERSATION[0]
+    assert assistant["content"].startswith("I will.\n<tool_call>")
+    assert "tool_calls" not in assistant
     assert results["role"] == "user"
     assert results["content"].count("<tool_response>") == 2
-    system, *rest = to_plain_messages([{"role": "system", "content": "Be."}, *TALK], [TOOL], bare)
+    system, *rest = to_plain_messages(
+        [{"role": "system", "content": "Be."}, *CONVERSATION], [TOOL], bare
+    )
     assert system["content"].startswith("Be.\n\nYou may call")
     assert len(rest) == 3
 
 
 def test_the_offer_without_a_place_for_a_system_message() -> None:
     bare = TemplateProfile(renders_tools=False, system="refused")
-    first = to_plain_messages(TALK, [TOOL], bare)[0]
+    first = to_plain_messages(CONVERSATION, [TOOL], bare)[0]
     assert first["role"] == "user"
     assert first["content"].endswith("Look.")
 
 
 def test_what_a_template_shows_is_left_to_it() -> None:
-    assert to_plain_messages(TALK, [TOOL], TemplateProfile()) == TALK
+    assert to_plain_messages(CONVERSATION, [TOOL], TemplateProfile()) == CONVERSATION
     assert not needs_fallback(TemplateProfile())
     only_tools = TemplateProfile(renders_tools=False)
     assert needs_fallback(only_tools)
-    assert to_plain_messages(TALK, [TOOL], only_tools)[1:] == TALK
+    assert to_plain_messages(CONVERSATION, [TOOL], only_tools)[1:] == CONVERSATION
 
 
 @pytest.mark.skipif(not TEMPLATES.is_dir(), reason="no folder of chat templates at hand")
 @pytest.mark.parametrize("name", ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"])
 def test_templates_without_tools_render_it(name: str) -> None:
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), {"bos_token": "<BOS>"})
-    text = template.render(to_plain_messages(TALK, [TOOL], probe_template(template)))
+    text = template.render(to_plain_messages(CONVERSATION, [TOOL], probe_template(template)))
     assert all(part in text for part in ("<tools>", "<tool_call>", "a tree", "a bush"))

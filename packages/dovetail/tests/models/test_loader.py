@@ -37,13 +37,13 @@ def test_a_folder_with_tokenizer_and_template_alone(folder: Path) -> None:
     assert {"<|im_end|>", "<|endoftext|>"} == set(model.stop_strings)
     assert {model.tokenizer.controls[stop] for stop in model.stop_strings} == model.stop_ids
     assert {"<think>", "</think>", "<tool_call>"} <= set(model.tokenizer.controls)
-    assert model.facts.keeps_in_loop
+    assert model.profile.keeps_in_loop
     assert model.self_test.ok
     assert model.chat_template is model.tool_chat_template
     assert model.switches == {"enable_thinking": True, "truncate_history_thinking": False}
 
 
-def test_what_the_configs_say(folder: Path) -> None:
+def test_config_values_are_read(folder: Path) -> None:
     _write(folder, "config.json", {"max_position_embeddings": 40960, "eos_token_id": 1})
     generation = {"eos_token_id": [151645, 151643], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     _write(folder, "generation_config.json", generation)
@@ -108,7 +108,7 @@ def test_two_templates(folder: Path) -> None:
     _write(folder, "tokenizer_config.json", {**config, "chat_template": listed})
     model = load_model(folder)
     assert model.chat_template.template.text == plain
-    assert model.facts.renders_tools
+    assert model.profile.renders_tools
 
 
 def test_no_template_at_all(folder: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_gguf_file() -> None:
     assert model.template_source.origin == "GGUF metadata"
     assert "<|im_end|>" in model.stop_strings
     assert (model.tool_parser, model.reasoning_parser) == ("hermes", None)
-    assert not model.facts.renders_tools
+    assert not model.profile.renders_tools
     assert model.self_test.ok
 
 

@@ -53,7 +53,7 @@ def test_the_familys_own_parsers_fit(path: Path) -> None:
         ("GLM-4.7-Flash", "hermes", "glm45", "call", "text"),
     ],
 )
-def test_a_wrong_pair_is_told(
+def test_mismatched_parsers_are_reported(
     name: str, tool: str, reasoning: str | None, lost: str, leaked: str
 ) -> None:
     result = _tested(name, tool, reasoning)
@@ -63,13 +63,13 @@ def test_a_wrong_pair_is_told(
 
 
 @at_hand
-def test_a_thought_that_nobody_reads_is_noted() -> None:
+def test_unparsed_reasoning_is_noted() -> None:
     assert "no reasoning parser" in _tested("MiniMax-M2", "minimax_m2", None).notes[0]
     assert "does not know" in _tested("GLM-4.7-Flash", "glm47", "mistral").notes[0]
 
 
 @at_hand
-def test_a_refusal_is_told() -> None:
+def test_rejection_is_reported() -> None:
     outcomes = _tested("openai-gpt-oss-120b", "harmony", "gpt_oss").outcomes
     assert [o.shape for o in outcomes if o.refused] == ["text and call"]
 

@@ -37,22 +37,22 @@ KNOWN: dict[str, dict[str, Any]] = {
         "reasoning_fields": RC,
         "keeps_plain": False,
         "null_content": False,
-        "opens_thought": "",
+        "reasoning_opener": "",
         "keep_switches": {},
         "thinking_switches": {True: {"enable_thinking": True}, False: {"enable_thinking": False}},
     },
     "Qwen3.5-4B": {
         **DROPS_AT_USER,
-        "opens_thought": "<think>\n",
+        "reasoning_opener": "<think>\n",
         "system_inside": "refused",
         "trims": True,
         "keeps_plain": False,
     },
     "Qwen3-Coder": {"reasoning_fields": (), "arguments": "object", "keeps_plain": True},
-    "Qwen-QwQ-32B": {**NEVER, "reasoning_fields": (), "opens_thought": "<think>\n"},
+    "Qwen-QwQ-32B": {**NEVER, "reasoning_fields": (), "reasoning_opener": "<think>\n"},
     "GLM-4.7-Flash": {
         **DROPS_AT_USER,
-        "opens_thought": "<think>",
+        "reasoning_opener": "<think>",
         "keep_switches": {"clear_thinking": False},
         "null_content": False,
         "trims": True,
@@ -61,7 +61,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "moonshotai-Kimi-K2": {"call_ids": "kimi", "shows_ids": True},
     "Kimi-K3": {
         **ALWAYS,
-        "opens_thought": "<|open|>think<|sep|>",
+        "reasoning_opener": "<|open|>think<|sep|>",
         "effort_switch": "thinking_effort",
         "efforts": ("low", "high", "max"),
     },
@@ -77,7 +77,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     },
     "deepseek-ai-DeepSeek-V3.1": {
         **NEVER,
-        "opens_thought": "<think>",
+        "reasoning_opener": "<think>",
         "renders_tools": False,
         "system_inside": "dropped",
     },
@@ -85,7 +85,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         "keeps_in_loop": True,
         "keeps_at_user": True,
         "keeps_without_tools": False,
-        "opens_thought": "<think>",
+        "reasoning_opener": "<think>",
     },
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": {
         **NEVER,
@@ -94,7 +94,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         "arguments": "string",
         "renders_tools": False,
     },
-    "MiniMax-M2": {**DROPS_AT_USER, "opens_thought": "<think>\n", "null_content": False},
+    "MiniMax-M2": {**DROPS_AT_USER, "reasoning_opener": "<think>\n", "null_content": False},
     "MiniMax-M3": {
         **ALWAYS,
         "thinking_switches": {
@@ -105,7 +105,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {
         **DROPS_AT_USER,
         "keep_switches": {"truncate_history_thinking": False},
-        "opens_thought": "<think>\n",
+        "reasoning_opener": "<think>\n",
     },
     "LFM2.5-8B-A1B": {
         **DROPS_AT_USER,
@@ -177,17 +177,17 @@ def test_every_template_can_be_probed(path: Path) -> None:
     facts = probe_template(template, THINKING)
     assert facts == probe_template(template, THINKING)
     off = facts.thinking_switches.get(False, {})
-    assert not probe_template(template, {**THINKING, **off}).opens_thought or not off
+    assert not probe_template(template, {**THINKING, **off}).reasoning_opener or not off
 
 
 @at_hand
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_an_open_thought_ends_the_prompt(path: Path) -> None:
+def test_reasoning_opener_ends_the_prompt(path: Path) -> None:
     template = ChatTemplate(path.read_text(), SPECIALS)
-    opened = probe_template(template, THINKING).opens_thought
-    if opened and "tool_use" not in path.stem:
+    opener = probe_template(template, THINKING).reasoning_opener
+    if opener and "tool_use" not in path.stem:
         assert template.render([{"role": "user", "content": "x"}], switches=THINKING).endswith(
-            opened
+            opener
         )
 
 
@@ -195,8 +195,8 @@ def test_an_open_thought_ends_the_prompt(path: Path) -> None:
 def test_a_keep_switch_keeps() -> None:
     for path in PATHS:
         template = ChatTemplate(path.read_text(), SPECIALS)
-        keeping = probe_template(template, THINKING).keep_switches
-        assert not keeping or probe_template(template, {**THINKING, **keeping}).keeps_at_user, (
+        switches = probe_template(template, THINKING).keep_switches
+        assert not switches or probe_template(template, {**THINKING, **switches}).keeps_at_user, (
             path.stem
         )
 
@@ -204,8 +204,8 @@ def test_a_keep_switch_keeps() -> None:
 @at_hand
 def test_the_switches_of_the_probe_count() -> None:
     assert not _probed("deepseek-ai-DeepSeek-V4", {}).keeps_in_loop
-    kept = _probed("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"truncate_history_thinking": False})
-    assert kept.keeps_at_user
+    profile = _probed("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"truncate_history_thinking": False})
+    assert profile.keeps_at_user
 
 
 def test_content_in_parts_only() -> None:

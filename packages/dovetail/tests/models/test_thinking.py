@@ -64,7 +64,7 @@ def test_precedence(thinking: Thinking, more: dict[str, Any], expected: dict[str
 
 
 @pytest.mark.parametrize(
-    ("asked", "known", "given"),
+    ("requested", "known", "given"),
     [
         ("high", ("low", "high"), "high"),
         ("medium", ("low", "high"), "high"),
@@ -76,9 +76,11 @@ def test_precedence(thinking: Thinking, more: dict[str, Any], expected: dict[str
         ("low", ("none",), "low"),
     ],
 )
-def test_effort_is_what_the_template_knows(asked: str, known: tuple[str, ...], given: str) -> None:
+def test_effort_is_what_the_template_knows(
+    requested: str, known: tuple[str, ...], given: str
+) -> None:
     facts = TemplateProfile(effort_switch="thinking_effort", efforts=known)
-    found = _switches(Thinking(effort=asked), facts)
+    found = _switches(Thinking(effort=requested), facts)
     assert found == {"reasoning_effort": given, "thinking_effort": given}
 
 
@@ -97,16 +99,16 @@ def test_a_switch_that_is_an_effort() -> None:
     assert _switches(Thinking(enabled=True, effort="low"), facts)["reasoning_effort"] == "low"
 
 
-def test_silence_means_what_was_said() -> None:
-    said = Thinking(enabled=True, effort="high", keep="all", template_kwargs={"a": 1})
-    assert merge_thinking(None, said) == said
-    assert merge_thinking(said, Thinking()) == said
-    assert merge_thinking(said, Thinking(effort="low")).effort == "low"
-    assert merge_thinking(said, Thinking(enabled=False)).enabled is False
+def test_unset_values_are_inherited() -> None:
+    previous = Thinking(enabled=True, effort="high", keep="all", template_kwargs={"a": 1})
+    assert merge_thinking(None, previous) == previous
+    assert merge_thinking(previous, Thinking()) == previous
+    assert merge_thinking(previous, Thinking(effort="low")).effort == "low"
+    assert merge_thinking(previous, Thinking(enabled=False)).enabled is False
     assert merge_thinking(None, Thinking()) == Thinking()
 
 
-THOUGHTS = st.builds(
+SETTINGS = st.builds(
     Thinking,
     enabled=st.none() | st.booleans(),
     effort=st.none() | st.sampled_from(["low", "high", "max"]),
@@ -115,10 +117,10 @@ THOUGHTS = st.builds(
 )
 
 
-@given(st.lists(THOUGHTS, min_size=1, max_size=5))
-def test_silent_turns_never_change_the_switches(said: list[Thinking]) -> None:
-    line: Thinking | None = None
-    for thinking in said:
-        line = merge_thinking(line, thinking)
-    assert line is not None
-    assert _switches(merge_thinking(line, Thinking())) == _switches(line)
+@given(st.lists(SETTINGS, min_size=1, max_size=5))
+def test_silent_turns_never_change_the_switches(settings: list[Thinking]) -> None:
+    merged: Thinking | None = None
+    for thinking in settings:
+        merged = merge_thinking(merged, thinking)
+    assert merged is not None
+    assert _switches(merge_thinking(merged, Thinking())) == _switches(merged)

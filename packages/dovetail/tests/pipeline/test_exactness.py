@@ -35,14 +35,14 @@ def test_the_policy_is_that_of_the_template(pair: Pair) -> None:
 
 @EVERY_PAIR
 def test_every_turn_that_the_policy_keeps_is_exact(pair: Pair) -> None:
-    wrong = {c.agent: [s for s in c.kept if not s.exact or s.notes] for c in _row(pair).cells}
+    wrong = {c.agent: [s for s in c.preserved if not s.exact or s.notes] for c in _row(pair).cells}
     assert wrong == {kind.name: [] for kind in AGENTS}
 
 
 @EVERY_PAIR
 def test_every_step_of_a_tool_loop_only_adds_to_the_prompt(pair: Pair) -> None:
     for cell in _row(pair).cells:
-        tool = [step.how for step in cell.steps if step.follower == "tool"]
+        tool = [step.origin for step in cell.steps if step.follower == "tool"]
         assert len(tool) >= 8
         assert set(tool) == {"grown"}, cell.agent
 
@@ -56,20 +56,22 @@ def test_a_turn_is_followed_by_the_token_that_ended_it(pair: Pair) -> None:
 @EVERY_PAIR
 def test_where_the_template_has_its_way_only_the_last_loop_is_prefilled_again(pair: Pair) -> None:
     for cell in _row(pair).cells:
-        assert all(step.keeps_earlier for step in cell.steps if not step.kept), cell.agent
+        assert all(step.keeps_earlier for step in cell.steps if not step.preserved), cell.agent
 
 
 @EVERY_PAIR
 def test_where_the_template_has_its_way_memory_changes_nothing(pair: Pair) -> None:
     for cell in _row(pair).cells:
-        assert all(step.as_cold for step in cell.steps if not step.kept), cell.agent
+        assert all(step.as_cold for step in cell.steps if not step.preserved), cell.agent
 
 
 @EVERY_PAIR
-def test_nothing_that_is_kept_is_prefilled_again(pair: Pair) -> None:
-    kept = [step for cell in _row(pair).cells for step in cell.kept]
-    assert sum(step.again for step in kept) == 0
-    assert sum(step.again_off for step in kept) > 0  # else there would be no need for a ledger
+def test_no_preserved_turn_is_prefilled_again(pair: Pair) -> None:
+    preserved = [step for cell in _row(pair).cells for step in cell.preserved]
+    assert sum(step.reprefilled for step in preserved) == 0
+    assert (
+        sum(step.reprefilled_off for step in preserved) > 0
+    )  # else there would be no need for a ledger
 
 
 def test_the_document_has_a_cell_for_every_model_and_agent() -> None:
@@ -81,7 +83,7 @@ def test_the_document_has_a_cell_for_every_model_and_agent() -> None:
         found = [line for line in lines if re.match(rf"\| {name} \|", line)]
         cells = [re.findall(r"(\d+)/(\d+)", line) for line in found]
         assert len(cells[0]) == len(AGENTS), pair.name
-        assert all(exact == kept for exact, kept in cells[0]), pair.name
+        assert all(exact == preserved for exact, preserved in cells[0]), pair.name
 
 
 def test_the_document_is_current() -> None:

@@ -14,9 +14,18 @@ from typing import ParamSpec
 
 import pytest
 from agent_clients import SYSTEM, Agent, ChatAgent, ClaudeCode, Codex, MessagesAgent, OpenCode
-from exactness_matrix import KEY, OFF, Session, ask, player, policy_for, preparer, turn
+from exactness_matrix import (
+    KEY,
+    OFF,
+    Session,
+    make_preparer,
+    make_runner,
+    policy_for,
+    run_turn,
+    send_question,
+)
 from real_models import PAIRS, Pair, model, require
-from scripted_run import Played, Player
+from scripted_run import ScriptedRunner, ScriptedTurn
 from session_script import SCRIPT
 
 from dovetail.ledger.keyring import Keyring
@@ -54,16 +63,16 @@ def in_a_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, Non
 async def test_known_turns_stand_under_another_head(
     pair: Pair, kind: type[Agent], change: str
 ) -> None:
-    session, play, agent = await _begun(pair, kind)
+    session, runner, agent = await _run_until_middle(pair, kind)
     if change == "another git status":
         agent.restate(SYSTEM + "\n\ngitStatus: M a.py\nM b.py")
     else:
         (first, schema), *rest = agent.tools.items()
         agent.tools = {first: schema, "look_up": {"type": "object", "properties": {}}, **dict(rest)}
-    changed = await turn(session, play, agent)
+    changed = await run_turn(session, runner, agent)
     assert changed.prepared.prompt.origin == "iterated"
-    assert _found_in_order(changed, _kept_zone(session, kind)) == []
-    after = await turn(session, play, agent)
+    assert _missing_turns(changed, _preserved_turns(session, kind)) == []
+    after = await run_turn(session, runner, agent)
     assert after.prepared.prompt.origin == "grown"
     assert _begins_with(after, changed)
 
@@ -76,15 +85,15 @@ async def test_a_session_goes_on_after_a_restart(
 ) -> None:
     require(pair)
     ledger = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
-    session, _, agent = await _begun(pair, kind, ChatPreparer(model(pair), ledger, KEY))
+    session, _, agent = await _run_until_middle(pair, kind, ChatPreparer(model(pair), ledger, KEY))
     await ledger.close()
     again = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
-    play = player(pair, ChatPreparer(model(pair), again, KEY))
+    runner = make_runner(pair, ChatPreparer(model(pair), again, KEY))
     for _ in range(MIDDLE, len(SCRIPT)):
-        before = session.played[-1]
-        played = await turn(session, play, agent)
-        assert played.prepared.prompt.origin == "grown"
-        assert _begins_with(played, before)
+        before = session.turns[-1]
+        scripted_turn = await run_turn(session, runner, agent)
+        assert scripted_turn.prepared.prompt.origin == "grown"
+        assert _begins_with(scripted_turn, before)
     await again.close()
 
 
@@ -94,10 +103,10 @@ async def test_a_session_goes_on_after_a_restart(
 async def test_turns_come_back_from_seals_when_the_store_is_lost(
     pair: Pair, kind: type[Agent]
 ) -> None:
-    session, _, agent = await _begun(pair, kind)
-    prompt = (await player(pair, preparer(pair)).prepare(agent)).prompt
+    session, _, agent = await _run_until_middle(pair, kind)
+    prompt = (await make_runner(pair, make_preparer(pair)).prepare(agent)).prompt
     assert prompt.origin == "iterated"
-    wanted = _sealed(session, kind)
+    wanted = _sealed_ids(session, kind)
     assert len(wanted) > 1
     assert _missing(prompt.ids, wanted) == []
 
@@ -106,11 +115,11 @@ async def test_turns_come_back_from_seals_when_the_store_is_lost(
 @in_a_loop
 async def test_no_turn_ends_twice(pair: Pair) -> None:
     """Turns that are written in the model's notation, rebuilt from seals or from the client."""
-    _, _, agent = await _begun(pair, ClaudeCode)
+    _, _, agent = await _run_until_middle(pair, ClaudeCode)
     controls = model(pair).tokenizer.controls
     ends = {controls[end] for end in (*model(pair).stop_strings, "<|end|>") if end in controls}
-    for prepares in (preparer(pair), preparer(pair, OFF)):
-        ids = (await player(pair, prepares).prepare(agent)).prompt.ids
+    for preparer in (make_preparer(pair), make_preparer(pair, OFF)):
+        ids = (await make_runner(pair, preparer).prepare(agent)).prompt.ids
         assert [one for one, next in pairwise(ids) if one in ends and next in ends] == []
 
 
@@ -118,72 +127,74 @@ async def test_no_turn_ends_twice(pair: Pair) -> None:
 @SEALED
 @in_a_loop
 async def test_without_the_key_seals_are_nothing(pair: Pair, kind: type[Agent]) -> None:
-    session, _, agent = await _begun(pair, kind)
+    session, _, agent = await _run_until_middle(pair, kind)
     other = ChatPreparer(
         model(pair), Ledger(MemoryLedgerStore()), Keyring([b"another" + bytes(25)])
     )
-    prompt = (await player(pair, other).prepare(agent)).prompt
-    cold = (await player(pair, preparer(pair, OFF)).prepare(agent)).prompt
+    prompt = (await make_runner(pair, other).prepare(agent)).prompt
+    cold = (await make_runner(pair, make_preparer(pair, OFF)).prepare(agent)).prompt
     assert prompt.ids == cold.ids
     assert prompt.exact_turns == frozenset()
     assert any(note.startswith("seal_") for note in prompt.notes)
-    assert (await turn(session, player(pair, other), agent)).prepared.prompt.ids == cold.ids
+    assert (
+        await run_turn(session, make_runner(pair, other), agent)
+    ).prepared.prompt.ids == cold.ids
 
 
-async def _begun(
-    pair: Pair, kind: type[Agent], prepares: ChatPreparer | None = None
-) -> tuple[Session, Player, Agent]:
+async def _run_until_middle(
+    pair: Pair, kind: type[Agent], preparer: ChatPreparer | None = None
+) -> tuple[Session, ScriptedRunner, Agent]:
     require(pair)
     session, agent = Session(pair), kind()
-    play = player(pair, prepares or preparer(pair))
-    ask(session, agent)
+    runner = make_runner(pair, preparer or make_preparer(pair))
+    send_question(session, agent)
     for _ in range(MIDDLE):
-        await turn(session, play, agent)
-    return session, play, agent
+        await run_turn(session, runner, agent)
+    return session, runner, agent
 
 
-def _begins_with(played: Played, before: Played) -> bool:
-    return played.prepared.prompt.ids[: len(before.whole)] == before.whole
+def _begins_with(after: ScriptedTurn, before: ScriptedTurn) -> bool:
+    return after.prepared.prompt.ids[: len(before.token_ids)] == before.token_ids
 
 
-def _kept_zone(session: Session, kind: type[Agent]) -> list[Played]:
+def _preserved_turns(session: Session, kind: type[Agent]) -> list[ScriptedTurn]:
     """The turns that the model's policy keeps: all of them, or those of the running loop."""
-    known = session.played[:MIDDLE]
+    known = session.turns[:MIDDLE]
     if policy_for(model(session.pair), kind) == "keeps":
         return known
     opened = max(at for at in session.questions if at < MIDDLE)
     return known[opened:]
 
 
-def _found_in_order(played: Played, turns: list[Played]) -> list[int]:
-    return _missing(played.prepared.prompt.ids, [turn.generation.ids for turn in turns])
+def _missing_turns(scripted_turn: ScriptedTurn, turns: list[ScriptedTurn]) -> list[int]:
+    return _missing(scripted_turn.prepared.prompt.ids, [turn.generation.ids for turn in turns])
 
 
-def _sealed(session: Session, kind: type[Agent]) -> list["array[int]"]:
+def _sealed_ids(session: Session, kind: type[Agent]) -> list["array[int]"]:
     """What seals hold: turns with a thought, whole where the next turn has one too."""
-    turns = _kept_zone(session, kind)
+    turns = _preserved_turns(session, kind)
     held: list[array[int]] = []
-    for at, played in enumerate(turns):
-        spans = played.generation.build_entry().spans
-        thoughts = [span.tokens for span in spans if span.kind == "reasoning"]
-        if not thoughts:
+    for at, scripted_turn in enumerate(turns):
+        spans = scripted_turn.generation.build_entry().spans
+        reasoning_ends = [span.tokens for span in spans if span.kind == "reasoning"]
+        if not reasoning_ends:
             continue
         following = turns[at + 1].generation.build_entry().spans if at + 1 < len(turns) else ()
         whole = any(span.kind == "reasoning" for span in following)
-        ids = played.generation.ids
-        held.append(ids if whole else ids[: thoughts[-1]])
+        ids = scripted_turn.generation.ids
+        held.append(ids if whole else ids[: reasoning_ends[-1]])
     return held
 
 
 def _missing(ids: "array[int]", turns: list["array[int]"]) -> list[int]:
     """The places of turns whose tokens do not stand in the ids, one behind the other."""
     text, missing, start = ids.tobytes(), [], 0
-    for at, said in enumerate(turns):
-        found = text.find(said.tobytes(), start)
+    for at, turn_ids in enumerate(turns):
+        found = text.find(turn_ids.tobytes(), start)
         while found >= 0 and found % ids.itemsize:
-            found = text.find(said.tobytes(), found + 1)
+            found = text.find(turn_ids.tobytes(), found + 1)
         if found < 0:
             missing.append(at)
         else:
-            start = found + len(said) * ids.itemsize
+            start = found + len(turn_ids) * ids.itemsize
     return missing

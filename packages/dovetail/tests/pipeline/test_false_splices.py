@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from forked_histories import (
-    Grove,
-    Said,
+    Cluster,
+    GeneratedTurn,
     anonymous,
-    grove,
-    other_thoughts,
+    make_cluster,
+    replace_reasoning,
     results,
     run,
     small_model,
     user,
-    without_thoughts,
-    without_words,
+    without_reasoning,
+    without_reasoning_text,
 )
-from histories import play_histories
+from histories import run_histories
 from real_models import PAIRS, Pair, model, require
 
 from dovetail.models.loader import Model
@@ -47,42 +47,44 @@ MODELS += [pytest.param(_loader(pair), id=pair.name) for pair in THINKING]
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
 def test_histories_out_of_a_ledger_of_doubles(seed: int, replicas: int) -> None:
-    tally = run(play_histories(random.Random(seed), 200, replicas))
+    tally = run(run_histories(random.Random(seed), 200, replicas))
     assert tally.histories == 200
     assert tally.exact > 20  # it is not by refusing everything that nothing is false
 
 
 def test_histories_without_any_cache() -> None:
-    tally = run(play_histories(random.Random(9), 200, 2, forgetful=True))
+    tally = run(run_histories(random.Random(9), 200, 2, uncached=True))
     assert tally.exact > 20
 
 
-def _thinks(thought: str, command: str = "ls") -> list[OutputBlock]:
+def _reasoning_and_call(name: str, command: str = "ls") -> list[OutputBlock]:
     call = ToolCallBlock("", "run", f'{{"command": "{command}"}}')
-    return [ReasoningBlock(f"I am {thought}."), call]
+    return [ReasoningBlock(f"I am {name}."), call]
 
 
-async def _twins(wood: Grove) -> tuple[Said, Said]:
+async def _twins(cluster: Cluster) -> tuple[GeneratedTurn, GeneratedTurn]:
     """The same question, the same call, for other reasons."""
-    one = await wood.say(None, [user("hi")], _thinks("Xanthippe"))
-    return one, await wood.say(None, [user("hi")], _thinks("Yorick"))
+    one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
+    return one, await cluster.generate(None, [user("hi")], _reasoning_and_call("Yorick"))
 
 
-async def _child(wood: Grove, above: Said, thought: str = "Zenobia") -> Said:
-    return await wood.say(above, [results(above, "fine")], _thinks(thought, "pwd"))
+async def _child(cluster: Cluster, parent: GeneratedTurn, name: str = "Zenobia") -> GeneratedTurn:
+    return await cluster.generate(
+        parent, [results(parent, "fine")], _reasoning_and_call(name, "pwd")
+    )
 
 
-def _who(wood: Grove, prepared: PreparedRequest) -> set[str]:
+def _who(cluster: Cluster, prepared: PreparedRequest) -> set[str]:
     """Whose thoughts are in a prompt."""
-    text = wood.text(prepared)
+    text = cluster.text(prepared)
     return {name for name in ("Xanthippe", "Yorick", "Zenobia", "Edited") if name in text}
 
 
-def _history(*turns: Turn | Said, last: Said) -> list[Turn]:
+def _history(*turns: Turn | GeneratedTurn, last: GeneratedTurn) -> list[Turn]:
     """Turns and what was said, each call answered."""
     made: list[Turn] = []
     for turn in (*turns, last):
-        if isinstance(turn, Said):
+        if isinstance(turn, GeneratedTurn):
             made += [turn.turn, results(turn, "fine")]
         else:
             made.append(turn)
@@ -93,48 +95,52 @@ def _history(*turns: Turn | Said, last: Said) -> list[Turn]:
 class TestDoubles:
     def test_each_twin_is_known_by_its_handles(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load())
-            one, other = await _twins(wood)
-            for said, who in ((one, "Xanthippe"), (other, "Yorick")):
-                for copy in (said.turn, without_words(said.turn), without_thoughts(said.turn)):
-                    prepared = await wood.prepare([user("hi"), copy, results(said, "fine")])
-                    assert _who(wood, prepared) == {who}
+            cluster = make_cluster(model=load())
+            one, other = await _twins(cluster)
+            for generated, who in ((one, "Xanthippe"), (other, "Yorick")):
+                for copy in (
+                    generated.turn,
+                    without_reasoning_text(generated.turn),
+                    without_reasoning(generated.turn),
+                ):
+                    prepared = await cluster.prepare([user("hi"), copy, results(generated, "fine")])
+                    assert _who(cluster, prepared) == {who}
                     assert prepared.prompt.exact_turns == {1}
 
         run(check())
 
     def test_twins_without_handles_are_left_alone(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load())
-            one, _ = await _twins(wood)
-            prepared = await wood.prepare(anonymous(_history(user("hi"), last=one)))
-            assert not _who(wood, prepared)
+            cluster = make_cluster(model=load())
+            one, _ = await _twins(cluster)
+            prepared = await cluster.prepare(anonymous(_history(user("hi"), last=one)))
+            assert not _who(cluster, prepared)
             assert "ambiguous_turn" in prepared.prompt.notes
 
         run(check())
 
     def test_what_was_unique_is_ambiguous_once_it_has_a_twin(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load())
-            one = await wood.say(None, [user("hi")], _thinks("Xanthippe"))
+            cluster = make_cluster(model=load())
+            one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
             history = anonymous(_history(user("hi"), last=one))
             for session in (None, "s"):
-                prepared = await wood.prepare(history, session=session)
-                assert _who(wood, prepared) == {"Xanthippe"}
-            await wood.say(None, [user("hi")], _thinks("Yorick"))
+                prepared = await cluster.prepare(history, session=session)
+                assert _who(cluster, prepared) == {"Xanthippe"}
+            await cluster.generate(None, [user("hi")], _reasoning_and_call("Yorick"))
             for session in (None, "s"):
-                assert not _who(wood, await wood.prepare(history, session=session))
+                assert not _who(cluster, await cluster.prepare(history, session=session))
 
         run(check())
 
-    def test_more_twins_than_a_store_answers_with(self, load: Loader) -> None:
+    def test_more_twins_than_a_lookup_returns(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load())
-            one = await wood.say(None, [user("hi")], _thinks("Xanthippe"))
+            cluster = make_cluster(model=load())
+            one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
             for _ in range(9):
-                await wood.say(None, [user("hi")], _thinks("Yorick"))
-            prepared = await wood.prepare(anonymous(_history(user("hi"), last=one)))
-            assert not _who(wood, prepared)
+                await cluster.generate(None, [user("hi")], _reasoning_and_call("Yorick"))
+            prepared = await cluster.prepare(anonymous(_history(user("hi"), last=one)))
+            assert not _who(cluster, prepared)
 
         run(check())
 
@@ -142,70 +148,76 @@ class TestDoubles:
         """The child was said behind the other one."""
 
         async def check() -> None:
-            wood = grove(model=load())
-            one, other = await _twins(wood)
-            child = await _child(wood, one)
-            prepared = await wood.prepare(_history(user("hi"), other, last=child))
-            assert _who(wood, prepared) == {"Yorick", "Zenobia"}
+            cluster = make_cluster(model=load())
+            one, other = await _twins(cluster)
+            child = await _child(cluster, one)
+            prepared = await cluster.prepare(_history(user("hi"), other, last=child))
+            assert _who(cluster, prepared) == {"Yorick", "Zenobia"}
 
         run(check())
 
     def test_twins_above_twins(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load())
-            one, other = await _twins(wood)
-            child = await _child(wood, one)
-            await _child(wood, other)
-            prepared = await wood.prepare(anonymous(_history(user("hi"), one, last=child)))
-            assert not _who(wood, prepared) & {"Xanthippe", "Yorick"}
+            cluster = make_cluster(model=load())
+            one, other = await _twins(cluster)
+            child = await _child(cluster, one)
+            await _child(cluster, other)
+            prepared = await cluster.prepare(anonymous(_history(user("hi"), one, last=child)))
+            assert not _who(cluster, prepared) & {"Xanthippe", "Yorick"}
 
         run(check())
 
-    def test_an_edited_thought_above_a_known_turn(self, load: Loader) -> None:
+    def test_edited_reasoning_before_a_known_turn(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load())
-            one, _ = await _twins(wood)
-            child = await _child(wood, one)
-            edited = other_thoughts(one.turn, "I am Edited.")
+            cluster = make_cluster(model=load())
+            one, _ = await _twins(cluster)
+            child = await _child(cluster, one)
+            edited = replace_reasoning(one.turn, "I am Edited.")
             history = [user("hi"), edited, results(one, "fine"), *_history(last=child)]
-            prepared = await wood.prepare(history)
-            assert "Xanthippe" not in wood.text(prepared)
-            assert _shown(wood, history) <= _who(wood, prepared)
+            prepared = await cluster.prepare(history)
+            assert "Xanthippe" not in cluster.text(prepared)
+            assert _shown(cluster, history) <= _who(cluster, prepared)
 
         run(check())
 
-    def test_a_sealed_turn_beside_a_stored_twin(self, load: Loader) -> None:
+    def test_sealed_turn_with_a_stored_twin(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load(), replicas=2)
-            one = await wood.say(None, [user("hi")], _thinks("Xanthippe"), home=0)
-            await wood.say(None, [user("hi")], _thinks("Yorick"), home=1)
-            history = [user("hi"), without_words(one.turn), results(one, "fine")]
-            prepared = await wood.prepare(history, home=1)
-            assert "Yorick" not in wood.text(prepared)
+            cluster = make_cluster(model=load(), replicas=2)
+            one = await cluster.generate(
+                None, [user("hi")], _reasoning_and_call("Xanthippe"), replica=0
+            )
+            await cluster.generate(None, [user("hi")], _reasoning_and_call("Yorick"), replica=1)
+            history = [user("hi"), without_reasoning_text(one.turn), results(one, "fine")]
+            prepared = await cluster.prepare(history, replica=1)
+            assert "Yorick" not in cluster.text(prepared)
             if prepared.prompt.rewritten_turns:
-                assert "Xanthippe" in wood.text(prepared)
+                assert "Xanthippe" in cluster.text(prepared)
 
         run(check())
 
     def test_tenants_with_the_same_words(self, load: Loader) -> None:
         async def check() -> None:
-            wood = grove(model=load())
-            one = await wood.say(None, [user("hi")], _thinks("Xanthippe"), tenant="ann")
-            other = await wood.say(None, [user("hi")], _thinks("Yorick"), tenant="bob")
+            cluster = make_cluster(model=load())
+            one = await cluster.generate(
+                None, [user("hi")], _reasoning_and_call("Xanthippe"), tenant="ann"
+            )
+            other = await cluster.generate(
+                None, [user("hi")], _reasoning_and_call("Yorick"), tenant="bob"
+            )
             history = _history(user("hi"), last=other)
             for turns in (history, anonymous(history)):
-                prepared = await wood.prepare([*turns, user("so?")], tenant="ann")
+                prepared = await cluster.prepare([*turns, user("so?")], tenant="ann")
                 known = prepared.prompt.history.entries.values()
                 assert all(entry.tenant == "ann" for entry in known)
-            mixed = [user("hi"), without_thoughts(other.turn), results(other, "fine")]
-            prepared = await wood.prepare(mixed, tenant="ann")
-            assert "Yorick" not in wood.text(prepared)
+            mixed = [user("hi"), without_reasoning(other.turn), results(other, "fine")]
+            prepared = await cluster.prepare(mixed, tenant="ann")
+            assert "Yorick" not in cluster.text(prepared)
             assert one.tenant == "ann"
 
         run(check())
 
 
-def _shown(wood: Grove, history: Sequence[Turn]) -> set[str]:
+def _shown(cluster: Cluster, history: Sequence[Turn]) -> set[str]:
     """The edited thought, where this template shows thoughts of a running loop at all."""
-    shows = wood.model.facts.keeps_in_loop or not wood.model.facts.reasoning_fields
+    shows = cluster.model.profile.keeps_in_loop or not cluster.model.profile.reasoning_fields
     return {"Edited"} if shows else set()

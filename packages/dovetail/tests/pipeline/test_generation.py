@@ -51,14 +51,14 @@ PWD = '<tool_call>\n{"name": "run", "arguments": {"command": "pwd"}}\n</tool_cal
 WHOLE = FIRST + LOOK + "\n" + LS + SECOND + PWD
 
 
-def _prompt(recalled: RecognizedHistory | None = None, *, ids: Sequence[int] = (1, 2, 3)) -> Prompt:
+def _prompt(history: RecognizedHistory | None = None, *, ids: Sequence[int] = (1, 2, 3)) -> Prompt:
     return Prompt(
-        array("I", ids), "cold", False, HEAD, recalled or RecognizedHistory(chain=b"c" * 16)
+        array("I", ids), "cold", False, HEAD, history or RecognizedHistory(chain=b"c" * 16)
     )
 
 
 def _generation(
-    voice: OutputSpec = HERMES,
+    spec: OutputSpec = HERMES,
     *,
     prompt: Prompt | None = None,
     owner: TurnOwner = OWNER,
@@ -67,7 +67,7 @@ def _generation(
     numbers = count()
     request = Request("m", tools=(TOOL,), sampling=Sampling(stop=stop))
     return Generation(
-        voice,
+        spec,
         prompt or _prompt(),
         owner,
         request,
@@ -76,18 +76,18 @@ def _generation(
     )
 
 
-def _feed(made: Generation, ids: Sequence[int], step: int = 1) -> list[Event]:
+def _feed(generation: Generation, ids: Sequence[int], step: int = 1) -> list[Event]:
     events: list[Event] = []
     for at in range(0, len(ids), step):
-        events += made.feed(ids[at : at + step])
+        events += generation.feed(ids[at : at + step])
     return events
 
 
 def _entry(ids: Sequence[int], step: int = 1) -> LedgerEntry:
-    made = _generation()
-    _feed(made, ids, step)
-    made.finish("stop" if made.stopped else "length")
-    return made.build_entry(5.0)
+    generation = _generation()
+    _feed(generation, ids, step)
+    generation.finish("stop" if generation.stopped else "length")
+    return generation.build_entry(5.0)
 
 
 def test_the_entry_of_a_turn() -> None:
@@ -131,10 +131,10 @@ def test_the_chain_is_what_a_client_will_show() -> None:
 
 
 def test_how_far_the_tokens_of_a_span_reach() -> None:
-    told = ""
+    text = ""
     for span in _entry([*BYTES.encode(WHOLE), STOP]).spans:
-        told += span.raw
-        assert span.tokens == len(BYTES.encode(told))
+        text += span.raw
+        assert span.tokens == len(BYTES.encode(text))
 
 
 @settings(max_examples=60)
@@ -142,13 +142,13 @@ def test_how_far_the_tokens_of_a_span_reach() -> None:
 def test_spans_do_not_depend_on_how_the_tokens_came(cuts: list[int]) -> None:
     """A character may be split over two feeds, a marker never is."""
     ids = [*BYTES.encode(WHOLE), STOP]
-    made = _generation()
+    generation = _generation()
     at = 0
     for size in [*cuts, len(ids)]:
-        made.feed(ids[at : at + size])
+        generation.feed(ids[at : at + size])
         at += size
-    made.finish("stop")
-    assert made.build_entry(5.0) == _entry(ids)
+    generation.finish("stop")
+    assert generation.build_entry(5.0) == _entry(ids)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 500])
@@ -159,24 +159,24 @@ def test_odd_tokens_keep_their_reach(pair: Pair, step: int) -> None:
     real = model(pair)
     tokenizer = real.tokenizer
     ids = OddSpelling(tokenizer, seed=3, share=0.6).split(tokenizer.encode(WHOLE))
-    voice = OutputSpec(tokenizer, real.stop_ids, "hermes", "qwen3", "m")
-    made = _generation(voice)
-    _feed(made, ids, step)
-    made.finish("length")
-    entry = made.build_entry()
+    spec = OutputSpec(tokenizer, real.stop_ids, "hermes", "qwen3", "m")
+    generation = _generation(spec)
+    _feed(generation, ids, step)
+    generation.finish("length")
+    entry = generation.build_entry()
     assert list(unpack_ids(entry.generated)) == ids
-    told = ""
+    text = ""
     for span in entry.spans:
-        told += span.raw
+        text += span.raw
         spelled = tokenizer.decode(ids[: span.tokens])
-        assert told.startswith(spelled)
-        assert told.removeprefix(spelled).strip() == ""
+        assert text.startswith(spelled)
+        assert text.removeprefix(spelled).strip() == ""
 
 
-def test_a_thought_is_sealed_with_the_turn_since_the_seal_before() -> None:
-    made = _generation()
+def test_reasoning_is_sealed_with_the_turn_since_the_last_seal() -> None:
+    generation = _generation()
     ids = [*BYTES.encode(WHOLE), STOP]
-    ends = [e for e in _feed(made, ids) if isinstance(e, SpanEnd) and e.kind == "reasoning"]
+    ends = [e for e in _feed(generation, ids) if isinstance(e, SpanEnd) and e.kind == "reasoning"]
     assert len(ends) == 2
     for number, end in enumerate(ends):
         assert end.seal is not None
@@ -195,8 +195,8 @@ def test_a_thought_is_sealed_with_the_turn_since_the_seal_before() -> None:
 
 def test_a_seal_carries_the_tail_of_the_turn_before() -> None:
     parent = _entry([*BYTES.encode(WHOLE), STOP])
-    made = _generation(prompt=_prompt(RecognizedHistory(parent=parent)))
-    events = _feed(made, BYTES.encode(FIRST + LOOK))
+    generation = _generation(prompt=_prompt(RecognizedHistory(parent=parent)))
+    events = _feed(generation, BYTES.encode(FIRST + LOOK))
     seal = next(e.seal for e in events if isinstance(e, SpanEnd))
     sealed = SEALER.open(seal or "", "t", "model-1")
     assert isinstance(sealed, SealPayload)
@@ -217,20 +217,20 @@ def test_without_a_sealer_there_are_no_seals() -> None:
 def test_the_entry_grows_from_its_parent() -> None:
     parent = _entry([*BYTES.encode(FIRST), STOP])
     whole = array("I", [1, 2, 3, 4, 5])
-    recalled = RecognizedHistory(parent=parent, parent_token_ids=whole)
-    grown = Prompt(whole + array("I", [6, 7]), "grown", False, HEAD, recalled)
-    made = _generation(prompt=grown)
-    made.finish()
-    entry = made.build_entry()
+    history = RecognizedHistory(parent=parent, parent_token_ids=whole)
+    grown = Prompt(whole + array("I", [6, 7]), "grown", False, HEAD, history)
+    generation = _generation(prompt=grown)
+    generation.finish()
+    entry = generation.build_entry()
     assert (entry.parent, entry.prefix_tokens, list(unpack_ids(entry.suffix))) == (
         "entry-1",
         5,
         [6, 7],
     )
-    cold = Prompt(array("I", [1, 2, 9, 9]), "cold", False, HEAD, recalled)
-    made = _generation(prompt=cold)
-    made.finish()
-    entry = made.build_entry()
+    cold = Prompt(array("I", [1, 2, 9, 9]), "cold", False, HEAD, history)
+    generation = _generation(prompt=cold)
+    generation.finish()
+    entry = generation.build_entry()
     assert (entry.parent, entry.prefix_tokens, list(unpack_ids(entry.suffix))) == (
         "entry-1",
         2,
@@ -238,40 +238,43 @@ def test_the_entry_grows_from_its_parent() -> None:
     )
 
 
-def test_a_turn_that_broke_off_does_not_say_that_it_ended() -> None:
-    made = _generation()
-    made.feed(BYTES.encode(LOOK))
-    assert (made.build_entry().stop, made.build_entry().finish) == (None, FINISH_INTERRUPTED)
+def test_interrupted_turn_has_no_finish() -> None:
+    generation = _generation()
+    generation.feed(BYTES.encode(LOOK))
+    assert (generation.build_entry().stop, generation.build_entry().finish) == (
+        None,
+        FINISH_INTERRUPTED,
+    )
 
 
 def test_what_comes_behind_the_stop_token_is_ignored() -> None:
-    made = _generation()
+    generation = _generation()
     ids = BYTES.encode(LOOK)
-    events = made.feed([*ids, STOP, *BYTES.encode("and more")])
-    assert made.stopped
-    assert made.feed(BYTES.encode("and more")) == []
-    events += made.finish("stop")
+    events = generation.feed([*ids, STOP, *BYTES.encode("and more")])
+    assert generation.stopped
+    assert generation.feed(BYTES.encode("and more")) == []
+    events += generation.finish("stop")
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == LOOK
-    assert list(made.ids) == ids
-    assert made.build_entry().stop == STOP
+    assert list(generation.ids) == ids
+    assert generation.build_entry().stop == STOP
 
 
-def test_a_turn_cut_by_length() -> None:
-    made = _generation()
-    cut = BYTES.encode(FIRST + LS)[:-10]
-    events = [*_feed(made, cut), *made.finish("length")]
-    assert not made.stopped
+def test_turn_truncated_by_length() -> None:
+    generation = _generation()
+    truncated = BYTES.encode(FIRST + LS)[:-10]
+    events = [*_feed(generation, truncated), *generation.finish("length")]
+    assert not generation.stopped
     assert isinstance(events[-1], Finish)
     assert not any(isinstance(event, CallClose) for event in events)
-    entry = made.build_entry()
+    entry = generation.build_entry()
     assert (entry.stop, entry.finish) == (None, "length")
-    assert list(unpack_ids(entry.generated)) == cut
+    assert list(unpack_ids(entry.generated)) == truncated
     assert entry.spans[-1].complete is False
-    assert entry.spans[-1].tokens == len(cut)
+    assert entry.spans[-1].tokens == len(truncated)
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "told"),
+    ("text", "given", "expected"),
     [
         (LOOK, "stop", "stop"),
         (LOOK, None, "stop"),
@@ -284,25 +287,25 @@ def test_a_turn_cut_by_length() -> None:
         ("", "stop", "stop"),
     ],
 )
-def test_why_it_ended(text: str, given: object, told: str) -> None:
-    made = _generation()
-    _feed(made, BYTES.encode(text))
-    assert made.finish(given)[-1] == Finish(told)  # type: ignore[arg-type]
-    assert made.build_entry().finish == made.message().finish == told
+def test_why_it_ended(text: str, given: object, expected: str) -> None:
+    generation = _generation()
+    _feed(generation, BYTES.encode(text))
+    assert generation.finish(given)[-1] == Finish(expected)  # type: ignore[arg-type]
+    assert generation.build_entry().finish == generation.message().finish == expected
 
 
-def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
-    made = _generation()
+def test_pending_bytes_are_emitted_at_the_end() -> None:
+    generation = _generation()
     half = "🦜".encode()[:2]
-    told = _feed(made, [*BYTES.encode("Ah "), *half])
-    told += made.finish("length")
-    assert "".join(e.text for e in told if isinstance(e, TextDelta)) == "Ah \ufffd"
-    assert list(made.ids)[-2:] == list(half)
-    assert made.build_entry().spans[-1].tokens == 5
+    events = _feed(generation, [*BYTES.encode("Ah "), *half])
+    events += generation.finish("length")
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Ah \ufffd"
+    assert list(generation.ids)[-2:] == list(half)
+    assert generation.build_entry().spans[-1].tokens == 5
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "recorded"),
     [
         (FIRST + LS + "\n<thi", FIRST + LS),
         (FIRST + LS + "\n<think>\nAnd…\n</think>\n\n<tool_ca", FIRST + LS),
@@ -310,18 +313,18 @@ def test_what_the_detokenizer_holds_is_told_in_the_end() -> None:
         ("<think>\nHm, and", "<think>\nHm, and"),
     ],
 )
-def test_of_a_turn_that_broke_off_stays_what_was_told(text: str, kept: str) -> None:
-    made = _generation()
-    _feed(made, BYTES.encode(text))
-    assert BYTES.decode(unpack_ids(made.build_entry().generated)).rstrip("\n") == kept
-    made.finish("length")
-    assert BYTES.decode(unpack_ids(made.build_entry().generated)) == text
+def test_interrupted_turn_records_what_was_emitted(text: str, recorded: str) -> None:
+    generation = _generation()
+    _feed(generation, BYTES.encode(text))
+    assert BYTES.decode(unpack_ids(generation.build_entry().generated)).rstrip("\n") == recorded
+    generation.finish("length")
+    assert BYTES.decode(unpack_ids(generation.build_entry().generated)) == text
 
 
 def test_a_stop_token_in_the_middle_of_a_character() -> None:
-    made = _generation()
-    told = [*made.feed([*BYTES.encode("Ah"), 0xF0, STOP]), *made.finish("stop")]
-    assert "".join(e.text for e in told if isinstance(e, TextDelta)) == "Ah\ufffd"
+    generation = _generation()
+    events = [*generation.feed([*BYTES.encode("Ah"), 0xF0, STOP]), *generation.finish("stop")]
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Ah\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -332,16 +335,16 @@ def test_a_stop_token_that_is_a_marker_ends_the_call(body: str, shown: str) -> N
     controls = ("<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>", "<|constrain|>")
     tokenizer = ByteTokenizer(controls)
     stop = tokenizer.controls["<|call|>"]
-    voice = OutputSpec(tokenizer, frozenset({stop}), "harmony", "gpt_oss", "m")
-    made = _generation(voice)
+    spec = OutputSpec(tokenizer, frozenset({stop}), "harmony", "gpt_oss", "m")
+    generation = _generation(spec)
     ids = tokenizer.encode(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
         f"<|channel|>commentary to=functions.run <|constrain|>json<|message|>{body}"
     )
-    events = _feed(made, [*ids, stop])
+    events = _feed(generation, [*ids, stop])
     assert any(isinstance(event, CallClose) for event in events), "it may run at once"
-    made.finish("stop")
-    entry = made.build_entry()
+    generation.finish("stop")
+    entry = generation.build_entry()
     assert list(unpack_ids(entry.generated)) == ids
     assert (entry.stop, entry.finish) == (stop, "tool_calls")
     assert [(s.kind, s.shown, s.complete) for s in entry.spans] == [
@@ -357,12 +360,12 @@ KIMI = (
 )
 
 
-def test_the_models_own_ids_are_kept_beside_the_outward_ones() -> None:
+def test_model_ids_are_recorded_with_the_public_ids() -> None:
     tokenizer = _spelled(KIMI)
-    made = _generation(OutputSpec(tokenizer, frozenset(), "kimi_k2", None, "m"))
-    events = [*_feed(made, tokenizer.encode(KIMI)), *made.finish("stop")]
+    generation = _generation(OutputSpec(tokenizer, frozenset(), "kimi_k2", None, "m"))
+    events = [*_feed(generation, tokenizer.encode(KIMI)), *generation.finish("stop")]
     assert [e.id for e in events if e.type == "call_open"] == ["toolu_0"]
-    (span,) = made.build_entry().spans
+    (span,) = generation.build_entry().spans
     assert (span.id, span.own_id, span.name) == ("toolu_0", "functions.run:7", "run")
 
 
@@ -372,54 +375,54 @@ def _spelled(text: str) -> Tokenizer:
 
 def test_a_control_token_spelled_out_in_prose_is_prose() -> None:
     tokenizer = _spelled(KIMI)
-    made = _generation(OutputSpec(tokenizer, frozenset(), "kimi_k2", None, "m"))
-    made.feed(tokenizer.encode_plain(KIMI))
-    made.finish("stop")
-    (span,) = made.build_entry().spans
+    generation = _generation(OutputSpec(tokenizer, frozenset(), "kimi_k2", None, "m"))
+    generation.feed(tokenizer.encode_plain(KIMI))
+    generation.finish("stop")
+    (span,) = generation.build_entry().spans
     assert (span.kind, span.shown) == ("text", KIMI)
 
 
 @pytest.mark.parametrize("step", [1, 2, 100])
 def test_a_stop_sequence_of_the_client(step: int) -> None:
-    made = _generation(stop=("STOP", "\n\nHuman:"))
+    generation = _generation(stop=("STOP", "\n\nHuman:"))
     ids = BYTES.encode("One\n\nTwo.\n\nHuman: more")
-    events = [*_feed(made, ids, step), *made.finish("stop")]
-    assert made.stopped
+    events = [*_feed(generation, ids, step), *generation.finish("stop")]
+    assert generation.stopped
     assert "".join(e.text for e in events if isinstance(e, TextDelta)).strip() == "One\n\nTwo."
     assert events[-1] == Finish("stop_sequence", "\n\nHuman:")
-    assert BYTES.decode(made.ids) == "One\n\nTwo."
+    assert BYTES.decode(generation.ids) == "One\n\nTwo."
 
 
 def test_a_turn_that_the_model_ends_before_a_stop_sequence_comes() -> None:
-    made = _generation(stop=("END",))
-    made.feed([*BYTES.encode("One EN"), STOP, *BYTES.encode("D")])
-    assert made.stopped
-    assert made.finish("stop")[-1] == Finish("stop")
-    assert BYTES.decode(made.ids) == "One EN"
+    generation = _generation(stop=("END",))
+    generation.feed([*BYTES.encode("One EN"), STOP, *BYTES.encode("D")])
+    assert generation.stopped
+    assert generation.finish("stop")[-1] == Finish("stop")
+    assert BYTES.decode(generation.ids) == "One EN"
 
 
 def test_no_stop_sequence_is_found_inside_a_marker() -> None:
-    made = _generation(stop=("think", "\n<"))
-    _feed(made, BYTES.encode(FIRST + LOOK))
-    made.finish("stop")
-    assert [(s.kind, s.shown) for s in made.build_entry().spans] == [
+    generation = _generation(stop=("think", "\n<"))
+    _feed(generation, BYTES.encode(FIRST + LOOK))
+    generation.finish("stop")
+    assert [(s.kind, s.shown) for s in generation.build_entry().spans] == [
         ("reasoning", "Hm, é 🦜."),
         ("text", LOOK),
     ]
 
 
 def test_a_message_of_nothing() -> None:
-    made = _generation()
-    assert made.finish("stop") == [Finish("stop")]
-    entry = made.build_entry()
+    generation = _generation()
+    assert generation.finish("stop") == [Finish("stop")]
+    entry = generation.build_entry()
     assert (entry.generated, entry.spans) == (b"", ())
-    assert made.message().blocks == ()
+    assert generation.message().blocks == ()
 
 
-def test_blocks_of_the_message_have_the_outward_ids() -> None:
-    made = _generation()
-    _feed(made, BYTES.encode(WHOLE))
-    made.finish("stop")
-    blocks = made.message().blocks
+def test_message_blocks_have_public_ids() -> None:
+    generation = _generation()
+    _feed(generation, BYTES.encode(WHOLE))
+    generation.finish("stop")
+    blocks = generation.message().blocks
     assert [b.id for b in blocks if isinstance(b, ToolCallBlock)] == ["toolu_0", "toolu_1"]
     assert [b.text for b in blocks if isinstance(b, ReasoningBlock)] == ["Hm, é 🦜.", "Oh."]

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 from exactness_matrix import OFF
-from long_session import LOOP, Cost, play_long
+from long_session import LOOP, Cost, run_long_session
 from real_models import PAIRS, Pair, require
 
 TURNS = 200
@@ -17,24 +17,24 @@ DROPS = [pair for pair in PAIRS if pair.name == "Qwen3"]
 @cache
 def session(pair: Pair) -> list[Cost]:
     require(pair)
-    return asyncio.run(play_long(pair, TURNS))
+    return asyncio.run(run_long_session(pair, TURNS))
 
 
 @pytest.mark.parametrize("pair", KEEPS, ids=lambda pair: pair.name)
 def test_every_turn_is_exact_to_the_end(pair: Pair) -> None:
     costs = session(pair)
     assert [at for at, cost in enumerate(costs) if not cost.exact] == []
-    assert {cost.how for cost in costs[1:]} == {"grown"}
+    assert {cost.origin for cost in costs[1:]} == {"grown"}
     assert costs[-1].prompt > 100_000
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pair", DROPS, ids=lambda pair: pair.name)
-def test_only_the_users_turns_are_not_where_the_policy_drops_thoughts(pair: Pair) -> None:
+def test_only_user_turns_are_inexact_where_the_policy_drops_reasoning(pair: Pair) -> None:
     costs = session(pair)
     inexact = [at for at, cost in enumerate(costs) if not cost.exact]
     assert inexact == list(range(LOOP, TURNS, LOOP))
-    assert {costs[at].how for at in inexact} == {"resumed"}
+    assert {costs[at].origin for at in inexact} == {"resumed"}
 
 
 @pytest.mark.parametrize("pair", KEEPS + DROPS, ids=lambda pair: pair.name)
@@ -49,7 +49,7 @@ def test_the_work_of_a_turn_does_not_grow_with_the_session(pair: Pair, work: str
 @pytest.mark.parametrize("pair", KEEPS[:1], ids=lambda pair: pair.name)
 def test_the_store_gets_no_more_where_the_clients_copy_is_replayed(pair: Pair) -> None:
     require(pair)
-    stored = [cost.stored for cost in asyncio.run(play_long(pair, 40, OFF))]
+    stored = [cost.stored for cost in asyncio.run(run_long_session(pair, 40, OFF))]
     assert max(stored[-LOOP:]) <= 1.2 * max(stored[LOOP : 2 * LOOP])
 
 
@@ -57,7 +57,7 @@ def test_the_store_gets_no_more_where_the_clients_copy_is_replayed(pair: Pair) -
 @pytest.mark.parametrize("pair", KEEPS[:1], ids=lambda pair: pair.name)
 def test_memory_grows_evenly(pair: Pair) -> None:
     require(pair)
-    costs = asyncio.run(play_long(pair, 70, memory=True))
+    costs = asyncio.run(run_long_session(pair, 70, memory=True))
     used = [cost.memory for cost in costs]
     early, late = used[29] - used[9], used[69] - used[49]
     assert late < 1.5 * early

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agent_clients import ChatAgent, ClaudeCode, MessagesAgent, PlainChat
 from real_models import PAIRS, TOKENIZERS, model, require
-from scripted_run import Player
+from scripted_run import ScriptedRunner
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -44,22 +44,22 @@ def _model(name: str) -> Model:
     return model(pair)
 
 
-def _player(
-    served: Model, settings: PromptSettings | None = None, clock: Callable[[], float] = lambda: 0.0
-) -> Player:
+def _runner(
+    model: Model, settings: PromptSettings | None = None, clock: Callable[[], float] = lambda: 0.0
+) -> ScriptedRunner:
     preparer = ChatPreparer(
-        served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]), settings, clock=clock
+        model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]), settings, clock=clock
     )
-    writer = TurnWriter(served.tool_parser, served.reasoning_parser)
-    return Player(preparer, served.tokenizer, min(served.stop_ids), writer)
+    writer = TurnWriter(model.tool_parser, model.reasoning_parser)
+    return ScriptedRunner(preparer, model.tokenizer, min(model.stop_ids), writer)
 
 
-async def _step(player: Player, agent: Any, *blocks: OutputBlock) -> Any:
+async def _step(runner: ScriptedRunner, agent: Any, *blocks: OutputBlock) -> Any:
     """The model says something, and its calls are answered."""
-    played = await player.answer(agent, blocks)
-    if played.heard:
-        agent.answer([(call, "a file") for call in played.heard])
-    return played
+    turn = await runner.run_blocks(agent, blocks)
+    if turn.calls:
+        agent.answer([(call, "a file") for call in turn.calls])
+    return turn
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
@@ -70,30 +70,30 @@ def _request(**changes: Any) -> Request:
     return Request(**{"model": "m", "turns": HI, **changes})
 
 
-def test_silence_about_thinking_means_what_the_turn_before_was_asked() -> None:
+def test_unset_thinking_is_inherited_from_the_previous_turn() -> None:
     """Claude Code's agents leave `thinking` out, and other requests share their session."""
 
     async def main() -> None:
-        served = _model("Qwen3")
-        player, agent = _player(served), Switching()
+        loaded = _model("Qwen3")
+        runner, agent = _runner(loaded), Switching()
 
         def closed(ids: Sequence[int]) -> bool:
-            return "</think>" in served.tokenizer.decode(ids[-8:])
+            return "</think>" in loaded.tokenizer.decode(ids[-8:])
 
         agent.ask("Go.")
         agent.thinking_type = "disabled"
-        first = await _step(player, agent, CALL)
+        first = await _step(runner, agent, CALL)
         assert closed(first.prepared.prompt.ids)
         agent.thinking_type = None
-        silent = await player.prepare(agent)
+        silent = await runner.prepare(agent)
         assert closed(silent.prompt.ids)
         assert (silent.prompt.origin, silent.diagnosis.reason) == ("grown", None)
-        beside = Switching(agent.session)
-        beside.thinking_type = None
-        beside.ask("A title, please.")
-        assert not closed((await player.prepare(beside)).prompt.ids)
+        title_agent = Switching(agent.session)
+        title_agent.thinking_type = None
+        title_agent.ask("A title, please.")
+        assert not closed((await runner.prepare(title_agent)).prompt.ids)
         agent.thinking_type = "adaptive"
-        assert not closed((await player.prepare(agent)).prompt.ids)
+        assert not closed((await runner.prepare(agent)).prompt.ids)
 
     _run(main())
 
@@ -108,60 +108,62 @@ def test_silence_about_thinking_means_what_the_turn_before_was_asked() -> None:
 )
 def test_what_the_operator_decides(settings: PromptSettings, closed: bool) -> None:
     async def main() -> None:
-        served = _model("Qwen3")
-        preparer = _player(served, settings).preparer
+        loaded = _model("Qwen3")
+        preparer = _runner(loaded, settings).preparer
         silent = (await preparer.prepare(_request())).prompt
-        assert ("</think>" in served.tokenizer.decode(silent.ids[-12:])) is closed
-        asked = (await preparer.prepare(_request(thinking=Thinking(enabled=True)))).prompt
-        assert "</think>" not in served.tokenizer.decode(asked.ids[-12:])
+        assert ("</think>" in loaded.tokenizer.decode(silent.ids[-12:])) is closed
+        requested = (await preparer.prepare(_request(thinking=Thinking(enabled=True)))).prompt
+        assert "</think>" not in loaded.tokenizer.decode(requested.ids[-12:])
 
     _run(main())
 
 
 def test_keep_all_is_another_renderer_where_the_template_has_a_switch_for_it() -> None:
-    served = _model("GLM-4.7")
-    renderers = RendererCache(served)
-    usual = renderers.get(True, served.switches)
+    loaded = _model("GLM-4.7")
+    renderers = RendererCache(loaded)
+    usual = renderers.get(True, loaded.switches)
     assert usual is renderers.default
     assert not usual.keeps_history(True)
-    kept = renderers.get(True, {**served.switches, **usual.profile.keep_switches})
-    assert kept is not usual
-    assert kept.keeps_history(True)
-    assert renderers.get(True, {**served.switches, "unread": 1}) is usual
-    assert renderers.get(True, {**served.switches, **usual.profile.keep_switches}) is kept
+    keep_all = renderers.get(True, {**loaded.switches, **usual.profile.keep_switches})
+    assert keep_all is not usual
+    assert keep_all.keeps_history(True)
+    assert renderers.get(True, {**loaded.switches, "unread": 1}) is usual
+    assert renderers.get(True, {**loaded.switches, **usual.profile.keep_switches}) is keep_all
 
 
-def test_keep_all_keeps_the_thoughts_of_a_finished_loop() -> None:
+def test_keep_all_keeps_the_reasoning_of_a_finished_loop() -> None:
     """Claude Code asks for it with every request; a template without a switch has its way."""
 
     async def main() -> None:
-        for name, kept in (("GLM-4.7", True), ("Qwen3", False)):
-            player, agent = _player(_model(name)), ClaudeCode()
+        for name, preserved in (("GLM-4.7", True), ("Qwen3", False)):
+            runner, agent = _runner(_model(name)), ClaudeCode()
             agent.ask("Go.")
-            await _step(player, agent, THINK, CALL)
-            last = await _step(player, agent, THINK, DONE)
+            await _step(runner, agent, THINK, CALL)
+            last = await _step(runner, agent, THINK, DONE)
             agent.ask("On.")
-            made = await player.prepare(agent)
-            assert (made.prompt.ids[: len(last.whole)] == last.whole) is kept
-            assert made.prompt.origin == ("grown" if kept else "resumed")
-            assert made.diagnosis.reason == (None if kept else "policy")
-            assert made.prompt.reasoning_dropped is not kept
+            prepared = await runner.prepare(agent)
+            assert (prepared.prompt.ids[: len(last.token_ids)] == last.token_ids) is preserved
+            assert prepared.prompt.origin == ("grown" if preserved else "resumed")
+            assert prepared.diagnosis.reason == (None if preserved else "policy")
+            assert prepared.prompt.reasoning_dropped is not preserved
 
     _run(main())
 
 
-def test_a_tool_step_is_grown_and_tells_so() -> None:
+def test_tool_step_is_grown_and_reported() -> None:
     async def main() -> None:
-        player, agent = _player(_model("Qwen3")), ClaudeCode()
+        runner, agent = _runner(_model("Qwen3")), ClaudeCode()
         agent.ask("Go.")
-        first = await player.prepare(agent)
+        first = await runner.prepare(agent)
         assert (first.diagnosis.reason, first.prompt.origin) == ("first", "cold")
-        played = await _step(player, agent, THINK, CALL)
-        made = await player.prepare(agent)
-        assert (made.prompt.origin, set(made.prompt.exact_turns)) == ("grown", {1})
-        assert made.prompt.reused_tokens == len(played.whole) == made.diagnosis.common_tokens
-        assert made.diagnosis.reason is None
-        assert made.prompt.ids[: len(played.whole)] == played.whole
+        turn = await _step(runner, agent, THINK, CALL)
+        prepared = await runner.prepare(agent)
+        assert (prepared.prompt.origin, set(prepared.prompt.exact_turns)) == ("grown", {1})
+        assert (
+            prepared.prompt.reused_tokens == len(turn.token_ids) == prepared.diagnosis.common_tokens
+        )
+        assert prepared.diagnosis.reason is None
+        assert prepared.prompt.ids[: len(turn.token_ids)] == turn.token_ids
 
     _run(main())
 
@@ -176,17 +178,19 @@ def test_a_tool_step_is_grown_and_tells_so() -> None:
     ],
     ids=["header", "tools", "history", "nothing"],
 )
-def test_the_doctor_names_the_change(change: Callable[[Any], Any], reason: str | None) -> None:
+def test_prefix_diagnostics_name_the_change(
+    change: Callable[[Any], Any], reason: str | None
+) -> None:
     async def main() -> None:
-        player, agent = _player(_model("Qwen3")), Switching()
+        runner, agent = _runner(_model("Qwen3")), Switching()
         agent.ask("Go.")
-        await _step(player, agent, THINK, CALL)
-        await _step(player, agent, THINK, CALL)
+        await _step(runner, agent, THINK, CALL)
+        await _step(runner, agent, THINK, CALL)
         change(agent)
-        made = await player.prepare(agent)
-        assert made.diagnosis.reason == reason
-        assert made.prompt.origin == ("grown" if reason is None else "iterated")
-        assert made.prompt.exact_turns == ({3} if reason is None else {1, 3})
+        prepared = await runner.prepare(agent)
+        assert prepared.diagnosis.reason == reason
+        assert prepared.prompt.origin == ("grown" if reason is None else "iterated")
+        assert prepared.prompt.exact_turns == ({3} if reason is None else {1, 3})
 
     _run(main())
 
@@ -202,32 +206,32 @@ class Switching(MessagesAgent):
         return {**body, "thinking": {"type": self.thinking_type}} if self.thinking_type else body
 
 
-def test_thinking_turned_off_costs_nothing_where_only_the_end_of_the_prompt_tells_it() -> None:
+def test_turning_thinking_off_keeps_the_prefix_if_only_the_prompt_end_changes() -> None:
     async def main() -> None:
-        player, agent = _player(_model("Qwen3")), Switching()
+        runner, agent = _runner(_model("Qwen3")), Switching()
         agent.ask("Go.")
-        await _step(player, agent, THINK, CALL)
-        last = await _step(player, agent, THINK, CALL)
+        await _step(runner, agent, THINK, CALL)
+        last = await _step(runner, agent, THINK, CALL)
         agent.thinking_type = "disabled"
-        made = await player.prepare(agent)
-        assert made.prompt.ids[: len(last.whole)] == last.whole
-        assert (made.diagnosis.reason, set(made.prompt.exact_turns)) == (None, {1, 3})
+        prepared = await runner.prepare(agent)
+        assert prepared.prompt.ids[: len(last.token_ids)] == last.token_ids
+        assert (prepared.diagnosis.reason, set(prepared.prompt.exact_turns)) == (None, {1, 3})
 
     _run(main())
 
 
 def test_tenants_do_not_share_turns() -> None:
     async def main() -> None:
-        served = _model("Qwen3")
-        player, agent = _player(served), MessagesAgent()
+        loaded = _model("Qwen3")
+        runner, agent = _runner(loaded), MessagesAgent()
         agent.ask("Go.")
-        await _step(player, agent, THINK, CALL)
+        await _step(runner, agent, THINK, CALL)
         body, headers = agent.request()
         request = agent.codec.decode(body, headers)
-        ours = await player.preparer.prepare(request)
+        ours = await runner.preparer.prepare(request)
         identity = Identity(tenant="other", session=request.identity.session)
         changed = Request("m", request.turns, request.system, request.tools, identity=identity)
-        theirs = await player.preparer.prepare(changed)
+        theirs = await runner.preparer.prepare(changed)
         assert ours.prompt.origin == "grown"
         assert theirs.prompt.origin != "grown"
         assert theirs.diagnosis.reason == "first"
@@ -246,48 +250,48 @@ class Clock:
         return self.now
 
 
-def test_thoughts_of_finished_loops_are_cleared_once_when_a_session_comes_back_late() -> None:
+def test_reasoning_of_finished_loops_is_cleared_once_on_a_late_resume() -> None:
     async def main() -> None:
         clock = Clock()
-        served = _model("Ministral-3")  # keeps all thoughts by itself
-        player = _player(served, PromptSettings(resume_drop_thinking=3600.0), clock)
+        loaded = _model("Ministral-3")  # keeps all thoughts by itself
+        runner = _runner(loaded, PromptSettings(resume_drop_thinking=3600.0), clock)
         agent = MessagesAgent()
         agent.ask("Go.")
-        await _step(player, agent, THINK, CALL)
-        await _step(player, agent, ReasoningBlock("Old."), TextBlock("Found."))
+        await _step(runner, agent, THINK, CALL)
+        await _step(runner, agent, ReasoningBlock("Old."), TextBlock("Found."))
         agent.ask("And on.")
-        await _step(player, agent, ReasoningBlock("Running."), CALL)
+        await _step(runner, agent, ReasoningBlock("Running."), CALL)
         clock.now += 3599
-        soon = await player.prepare(agent)
+        soon = await runner.prepare(agent)
         assert (soon.prompt.origin, soon.diagnosis.reason) == ("grown", None)
         clock.now += 1
-        late = await player.prepare(agent)
+        late = await runner.prepare(agent)
         assert (late.prompt.origin, late.diagnosis.reason) == ("iterated", "resume")
-        text = served.tokenizer.decode(late.prompt.ids)
+        text = loaded.tokenizer.decode(late.prompt.ids)
         assert "Let me look." not in text
         assert "Old." not in text
         assert "Running." in text  # the loop that goes on needs its thoughts
-        played = await _step(player, agent, ReasoningBlock("Again."), CALL)
-        assert played.prepared.prompt.ids == late.prompt.ids
-        after = await player.prepare(agent)
+        turn = await _step(runner, agent, ReasoningBlock("Again."), CALL)
+        assert turn.prepared.prompt.ids == late.prompt.ids
+        after = await runner.prepare(agent)
         assert (after.prompt.origin, after.diagnosis.reason) == ("grown", None)
-        assert after.prompt.ids[: len(played.whole)] == played.whole
+        assert after.prompt.ids[: len(turn.token_ids)] == turn.token_ids
 
     _run(main())
 
 
-def test_nothing_is_cleared_where_there_are_no_thoughts_or_it_is_off() -> None:
+def test_nothing_is_cleared_without_reasoning_or_if_turned_off() -> None:
     async def main() -> None:
         for settings, blocks in (
             (PromptSettings(), (THINK, CALL)),
             (PromptSettings(resume_drop_thinking=60.0), (CALL,)),
         ):
             clock = Clock()
-            player, agent = _player(_model("Qwen3"), settings, clock), PlainChat()
+            runner, agent = _runner(_model("Qwen3"), settings, clock), PlainChat()
             agent.ask("Go.")
-            await _step(player, agent, *blocks)
+            await _step(runner, agent, *blocks)
             clock.now += 1e9
-            assert (await player.prepare(agent)).prompt.origin == "grown"
+            assert (await runner.prepare(agent)).prompt.origin == "grown"
 
     _run(main())
 
@@ -301,8 +305,8 @@ def test_what_the_template_refuses_is_the_clients_fault(tmp_path: Path) -> None:
             "{% endfor %}"
         )
         (tmp_path / "odd.jinja").write_text(text)
-        served = load_model(TOKENIZERS / "qwen3", custom_template=tmp_path / "odd.jinja")
-        preparer = _player(served).preparer
+        loaded = load_model(TOKENIZERS / "qwen3", custom_template=tmp_path / "odd.jinja")
+        preparer = _runner(loaded).preparer
         await preparer.prepare(_request())
         odd = _request(thinking=Thinking(template_kwargs={"odd": True}))
         with pytest.raises(InvalidRequest, match=r"template refuses.*Not so odd") as caught:
@@ -315,50 +319,50 @@ def test_what_the_template_refuses_is_the_clients_fault(tmp_path: Path) -> None:
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="no SmolLM2 at hand: make tokenizers")
 def test_a_template_without_tools_carries_a_tool_loop() -> None:
     async def main() -> None:
-        served = load_model(SMOLLM2)
-        assert not served.facts.renders_tools
-        assert served.tool_parser == "hermes"
+        loaded = load_model(SMOLLM2)
+        assert not loaded.profile.renders_tools
+        assert loaded.tool_parser == "hermes"
         for kind in (MessagesAgent, ChatAgent, PlainChat):
-            player, agent = _player(served), kind()
+            runner, agent = _runner(loaded), kind()
             agent.ask("Go.")
-            first = await player.prepare(agent)
-            offered = served.tokenizer.decode(first.prompt.ids)
+            first = await runner.prepare(agent)
+            offered = loaded.tokenizer.decode(first.prompt.ids)
             assert '"name": "run_command"' in offered
             assert agent.system in offered
-            played = await _step(player, agent, TextBlock("I look."), CALL)
-            assert [call.name for call in played.heard] == ["run_command"]
-            made = await player.prepare(agent)
-            assert (made.prompt.origin, set(made.prompt.exact_turns)) == ("grown", {1})
-            assert made.prompt.ids[: len(played.whole)] == played.whole
-            suffix = served.tokenizer.decode(made.prompt.ids[len(played.whole) :])
+            turn = await _step(runner, agent, TextBlock("I look."), CALL)
+            assert [call.name for call in turn.calls] == ["run_command"]
+            prepared = await runner.prepare(agent)
+            assert (prepared.prompt.origin, set(prepared.prompt.exact_turns)) == ("grown", {1})
+            assert prepared.prompt.ids[: len(turn.token_ids)] == turn.token_ids
+            suffix = loaded.tokenizer.decode(prepared.prompt.ids[len(turn.token_ids) :])
             assert "a file" in suffix
-            last = await _step(player, agent, DONE)
+            last = await _step(runner, agent, DONE)
             agent.ask("On.")
-            made = await player.prepare(agent)
-            assert made.prompt.ids[: len(last.whole)] == last.whole
-            assert made.diagnosis.reason is None
+            prepared = await runner.prepare(agent)
+            assert prepared.prompt.ids[: len(last.token_ids)] == last.token_ids
+            assert prepared.diagnosis.reason is None
 
     _run(main())
 
 
 def test_counting_leaves_no_trace() -> None:
     async def main() -> None:
-        served = _model("Qwen3")
-        player, agent = _player(served), MessagesAgent()
+        loaded = _model("Qwen3")
+        runner, agent = _runner(loaded), MessagesAgent()
         agent.ask("Go.")
         body, headers = agent.request()
         request = agent.codec.decode(body, headers)
-        counted = await player.preparer.count_tokens(request)
-        made = await player.preparer.prepare(request)
-        assert counted == len(made.prompt.ids)
-        assert made.diagnosis.reason == "first"
+        counted = await runner.preparer.count_tokens(request)
+        prepared = await runner.preparer.prepare(request)
+        assert counted == len(prepared.prompt.ids)
+        assert prepared.diagnosis.reason == "first"
 
     _run(main())
 
 
-def test_the_sighting_names_its_tenant() -> None:
+def test_the_snapshot_names_its_tenant() -> None:
     async def main() -> None:
-        preparer = _player(_model("Qwen3")).preparer
+        preparer = _runner(_model("Qwen3")).preparer
         identity = Identity(tenant="a", session="s")
         seen = (await preparer.prepare(_request(identity=identity), "claude-code")).prefix_snapshot
         assert seen.session is not None
@@ -371,7 +375,7 @@ def test_the_sighting_names_its_tenant() -> None:
 
 def test_requests_with_and_without_tools_have_their_own_heads() -> None:
     async def main() -> None:
-        preparer = _player(_model("Qwen3")).preparer
+        preparer = _runner(_model("Qwen3")).preparer
         bare = (await preparer.prepare(_request())).prompt.head
         tooled = (await preparer.prepare(_request(tools=(ToolSpec("f"),)))).prompt.head
         assert (bare.system, bare.switches) == (tooled.system, tooled.switches)
@@ -382,7 +386,7 @@ def test_requests_with_and_without_tools_have_their_own_heads() -> None:
 
 
 def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = _model("Qwen3")
+    loaded = _model("Qwen3")
     system = "".join(f"Rule {n}: be brief, and {n * n} times so.\n" for n in range(1000))
     tool = ToolSpec("read_it", "Reads." + "It does. " * 400, {"type": "object"})
     encoded: list[str] = []
@@ -392,18 +396,18 @@ def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch)
         encoded.append(text)
         return plain(self, text)
 
-    async def characters(player: Player, said: str, front: str = "") -> int:
+    async def characters(runner: ScriptedRunner, text: str, front: str = "") -> int:
         encoded.clear()
-        turns = (Turn("user", (TextBlock(said),)),)
+        turns = (Turn("user", (TextBlock(text),)),)
         blocks = (TextBlock(front + system),)
-        await player.preparer.prepare(_request(turns=turns, system=blocks, tools=(tool,)))
+        await runner.preparer.prepare(_request(turns=turns, system=blocks, tools=(tool,)))
         return sum(map(len, encoded))
 
     async def main() -> None:
-        await characters(_player(served), "Hi.")
+        await characters(_runner(loaded), "Hi.")
         monkeypatch.setattr(WordEncoder, "encode", encode)
-        assert await characters(_player(served), "What is new?") < 200
-        assert await characters(_player(served), "And now?", "Another first line.\n") < 25_000
+        assert await characters(_runner(loaded), "What is new?") < 200
+        assert await characters(_runner(loaded), "And now?", "Another first line.\n") < 25_000
 
     _run(main())
 
@@ -422,16 +426,16 @@ def test_a_very_long_text_does_not_stop_the_loop() -> None:
                 beats += 1
 
         beating = asyncio.create_task(beat())
-        served = load_model(TOKENIZERS / "qwen3")
-        preparer = ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
+        loaded = load_model(TOKENIZERS / "qwen3")
+        preparer = ChatPreparer(loaded, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
         await asyncio.sleep(0)
         before = beats
         prepared = await preparer.prepare(request)
         beating.cancel()
         assert beats - before > 20
-        text = served.tokenizer.decode(prepared.prompt.ids)
+        text = loaded.tokenizer.decode(prepared.prompt.ids)
         assert long in text
-        assert served.tokenizer.encode(text) == list(prepared.prompt.ids)
+        assert loaded.tokenizer.encode(text) == list(prepared.prompt.ids)
         return prepared.prompt.ids
 
     require(next(pair for pair in PAIRS if pair.name.startswith("Qwen3")))

@@ -7,9 +7,9 @@ import asyncio
 
 import pytest
 from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, PlainChat
-from random_output import Tally, check_claims, check_raw, play
+from random_output import Tally, check_claims, check_raw, run_random_session
 from real_models import PAIRS, Pair, available, model, require
-from scripted_run import Player
+from scripted_run import ScriptedRunner
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -22,21 +22,21 @@ EDGES = [pair for pair in PAIRS if pair.name in ("Qwen3-Coder", "Ministral-3", "
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_output_that_nobody_wrote_stays_as_it_was(pair: Pair) -> None:
+def test_random_output_is_replayed_exactly(pair: Pair) -> None:
     require(pair)
     tally = Tally()
     for agent, seed in SEEDS.items():
-        asyncio.run(play(pair, agent, seed, 4, tally))
+        asyncio.run(run_random_session(pair, agent, seed, 4, tally))
     assert tally.turns == 4 * len(AGENTS)
     assert tally.missed == 0
 
 
-def test_a_thought_alone_without_its_words_is_answered() -> None:
+def test_reasoning_alone_without_its_text() -> None:
     """OpenCode drops a cut call and the words of a thought: nothing visible is left of the turn."""
     pair = next(pair for pair in PAIRS if pair.name == "Ministral-3")
     require(pair)
     opencode = next(agent for agent in AGENTS if agent.name == "opencode")
-    asyncio.run(play(pair, opencode, 2, 8, Tally()))
+    asyncio.run(run_random_session(pair, opencode, 2, 8, Tally()))
 
 
 def _edges(pair: Pair) -> dict[str, list[int]]:
@@ -68,18 +68,18 @@ def _edges(pair: Pair) -> dict[str, list[int]]:
 @pytest.mark.parametrize("pair", EDGES, ids=lambda pair: pair.name)
 def test_odd_ends_of_output(pair: Pair, edge: str, agent: type[Agent]) -> None:
     require(pair)
-    asyncio.run(_say_and_go_on(pair, _edges(pair)[edge], agent()))
+    asyncio.run(_run_and_continue(pair, _edges(pair)[edge], agent()))
 
 
-async def _say_and_go_on(pair: Pair, ids: list[int], agent: Agent) -> None:
-    served = model(pair)
-    preparer = ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"e" * 32]))
-    writer = TurnWriter(served.tool_parser, served.reasoning_parser)
-    player = Player(preparer, served.tokenizer, min(served.stop_ids), writer)
+async def _run_and_continue(pair: Pair, ids: list[int], agent: Agent) -> None:
+    loaded = model(pair)
+    preparer = ChatPreparer(loaded, Ledger(MemoryLedgerStore()), Keyring([b"e" * 32]))
+    writer = TurnWriter(loaded.tool_parser, loaded.reasoning_parser)
+    runner = ScriptedRunner(preparer, loaded.tokenizer, min(loaded.stop_ids), writer)
     agent.ask("Hello?")
-    played = await player.say(agent, await player.prepare(agent), ids, step=1)
-    check_raw(served, played)
+    turn = await runner.run_tokens(agent, await runner.prepare(agent), ids, step=1)
+    check_raw(loaded, turn)
     agent.ask("Go on.")
-    prepared = await player.prepare(agent)
-    check_claims(prepared, {played.generation.build_entry().id: played})
-    assert "Go on." in served.tokenizer.decode(prepared.prompt.ids)
+    prepared = await runner.prepare(agent)
+    check_claims(prepared, {turn.generation.build_entry().id: turn})
+    assert "Go on." in loaded.tokenizer.decode(prepared.prompt.ids)

@@ -1,6 +1,6 @@
-"""Thoughts that meet their budget and the answer's limit, in every notation of thoughts.
+"""Reasoning that reaches its budget and the token limit, in every notation of reasoning.
 
-No marker is a token here: each is as many tokens as it has bytes, and can be cut anywhere.
+No marker is a token here: each is as many tokens as it has bytes, and can be split anywhere.
 """
 
 import asyncio
@@ -63,12 +63,12 @@ NOTATIONS = {
     for family in families()
     if (pair := (family.tool_parser, family.reasoning_parser or ""))[1]
 }
-THOUGHT = "0123456789 é漢 " * 8
-ANSWER = "So it is, and ever will be."
+REASONING = "0123456789 é漢 " * 8
+TEXT = "So it is, and ever will be."
 LAST_USER = """\
 {%- set ns = namespace(at=0) %}{% for message in messages %}
 {%- if message.role == 'user' %}{% set ns.at = loop.index0 %}{% endif %}{% endfor %}"""
-ASKED = Turn("user", (TextBlock("Is it so?"),))
+USER_TURN = Turn("user", (TextBlock("Is it so?"),))
 
 
 @cache
@@ -86,21 +86,21 @@ def _preparer(pair: Pair) -> ChatPreparer:
     return ChatPreparer(_model(pair), Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
 
 
-class Thinker:
-    """An engine that thinks, closes its thought if it gets so far, and answers behind it."""
+class ReasoningEngine:
+    """An engine that reasons, closes its reasoning if it gets so far, and then writes text."""
 
     name = "thinker"
     capabilities = EngineCapabilities()
 
-    def __init__(self, model: Model, pair: Pair, thought: str) -> None:
+    def __init__(self, model: Model, pair: Pair, reasoning: str) -> None:
         self._tokenizer = model.tokenizer
         self._stop = min(model.stop_ids)
         opening, closing = _frame(pair)
         self.closing = list(model.reasoning_end_ids)
-        self._whole = self._tokenizer.encode(opening + thought + closing + ANSWER)
-        self._answer = self._tokenizer.encode(ANSWER)
-        self.asked: list[EngineRequest] = []
-        self.made: list[list[int]] = []
+        self._whole = self._tokenizer.encode(opening + reasoning + closing + TEXT)
+        self._text_ids = self._tokenizer.encode(TEXT)
+        self.requests: list[EngineRequest] = []
+        self.outputs: list[list[int]] = []
 
     async def start(self) -> None: ...
 
@@ -110,72 +110,72 @@ class Thinker:
         return EngineHealth(True)
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         closed = request.prompt[-len(self.closing) :].tolist() == self.closing
-        ids = [*(self._answer if closed else self._whole), self._stop][: request.max_tokens]
-        self.made.append([])
+        ids = [*(self._text_ids if closed else self._whole), self._stop][: request.max_tokens]
+        self.outputs.append([])
         for at, id in enumerate(ids, 1):
             finish = "stop" if id == self._stop else "length" if at == len(ids) else None
-            self.made[-1].append(id)
+            self.outputs[-1].append(id)
             if not sink.push(TokenDelta([id], finish=finish)):  # type: ignore[arg-type]
                 return
 
 
-class Told:
-    """An answer, and what the engine has of it."""
+class BudgetRun:
+    """One request with a reasoning budget, and the engine that serves it."""
 
-    def __init__(self, pair: Pair, thought: str, budget: int, most: int) -> None:
+    def __init__(self, pair: Pair, reasoning: str, budget: int, max_tokens: int) -> None:
         self.model = _model(pair)
-        self.engine = Thinker(self.model, pair, thought)
+        self.engine = ReasoningEngine(self.model, pair, reasoning)
         self.preparer = _preparer(pair)
-        self.served = TokenModel(("m",), self.model, self.preparer, ReplicaPool([self.engine]))
-        thinking, sampling = Thinking(budget=budget), Sampling(max_tokens=most)
-        self.request = Request("m", (ASKED,), thinking=thinking, sampling=sampling)
+        self.entry = TokenModel(("m",), self.model, self.preparer, ReplicaPool([self.engine]))
+        thinking, sampling = Thinking(budget=budget), Sampling(max_tokens=max_tokens)
+        self.request = Request("m", (USER_TURN,), thinking=thinking, sampling=sampling)
         self.usage = Usage()
 
-    async def tell(self) -> Message:
+    async def execute(self) -> Message:
         fold = Fold()
-        for event in await run_and_collect(self.served, self.request):
+        for event in await run_and_collect(self.entry, self.request):
             fold.add(event)
             self.usage = event if isinstance(event, Usage) else self.usage
         return fold.message()
 
     @property
     def in_cache(self) -> list[int]:
-        """All that the engine has read and said."""
-        return [*self.engine.asked[-1].prompt, *self.engine.made[-1]]
+        """Everything that the engine has prefilled and generated."""
+        return [*self.engine.requests[-1].prompt, *self.engine.outputs[-1]]
 
 
-def _said(message: Message) -> tuple[str, str]:
-    thought = "".join(b.text for b in message.blocks if isinstance(b, ReasoningBlock))
-    return thought, "".join(b.text for b in message.blocks if isinstance(b, TextBlock))
+def _reasoning_and_text(message: Message) -> tuple[str, str]:
+    reasoning = "".join(b.text for b in message.blocks if isinstance(b, ReasoningBlock))
+    return reasoning, "".join(b.text for b in message.blocks if isinstance(b, TextBlock))
 
 
-async def _check(pair: Pair, budget: int, most: int) -> None:
-    """Nothing of a marker is told; all that the engine has is counted, and comes back."""
-    told = Told(pair, THOUGHT, budget, most)
-    message = await told.tell()
-    thought, text = _said(message)
-    assert THOUGHT.startswith(thought.rstrip("\ufffd"))  # the limit may cut a character
-    assert ANSWER.startswith(text)
+async def _check(pair: Pair, budget: int, max_tokens: int) -> None:
+    """No part of a marker is emitted; all tokens are counted, and are in the next prompt."""
+    run = BudgetRun(pair, REASONING, budget, max_tokens)
+    message = await run.execute()
+    reasoning, text = _reasoning_and_text(message)
+    assert REASONING.startswith(reasoning.rstrip("\ufffd"))  # the limit may cut a character
+    assert TEXT.startswith(text)
     assert message.finish == "length"
-    whole = told.in_cache
-    assert told.usage.output_tokens == len(whole) - len(told.engine.asked[0].prompt) <= most
-    turns = (ASKED, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))
-    prompt = (await told.preparer.prepare(Request("m", turns))).prompt
+    whole = run.in_cache
+    assert run.usage.output_tokens == len(whole) - len(run.engine.requests[0].prompt) <= max_tokens
+    turns = (USER_TURN, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))
+    prompt = (await run.preparer.prepare(Request("m", turns))).prompt
     assert prompt.ids[: len(whole)].tolist() == whole
     assert prompt.exact_turns == {1}
 
 
 @pytest.mark.parametrize("pair", NOTATIONS.values(), ids=str)
-def test_a_thought_is_closed_with_all_of_its_marker_or_not_at_all(pair: Pair) -> None:
+def test_reasoning_is_closed_with_its_whole_marker_or_not_at_all(pair: Pair) -> None:
     opening, closing = (len(text.encode()) for text in _frame(pair))
 
     async def every_limit() -> None:
         for budget in (1, opening + 12):  # the second ends within a character
             spent = max(budget, opening + 1)
-            for most in range(spent, spent + closing + 6):
-                await _check(pair, budget, most)
+            for max_tokens in range(spent, spent + closing + 6):
+                await _check(pair, budget, max_tokens)
 
     asyncio.run(every_limit())
 
@@ -187,58 +187,58 @@ def test_a_closing_that_the_model_has_begun_is_its_own(pair: Pair) -> None:
 
     async def every_budget() -> None:
         for budget in range(opening + 3, opening + 3 + closing):
-            told = Told(pair, "Hm.", budget, 1000)
-            message = await told.tell()
-            thought, text = _said(message)
-            assert (thought.rstrip(), text) == ("Hm.", ANSWER)
+            run = BudgetRun(pair, "Hm.", budget, 1000)
+            message = await run.execute()
+            reasoning, text = _reasoning_and_text(message)
+            assert (reasoning.rstrip(), text) == ("Hm.", TEXT)
 
     asyncio.run(every_budget())
 
 
 @pytest.mark.parametrize("pair", NOTATIONS.values(), ids=str)
-def test_a_thought_that_begins_a_closing_for_ever_is_closed(pair: Pair) -> None:
+def test_reasoning_that_repeats_a_partial_closing_is_closed(pair: Pair) -> None:
     opening, closing = (text.encode() for text in _frame(pair))
     budget = len(opening) + 8
     half = closing.decode().strip()[:1]
-    told = Told(pair, half * 500, budget, 1000)
-    if not told.model.reasoning_end_ids:
+    run = BudgetRun(pair, half * 500, budget, 1000)
+    if not run.model.reasoning_end_ids:
         pytest.skip("nothing is known that closes a thought of this family")
-    message = asyncio.run(told.tell())
-    assert _said(message)[1] == ANSWER
-    most = budget + 4 * len(closing) + len(ANSWER.encode()) + 2
-    assert told.usage.output_tokens <= most
+    message = asyncio.run(run.execute())
+    assert _reasoning_and_text(message)[1] == TEXT
+    max_tokens = budget + 4 * len(closing) + len(TEXT.encode()) + 2
+    assert run.usage.output_tokens <= max_tokens
 
 
-def test_where_the_template_drops_thoughts_that_is_why_the_next_prompt_differs() -> None:
+def test_divergence_is_attributed_to_a_template_that_drops_reasoning() -> None:
     shown = "message.reasoning_content"
     template = ChatTemplate(
         LAST_USER + CHAT_TEMPLATE.replace(f"if {shown}", f"if loop.index0 > ns.at and {shown}")
     )
-    speech = ProbedTemplate(template, probe_template(template))
+    chat_template = ProbedTemplate(template, probe_template(template))
     pair = NOTATIONS["<think>\n", "\n</think>\n\n"]
-    model = replace(_model(pair), chat_template=speech, tool_chat_template=speech)
+    model = replace(_model(pair), chat_template=chat_template, tool_chat_template=chat_template)
 
-    async def both_turns(most: int) -> None:
-        told = Told(pair, THOUGHT, 12, most)
-        told.preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-        told.served = TokenModel(("m",), model, told.preparer, ReplicaPool([told.engine]))
-        told.request = msgspec.structs.replace(told.request, identity=Identity(session="s"))
-        message = await told.tell()
-        turns = (ASKED, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))
-        asked = msgspec.structs.replace(told.request, turns=turns)
-        prepared = await told.preparer.prepare(asked)
+    async def both_turns(max_tokens: int) -> None:
+        run = BudgetRun(pair, REASONING, 12, max_tokens)
+        run.preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+        run.entry = TokenModel(("m",), model, run.preparer, ReplicaPool([run.engine]))
+        run.request = msgspec.structs.replace(run.request, identity=Identity(session="s"))
+        message = await run.execute()
+        turns = (USER_TURN, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))
+        next_request = msgspec.structs.replace(run.request, turns=turns)
+        prepared = await run.preparer.prepare(next_request)
         assert not prepared.prompt.exact_turns
         assert prepared.diagnosis.reason == "policy"
 
-    for most in (13, 20, 30):
-        asyncio.run(both_turns(most))
+    for max_tokens in (13, 20, 30):
+        asyncio.run(both_turns(max_tokens))
 
 
-def test_an_answer_that_ends_in_its_thought_has_no_closing_anywhere() -> None:
+def test_output_that_ends_in_reasoning_has_no_closing() -> None:
     pair = NOTATIONS["<think>\n", "\n</think>\n\n"]
     room = 12 + len("\n</think>\n\n")
-    told = Told(pair, THOUGHT, 12, room)
-    message = asyncio.run(told.tell())
-    assert len(told.engine.asked) == 1
-    assert told.usage.output_tokens == len(told.engine.made[0]) < room
-    assert _said(message)[1] == ""
+    run = BudgetRun(pair, REASONING, 12, room)
+    message = asyncio.run(run.execute())
+    assert len(run.engine.requests) == 1
+    assert run.usage.output_tokens == len(run.engine.outputs[0]) < room
+    assert _reasoning_and_text(message)[1] == ""

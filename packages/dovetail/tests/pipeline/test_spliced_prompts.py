@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from forked_histories import KEYS, Grove, Said, grove, results, run, user
+from forked_histories import KEYS, Cluster, GeneratedTurn, make_cluster, results, run, user
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from real_models import PAIRS, Pair, model, require
@@ -43,10 +43,10 @@ GIVEN = st.dictionaries(st.sampled_from(["command", "count", "extra"]), VALUES, 
 class Step:
     """What the model says, and what comes back."""
 
-    thought: str
+    reasoning: str
     text: str
     calls: tuple[dict[str, Any], ...]
-    answer: str
+    reply: str
 
 
 @st.composite
@@ -59,38 +59,38 @@ def steps(draw: st.DrawFn) -> Step:
 CONVERSATIONS = st.lists(steps(), min_size=1, max_size=3)
 
 
-def _blocks(step: Step, served: Model, *, thoughts: bool) -> list[OutputBlock]:
+def _blocks(step: Step, loaded: Model, *, with_reasoning: bool) -> list[OutputBlock]:
     """The step as far as the template has a place for it."""
-    facts = served.facts
+    facts = loaded.profile
     calls = step.calls if facts.many_calls else step.calls[:1]
     text = step.text if facts.text_with_calls or not calls else ""
-    blocks: list[OutputBlock] = [ReasoningBlock(step.thought)] if thoughts else []
+    blocks: list[OutputBlock] = [ReasoningBlock(step.reasoning)] if with_reasoning else []
     blocks += [TextBlock(text)] if text else []
     return [*blocks, *(ToolCallBlock("", "run", json.dumps(call)) for call in calls)]
 
 
-def _behind(said: Said, step: Step) -> list[Turn]:
-    if said.calls:
-        return [results(said, *(f"{step.answer} {at}" for at in range(len(said.calls))))]
-    return [user(step.answer)]
+def _next_turns(generated: GeneratedTurn, step: Step) -> list[Turn]:
+    if generated.calls:
+        return [results(generated, *(f"{step.reply} {at}" for at in range(len(generated.calls))))]
+    return [user(step.reply)]
 
 
 @cache
-def _cold(pair: Pair) -> Grove:
+def _cold(pair: Pair) -> Cluster:
     """A server that knows nothing of what it said."""
-    return grove("client", model=model(pair), keys=KEYS)
+    return make_cluster("client", model=model(pair), keys=KEYS)
 
 
-async def _canonical(pair: Pair, before: list[Turn], said: Turn) -> list[int]:
+async def _canonical(pair: Pair, before: list[Turn], turn: Turn) -> list[int]:
     """The ids that the template writes for a turn; none where it changes the prompt before it."""
     cold = _cold(pair)
-    asked = (await cold.prepare(before)).prompt.ids
-    ids = [b.id for b in said.blocks if isinstance(b, ToolCallBlock)]
+    prompt = (await cold.prepare(before)).prompt.ids
+    ids = [b.id for b in turn.blocks if isinstance(b, ToolCallBlock)]
     last = results_for(ids) if ids else user("x")
-    whole = (await cold.prepare([*before, said, last])).prompt.ids
+    whole = (await cold.prepare([*before, turn, last])).prompt.ids
     stops = cold.model.stop_ids
-    rest = whole[len(asked) :]
-    if whole[: len(asked)] != asked or not stops & set(rest):
+    rest = whole[len(prompt) :]
+    if whole[: len(prompt)] != prompt or not stops & set(rest):
         return []
     return list(rest[: next(at for at, id in enumerate(rest) if id in stops) + 1])
 
@@ -111,29 +111,31 @@ STEADY = [pair for pair in PAIRS if pair.name not in MOVING]
 def test_a_grown_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) -> None:
     """Where the generation prompt opens a thought, one is had; else the template would close it."""
     require(pair)
-    served = model(pair)
-    thoughts = bool(served.facts.opens_thought)
+    loaded = model(pair)
+    with_reasoning = bool(loaded.profile.reasoning_opener)
 
     async def check() -> int:
-        wood, cold = grove(model=served), _cold(pair)
-        said: Said | None = None
-        behind = [user("hi")]
+        cluster, cold = make_cluster(model=loaded), _cold(pair)
+        generated: GeneratedTurn | None = None
+        new_turns = [user("hi")]
         compared = 0
         for step in conversation:
-            turn = Turn("assistant", tuple(_numbered(_blocks(step, served, thoughts=thoughts))))
-            before = [*(said.history if said else ()), *behind]
+            turn = Turn(
+                "assistant", tuple(_numbered(_blocks(step, loaded, with_reasoning=with_reasoning)))
+            )
+            before = [*(generated.history if generated else ()), *new_turns]
             ids = await _canonical(pair, before, turn)
             if not ids:
                 break
-            said = await wood.say(said, behind, ids)
-            behind = _behind(said, step)
-            grown = await wood.prepare([*said.history, *behind])
-            plain = await cold.prepare([*said.history, *behind])
+            generated = await cluster.generate(generated, new_turns, ids)
+            new_turns = _next_turns(generated, step)
+            grown = await cluster.prepare([*generated.history, *new_turns])
+            plain = await cold.prepare([*generated.history, *new_turns])
             assert not plain.prompt.exact_turns
             if not grown.prompt.reasoning_dropped:
                 assert grown.prompt.origin == "grown"
             assert grown.prompt.ids == plain.prompt.ids, _difference(
-                served, grown.prompt.ids, plain.prompt.ids
+                loaded, grown.prompt.ids, plain.prompt.ids
             )
             compared += 1
         return compared
@@ -150,9 +152,9 @@ def _numbered(blocks: list[OutputBlock]) -> list[OutputBlock]:
     return numbered
 
 
-def _difference(served: Model, one: "array[int]", other: "array[int]") -> str:
+def _difference(loaded: Model, one: "array[int]", other: "array[int]") -> str:
     at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
-    around = [served.tokenizer.decode(ids[max(at - 8, 0) : at + 12]) for ids in (one, other)]
+    around = [loaded.tokenizer.decode(ids[max(at - 8, 0) : at + 12]) for ids in (one, other)]
     return f"{around[0]!r} and {around[1]!r}"
 
 
@@ -164,26 +166,28 @@ DROPPING = [pair for pair in PAIRS if pair.reasoning_parser != "none"]
 @EXAMPLES
 def test_a_resumed_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) -> None:
     require(pair)
-    served = model(pair)
+    loaded = model(pair)
 
     async def check() -> None:
-        wood, cold = grove(model=served), _cold(pair)
-        said: Said | None = None
-        behind = [user("hi")]
+        cluster, cold = make_cluster(model=loaded), _cold(pair)
+        generated: GeneratedTurn | None = None
+        new_turns = [user("hi")]
         for step in conversation:
-            said = await wood.say(said, behind, _blocks(step, served, thoughts=True))
-            behind = _behind(said, step)
-            for ending in (behind, [*behind, *_closing(said)]):
-                prepared = await wood.prepare([*said.history, *ending])
+            generated = await cluster.generate(
+                generated, new_turns, _blocks(step, loaded, with_reasoning=True)
+            )
+            new_turns = _next_turns(generated, step)
+            for ending in (new_turns, [*new_turns, *_closing(generated)]):
+                prepared = await cluster.prepare([*generated.history, *ending])
                 if prepared.prompt.origin == "resumed":
-                    plain = await cold.prepare([*said.history, *ending])
+                    plain = await cold.prepare([*generated.history, *ending])
                     assert prepared.prompt.ids == plain.prompt.ids, _difference(
-                        served, prepared.prompt.ids, plain.prompt.ids
+                        loaded, prepared.prompt.ids, plain.prompt.ids
                     )
 
     run(check())
 
 
-def _closing(said: Said) -> list[Turn]:
+def _closing(generated: GeneratedTurn) -> list[Turn]:
     """An answer of the client's own making, and another question."""
-    return [Turn("assistant", (TextBlock("Well."),)), user("And now?")] if said.calls else []
+    return [Turn("assistant", (TextBlock("Well."),)), user("And now?")] if generated.calls else []

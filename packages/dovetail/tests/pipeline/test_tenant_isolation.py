@@ -36,10 +36,10 @@ from dovetail_model import (
     Usage,
 )
 
-ASKS = Turn("user", (TextBlock("Is it so?"),))
+USER_TURN = Turn("user", (TextBlock("Is it so?"),))
 
 
-class Both:
+class RecordingEngines:
     """A token engine and an upstream that keep what they were asked."""
 
     name = "both"
@@ -47,7 +47,7 @@ class Both:
 
     def __init__(self) -> None:
         self.salts: list[str | None] = []
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
 
     async def start(self) -> None: ...
 
@@ -61,44 +61,44 @@ class Both:
         sink.push(TokenDelta([40], finish="length"))
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
-        self.asked.append(request)
+        self.requests.append(request)
         yield [ReasoningDelta("A secret."), SpanEnd("reasoning", seal="theirs")]
         yield [Usage(1, 1), Finish("stop")]
 
 
-def _play(served: ModelEntry, *requests: Request) -> list[Event]:
+def _run(entry: ModelEntry, *requests: Request) -> list[Event]:
     async def main() -> list[Event]:
-        told: list[Event] = []
+        events: list[Event] = []
         for request in requests:
-            told += await run_and_collect(served, request)
-        return told
+            events += await run_and_collect(entry, request)
+        return events
 
     return asyncio.run(main())
 
 
 def _of(tenant: str, *turns: Turn, salt: str | None = None) -> Request:
     return Request(
-        "m", turns or (ASKS,), identity=Identity(tenant=tenant), hints=Hints(cache_salt=salt)
+        "m", turns or (USER_TURN,), identity=Identity(tenant=tenant), hints=Hints(cache_salt=salt)
     )
 
 
 def test_each_tenant_has_a_cache_of_its_own() -> None:
-    model, engine = tiny_model(), Both()
+    model, engine = tiny_model(), RecordingEngines()
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
-    served = TokenModel(("m",), model, preparer, ReplicaPool([engine]))
-    _play(served, _of("one"), _of("two"), _of("one", salt="x"), _of("one"), _of(""))
-    one, two, salted, again, nobody = engine.salts
+    entry = TokenModel(("m",), model, preparer, ReplicaPool([engine]))
+    _run(entry, _of("one"), _of("two"), _of("one", salt="x"), _of("one"), _of(""))
+    one, two, salted, again, anonymous = engine.salts
     assert one == again
-    assert nobody is None
-    assert len({one, two, salted, nobody}) == 4
+    assert anonymous is None
+    assert len({one, two, salted, anonymous}) == 4
 
 
-def test_a_sealed_thought_opens_for_its_tenant_only() -> None:
-    upstream = Both()
+def test_sealed_reasoning_opens_for_its_tenant_only() -> None:
+    upstream = RecordingEngines()
     sealer = Sealer(Keyring([b"k" * 32]))
-    served = UpstreamModel(("m",), upstream, PromptNormalizer(NormalizationOptions()), sealer)
-    (end,) = [event for event in _play(served, _of("one")) if isinstance(event, SpanEnd)]
+    entry = UpstreamModel(("m",), upstream, PromptNormalizer(NormalizationOptions()), sealer)
+    (end,) = [event for event in _run(entry, _of("one")) if isinstance(event, SpanEnd)]
     carried = Turn("assistant", (ReasoningBlock("", end.seal), TextBlock("It is.")))
-    _play(served, *(_of(tenant, ASKS, carried, ASKS) for tenant in ("one", "two")))
-    opened = [asked.turns[1].blocks[0] for asked in upstream.asked[1:]]
+    _run(entry, *(_of(tenant, USER_TURN, carried, USER_TURN) for tenant in ("one", "two")))
+    opened = [request.turns[1].blocks[0] for request in upstream.requests[1:]]
     assert opened == [ReasoningBlock("A secret.", "theirs"), ReasoningBlock("")]

@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 import pytest
 from forked_histories import (
     RUN,
-    grove,
+    make_cluster,
     results,
     run,
     user,
@@ -28,8 +28,8 @@ from dovetail_model import (
 )
 
 
-def _preparer(served: Model) -> ChatPreparer:
-    return ChatPreparer(served, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
+def _preparer(loaded: Model) -> ChatPreparer:
+    return ChatPreparer(loaded, Ledger(MemoryLedgerStore()), Keyring([b"a" * 32]))
 
 
 def _deep(levels: int) -> str:
@@ -85,11 +85,15 @@ def test_odd_arguments_that_the_model_wrote(kind: str) -> None:
     arguments = ODD_ARGUMENTS[kind].encode("utf-8", "replace").decode()
 
     async def check() -> None:
-        wood = grove()
+        cluster = make_cluster()
         text = f'<tool_call>\n{{"name": "run", "arguments": {arguments}}}\n</tool_call>'
-        said = await wood.say(None, [user("hi")], text)
-        behind = [results(said, *("x" for _ in said.calls))] if said.calls else [user("so?")]
-        prepared = await wood.prepare([*said.history, *behind])
+        generated = await cluster.generate(None, [user("hi")], text)
+        new_turns = (
+            [results(generated, *("x" for _ in generated.calls))]
+            if generated.calls
+            else [user("so?")]
+        )
+        prepared = await cluster.prepare([*generated.history, *new_turns])
         assert prepared.prompt.exact_turns == {1}
 
     run(check())
@@ -147,7 +151,7 @@ ODD: dict[str, tuple[Turn, ...]] = {
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_nothing_said_is_a_prompt_or_a_clear_error(pair: Pair) -> None:
+def test_empty_request_is_a_prompt_or_a_clear_error(pair: Pair) -> None:
     """A few templates can do nothing without a message."""
     require(pair)
     preparer = _preparer(model(pair))
@@ -173,31 +177,33 @@ def test_odd_conversations_never_raise(pair: Pair, kind: str) -> None:
 
 def test_ten_thousand_turns() -> None:
     async def check() -> None:
-        wood = grove()
+        cluster = make_cluster()
         history = [
             turn
             for at in range(5000)
             for turn in (user(f"q{at}"), Turn("assistant", (TextBlock(f"a{at}"),)))
         ]
-        prepared = await wood.prepare([*history, user("last")], session="s")
-        said = await wood.say(None, [*history, user("last")], "<think>\nfirst\n</think>\n\nok")
-        grown = await wood.prepare([*said.history, user("more")], session="s")
+        prepared = await cluster.prepare([*history, user("last")], session="s")
+        generated = await cluster.generate(
+            None, [*history, user("last")], "<think>\nfirst\n</think>\n\nok"
+        )
+        grown = await cluster.prepare([*generated.history, user("more")], session="s")
         assert grown.prompt.origin == "grown"
-        whole = prepared.prompt.ids + said.ids
+        whole = prepared.prompt.ids + generated.ids
         assert grown.prompt.ids[: len(whole)] == whole
 
     run(check())
 
 
-def test_a_prefill_of_what_the_model_said() -> None:
+def test_prefill_of_a_generated_turn() -> None:
     """The client sends back our own turn and wants more of it."""
 
     async def check() -> None:
-        wood = grove()
-        one = await wood.say(None, [user("hi")], "<think>\nfirst\n</think>\n\nok")
-        other = await wood.say(one, [user("go")], "<think>\nsecond\n</think>\n\ndone")
-        prepared = await wood.prepare(other.history)
-        text = wood.text(prepared)
+        cluster = make_cluster()
+        one = await cluster.generate(None, [user("hi")], "<think>\nfirst\n</think>\n\nok")
+        other = await cluster.generate(one, [user("go")], "<think>\nsecond\n</think>\n\ndone")
+        prepared = await cluster.prepare(other.history)
+        text = cluster.text(prepared)
         assert text.endswith("done")
         assert text.count("<|im_start|>assistant") == 2
 

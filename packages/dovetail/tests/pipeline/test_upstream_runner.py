@@ -58,9 +58,9 @@ class Upstream:
     name = "openai"
     capabilities = EngineCapabilities(context_length=4096)
 
-    def __init__(self, *answers: list[Any]) -> None:
-        self.answers = list(answers)
-        self.asked: list[Request] = []
+    def __init__(self, *streams: list[Any]) -> None:
+        self.streams = list(streams)
+        self.requests: list[Request] = []
         self.closed = asyncio.Event()
 
     async def start(self) -> None: ...
@@ -71,9 +71,9 @@ class Upstream:
         return EngineHealth(True)
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
-        self.asked.append(request)
+        self.requests.append(request)
         try:
-            for batch in self.answers.pop(0):
+            for batch in self.streams.pop(0):
                 if isinstance(batch, Exception):
                     raise batch
                 if batch is None:
@@ -83,7 +83,7 @@ class Upstream:
             self.closed.set()
 
 
-def offered(upstream: Upstream) -> ModelRegistry:
+def make_registry(upstream: Upstream) -> ModelRegistry:
     relayed = UpstreamModel(
         names=(NAME,),
         engine=upstream,
@@ -94,22 +94,22 @@ def offered(upstream: Upstream) -> ModelRegistry:
     return ModelRegistry([relayed])
 
 
-def thoughts(request: Request) -> list[tuple[str, str]]:
+def reasoning_and_calls(request: Request) -> list[tuple[str, str]]:
     """Thoughts and calls of the history in their order."""
     found = []
     for turn in request.turns:
         for block in turn.blocks:
             if isinstance(block, ReasoningBlock):
-                found.append(("thought", block.text))
+                found.append(("reasoning", block.text))
             elif isinstance(block, ToolCallBlock):
                 found.append(("call", block.name))
     return found
 
 
-def test_codex_carries_thoughts_back_that_it_was_never_shown() -> None:
+def test_codex_sends_back_reasoning_that_it_was_never_shown() -> None:
     async def scene() -> None:
         upstream = Upstream(TURN, TEXT)
-        async with serving(offered=offered(upstream)) as stage:
+        async with serving(offered=make_registry(upstream)) as stage:
             client = stage.openai()
             first = await client.responses.create(
                 model=NAME,
@@ -129,19 +129,19 @@ def test_codex_carries_thoughts_back_that_it_was_never_shown() -> None:
                 for call in calls
             ]
             assert len({call["call_id"] for call in calls}) == 2  # the upstream said one id twice
-            asked = [{"role": "user", "content": "Weather?"}, *items, *results]
-            second = await client.responses.create(model=NAME, input=asked, store=False)
+            history = [{"role": "user", "content": "Weather?"}, *items, *results]
+            second = await client.responses.create(model=NAME, input=history, store=False)
             assert second.output_text == "Sunny."
             assert second.usage is not None
             assert second.usage.input_tokens == USAGE.input_tokens
             assert second.usage.input_tokens_details.cached_tokens == USAGE.cached_tokens
-        assert thoughts(upstream.asked[1]) == [
-            ("thought", "First the weather."),
+        assert reasoning_and_calls(upstream.requests[1]) == [
+            ("reasoning", "First the weather."),
             ("call", "look_up"),
-            ("thought", "Then the time."),
+            ("reasoning", "Then the time."),
             ("call", "clock"),
         ]
-        assert upstream.asked[0].sampling.temperature == 0.3
+        assert upstream.requests[0].sampling.temperature == 0.3
         assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="relayed") == 1
 
     run(scene)
@@ -150,7 +150,7 @@ def test_codex_carries_thoughts_back_that_it_was_never_shown() -> None:
 def test_every_api_streams_the_turn_in_its_order() -> None:
     async def scene() -> None:
         upstream = Upstream(TURN, TURN)
-        async with serving(offered=offered(upstream)) as stage:
+        async with serving(offered=make_registry(upstream)) as stage:
             async with stage.anthropic().messages.stream(
                 model=NAME, max_tokens=100, messages=[{"role": "user", "content": "Weather?"}]
             ) as stream:
@@ -172,7 +172,7 @@ async def _streamed(stage: Stage) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "told"),
+    ("batches", "status", "message"),
     [
         ([Overloaded("no room")], 503, "no room"),
         ([EngineUnavailable("gone")], 503, "gone"),
@@ -185,13 +185,13 @@ async def _streamed(stage: Stage) -> tuple[int, bytes]:
     ],
 )
 def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
-    answer: list[Any], status: int, told: str
+    batches: list[Any], status: int, message: str
 ) -> None:
     async def scene() -> None:
-        async with serving(offered=offered(Upstream(answer))) as stage:
+        async with serving(offered=make_registry(Upstream(batches))) as stage:
             got, body = await _streamed(stage)
             assert got == status
-            assert told in body.decode()
+            assert message in body.decode()
             assert b'"finish_reason":"stop"' not in body
 
     run(scene)
@@ -201,7 +201,7 @@ def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
 def test_nothing_counts_behind_the_end(late: Any) -> None:
     async def scene() -> None:
         upstream = Upstream([TEXT[0], [USAGE, Finish("stop"), TextDelta("more")], late])
-        async with serving(offered=offered(upstream)) as stage:
+        async with serving(offered=make_registry(upstream)) as stage:
             status, body = await _streamed(stage)
             assert status == 200
             assert body.count(b'"finish_reason":"') == 1
@@ -211,10 +211,10 @@ def test_nothing_counts_behind_the_end(late: Any) -> None:
     run(scene)
 
 
-def test_a_client_that_hangs_up_ends_the_upstreams_answer() -> None:
+def test_disconnect_cancels_the_upstream_stream() -> None:
     async def scene() -> None:
         upstream = Upstream([TEXT[0], None])
-        async with serving(offered=offered(upstream)) as stage:
+        async with serving(offered=make_registry(upstream)) as stage:
             reader, writer = await stage.connect()
             body = json.dumps(
                 {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": True}
@@ -228,12 +228,12 @@ def test_a_client_that_hangs_up_ends_the_upstreams_answer() -> None:
     run(scene)
 
 
-def test_what_needs_tokens_says_that_they_are_not_known_here() -> None:
+def test_token_endpoints_are_not_supported_for_upstream_models() -> None:
     async def scene() -> None:
-        async with serving(offered=offered(Upstream())) as stage:
-            asked = {"model": NAME, "messages": [{"role": "user", "content": "?"}]}
+        async with serving(offered=make_registry(Upstream())) as stage:
+            chat_body = {"model": NAME, "messages": [{"role": "user", "content": "?"}]}
             for path, body in (
-                ("/v1/messages/count_tokens", asked),
+                ("/v1/messages/count_tokens", chat_body),
                 ("/tokenize", {"model": NAME, "prompt": "x"}),
                 ("/v1/completions", {"model": NAME, "prompt": "x"}),
             ):

@@ -47,17 +47,17 @@ def _loop(id: str, argument: str) -> tuple[Turn, Turn]:
     return called, _turn("tool", ToolResultBlock(id, (TextBlock(f"Of {id}."),)))
 
 
-SAID = _turn("assistant", TextBlock("That was it."))
+TEXT_TURN = _turn("assistant", TextBlock("That was it."))
 SESSION = (
     _turn("user", TextBlock("Go.")),
     *_loop("a", "one"),
     *_loop("b", "two"),
-    SAID,
+    TEXT_TURN,
     _turn("user", TextBlock("And on.")),
     *_loop("c", "three"),
     *_loop("d", "four"),
 )
-PLACE = SESSION.index(SAID)
+PLACE = SESSION.index(TEXT_TURN)
 #: Some that number calls through the history, and some that do not.
 TEMPLATES = [
     "Kimi-K2-Instruct",
@@ -79,7 +79,7 @@ TEMPLATES = [
 
 @at_hand
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_an_answer_that_is_known_among_turns_that_are_not(name: str) -> None:
+def test_known_turn_among_unknown_turns(name: str) -> None:
     """Only the answer is spliced; what is behind it is rendered, with its ids and numbers."""
     renderer, tokenizer = _renderer(name)
     request = Request("m", SESSION, (TextBlock("Be brief."),), (TOOL,))
@@ -111,8 +111,8 @@ def test_a_turn_whose_end_was_rebuilt_is_written_and_not_exact() -> None:
 def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() -> None:
     """Qwen3 drops the thoughts of a loop when the user speaks: that loop alone is rendered."""
     renderer, tokenizer = _renderer("Qwen-Qwen3-0.6B")
-    asked = _turn("user", TextBlock("Last."))
-    request = Request("m", (*SESSION, asked), (), (TOOL,))
+    last_user = _turn("user", TextBlock("Last."))
+    request = Request("m", (*SESSION, last_user), (), (TOOL,))
     at = PLACE + 2  # the call that answers the second question
     natural = renderer.render(request, RecognizedHistory(), THINKING)
     before = renderer.render(Request("m", SESSION[:at], (), (TOOL,)), RecognizedHistory(), THINKING)

@@ -48,7 +48,7 @@ def _user(text: str) -> Turn:
     return Turn("user", (TextBlock(text),))
 
 
-def _says(*blocks: Block) -> Turn:
+def _assistant(*blocks: Block) -> Turn:
     return Turn("assistant", blocks)
 
 
@@ -58,11 +58,13 @@ def _results(*pairs: tuple[str, str]) -> Turn:
 
 ONE = ToolCallBlock("toolu_1", "read", '{"path": "a"}')
 TWO = ToolCallBlock("toolu_2", "list", "{}")
-LOOP = (_user("Go."), _says(ONE, TWO), _results(("toolu_1", "1st"), ("toolu_2", "2nd")))
+LOOP = (_user("Go."), _assistant(ONE, TWO), _results(("toolu_1", "1st"), ("toolu_2", "2nd")))
 
 
 def test_a_conversation() -> None:
-    assert _written(TemplateProfile(), *LOOP, _says(TextBlock("Done.")), system="Be brief.") == [
+    assert _written(
+        TemplateProfile(), *LOOP, _assistant(TextBlock("Done.")), system="Be brief."
+    ) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Go."},
         {
@@ -98,7 +100,7 @@ def test_a_template_without_a_place_for_the_system_text(system: Any) -> None:
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_turn_inside(role: Any) -> None:
-    turns = (_user("Go."), _says(TextBlock("Yes.")), Turn(role, (TextBlock("Mind it."),)))
+    turns = (_user("Go."), _assistant(TextBlock("Yes.")), Turn(role, (TextBlock("Mind it."),)))
     assert _written(TemplateProfile(), *turns)[-1] == {"role": "system", "content": "Mind it."}
     for inside in ("dropped", "refused"):
         facts = TemplateProfile(system_inside=inside)
@@ -121,9 +123,9 @@ def test_one_call_each() -> None:
     """Templates of one call a turn: each with its own result, nothing lost, text with the first."""
     turns = (
         _user("Go."),
-        _says(TextBlock("Both."), ONE, TWO),
+        _assistant(TextBlock("Both."), ONE, TWO),
         _results(("toolu_1", "1st"), ("toolu_2", "2nd")),
-        _says(TextBlock("Done.")),
+        _assistant(TextBlock("Done.")),
     )
     split = _written(TemplateProfile(many_calls=False), *turns)
     assert split[1:] == [
@@ -155,10 +157,10 @@ def test_one_call_each() -> None:
 )
 @pytest.mark.parametrize("many", [True, False])
 def test_no_result_is_lost(many: bool, results: list[tuple[str, str]]) -> None:
-    turns = (_user("Go."), _says(ONE, TWO), _results(*results), _user("On."))
+    turns = (_user("Go."), _assistant(ONE, TWO), _results(*results), _user("On."))
     shown = _written(TemplateProfile(many_calls=many), *turns)
-    told = [m["content"] for m in shown if m["content"] in ("first", "second", "third")]
-    assert sorted(told) == sorted(text for _, text in results)
+    contents = [m["content"] for m in shown if m["content"] in ("first", "second", "third")]
+    assert sorted(contents) == sorted(text for _, text in results)
 
 
 @pytest.mark.parametrize(
@@ -184,29 +186,29 @@ def test_an_id_of_nine_is_of_nine() -> None:
 
 def test_numbers_run_through_the_history() -> None:
     again = ToolCallBlock("toolu_3", "read", "{}")
-    shown = _written(TemplateProfile(), *LOOP, _says(again), _results(("toolu_3", "3rd")))
+    shown = _written(TemplateProfile(), *LOOP, _assistant(again), _results(("toolu_3", "3rd")))
     assert shown[-2]["tool_calls"][0]["id"] == shown[-1]["tool_call_id"] == "call_2"
 
 
 @pytest.mark.parametrize("rewritten", ["toolu1", "toolu-1", "toolu_1"])
 def test_a_result_finds_its_call_by_letters_and_digits(rewritten: str) -> None:
-    shown = _written(TemplateProfile(), _user("Go."), _says(ONE), _results((rewritten, "1st")))
+    shown = _written(TemplateProfile(), _user("Go."), _assistant(ONE), _results((rewritten, "1st")))
     assert (shown[-1]["tool_call_id"], shown[-1]["name"]) == ("call_0", "read")
 
 
-def test_a_result_of_nobodys_call_is_told_by_the_user() -> None:
+def test_result_without_a_call_becomes_a_user_message() -> None:
     """Templates refuse it, or drop it. Calls of earlier turns have had their results."""
     for turns in (
         (_user("Go."), _results(("toolu_1", "1st"))),
-        (_user("Go."), _says(ONE), _results(("toolu_9", "1st"))),
-        (*LOOP, _says(ToolCallBlock("toolu_3", "read", "{}")), _results(("toolu_1", "1st"))),
+        (_user("Go."), _assistant(ONE), _results(("toolu_9", "1st"))),
+        (*LOOP, _assistant(ToolCallBlock("toolu_3", "read", "{}")), _results(("toolu_1", "1st"))),
     ):
         assert _written(TemplateProfile(), *turns)[-1] == {"role": "user", "content": "1st"}
 
 
 def test_the_models_own_ids() -> None:
     made = MessageBuilder(TemplateProfile(call_ids="kimi"), _as_it_is, ToolNames(()))
-    numbered = made.number_calls(_says(ONE, TWO), ["functions.read:7", None])
+    numbered = made.number_calls(_assistant(ONE, TWO), ["functions.read:7", None])
     assert numbered == [("functions.read:7", "read"), ("functions.list:1", "list")]
     results = made.build_turn(_results(("toolu_2", "2nd"), ("toolu_1", "1st")))
     assert [m["tool_call_id"] for m in results] == ["functions.list:1", "functions.read:7"]
@@ -219,49 +221,51 @@ def test_content_in_parts() -> None:
     assert shown[3]["content"] == [{"type": "text", "text": "1st"}]
 
 
-THOUGHT = _says(ReasoningBlock("Hm."), TextBlock("Look."), ONE, ReasoningBlock("Oh."), TWO)
+REASONING_TURN = _assistant(
+    ReasoningBlock("Hm."), TextBlock("Look."), ONE, ReasoningBlock("Oh."), TWO
+)
 
 
-def test_thoughts_in_every_field_that_is_read() -> None:
-    (message,) = _written(TemplateProfile(reasoning_fields=THINKS), THOUGHT)
+def test_reasoning_in_every_field_that_is_read() -> None:
+    (message,) = _written(TemplateProfile(reasoning_fields=THINKS), REASONING_TURN)
     assert [message[field] for field in THINKS] == ["Hm.\nOh."] * 2
     assert message["content"] == "Look."
 
 
-def test_thoughts_that_have_no_place_are_left_out() -> None:
-    (message,) = _written(TemplateProfile(), THOUGHT)
+def test_reasoning_without_a_field_is_omitted() -> None:
+    (message,) = _written(TemplateProfile(), REASONING_TURN)
     assert set(message) == {"role", "content", "tool_calls"}
 
 
-def test_text_that_would_be_lost_beside_a_thought_joins_it() -> None:
-    facts = TemplateProfile(reasoning_fields=THINKS, text_beside_thought=False)
-    (message,) = _written(facts, THOUGHT)
+def test_text_joins_reasoning_where_only_one_is_rendered() -> None:
+    facts = TemplateProfile(reasoning_fields=THINKS, text_with_reasoning=False)
+    (message,) = _written(facts, REASONING_TURN)
     assert (message["thinking"], message["content"]) == ("Hm.\nOh.\nLook.", "")
-    (answer,) = _written(facts, _says(ReasoningBlock("Hm."), TextBlock("Look.")))
-    assert (answer["thinking"], answer["content"]) == ("Hm.", "Look.")
+    (without_calls,) = _written(facts, _assistant(ReasoningBlock("Hm."), TextBlock("Look.")))
+    assert (without_calls["thinking"], without_calls["content"]) == ("Hm.", "Look.")
 
 
 @pytest.mark.parametrize("content", ["string", "parts"])
-def test_thoughts_as_parts(content: Any) -> None:
-    (message,) = _written(TemplateProfile(thinking_parts=True, content=content), THOUGHT)
+def test_reasoning_as_parts(content: Any) -> None:
+    (message,) = _written(TemplateProfile(thinking_parts=True, content=content), REASONING_TURN)
     assert message["content"] == [
         {"type": "thinking", "thinking": "Hm.\nOh."},
         {"type": "text", "text": "Look."},
     ]
-    (plain,) = _written(TemplateProfile(thinking_parts=True), _says(TextBlock("Look.")))
+    (plain,) = _written(TemplateProfile(thinking_parts=True), _assistant(TextBlock("Look.")))
     assert plain["content"] == "Look."
 
 
-def test_calls_beside_null() -> None:
+def test_calls_with_null_content() -> None:
     facts = TemplateProfile(wants_null=True, thinking_parts=True)
-    (alone,) = _written(facts, _says(ONE))
+    (alone,) = _written(facts, _assistant(ONE))
     assert alone["content"] is None
-    (both,) = _written(facts, _says(TextBlock("Look."), ONE))
+    (both,) = _written(facts, _assistant(TextBlock("Look."), ONE))
     assert both["content"] == "Look."
-    (thought,) = _written(facts, _says(ReasoningBlock("Hm."), ONE))
-    assert thought["content"] == [{"type": "thinking", "thinking": "Hm."}]
-    (answer,) = _written(facts, _says(TextBlock("Look.")))
-    assert answer["content"] == "Look."
+    (reasoning,) = _written(facts, _assistant(ReasoningBlock("Hm."), ONE))
+    assert reasoning["content"] == [{"type": "thinking", "thinking": "Hm."}]
+    (text_only,) = _written(facts, _assistant(TextBlock("Look.")))
+    assert text_only["content"] == "Look."
 
 
 @pytest.mark.parametrize(
@@ -310,7 +314,7 @@ def test_names_of_tools() -> None:
     assert "write" in names.get(gone)
     assert names.get(ToolCallBlock("", "write", "")) == "write"
     made = MessageBuilder(TemplateProfile(), _as_it_is, names)
-    (message,) = made.build_turn(_says(ToolCallBlock("a", "read", "{}", namespace="fs")))
+    (message,) = made.build_turn(_assistant(ToolCallBlock("a", "read", "{}", namespace="fs")))
     assert message["tool_calls"][0]["function"]["name"] == tools[0].model_name
     assert made.build_turn(_results(("a", "x")))[0]["name"] == tools[0].model_name
 
@@ -334,8 +338,8 @@ def test_definitions_of_tools() -> None:
     parameters = patch["function"]["parameters"]
     assert parameters["properties"] == {"input": {"type": "string"}}
     assert parameters["required"] == ["input"]
-    told = date["function"]["parameters"]["properties"]["input"]["description"]
-    assert told.endswith('grammar:\nstart: "<!x>"')
+    description = date["function"]["parameters"]["properties"]["input"]["description"]
+    assert description.endswith('grammar:\nstart: "<!x>"')
 
 
 @pytest.mark.parametrize(
@@ -353,7 +357,7 @@ def test_what_is_no_text(block: Any, shown: str) -> None:
     (user,) = _written(facts, Turn("user", (TextBlock("See:"), block)))
     assert user["content"] == f"See:\n{shown}"
     result = Turn("tool", (ToolResultBlock("toolu_1", (block, TextBlock("end"))),))
-    assert _written(facts, _says(ONE), result)[-1]["content"] == f"{shown}\nend"
+    assert _written(facts, _assistant(ONE), result)[-1]["content"] == f"{shown}\nend"
 
 
 def test_every_text_is_protected() -> None:
@@ -362,7 +366,9 @@ def test_every_text_is_protected() -> None:
     turns = (
         _user(hit),
         Turn("system", (TextBlock(hit),)),
-        _says(ReasoningBlock(hit), TextBlock(hit), ToolCallBlock("c", "f", json.dumps({"k": hit}))),
+        _assistant(
+            ReasoningBlock(hit), TextBlock(hit), ToolCallBlock("c", "f", json.dumps({"k": hit}))
+        ),
         _results(("c", hit)),
     )
     shown = json.dumps(made.build((TextBlock(hit),), turns))
@@ -372,13 +378,14 @@ def test_every_text_is_protected() -> None:
 
 def test_a_turn_of_nothing_is_no_message() -> None:
     """A client drops the one call of a turn that was cut."""
-    assert _written(TemplateProfile(), _user("Go."), _says(), _user("On.")) == [
+    assert _written(TemplateProfile(), _user("Go."), _assistant(), _user("On.")) == [
         {"role": "user", "content": "Go."},
         {"role": "user", "content": "On."},
     ]
-    assert _written(TemplateProfile(), _says(ReasoningBlock("Hm."))) == []
+    assert _written(TemplateProfile(), _assistant(ReasoningBlock("Hm."))) == []
     assert (
-        len(_written(TemplateProfile(reasoning_fields=THINKS), _says(ReasoningBlock("Hm.")))) == 1
+        len(_written(TemplateProfile(reasoning_fields=THINKS), _assistant(ReasoningBlock("Hm."))))
+        == 1
     )
 
 

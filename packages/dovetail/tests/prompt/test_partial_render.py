@@ -139,7 +139,7 @@ def test_made_up_templates(template: str, possible: bool) -> None:
     assert PartialRenderer(ChatTemplate(template), TemplateProfile()).supported is possible
 
 
-def test_thoughts_are_tried_too() -> None:
+def test_reasoning_is_probed_too() -> None:
     """They stay from the fourth message on: a place that taking up again would change."""
     text = (
         "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content if loop.index > 3 }}"

@@ -11,7 +11,7 @@ PROMPT = "You are a helpful agent; you set x=1; and so on.\nSecond line."
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "rest"),
     [
         (LINE, ""),
         (LINE + "\n", ""),
@@ -32,8 +32,8 @@ PROMPT = "You are a helpful agent; you set x=1; and so on.\nSecond line."
         ("", ""),
     ],
 )
-def test_the_line_goes_and_the_text_behind_it_stays(text: str, kept: str) -> None:
-    assert strip_preamble(text) == kept
+def test_the_line_goes_and_the_text_behind_it_stays(text: str, rest: str) -> None:
+    assert strip_preamble(text) == rest
 
 
 def request(*turns: Turn, system: tuple[str, ...] = ()) -> Request:
@@ -42,39 +42,39 @@ def request(*turns: Turn, system: tuple[str, ...] = ()) -> Request:
 
 
 def test_claude_code_sends_it_as_a_block_of_its_own() -> None:
-    ask = Turn("user", (TextBlock("hi"),))
-    made = normalize_prompt(request(ask, system=(LINE, "You are Claude Code.", PROMPT)))
+    user_turn = Turn("user", (TextBlock("hi"),))
+    made = normalize_prompt(request(user_turn, system=(LINE, "You are Claude Code.", PROMPT)))
     assert made.system == (TextBlock("You are Claude Code."), TextBlock(PROMPT))
-    assert made.turns == (ask,)
+    assert made.turns == (user_turn,)
 
 
 def test_it_goes_from_inline_system_turns_too() -> None:
-    asks = [Turn("user", (TextBlock(text),)) for text in ("a", "b")]
+    user_turns = [Turn("user", (TextBlock(text),)) for text in ("a", "b")]
     inline = Turn("system", (TextBlock(LINE), TextBlock(LINE + "\nBe kind.")))
     assert normalize_prompt(
-        request(asks[0], Turn("developer", (TextBlock(LINE),)), asks[1])
+        request(user_turns[0], Turn("developer", (TextBlock(LINE),)), user_turns[1])
     ).turns == (
-        asks[0],
-        asks[1],
+        user_turns[0],
+        user_turns[1],
     )
-    assert normalize_prompt(request(asks[0], inline)).turns[1] == Turn(
+    assert normalize_prompt(request(user_turns[0], inline)).turns[1] == Turn(
         "system", (TextBlock("Be kind."),)
     )
 
 
 def test_a_user_who_quotes_it_is_not_touched() -> None:
-    asked = request(Turn("user", (TextBlock(LINE + "\nwhat is this?"),)))
-    assert normalize_prompt(asked) is asked
+    original = request(Turn("user", (TextBlock(LINE + "\nwhat is this?"),)))
+    assert normalize_prompt(original) is original
 
 
-def test_it_stays_when_it_is_asked_to() -> None:
-    asked = request(Turn("user", (TextBlock("hi"),)), system=(LINE, PROMPT))
-    assert normalize_prompt(asked, NormalizationOptions(strip_preamble=False)) is asked
+def test_line_stays_if_stripping_is_off() -> None:
+    original = request(Turn("user", (TextBlock("hi"),)), system=(LINE, PROMPT))
+    assert normalize_prompt(original, NormalizationOptions(strip_preamble=False)) is original
 
 
 def test_two_sessions_with_other_lines_get_the_same_system() -> None:
     lines = ["cc_version=1.2; cc_entrypoint=cli;", "cc_version=1.2; cc_entrypoint=sdk; cch=1;"]
-    ask = Turn("user", (TextBlock("hi"),))
+    user_turn = Turn("user", (TextBlock("hi"),))
     heads = [f"x-anthropic-billing-header: {line}" for line in lines]
-    first, second = (normalize_prompt(request(ask, system=(head, PROMPT))) for head in heads)
+    first, second = (normalize_prompt(request(user_turn, system=(head, PROMPT))) for head in heads)
     assert first == second

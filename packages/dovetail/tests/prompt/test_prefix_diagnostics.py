@@ -36,25 +36,25 @@ def seen(text: str, session: str | None = "s", turns: str = "u", **more: Any) ->
     )
 
 
-def doctor() -> PrefixDiagnostics:
+def make_diagnostics() -> PrefixDiagnostics:
     return PrefixDiagnostics(decode=decode)
 
 
-PROMPT, ANSWER = "STW u1 a:", "I said"
+PROMPT, OUTPUT = "STW u1 a:", "I said"
 NEXT = "STW u1 a:I said. u2 a:"
 
 
-def grown(one: PrefixDiagnostics, turn: bytes | None = b"a") -> None:
+def grown(diagnostics: PrefixDiagnostics, turn: bytes | None = b"a") -> None:
     """A session with one answered prompt."""
-    one.compare(seen(PROMPT))
-    one.record_output("s", array("I", map(ord, ANSWER)), turn=turn)
+    diagnostics.compare(seen(PROMPT))
+    diagnostics.record_output("s", array("I", map(ord, OUTPUT)), turn=turn)
 
 
 def test_a_prompt_that_goes_on_from_the_last() -> None:
-    one = doctor()
-    grown(one)
-    found = one.compare(seen(NEXT, turns="uav", reused=9))
-    common = len(PROMPT + ANSWER)
+    diagnostics = make_diagnostics()
+    grown(diagnostics)
+    found = diagnostics.compare(seen(NEXT, turns="uav", reused_tokens=9))
+    common = len(PROMPT + OUTPUT)
     assert found == PrefixReport(common, len(NEXT), len(NEXT) - common, reused_tokens=9)
 
 
@@ -66,14 +66,14 @@ CASES: list[tuple[DivergenceReason, str, dict[str, Any], int | None]] = [
     ("history", "STW u1 a:I swore. u2 a:", {"turns": "ubv"}, 1),
     ("history", "STW summary", {"turns": "z"}, 0),
     ("policy", "STW u1 a:said. u2 a:", {"turns": "uav", "policy_dropped": True}, None),
-    ("resume", "STW u1 a:said. u2 a:", {"turns": "uav", "deliberate": True}, None),
+    ("resume", "STW u1 a:said. u2 a:", {"turns": "uav", "reasoning_cleared": True}, None),
     (
         "resume",
         "STw u1 a:said. u2 a:",
-        {"turns": "uav", "deliberate": True, "policy_dropped": True, "switches": b"w"},
+        {"turns": "uav", "reasoning_cleared": True, "policy_dropped": True, "switches": b"w"},
         None,
     ),
-    ("history", "STW uX a:", {"turns": "x", "deliberate": True, "policy_dropped": True}, 0),
+    ("history", "STW uX a:", {"turns": "x", "reasoning_cleared": True, "policy_dropped": True}, 0),
     ("retokenization", "STW u1 a:I  aid. u2 a:", {"turns": "uav"}, None),
 ]
 
@@ -82,10 +82,10 @@ CASES: list[tuple[DivergenceReason, str, dict[str, Any], int | None]] = [
 def test_every_reason(
     reason: DivergenceReason, text: str, more: dict[str, Any], turn: int | None
 ) -> None:
-    one = doctor()
-    grown(one)
-    found = one.compare(seen(text, **more))
-    whole = PROMPT + ANSWER
+    diagnostics = make_diagnostics()
+    grown(diagnostics)
+    found = diagnostics.compare(seen(text, **more))
+    whole = PROMPT + OUTPUT
     at = next(i for i, (was, now) in enumerate(zip(whole, text, strict=False)) if was != now)
     assert (found.reason, found.turn) == (reason, turn)
     assert (found.diverged_at, found.common_tokens, found.reprefilled_tokens) == (
@@ -99,7 +99,7 @@ def test_every_reason(
         whole[at:],
         text[at : at + 24],
     )
-    again = one.compare(seen(text + " more", **{**more, "turns": more["turns"] + "m"}))
+    again = diagnostics.compare(seen(text + " more", **{**more, "turns": more["turns"] + "m"}))
     assert again.reason is None
     assert again.common_tokens == len(text)
 
@@ -108,26 +108,26 @@ def test_the_reasons_are_a_closed_set() -> None:
     assert {case[0] for case in CASES} | {"first"} == set(DIVERGENCE_REASONS)
 
 
-def test_without_the_turns_digest_an_edited_answer_looks_tokenized_anew() -> None:
-    one = doctor()
-    grown(one, turn=None)
-    assert one.compare(seen("STW u1 a:I swore.", turns="ubv")).reason == "retokenization"
+def test_edit_looks_like_retokenization_without_a_turn_digest() -> None:
+    diagnostics = make_diagnostics()
+    grown(diagnostics, turn=None)
+    assert diagnostics.compare(seen("STW u1 a:I swore.", turns="ubv")).reason == "retokenization"
 
 
-def test_asking_again_loses_nothing_that_has_to_be_prefilled() -> None:
-    one = doctor()
-    grown(one)
-    found = one.compare(seen(PROMPT))
-    assert (found.reason, found.prefill_tokens, found.reprefilled_tokens) == (None, 0, len(ANSWER))
+def test_repeated_prompt_needs_no_prefill() -> None:
+    diagnostics = make_diagnostics()
+    grown(diagnostics)
+    found = diagnostics.compare(seen(PROMPT))
+    assert (found.reason, found.prefill_tokens, found.reprefilled_tokens) == (None, 0, len(OUTPUT))
 
 
 def test_a_first_prompt_is_compared_with_other_sessions_of_its_harness() -> None:
-    one = doctor()
-    first = one.compare(seen("STW u1 a:"))
+    diagnostics = make_diagnostics()
+    first = diagnostics.compare(seen("STW u1 a:"))
     assert first == PrefixReport(0, 9, 9, reason="first")
-    one.compare(replace(seen("STW u2 a:", "other"), harness="codex"))
-    one.compare(seen("SXX", "third", tools=b"X"))
-    found = one.compare(seen("STW u3 a:", "s2", turns="w"))
+    diagnostics.compare(replace(seen("STW u2 a:", "other"), harness="codex"))
+    diagnostics.compare(seen("SXX", "third", tools=b"X"))
+    found = diagnostics.compare(seen("STW u3 a:", "s2", turns="w"))
     assert (found.reason, found.shared_tokens, found.shared_difference) == ("first", 5, "history")
     assert (found.common_tokens, found.prefill_tokens, found.diverged_at, found.text_before) == (
         0,
@@ -135,44 +135,44 @@ def test_a_first_prompt_is_compared_with_other_sessions_of_its_harness() -> None
         5,
         "STW u",
     )
-    tools = one.compare(seen("STX", "s3", tools=b"X"))
+    tools = diagnostics.compare(seen("STX", "s3", tools=b"X"))
     assert (tools.shared_tokens, tools.shared_difference) == (2, "tools")
-    same = one.compare(seen("STW u1 a:", "s4"))
+    same = diagnostics.compare(seen("STW u1 a:", "s4"))
     assert (same.shared_tokens, same.shared_difference, same.diverged_at) == (9, None, None)
 
 
 def test_without_a_session_only_the_others_count() -> None:
-    one = doctor()
-    one.compare(seen(PROMPT, None))
-    found = one.compare(seen(NEXT, None))
+    diagnostics = make_diagnostics()
+    diagnostics.compare(seen(PROMPT, None))
+    found = diagnostics.compare(seen(NEXT, None))
     assert (found.reason, found.common_tokens, found.shared_tokens) == ("first", 0, len(PROMPT))
-    one.record_output(None, [1, 2])
+    diagnostics.record_output(None, [1, 2])
 
 
 def test_a_title_request_does_not_disturb_its_session() -> None:
     """Claude Code sends it under the same session id, beside the first turn."""
-    one = doctor()
+    diagnostics = make_diagnostics()
     main, title = seen(PROMPT), seen("title?", turns="t", system=b"t", tools=b"")
-    one.compare(main)
-    assert one.compare(title).reason == "first"
-    one.record_output("s", array("I", map(ord, ANSWER)), turn=b"a", prompt=main)
-    one.record_output("s", array("I", map(ord, "{}")), turn=b"j", prompt=title)
-    assert one.compare(seen(NEXT, turns="uav")).reason is None
-    again = one.compare(seen("tXT u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
+    diagnostics.compare(main)
+    assert diagnostics.compare(title).reason == "first"
+    diagnostics.record_output("s", array("I", map(ord, OUTPUT)), turn=b"a", prompt=main)
+    diagnostics.record_output("s", array("I", map(ord, "{}")), turn=b"j", prompt=title)
+    assert diagnostics.compare(seen(NEXT, turns="uav")).reason is None
+    again = diagnostics.compare(seen("tXT u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
     assert again.reason == "header"  # the title shares more tokens and has nothing to do with it
 
 
-def test_an_answer_to_a_forgotten_prompt_is_nobodys() -> None:
-    one = doctor()
-    one.compare(seen(PROMPT))
-    one.record_output("s", [1], prompt=seen("other", turns="x"))
-    assert one.compare(seen(PROMPT)).reprefilled_tokens == 0
+def test_output_of_an_evicted_prompt_is_ignored() -> None:
+    diagnostics = make_diagnostics()
+    diagnostics.compare(seen(PROMPT))
+    diagnostics.record_output("s", [1], prompt=seen("other", turns="x"))
+    assert diagnostics.compare(seen(PROMPT)).reprefilled_tokens == 0
 
 
 def test_a_head_that_changed_all_over_is_still_the_same_session() -> None:
-    one = doctor()
-    grown(one)
-    found = one.compare(seen("XXW u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
+    diagnostics = make_diagnostics()
+    grown(diagnostics)
+    found = diagnostics.compare(seen("XXW u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
     assert found.reason == "header"
 
 
@@ -182,22 +182,22 @@ IDS = st.lists(st.sampled_from([0, 1, 255, 256, 65536, 2**32 - 1]), max_size=12)
 @given(st.lists(st.tuples(IDS, IDS, st.sampled_from([b"S", b"X"])), max_size=6))
 def test_a_line_holds_what_was_seen_last(prompts: list[tuple[list[int], list[int], bytes]]) -> None:
     """However a line grew, it is the prompt and what was generated: asking again shows it."""
-    one = PrefixDiagnostics(decode=str)
-    for ids, said, system in prompts:
+    diagnostics = PrefixDiagnostics(decode=str)
+    for ids, output, system in prompts:
         prompt = PromptObservation("s", "", array("I", ids), system=system)
-        one.compare(prompt)
-        one.record_output("s", said, prompt=prompt)
-        line = one._branches("s")[-1]
-        assert line.token_bytes == array("I", ids + said).tobytes()
-        assert line.ends_with(prompt)
+        diagnostics.compare(prompt)
+        diagnostics.record_output("s", output, prompt=prompt)
+        branch = diagnostics._branches("s")[-1]
+        assert branch.token_bytes == array("I", ids + output).tobytes()
+        assert branch.ends_with(prompt)
 
 
 @given(IDS, IDS, IDS)
 def test_common_is_the_true_common_prefix(head: list[int], old: list[int], new: list[int]) -> None:
-    one = PrefixDiagnostics(decode=str)
+    diagnostics = PrefixDiagnostics(decode=str)
     old, new = head + old, head + new
-    one.compare(PromptObservation("s", "", array("I", old)))
-    found = one.compare(PromptObservation("s", "", array("I", new)))
+    diagnostics.compare(PromptObservation("s", "", array("I", old)))
+    found = diagnostics.compare(PromptObservation("s", "", array("I", new)))
     short = min(len(old), len(new))
     assert found.common_tokens == next((i for i in range(short) if old[i] != new[i]), short)
     assert found.prefill_tokens == len(new) - found.common_tokens
@@ -221,11 +221,11 @@ def test_long_runs_are_compared_block_by_block(at: int) -> None:
 
 
 def test_a_long_prompt_takes_few_steps() -> None:
-    one = PrefixDiagnostics(decode=lambda ids: f"{len(ids)} tokens")
+    diagnostics = PrefixDiagnostics(decode=lambda ids: f"{len(ids)} tokens")
     old = array("I", range(200_000))
     new = array("I", old)
     new[150_001] = 7
-    one.compare(PromptObservation("s", "h", old))
+    diagnostics.compare(PromptObservation("s", "h", old))
     steps = 0
 
     def count(frame: FrameType, event: str, argument: object) -> Any:
@@ -236,7 +236,7 @@ def test_a_long_prompt_takes_few_steps() -> None:
     tracer = sys.gettrace()
     sys.settrace(count)
     try:
-        found = one.compare(PromptObservation("s", "h", new))
+        found = diagnostics.compare(PromptObservation("s", "h", new))
     finally:
         sys.settrace(tracer)
     assert (found.common_tokens, found.old_text) == (150_001, "24 tokens")
@@ -244,26 +244,26 @@ def test_a_long_prompt_takes_few_steps() -> None:
 
 
 def test_memory_is_bounded_and_the_oldest_session_goes() -> None:
-    one = PrefixDiagnostics(max_bytes=100_000, decode=decode)
+    diagnostics = PrefixDiagnostics(max_bytes=100_000, decode=decode)
     for number in range(50):
         for turn in range(6):
             text = array("I", [number * turn, *range(1000)])
-            one.compare(PromptObservation(f"s{number}", "h", text, system=bytes([turn])))
-            one.record_output(f"s{number}", range(100))
-            held = sum(line.size for lines in one._sessions.values() for line in lines)
-            assert held == one._held_bytes <= 100_000
-    assert "s49" in one._sessions
-    assert "s0" not in one._sessions
-    assert max(map(len, one._sessions.values())) <= 16
-    one.compare(PromptObservation("huge", "h", array("I", range(50_000))))
-    assert one._held_bytes == 0
-    one.record_output("huge", [1])
+            diagnostics.compare(PromptObservation(f"s{number}", "h", text, system=bytes([turn])))
+            diagnostics.record_output(f"s{number}", range(100))
+            held = sum(line.size for lines in diagnostics._sessions.values() for line in lines)
+            assert held == diagnostics._held_bytes <= 100_000
+    assert "s49" in diagnostics._sessions
+    assert "s0" not in diagnostics._sessions
+    assert max(map(len, diagnostics._sessions.values())) <= 16
+    diagnostics.compare(PromptObservation("huge", "h", array("I", range(50_000))))
+    assert diagnostics._held_bytes == 0
+    diagnostics.record_output("huge", [1])
 
 
-def test_headers_say_numbers_and_no_text() -> None:
-    one = doctor()
-    grown(one)
-    found = one.compare(seen("STW u1 a:I swore secret", turns="ubv"))
+def test_headers_contain_numbers_and_no_text() -> None:
+    diagnostics = make_diagnostics()
+    grown(diagnostics)
+    found = diagnostics.compare(seen("STW u1 a:I swore secret", turns="ubv"))
     assert prefix_headers(found) == [
         ("x-dovetail-prefix-common", "12"),
         ("x-dovetail-prefix-total", "23"),
@@ -279,9 +279,9 @@ def test_headers_say_numbers_and_no_text() -> None:
 
 
 def test_the_console_shows_text_only_where_it_may() -> None:
-    one = doctor()
-    grown(one)
-    found = one.compare(seen("STW u1 a:I swore\n secret", turns="ubv"))
+    diagnostics = make_diagnostics()
+    grown(diagnostics)
+    found = diagnostics.compare(seen("STW u1 a:I swore\n secret", turns="ubv"))
     line = describe_prefix(found)
     assert line == (
         "prefix: broken at token 12, turn 1 (history: the history was edited): "

@@ -68,7 +68,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-def test_what_is_kept(case: Case) -> None:
+def test_keeps_history(case: Case) -> None:
     renderer = _renderer(case.facts, template=case.template, reasoning_parser=case.reasoning_parser)
     assert (renderer.keeps_history(True), renderer.keeps_history(False)) == (
         case.with_tools,
@@ -77,7 +77,7 @@ def test_what_is_kept(case: Case) -> None:
 
 
 USER, SYSTEM = Turn("user", (TextBlock("Go."),)), Turn("system", (TextBlock("Mind."),))
-SAID, RESULT = Turn("assistant", (TextBlock("Yes."),)), Turn("tool", ())
+ASSISTANT, RESULT = Turn("assistant", (TextBlock("Yes."),)), Turn("tool", ())
 
 
 @pytest.mark.parametrize(
@@ -85,21 +85,21 @@ SAID, RESULT = Turn("assistant", (TextBlock("Yes."),)), Turn("tool", ())
     [
         ((), 0),
         ((USER,), 0),
-        ((USER, SAID, RESULT, SAID), 0),
-        ((USER, SAID, USER), 2),
-        ((USER, SAID, USER, SAID, RESULT), 2),
-        ((USER, SAID, SYSTEM), 2),
-        ((SAID, RESULT), 0),
+        ((USER, ASSISTANT, RESULT, ASSISTANT), 0),
+        ((USER, ASSISTANT, USER), 2),
+        ((USER, ASSISTANT, USER, ASSISTANT, RESULT), 2),
+        ((USER, ASSISTANT, SYSTEM), 2),
+        ((ASSISTANT, RESULT), 0),
     ],
 )
-def test_where_turns_begin_to_be_kept(turns: tuple[Turn, ...], start: int) -> None:
+def test_replay_start(turns: tuple[Turn, ...], start: int) -> None:
     dropping = _renderer(TemplateProfile(reasoning_fields=FIELDS))
     assert dropping.replay_start(turns, True) == start
-    keeping = _renderer(TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True))
-    assert keeping.replay_start(turns, True) == 0
+    keeps_all = _renderer(TemplateProfile(reasoning_fields=FIELDS, keeps_at_user=True))
+    assert keeps_all.replay_start(turns, True) == 0
 
 
-def test_heads_are_told_apart_by_what_they_say() -> None:
+def test_head_digests_depend_on_content() -> None:
     """Objects come and go, and their addresses are used again."""
     renderer = _renderer(TemplateProfile())
     seen = {
@@ -134,17 +134,17 @@ def test_rebuilt_blocks_are_protected() -> None:
 
 def test_what_is_made_of_tools_is_remembered_within_bounds() -> None:
     renderer = _renderer(TemplateProfile())
-    ask = (Turn("user", (TextBlock("Go."),)),)
+    turns = (Turn("user", (TextBlock("Go."),)),)
 
-    def kept(description: str) -> int:
+    def count_cached(description: str) -> int:
         tools = (ToolSpec("f", description, {"type": "object"}),)
-        request = Request("m", ask, tools=tools)
+        request = Request("m", turns, tools=tools)
         before = renderer.digest_head(request, {})
         assert renderer.digest_head(request, {}) == before
         return len(renderer._toolsets)
 
-    assert kept("x" * (2 << 20)) == 0  # a client may send as much as it likes
-    assert [kept(str(at)) for at in range(3)] == [1, 2, 3]
-    large = [kept(f"{at} " + "x" * (1 << 19)) for at in range(100)]
+    assert count_cached("x" * (2 << 20)) == 0  # a client may send as much as it likes
+    assert [count_cached(str(at)) for at in range(3)] == [1, 2, 3]
+    large = [count_cached(f"{at} " + "x" * (1 << 19)) for at in range(100)]
     assert max(large) < 70
     assert renderer._toolsets_bytes <= 32 << 20

@@ -18,7 +18,7 @@ from dovetail.prompt.splice import (
 from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail_model import TextBlock, ToolCallBlock, ToolResultBlock, ToolSpec, Turn
 
-CALLED, SAID = SpliceShape(True, "tool"), SpliceShape(False, "user")
+AFTER_CALLS, AFTER_TEXT = SpliceShape(True, "tool"), SpliceShape(False, "user")
 END = "<|im_end|>"
 SENTENCE = "<｜end▁of▁sentence｜>"
 
@@ -58,19 +58,19 @@ EXCUSED = {
 def test_known_seams(name: str) -> None:
     behind_calls, behind_text, stand_in, hangs_on = KNOWN[name]
     seams = splicer_of(name).points
-    assert seams[CALLED].stop == behind_calls
-    assert seams[SAID].stop == behind_text
-    assert (seams[CALLED].placeholder, seams[CALLED].depends_on) == (stand_in, hangs_on)
-    assert seams[SAID].placeholder == "content"
+    assert seams[AFTER_CALLS].stop == behind_calls
+    assert seams[AFTER_TEXT].stop == behind_text
+    assert (seams[AFTER_CALLS].placeholder, seams[AFTER_CALLS].depends_on) == (stand_in, hangs_on)
+    assert seams[AFTER_TEXT].placeholder == "content"
 
 
 @at_hand
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template_can_be_spliced(name: str) -> None:
     seams, facts = splicer_of(name).points, facts_of(name)
-    wanted = {SAID}
+    wanted = {AFTER_TEXT}
     if facts.renders_calls and facts.renders_results:
-        wanted.add(CALLED)
+        wanted.add(AFTER_CALLS)
     if name in EXCUSED:
         assert not seams, "excused without need"
     else:
@@ -89,9 +89,9 @@ def _results(*ids: str) -> Turn:
     return Turn("tool", tuple(ToolResultBlock(id, (TextBlock(f"Of {id}."),)) for id in ids))
 
 
-ASKED = (_turn("user", TextBlock("Go.")),)
+USER_TURN = (_turn("user", TextBlock("Go.")),)
 GROWN = (
-    *ASKED,
+    *USER_TURN,
     _turn("assistant", TextBlock("First."), ToolCallBlock("a", "f", '{"x": "1"}')),
     _results("a"),
     _turn("assistant", TextBlock("So it is.")),
@@ -127,7 +127,7 @@ def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -
     """Behind any history, though only as much of it is rendered as the seam hangs on."""
     template, facts, splicer = chat_template(name), facts_of(name), splicer_of(name)
     tried = 0
-    for history, (label, (turn, behind)) in product((ASKED, GROWN), CASES.items()):
+    for history, (label, (turn, behind)) in product((USER_TURN, GROWN), CASES.items()):
         if (len(turn.blocks) > 1 and not facts.many_calls) or (
             name in ONE_USER and AGAIN in behind
         ):
@@ -190,16 +190,16 @@ def test_the_name_of_a_tool_does_not_matter(name: str, called: str) -> None:
     calls = conversation.number_calls(_turn("assistant", ToolCallBlock("c", called, "{}")))
     behind = conversation.build_turn(_results("c"))
     assert (
-        splicer.render_suffix(splicer.points[CALLED], calls, [], behind, TOOLS, THINKING)
+        splicer.render_suffix(splicer.points[AFTER_CALLS], calls, [], behind, TOOLS, THINKING)
         is not None
     )
 
 
 @at_hand
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in (*EXCUSED, *OTHERWISE)])
-def test_an_end_token_in_a_result_does_not_move_the_cut(name: str) -> None:
+def test_stop_token_in_a_result_does_not_move_the_splice(name: str) -> None:
     splicer, facts = splicer_of(name), facts_of(name)
-    seam = splicer.points.get(CALLED)
+    seam = splicer.points.get(AFTER_CALLS)
     if seam is None:
         assert not facts.renders_calls or not facts.renders_results
         return
@@ -235,7 +235,7 @@ def test_ids_in_the_closing() -> None:
     """A format that ends a call with its id and name: every other call closes so too."""
     splicer = Splicer(ChatTemplate(IDS_AT_THE_END), TemplateProfile(), STOPS)
     result: ChatMessage = {"role": "tool", "content": "R", "tool_call_id": "call_7", "name": "call"}
-    seam = splicer.points[CALLED]
+    seam = splicer.points[AFTER_CALLS]
     for calls in ([("call_7", "call")], [("call_6", "g"), ("call_7", "call")]):
         tail = splicer.render_suffix(seam, calls, [], [result], (), {})
         assert tail == "<|end|><|tool|>Rcall_7<|end|><|assistant|>"
@@ -264,9 +264,13 @@ def test_a_template_that_writes_something_new_is_not_spliced() -> None:
     splicer = Splicer(ChatTemplate(text), TemplateProfile(), STOPS)
     behind: list[ChatMessage] = [{"role": "user", "content": "On."}]
     assert (
-        splicer.render_suffix(splicer.points[SAID], [], [], behind, (), {}) == "<|end|>On.<|end|>"
+        splicer.render_suffix(splicer.points[AFTER_TEXT], [], [], behind, (), {})
+        == "<|end|>On.<|end|>"
     )
-    assert splicer.render_suffix(splicer.points[SAID], [], [], behind, (), {"extra": "?"}) is None
+    assert (
+        splicer.render_suffix(splicer.points[AFTER_TEXT], [], [], behind, (), {"extra": "?"})
+        is None
+    )
 
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -288,7 +292,7 @@ RESULTS = "{{ messages | selectattr('role', 'equalto', 'tool') | map(attribute='
 )
 def test_what_a_suffix_hangs_on(ending: str, hangs_on: str) -> None:
     splicer = Splicer(ChatTemplate(TURNS + ending + "<|assistant|>"), TemplateProfile(), STOPS)
-    assert splicer.points[SAID].depends_on == hangs_on
+    assert splicer.points[AFTER_TEXT].depends_on == hangs_on
 
 
 def test_the_longest_of_two_ends_that_begin_alike() -> None:

@@ -28,7 +28,7 @@ IMAGE = ImageBlock("image/png", "AAAA")
 PAPER = DocumentBlock("application/pdf", "t", text="paper")
 
 
-def said(*what: str | Block) -> Turn:
+def assistant(*what: str | Block) -> Turn:
     return Turn("assistant", _blocks(what))
 
 
@@ -54,7 +54,7 @@ def _blocks(what: tuple[str | Block, ...]) -> tuple[Block, ...]:
 
 
 GO = user("go")
-CALL_A, CALL_AB = said(call("a")), said(call("a"), call("b"))
+CALL_A, CALL_AB = assistant(call("a")), assistant(call("a"), call("b"))
 
 CASES: dict[str, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {
     "messages: results become a tool turn": (
@@ -70,12 +70,20 @@ CASES: dict[str, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {
         (GO, CALL_AB, tool(gave("a", "1"), gave("b", "2"))),
     ),
     "openclaw: rewritten ids": (
-        (GO, said(call("call_1"), call("call_2")), tool(gave("call2", "2"), gave("call1", "1"))),
-        (GO, said(call("call_1"), call("call_2")), tool(gave("call1", "1"), gave("call2", "2"))),
+        (
+            GO,
+            assistant(call("call_1"), call("call_2")),
+            tool(gave("call2", "2"), gave("call1", "1")),
+        ),
+        (
+            GO,
+            assistant(call("call_1"), call("call_2")),
+            tool(gave("call1", "1"), gave("call2", "2")),
+        ),
     ),
     "ids that differ in punctuation only are told apart": (
-        (GO, said(call("c_11"), call("c_1_1")), tool(gave("c_1_1", "2"), gave("c_11", "1"))),
-        (GO, said(call("c_11"), call("c_1_1")), tool(gave("c_11", "1"), gave("c_1_1", "2"))),
+        (GO, assistant(call("c_11"), call("c_1_1")), tool(gave("c_1_1", "2"), gave("c_11", "1"))),
+        (GO, assistant(call("c_11"), call("c_1_1")), tool(gave("c_11", "1"), gave("c_1_1", "2"))),
     ),
     "text beside results joins the last one": (
         (GO, CALL_AB, user(gave("b", "2"), "note", gave("a", "1"))),
@@ -98,28 +106,28 @@ CASES: dict[str, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {
         (GO, CALL_A, tool(gave("a", "1"), gave("z", "9"), gave("y", "8"))),
     ),
     "results of no call after text stay where they are": (
-        (GO, said("hm"), user("so"), tool(gave("z", "9")), user("on")),
-        (GO, said("hm"), user("so"), tool(gave("z", "9\n\non"))),
+        (GO, assistant("hm"), user("so"), tool(gave("z", "9")), user("on")),
+        (GO, assistant("hm"), user("so"), tool(gave("z", "9\n\non"))),
     ),
     "a history cut before its calls": (
-        (GO, user(gave("z", "9"), "note"), said("ok"), GO),
-        (GO, tool(gave("z", "9\n\nnote")), said("ok"), GO),
+        (GO, user(gave("z", "9"), "note"), assistant("ok"), GO),
+        (GO, tool(gave("z", "9\n\nnote")), assistant("ok"), GO),
     ),
     "codex: steering between a call and its result": (
         (GO, CALL_A, user("wait"), tool(gave("a", "1"))),
         (GO, CALL_A, tool(gave("a", "1\n\nwait"))),
     ),
     "a result that comes an exchange late": (
-        (GO, CALL_A, GO, said("hm"), tool(gave("a", "1")), said("ah")),
-        (GO, CALL_A, tool(gave("a", "1\n\ngo")), said("hm", "ah")),
+        (GO, CALL_A, GO, assistant("hm"), tool(gave("a", "1")), assistant("ah")),
+        (GO, CALL_A, tool(gave("a", "1\n\ngo")), assistant("hm", "ah")),
     ),
     "an id used twice belongs to the nearest call": (
         (GO, CALL_A, tool(gave("a", "1")), CALL_A, tool(gave("a", "2"))),
         (GO, CALL_A, tool(gave("a", "1")), CALL_A, tool(gave("a", "2"))),
     ),
     "two calls of one id take a result each": (
-        (GO, said(call("a"), call("b"), call("a")), tool(*(gave(i, "1") for i in "aab"))),
-        (GO, said(call("a"), call("b"), call("a")), tool(*(gave(i, "1") for i in "aba"))),
+        (GO, assistant(call("a"), call("b"), call("a")), tool(*(gave(i, "1") for i in "aab"))),
+        (GO, assistant(call("a"), call("b"), call("a")), tool(*(gave(i, "1") for i in "aba"))),
     ),
     "a result sent twice": (
         (GO, CALL_AB, tool(gave("a", "1"), gave("b", "2")), user(gave("a", "1"), "x")),
@@ -138,24 +146,43 @@ CASES: dict[str, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {
         (GO, CALL_AB, tool(gave("a", "1\n\nstop"))),
     ),
     "assistant turns in a row are one": (
-        (GO, said(ReasoningBlock("t"), call("a")), said("x", call("b")), user(gave("a", "1"))),
-        (GO, said(ReasoningBlock("t"), call("a"), "x", call("b")), tool(gave("a", "1"))),
+        (
+            GO,
+            assistant(ReasoningBlock("t"), call("a")),
+            assistant("x", call("b")),
+            user(gave("a", "1")),
+        ),
+        (GO, assistant(ReasoningBlock("t"), call("a"), "x", call("b")), tool(gave("a", "1"))),
     ),
     "assistant turns with results between are two": (
-        (GO, CALL_A, tool(gave("a", "1")), said("x")),
-        (GO, CALL_A, tool(gave("a", "1")), said("x")),
+        (GO, CALL_A, tool(gave("a", "1")), assistant("x")),
+        (GO, CALL_A, tool(gave("a", "1")), assistant("x")),
     ),
     "users in a row stay apart, their texts too": (
-        (user("a", "b"), user("c"), said("x"), user("d"), user("e")),
-        (user("a", "b"), user("c"), said("x"), user("d"), user("e")),
+        (user("a", "b"), user("c"), assistant("x"), user("d"), user("e")),
+        (user("a", "b"), user("c"), assistant("x"), user("d"), user("e")),
     ),
     "inline system and developer turns stay in place as system": (
-        (GO, Turn("developer", (TextBlock("be"),)), said("x"), Turn("system", (TextBlock("b"),))),
-        (GO, Turn("system", (TextBlock("be"),)), said("x"), Turn("system", (TextBlock("b"),))),
+        (
+            GO,
+            Turn("developer", (TextBlock("be"),)),
+            assistant("x"),
+            Turn("system", (TextBlock("b"),)),
+        ),
+        (GO, Turn("system", (TextBlock("be"),)), assistant("x"), Turn("system", (TextBlock("b"),))),
     ),
     "nothing is no turn": (
-        (GO, user(), user("", " \n"), said(""), said("x"), user(" "), said("", "y", "\t"), GO),
-        (GO, said("x", "y"), GO),
+        (
+            GO,
+            user(),
+            user("", " \n"),
+            assistant(""),
+            assistant("x"),
+            user(" "),
+            assistant("", "y", "\t"),
+            GO,
+        ),
+        (GO, assistant("x", "y"), GO),
     ),
     "white space of a tool is data, empty text is none": (
         (GO, CALL_A, tool(gave("a", "", " \n"))),
@@ -166,8 +193,8 @@ CASES: dict[str, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {
         (GO, CALL_A, tool(gave("a", "1\n\nx")), user(call("q"))),
     ),
     "results inside an assistant turn": (
-        (GO, said(call("a"), gave("a", "1"), "x"), GO),
-        (GO, said(call("a"), "x"), tool(gave("a", "1\n\ngo"))),
+        (GO, assistant(call("a"), gave("a", "1"), "x"), GO),
+        (GO, assistant(call("a"), "x"), tool(gave("a", "1\n\ngo"))),
     ),
 }
 
@@ -192,12 +219,19 @@ def test_codex_begins_with_developer_turns() -> None:
 
 
 def test_turns_in_order_are_the_same_objects() -> None:
-    turns = (GO, CALL_AB, tool(gave("a", "1"), gave("b", "2")), said("x"), user("y"), user("z"))
-    asked = Request("m", turns=turns, system=(TextBlock("s"),))
-    assert order_turns(asked) is asked
-    assert normalize_prompt(asked) is asked
+    turns = (
+        GO,
+        CALL_AB,
+        tool(gave("a", "1"), gave("b", "2")),
+        assistant("x"),
+        user("y"),
+        user("z"),
+    )
+    request = Request("m", turns=turns, system=(TextBlock("s"),))
+    assert order_turns(request) is request
+    assert normalize_prompt(request) is request
     grown = normalize_prompt(
-        msgspec.structs.replace(asked, turns=(*turns, CALL_A, user(gave("a", "1"))))
+        msgspec.structs.replace(request, turns=(*turns, CALL_A, user(gave("a", "1"))))
     )
     assert all(made is old for made, old in zip(grown.turns, turns, strict=False))
 
@@ -274,9 +308,9 @@ def test_arranging_twice_changes_nothing(turns: tuple[Turn, ...]) -> None:
 
 @given(HISTORY)
 def test_no_text_is_lost(turns: tuple[Turn, ...]) -> None:
-    asked = Request("m", turns=turns)
-    kept = texts(order_turns(asked))
-    assert all(any(text in other for other in kept) for text in texts(asked))
+    request = Request("m", turns=turns)
+    ordered = texts(order_turns(request))
+    assert all(any(text in other for other in ordered) for text in texts(request))
 
 
 @given(HISTORY)
@@ -295,7 +329,7 @@ def test_what_comes_out_is_canonical(turns: tuple[Turn, ...]) -> None:
 
 
 ENDS = st.sampled_from([GO, user(gave("a", "1")), tool(gave("c1", "x"), gave("b"))])
-BEGINS = st.sampled_from([said("so"), said(ReasoningBlock("t"), call("new"))])
+BEGINS = st.sampled_from([assistant("so"), assistant(ReasoningBlock("t"), call("new"))])
 
 
 @given(HISTORY, ENDS, BEGINS, HISTORY)
@@ -323,7 +357,7 @@ def test_growth_by_others_changes_the_last_exchange_only(
 def test_a_reminder_only_adds_to_the_last_result(
     turns: tuple[Turn, ...], begin: Turn, more: tuple[Turn, ...]
 ) -> None:
-    calls = (said(call("n1"), call("n2")), tool(gave("n2", "y"), gave("n1", "x")))
+    calls = (assistant(call("n1"), call("n2")), tool(gave("n2", "y"), gave("n1", "x")))
     before = order_turns(Request("m", turns=(*turns, GO, *calls))).turns
     more = (user("mind"), begin, *later(more))
     after = order_turns(Request("m", turns=(*turns, GO, *calls, *more))).turns
@@ -333,7 +367,7 @@ def test_a_reminder_only_adds_to_the_last_result(
 
 
 EXCHANGE = st.tuples(
-    st.lists(SAYINGS, min_size=1, max_size=2).map(lambda found: said(*found)),
+    st.lists(SAYINGS, min_size=1, max_size=2).map(lambda found: assistant(*found)),
     st.lists(st.one_of(RESULTS, PLAIN), min_size=1, max_size=2).map(lambda found: user(*found)),
 )
 SESSION = st.lists(EXCHANGE, max_size=6).map(
@@ -348,16 +382,26 @@ def test_what_is_remembered_changes_nothing(
     """Sessions that grow side by side, then shrink, through one stabilizer and fresh ones."""
     warm = PromptNormalizer(NormalizationOptions())
     longest = max(map(len, histories))
-    for cut in (*range(1, longest + 1), *range(longest, 0, -3)):
+    for count in (*range(1, longest + 1), *range(longest, 0, -3)):
         for turns in histories:
-            part = turns[:cut]
+            part = turns[:count]
             if copied:
                 part = tuple(Turn(turn.role, tuple(turn.blocks)) for turn in part)
-            asked = Request("m", turns=part)
-            assert warm.normalize(asked) == normalize_prompt(asked) == order_turns(asked)
+            request = Request("m", turns=part)
+            assert warm.normalize(request) == normalize_prompt(request) == order_turns(request)
 
 
-LATE = (GO, CALL_A, GO, said("hm"), GO, said("so"), user(gave("a", "1")), said("ah"), GO)
+LATE = (
+    GO,
+    CALL_A,
+    GO,
+    assistant("hm"),
+    GO,
+    assistant("so"),
+    user(gave("a", "1")),
+    assistant("ah"),
+    GO,
+)
 
 
 @pytest.mark.parametrize("other", [user(gave("a", "2")), user("no")])
@@ -366,17 +410,17 @@ def test_a_late_result_opens_what_was_closed(other: Turn) -> None:
     warm = PromptNormalizer()
     edited = (*LATE[:6], other, *LATE[7:])
     for turns in (LATE, edited, LATE):
-        for cut in range(1, len(turns) + 1):
-            asked = Request("m", turns=turns[:cut])
-            assert warm.normalize(asked) == order_turns(asked)
+        for count in range(1, len(turns) + 1):
+            request = Request("m", turns=turns[:count])
+            assert warm.normalize(request) == order_turns(request)
 
 
-def test_sessions_that_look_alike_are_told_apart() -> None:
+def test_similar_sessions_are_distinguished() -> None:
     warm = PromptNormalizer()
     for end in range(1, 8, 2):
         for name in ("one", "two"):
-            asked = Request("m", turns=(user(name), *long_history(4)[1:])[:end])
-            assert warm.normalize(asked) == order_turns(asked)
+            request = Request("m", turns=(user(name), *long_history(4)[1:])[:end])
+            assert warm.normalize(request) == order_turns(request)
 
 
 def test_a_reminder_can_make_a_result_equal_another() -> None:
@@ -392,7 +436,7 @@ def long_history(exchanges: int) -> tuple[Turn, ...]:
     """As Claude Code sends it: results in user turns, with a reminder."""
     turns: list[Turn] = [user("<system-reminder>\nBe kind.\n</system-reminder>", "go")]
     for at in range(exchanges):
-        turns.append(said(ReasoningBlock(f"thought {at}"), call(f"toolu_{at}")))
+        turns.append(assistant(ReasoningBlock(f"thought {at}"), call(f"toolu_{at}")))
         turns.append(user(gave(f"toolu_{at}", "output " * 200), "mind the list"))
     return tuple(turns)
 

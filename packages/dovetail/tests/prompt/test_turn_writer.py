@@ -82,19 +82,19 @@ def test_think_call_think_call_stays_in_order(pair: Pair) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_text_and_calls(pair: Pair) -> None:
-    said = (TextBlock("I will look."), CALL)
-    text = _write(pair, said)
+    blocks = (TextBlock("I will look."), CALL)
+    text = _write(pair, blocks)
     if pair[0] in CALLS_ALONE:
         assert text is None
         return
     assert text is not None
-    assert _read(pair, text)[-1] == _seen(said)[-1]
+    assert _read(pair, text)[-1] == _seen(blocks)[-1]
     assert "I will look." in text
 
 
 @pytest.mark.parametrize("pair", THINKERS, ids=str)
 @pytest.mark.parametrize("first", [THINK, TextBlock("Sure.")], ids=["thought", "answer"])
-def test_a_thought_that_the_prompt_has_opened_is_not_opened_again(pair: Pair, first: Any) -> None:
+def test_reasoning_opened_by_the_prompt_is_not_opened_again(pair: Pair, first: Any) -> None:
     """The prompt ends with the opener: what is written goes on behind it, and closes it."""
     opener = _write(pair, (THINK,))
     assert opener is not None
@@ -106,16 +106,16 @@ def test_a_thought_that_the_prompt_has_opened_is_not_opened_again(pair: Pair, fi
     assert text is not None
     assert not text.startswith(end)
     seen = _read(pair, text, in_reasoning=True)
-    thoughts = "".join(said for kind, said in seen if kind == "reasoning")
-    answer = "".join(said for kind, said in seen if kind == "text")
+    reasoning = "".join(text for kind, text in seen if kind == "reasoning")
+    written = "".join(text for kind, text in seen if kind == "text")
     expected = (THINK.text, "So it is.") if first is THINK else ("", "Sure.So it is.")
-    assert (thoughts, answer) == expected
+    assert (reasoning, written) == expected
 
 
 @pytest.mark.parametrize("pair", THINKERS, ids=str)
 def test_nothing_is_closed_that_was_not_opened(pair: Pair) -> None:
-    answer = (TextBlock("Sure."),)
-    assert _write(pair, answer, "<|assistant|>") == _write(pair, answer)
+    blocks = (TextBlock("Sure."),)
+    assert _write(pair, blocks, "<|assistant|>") == _write(pair, blocks)
 
 
 def test_without_a_family_only_text_can_be_written() -> None:
@@ -124,7 +124,7 @@ def test_without_a_family_only_text_can_be_written() -> None:
     assert _write((None, None), (THINK,)) is None
 
 
-def test_thoughts_without_a_reasoning_parser() -> None:
+def test_reasoning_without_a_reasoning_parser() -> None:
     """A family that cannot show a thought is not asked to."""
     text = _write(("hermes", None), INTERLEAVED)
     assert text is None or "<think>" not in text

@@ -38,11 +38,11 @@ def test_a_counter_leaves_system_text_as_if_it_had_never_been(counter: str) -> N
 def test_a_counter_leaves_reminders_in_user_text(counter: str) -> None:
     alone = f"<system-reminder>\n{counter}\n</system-reminder>"
     warning = f"<system_warning>{counter}</system_warning>"
-    beside = f"<system-reminder>\nUse the list.\n{counter}\n</system-reminder>"
+    with_text = f"<system-reminder>\nUse the list.\n{counter}\n</system-reminder>"
     assert VOLATILE.strip_user(alone) == ""
     assert VOLATILE.strip_user(warning) == ""
     assert VOLATILE.strip_user(f"Go on.\n{alone}\nNow.") == "Go on.\nNow."
-    assert VOLATILE.strip_user(beside) == "<system-reminder>\nUse the list.\n</system-reminder>"
+    assert VOLATILE.strip_user(with_text) == "<system-reminder>\nUse the list.\n</system-reminder>"
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
@@ -73,8 +73,8 @@ def test_what_a_tool_returned_is_data() -> None:
     text = "<system-reminder>\nToken usage: 1/2; 1 remaining\n</system-reminder>"
     call = Turn("assistant", (ToolCallBlock("c1", "read", "{}"),))
     result = Turn("tool", (ToolResultBlock("c1", (TextBlock(text),)),))
-    asked = Request("m", turns=(Turn("user", (TextBlock("go"),)), call, result))
-    assert normalize_prompt(asked) is asked
+    request = Request("m", turns=(Turn("user", (TextBlock("go"),)), call, result))
+    assert normalize_prompt(request) is request
 
 
 def test_the_operators_own_pattern() -> None:
@@ -98,8 +98,8 @@ LINES = st.lists(st.sampled_from([*COUNTERS, "Be kind.", "", "x", " y "]), max_s
 
 @given(LINES)
 def test_lines_of_counters_go_wherever_they_stand(lines: list[str]) -> None:
-    kept = [line for line in lines if line not in COUNTERS]
-    assert VOLATILE.strip_system("\n".join(lines)) == "\n".join(kept)
+    expected = [line for line in lines if line not in COUNTERS]
+    assert VOLATILE.strip_system("\n".join(lines)) == "\n".join(expected)
 
 
 @given(st.text(alphabet="ab<>/\nsytem-rindr 12:;", max_size=60))

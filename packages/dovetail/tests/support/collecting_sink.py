@@ -1,4 +1,4 @@
-"""The answer of the pipeline, kept batch by batch."""
+"""Collect the events of the pipeline, batch by batch."""
 
 from dovetail.pipeline.execution import run_request
 from dovetail.pipeline.registry import ModelEntry
@@ -6,7 +6,7 @@ from dovetail_model import Event, Request
 
 
 class RecordingSink:
-    """An audience that keeps what it hears, and always has room."""
+    """An `EventSink` that records its events and always has room."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, list[Event]]] = []
@@ -16,11 +16,11 @@ class RecordingSink:
         return True
 
     async def drain(self) -> None:
-        """There always is."""
+        """Return at once: there is always room."""
 
 
-async def run_and_collect(served: ModelEntry, request: Request, call: str = "call") -> list[Event]:
-    """All events of an answer with one choice."""
-    audience = RecordingSink()
-    await run_request(served, request, lambda: call, audience)
-    return [event for _, events in audience.batches for event in events]
+async def run_and_collect(entry: ModelEntry, request: Request, call: str = "call") -> list[Event]:
+    """Run a request with one choice, and return all its events."""
+    sink = RecordingSink()
+    await run_request(entry, request, lambda: call, sink)
+    return [event for _, events in sink.batches for event in events]

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from agent_clients import AGENTS, Agent, MessagesAgent
 from real_models import Pair, model
-from scripted_run import Played, Player
-from session_script import SCRIPT, question, result, scribe
+from scripted_run import ScriptedRunner, ScriptedTurn
+from session_script import SCRIPT, question, result, script_writer
 
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -36,25 +36,25 @@ OFF = PromptSettings(replay="client")
 class Step:
     """From a prompt and its turn to the next prompt.
 
-    `kept`: the model's own policy keeps the turn. `ends_well`: the token that the model ended it
-    with stands behind it. `as_cold`: the prompt is what a server without memory makes of the
-    request. `keeps_earlier`: all that stands before the last loop is still as it was. `generated`
-    are the turn's tokens; `again` those that had been in the engine's cache and have to be
-    prefilled once more, `again_off` the same without the ledger, and `again_clean` without it for a
-    model whose spacing and tokens are as its template and tokenizer would have them.
+    `preserved`: the model's own policy keeps the turn. `ends_well`: it is followed by its stop
+    token. `as_cold`: the prompt is what a server without memory makes of the request.
+    `keeps_earlier`: everything before the last loop is unchanged. `generated` are the turn's
+    tokens; `reprefilled` those that had been in the engine's cache and have to be prefilled again,
+    `reprefilled_off` the same without the ledger, and `reprefilled_clean` without it for a model
+    whose spacing and tokens are as its template and tokenizer would have them.
     """
 
     follower: Follower
-    how: PromptOrigin
-    kept: bool
+    origin: PromptOrigin
+    preserved: bool
     exact: bool
     ends_well: bool
     as_cold: bool
     keeps_earlier: bool
     generated: int
-    again: int
-    again_off: int
-    again_clean: int
+    reprefilled: int
+    reprefilled_off: int
+    reprefilled_clean: int
     notes: tuple[str, ...]
 
 
@@ -67,17 +67,17 @@ class Cell:
     steps: tuple[Step, ...]
 
     @property
-    def kept(self) -> list[Step]:
-        return [step for step in self.steps if step.kept]
+    def preserved(self) -> list[Step]:
+        return [step for step in self.steps if step.preserved]
 
     @property
     def exact(self) -> list[Step]:
-        return [step for step in self.kept if step.exact]
+        return [step for step in self.preserved if step.exact]
 
 
 @dataclass(frozen=True)
 class Row:
-    """All sessions with one model. `left_out` is what its notation cannot say of the script."""
+    """All sessions with one model. `left_out` is what its notation cannot express."""
 
     pair: Pair
     policy: Policy
@@ -87,21 +87,21 @@ class Row:
 
 @dataclass
 class Session:
-    """A session as it was played. `cold` has the prompts of a server that remembers nothing."""
+    """A session that was run. `cold` has the prompts of a server without memory."""
 
     pair: Pair
-    played: list[Played] = field(default_factory=list)
+    turns: list[ScriptedTurn] = field(default_factory=list)
     questions: dict[int, str] = field(default_factory=dict)
     cold: dict[int, "array[int]"] = field(default_factory=dict)
 
     def follower(self, at: int) -> Follower:
-        """What comes behind a turn."""
-        return "tool" if self.played[at].heard else "user"
+        """What follows a turn."""
+        return "tool" if self.turns[at].calls else "user"
 
 
 def policy_of(found: Model) -> Policy:
-    """What a model's template does to earlier turns when the user speaks, by what was probed."""
-    facts = found.facts
+    """What a model's template does to earlier turns at a user turn, by its profile."""
+    facts = found.profile
     if found.reasoning_parser is None:
         return "keeps" if facts.keeps_plain else "moves the tools"
     if facts.keeps_plain and facts.keeps_at_user:
@@ -110,40 +110,46 @@ def policy_of(found: Model) -> Policy:
 
 
 def policy_for(found: Model, kind: type[Agent]) -> Policy:
-    """The same for a client that may ask for all thoughts to be kept, as Claude Code does."""
-    asks = "context_management" in kind().body()
-    return "keeps" if asks and found.facts.keep_switches else policy_of(found)
+    """The same for a client that may request to keep all reasoning, as Claude Code does."""
+    requests_all = "context_management" in kind().body()
+    return "keeps" if requests_all and found.profile.keep_switches else policy_of(found)
 
 
-def preparer(pair: Pair, settings: PromptSettings | None = None) -> ChatPreparer:
+def make_preparer(pair: Pair, settings: PromptSettings | None = None) -> ChatPreparer:
     return ChatPreparer(model(pair), Ledger(MemoryLedgerStore()), KEY, settings)
 
 
-def player(pair: Pair, prepares: ChatPreparer) -> Player:
-    return Player(prepares, model(pair).tokenizer, 0, scribe(pair).writer)
+def make_runner(pair: Pair, preparer: ChatPreparer) -> ScriptedRunner:
+    return ScriptedRunner(preparer, model(pair).tokenizer, 0, script_writer(pair).writer)
 
 
-async def turn(session: Session, play: Player, agent: Agent, *, clean: bool = False) -> Played:
-    """The next turn of the script, and the agent's answer to it."""
-    at = len(session.played)
-    prepared = await play.prepare(agent)
-    played = await play.say(agent, prepared, scribe(session.pair).ids(at, prepared, clean=clean))
-    session.played.append(played)
-    if played.heard:
-        results = [(heard, result(session.pair, at, n)) for n, heard in enumerate(played.heard)]
+async def run_turn(
+    session: Session, runner: ScriptedRunner, agent: Agent, *, clean: bool = False
+) -> ScriptedTurn:
+    """Run the next turn of the script, and the agent's reply to it."""
+    at = len(session.turns)
+    prepared = await runner.prepare(agent)
+    scripted_turn = await runner.run_tokens(
+        agent, prepared, script_writer(session.pair).ids(at, prepared, clean=clean)
+    )
+    session.turns.append(scripted_turn)
+    if scripted_turn.calls:
+        results = [
+            (call, result(session.pair, at, n)) for n, call in enumerate(scripted_turn.calls)
+        ]
         agent.answer(results)
     else:
-        ask(session, agent)
-    return played
+        send_question(session, agent)
+    return scripted_turn
 
 
-def ask(session: Session, agent: Agent) -> None:
-    at = len(session.played)
+def send_question(session: Session, agent: Agent) -> None:
+    at = len(session.turns)
     session.questions[at] = question(session.pair, at)
     agent.ask(session.questions[at])
 
 
-async def play_session(
+async def run_session(
     pair: Pair,
     kind: type[Agent],
     settings: PromptSettings | None = None,
@@ -151,16 +157,16 @@ async def play_session(
     *,
     clean: bool = False,
 ) -> Session:
-    """The whole script. `compare` prepares the prompts behind a user's turn once more."""
+    """Run the whole script. `compare` prepares the prompts after user turns once more."""
     session, agent = Session(pair), kind(session=kind.name)
-    play = player(pair, preparer(pair, settings))
-    ask(session, agent)
+    runner = make_runner(pair, make_preparer(pair, settings))
+    send_question(session, agent)
     for at in range(len(SCRIPT)):
         if compare is not None and at in session.questions:
             body, headers = agent.request()
             prepared = await compare.prepare(agent.codec.decode(body, headers))
             session.cold[at] = prepared.prompt.ids
-        await turn(session, play, agent, clean=clean)
+        await run_turn(session, runner, agent, clean=clean)
     return session
 
 
@@ -172,65 +178,65 @@ def measure(pair: Pair) -> Row:
 
 async def _measure(pair: Pair) -> Row:
     new = await new_tokens(pair)
-    compare = preparer(pair, OFF)
+    compare = make_preparer(pair, OFF)
     cells = []
     for kind in AGENTS:
-        session = await play_session(pair, kind, compare=compare)
-        off = await play_session(pair, kind, OFF), await play_session(pair, kind, OFF, clean=True)
+        session = await run_session(pair, kind, compare=compare)
+        off = await run_session(pair, kind, OFF), await run_session(pair, kind, OFF, clean=True)
         policy = policy_for(model(pair), kind)
         steps = [_step(session, off, at, new[at], policy) for at in range(1, len(SCRIPT))]
         cells.append(Cell(kind.name, policy, tuple(steps)))
-    left_out = tuple(sorted(scribe(pair).left_out))
+    left_out = tuple(sorted(script_writer(pair).left_out))
     return Row(pair, policy_of(model(pair)), left_out, tuple(cells))
 
 
 async def new_tokens(pair: Pair) -> list[int]:
-    """How many tokens of each prompt nobody has seen before.
+    """Count the tokens of each prompt that are new.
 
-    They are what is left to prefill if no template ever has its way with an earlier turn.
+    They are what is left to prefill if no template ever changes an earlier turn.
     """
-    with patch.object(PromptRenderer, "start", return_value=0):
-        session = await play_session(pair, MessagesAgent)
-    sizes = [len(session.played[0].prepared.prompt.ids)]
-    for before, after in zip(session.played, session.played[1:], strict=False):
+    with patch.object(PromptRenderer, "replay_start", return_value=0):
+        session = await run_session(pair, MessagesAgent)
+    sizes = [len(session.turns[0].prepared.prompt.ids)]
+    for before, after in zip(session.turns, session.turns[1:], strict=False):
         ids = after.prepared.prompt.ids
-        assert ids[: len(before.whole)] == before.whole
-        sizes.append(len(ids) - len(before.whole))
+        assert ids[: len(before.token_ids)] == before.token_ids
+        sizes.append(len(ids) - len(before.token_ids))
     return sizes
 
 
-def again_tokens(session: Session, at: int, new: int) -> int:
+def count_reprefilled(session: Session, at: int, new: int) -> int:
     """What has to be prefilled for a turn, less what is new in its prompt."""
-    ids, before = session.played[at].prepared.prompt.ids, session.played[at - 1].whole
+    ids, before = session.turns[at].prepared.prompt.ids, session.turns[at - 1].token_ids
     return max(0, len(ids) - common_prefix(before, ids) - new)
 
 
 def _step(
     session: Session, off: tuple[Session, Session], at: int, new: int, policy: Policy
 ) -> Step:
-    prompt, before = session.played[at].prepared.prompt, session.played[at - 1].whole
+    prompt, before = session.turns[at].prepared.prompt, session.turns[at - 1].token_ids
     exact = prompt.ids[: len(before)] == before
     follower = session.follower(at - 1)
     return Step(
         follower=follower,
-        how=prompt.origin,
-        kept=policy == "keeps" or follower == "tool",
+        origin=prompt.origin,
+        preserved=policy == "keeps" or follower == "tool",
         exact=exact,
         ends_well=not exact or _ends_well(session, at),
         as_cold=session.cold.get(at) == prompt.ids,
         keeps_earlier=_keeps_earlier(session, at),
-        generated=len(session.played[at - 1].generation.ids),
-        again=again_tokens(session, at, new),
-        again_off=again_tokens(off[0], at, new),
-        again_clean=again_tokens(off[1], at, new),
+        generated=len(session.turns[at - 1].generation.ids),
+        reprefilled=count_reprefilled(session, at, new),
+        reprefilled_off=count_reprefilled(off[0], at, new),
+        reprefilled_clean=count_reprefilled(off[1], at, new),
         notes=prompt.notes,
     )
 
 
 def _ends_well(session: Session, at: int) -> bool:
     """Whether the token that the model ended its turn with stands behind it in the next prompt."""
-    before = session.played[at - 1]
-    follows = session.played[at].prepared.prompt.ids[len(before.whole)]
+    before = session.turns[at - 1]
+    follows = session.turns[at].prepared.prompt.ids[len(before.token_ids)]
     controls = model(session.pair).tokenizer.controls
     stop = before.generation.build_entry().stop
     if session.pair.name == "gpt-oss" and stop == controls["<|return|>"]:
@@ -243,7 +249,7 @@ def _keeps_earlier(session: Session, at: int) -> bool:
 
     A template that moves its tools has them before that question: there it is all before it.
     """
-    prompt, before = session.played[at].prepared.prompt, session.played[at - 1].whole
+    prompt, before = session.turns[at].prepared.prompt, session.turns[at - 1].token_ids
     opened = max(n for n in session.questions if n < at)
     if policy_of(model(session.pair)) == "moves the tools":
         opened = max((n for n in session.questions if n < opened), default=0)

@@ -1,11 +1,11 @@
-"""The matrix as a page: docs/exactness.md."""
+"""Write the exactness matrix as a page: docs/exactness.md."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 from agent_clients import AGENTS
 from exactness_matrix import Cell, Row, Step
-from long_session import Long
+from long_session import LongSessionCost
 from real_models import Pair, model
 from session_script import SCRIPT
 
@@ -81,7 +81,7 @@ WHY = {
 }
 
 
-def page(rows: Sequence[Row], long: Long) -> str:
+def page(rows: Sequence[Row], long: LongSessionCost) -> str:
     """The whole document."""
     parts = [INTRO.format(turns=len(SCRIPT)), _matrix(rows), EXCEPTIONS + _exceptions(rows)]
     parts += [COST + _costs(rows), _long(long), _surrogates([row.pair for row in rows])]
@@ -92,20 +92,20 @@ def _matrix(rows: Sequence[Row]) -> str:
     head = ("model", "when the user speaks", *(f"{k.name} ({k.codec.name})" for k in AGENTS))
     lines = ((_name(row.pair), POLICIES[row.policy], *map(_cell, row.cells)) for row in rows)
     steps = [step for row in rows for cell in row.cells for step in cell.steps]
-    kept = [step for step in steps if step.kept]
-    exact = sum(step.exact for step in kept)
+    preserved = [step for step in steps if step.preserved]
+    exact = sum(step.exact for step in preserved)
     tool = [step for step in steps if step.follower == "tool"]
-    grown = sum(step.how == "grown" for step in tool)
+    grown = sum(step.origin == "grown" for step in tool)
     return (
         table(head, lines)
-        + f"\n{exact:,} of {len(kept):,} steps are exact ({_share(exact, len(kept))}). "
+        + f"\n{exact:,} of {len(preserved):,} steps are exact ({_share(exact, len(preserved))}). "
         + f"{grown:,} of {len(tool):,} steps within a tool loop only added to the prompt before: "
         + "nothing of it was rendered or tokenized again.\n"
     )
 
 
 def _cell(cell: Cell) -> str:
-    return f"{len(cell.exact)}/{len(cell.kept)}"
+    return f"{len(cell.exact)}/{len(cell.preserved)}"
 
 
 def _exceptions(rows: Sequence[Row]) -> str:
@@ -113,15 +113,15 @@ def _exceptions(rows: Sequence[Row]) -> str:
     for policy, why in WHY.items():
         named = _names(row for row in rows if row.policy == policy)
         points += [f"{named}: {why}"] if named else []
-    asked = _names(
+    switched = _names(
         row
         for row in rows
         if row.policy != "keeps" and any(cell.policy == "keeps" for cell in row.cells)
     )
-    if asked:
+    if switched:
         points.append(
-            f"{asked}: the template has a switch that keeps all thoughts. It is set for a client "
-            "that asks for it, as Claude Code does."
+            f"{switched}: the template has a switch that keeps all thoughts. It is set for a "
+            "client that asks for it, as Claude Code does."
         )
     for missing in sorted({what for row in rows for what in row.left_out}):
         named = _names(row for row in rows if missing in row.left_out)
@@ -138,25 +138,31 @@ def _costs(rows: Sequence[Row]) -> str:
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The one figure."""
-    kept = [step for row in rows for cell in row.cells for step in cell.kept]
-    said, on = sum(step.generated for step in kept), sum(step.again for step in kept)
-    off, clean = sum(step.again_off for step in kept), sum(step.again_clean for step in kept)
+    """The summary sentence."""
+    preserved = [step for row in rows for cell in row.cells for step in cell.preserved]
+    generated, on = (
+        sum(step.generated for step in preserved),
+        sum(step.reprefilled for step in preserved),
+    )
+    off, clean = (
+        sum(step.reprefilled_off for step in preserved),
+        sum(step.reprefilled_clean for step in preserved),
+    )
     sessions = sum(len(row.cells) for row in rows)
-    left = [s for row in rows for cell in row.cells for s in cell.steps if not s.kept]
-    policy_off, policy_on = sum(s.again_off for s in left), sum(s.again for s in left)
+    left = [s for row in rows for cell in row.cells for s in cell.steps if not s.preserved]
+    policy_off, policy_on = sum(s.reprefilled_off for s in left), sum(s.reprefilled for s in left)
     return (
-        f"**Over all {sessions} sessions the models generated {said:,} tokens that the next prompt "
-        f"keeps. Without the ledger {off:,} tokens are prefilled again for them "
-        f"({_share(off, said)}; {_share(clean, said)} if the models write cleanly), with it "
-        f"{on:,}.** In the steps that a policy does not keep it is {policy_off:,} without and "
-        f"{policy_on:,} with: there the thoughts of a loop are dropped which a client that loses "
-        f"them would never have sent. All steps together: {off + policy_off:,} without, "
-        f"{on + policy_on:,} with.\n"
+        f"**Over all {sessions} sessions the models generated {generated:,} tokens that the "
+        f"next prompt keeps. Without the ledger {off:,} tokens are prefilled again for them "
+        f"({_share(off, generated)}; {_share(clean, generated)} if the models write cleanly), "
+        f"with it {on:,}.** In the steps that a policy does not keep it is {policy_off:,} "
+        f"without and {policy_on:,} with: there the thoughts of a loop are dropped which a "
+        f"client that loses them would never have sent. All steps together: "
+        f"{off + policy_off:,} without, {on + policy_on:,} with.\n"
     )
 
 
-def _long(long: Long) -> str:
+def _long(long: LongSessionCost) -> str:
     text = "## A long session\n\n"
     text += f"Claude Code with {long.pair.name}, {long.turns} turns, {long.generated:,} tokens "
     text += f"generated, {long.prompt:,} in the last prompt. Tokens prefilled in all:\n\n"
@@ -175,14 +181,14 @@ def _mean(row: Row) -> list[int]:
         return round(sum(pick) / len(row.cells))
 
     steps: list[Step] = [step for cell in row.cells for step in cell.steps]
-    kept, left = [s for s in steps if s.kept], [s for s in steps if not s.kept]
+    preserved, left = [s for s in steps if s.preserved], [s for s in steps if not s.preserved]
     return [
         mean(s.generated for s in steps),
-        mean(s.again_off for s in kept),
-        mean(s.again_clean for s in kept),
-        mean(s.again for s in kept),
-        mean(s.again_off for s in left),
-        mean(s.again for s in left),
+        mean(s.reprefilled_off for s in preserved),
+        mean(s.reprefilled_clean for s in preserved),
+        mean(s.reprefilled for s in preserved),
+        mean(s.reprefilled_off for s in left),
+        mean(s.reprefilled for s in left),
     ]
 
 

@@ -1,6 +1,6 @@
-"""Sessions that are played and then exported, and what an export has to be.
+"""Run scripted sessions, export them, and check the export.
 
-The truth is what the engine was asked with and what it answered, noted where both are given.
+An export must contain what the engine received and returned, id for id.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from agent_clients import Agent
-from scripted_run import Played, Player
+from scripted_run import ScriptedRunner, ScriptedTurn
 
 from dovetail.ledger.export import LedgerExporter
 from dovetail.ledger.export_sample import TrainingSample
@@ -17,30 +17,30 @@ from dovetail.pipeline.preparation import PreparedRequest
 
 
 @dataclass
-class Truth:
-    """What the engine was asked with and what it said, the token that ended it included."""
+class ExpectedTurn:
+    """What the engine received and generated, the stop token included."""
 
     prompt: list[int]
-    answer: list[int]
+    output: list[int]
 
 
 @dataclass
-class NotingPlayer(Player):
-    """Notes for each entry what passed between us and the engine."""
+class RecordingRunner(ScriptedRunner):
+    """Records for each entry what the engine received and generated."""
 
-    truths: dict[str, Truth] = field(default_factory=dict)
+    expected_turns: dict[str, ExpectedTurn] = field(default_factory=dict)
 
-    async def say(
+    async def run_tokens(
         self, agent: Agent, prepared: PreparedRequest, ids: Sequence[int], step: int = 3
-    ) -> Played:
-        played = await super().say(agent, prepared, ids, step)
-        truth = Truth(list(prepared.prompt.ids), list(ids))
-        self.truths[played.generation.entry_id] = truth
-        return played
+    ) -> ScriptedTurn:
+        turn = await super().run_tokens(agent, prepared, ids, step)
+        expected = ExpectedTurn(list(prepared.prompt.ids), list(ids))
+        self.expected_turns[turn.generation.entry_id] = expected
+        return turn
 
 
 async def exported(ledger: Ledger, name: str, tenant: str = "") -> list[TrainingSample]:
-    """All samples of a session, none of them left out."""
+    """Export all samples of a session; none may be missing."""
     export = LedgerExporter(ledger, tenant)
     made = [one async for one in export.iter_samples(await export.find(name))]
     samples = [one for one in made if isinstance(one, TrainingSample)]
@@ -48,41 +48,41 @@ async def exported(ledger: Ledger, name: str, tenant: str = "") -> list[Training
     return samples
 
 
-def check(samples: Sequence[TrainingSample], truths: dict[str, Truth]) -> None:
-    """Each turn once, and every id of it as the engine had it."""
+def check(samples: Sequence[TrainingSample], expected_turns: dict[str, ExpectedTurn]) -> None:
+    """Check that each turn is exported once, with exactly the engine's ids."""
     entries = [turn.entry for sample in samples for turn in sample.turns]
-    assert sorted(entries) == sorted(truths)
+    assert sorted(entries) == sorted(expected_turns)
     for sample in samples:
-        check_sample(sample, truths)
+        check_sample(sample, expected_turns)
 
 
-def check_sample(sample: TrainingSample, truths: dict[str, Truth]) -> None:
+def check_sample(sample: TrainingSample, expected_turns: dict[str, ExpectedTurn]) -> None:
     ids, mask = list(sample.ids), list(sample.loss_mask)
-    expected = [0] * len(ids)
+    expected_mask = [0] * len(ids)
     at = 0
     for turn in sample.turns:
-        truth = truths[turn.entry]
+        expected = expected_turns[turn.entry]
         assert turn.start == at
-        assert ids[: turn.prompt_end] == truth.prompt
-        said = ids[turn.prompt_end : turn.end]
-        if turn is sample.turns[-1] or said[-1:] == [turn.stop]:
-            assert said == truth.answer
+        assert ids[: turn.prompt_end] == expected.prompt
+        output = ids[turn.prompt_end : turn.end]
+        if turn is sample.turns[-1] or output[-1:] == [turn.stop]:
+            assert output == expected.output
         else:  # the next prompt ends the turn in another way than the model did
-            assert [*said, turn.stop] == truth.answer
+            assert [*output, turn.stop] == expected.output
             assert ids[turn.end] != turn.stop
-        expected[turn.prompt_end : turn.end] = [1] * len(said)
+        expected_mask[turn.prompt_end : turn.end] = [1] * len(output)
         at = turn.end
         spans = turn.spans
         assert all(span.start <= span.end <= turn.end for span in spans)
         assert [span.end for span in spans[:-1]] == [span.start for span in spans[1:]]
         assert not spans or spans[0].start == turn.prompt_end
     assert at == len(ids)
-    assert mask == expected
+    assert mask == expected_mask
 
 
-def breaks(played: Sequence[Played]) -> int:
-    """How often a prompt does not begin with all of the turn before."""
+def count_breaks(turns: Sequence[ScriptedTurn]) -> int:
+    """Count the prompts that do not begin with the previous prompt and turn."""
     return sum(
-        after.prepared.prompt.ids[: len(before.whole)] != before.whole
-        for before, after in pairwise(played)
+        after.prepared.prompt.ids[: len(before.token_ids)] != before.token_ids
+        for before, after in pairwise(turns)
     )

@@ -1,7 +1,7 @@
-"""Small ledgers full of branches, and what a history that a client made of them means.
+"""Small ledgers full of branches, and the histories that clients make of them.
 
-The model is a byte tokenizer beside a small template that keeps everything it is given, so that a
-prompt can be read back turn by turn and each turn be compared with what may stand there.
+The model is a byte tokenizer with a small template that keeps everything, so that a prompt can be
+split into turns and each turn be compared with what is allowed there.
 """
 
 import asyncio
@@ -82,17 +82,17 @@ KEYS = Keyring([b"f" * 32])
 
 @cache
 def small_model() -> Model:
-    """The smallest model that keeps all: one id a byte, thoughts in history, calls as Hermes."""
+    """The smallest model that keeps everything: byte ids, reasoning in history, Hermes calls."""
     tokenizer = ByteTokenizer(CONTROLS)
     template = ChatTemplate(TEMPLATE)
-    speech = ProbedTemplate(template, probe_template(template, {}))
+    chat_template = ProbedTemplate(template, probe_template(template, {}))
     return Model(
         name="small",
         path=Path("small"),
         tokenizer=tokenizer,
         template_source=TemplateSource({"default": TEMPLATE}),
-        chat_template=speech,
-        tool_chat_template=speech,
+        chat_template=chat_template,
+        tool_chat_template=chat_template,
         parsers=ModelParsers("hermes", "qwen3", "flags"),
         switches={},
         stop_ids=frozenset({tokenizer.controls[END]}),
@@ -103,22 +103,22 @@ def small_model() -> Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
-    """What a model said once: the turn as its client heard it, and the tokens it was made of."""
+class GeneratedTurn:
+    """A generated turn as its client received it, and its tokens."""
 
     tenant: str
-    above: "Said | None"
+    parent: "GeneratedTurn | None"
     before: tuple[Turn, ...]
     turn: Turn
     ids: "array[int]"
     entry: str
     prepared: PreparedRequest
-    home: int = 0
+    replica: int = 0
 
     @property
-    def behind(self) -> tuple[Turn, ...]:
-        """What it answers."""
-        return self.before[len(self.above.history) if self.above else 0 :]
+    def new_turns(self) -> tuple[Turn, ...]:
+        """The turns since its parent."""
+        return self.before[len(self.parent.history) if self.parent else 0 :]
 
     @property
     def history(self) -> tuple[Turn, ...]:
@@ -132,22 +132,22 @@ class Said:
     def seals(self) -> list[str]:
         return [b.seal for b in self.turn.blocks if isinstance(b, ReasoningBlock) and b.seal]
 
-    def line(self) -> "Iterator[Said]":
-        """It and all that was said before it, last first."""
-        said: Said | None = self
-        while said is not None:
-            yield said
-            said = said.above
+    def ancestors(self) -> "Iterator[GeneratedTurn]":
+        """Yield it and its ancestors, last first."""
+        generated: GeneratedTurn | None = self
+        while generated is not None:
+            yield generated
+            generated = generated.parent
 
 
 @dataclass
-class Grove:
-    """One preparer or several replicas, and all that was said through them."""
+class Cluster:
+    """One preparer or several replicas, and all turns generated through them."""
 
     preparers: Sequence[ChatPreparer]
     model: Model
     system: str = "Be brief."
-    said: list[Said] = field(default_factory=list)
+    generated: list[GeneratedTurn] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
     def request(
@@ -159,52 +159,54 @@ class Grove:
         )
 
     async def prepare(
-        self, turns: Sequence[Turn], tenant: str = "", session: str | None = None, home: int = 0
+        self, turns: Sequence[Turn], tenant: str = "", session: str | None = None, replica: int = 0
     ) -> PreparedRequest:
-        return await self.preparers[home].prepare(self.request(turns, tenant, session))
+        return await self.preparers[replica].prepare(self.request(turns, tenant, session))
 
-    async def say(
+    async def generate(
         self,
-        above: Said | None,
-        behind: Sequence[Turn],
-        words: "str | Sequence[OutputBlock] | list[int]",
+        parent: GeneratedTurn | None,
+        new_turns: Sequence[Turn],
+        output: "str | Sequence[OutputBlock] | list[int]",
         tenant: str = "",
-        home: int = 0,
+        replica: int = 0,
         *,
         plain: bool = False,
-    ) -> Said:
-        """The model's answer to what came behind an earlier one.
+    ) -> GeneratedTurn:
+        """Generate a turn after an earlier one and new turns.
 
-        Its client sends back what it heard, unchanged or, if it is a plain one, without thoughts.
+        The client replays what it received, unchanged or, if it is a plain one, without reasoning.
         """
-        history = above.history if above else ()
-        before = (*(map(without_thoughts, history) if plain else history), *behind)
-        prepared = await self.prepare(before, tenant, home=home)
-        preparer = self.preparers[home]
+        history = parent.history if parent else ()
+        before = (*(map(without_reasoning, history) if plain else history), *new_turns)
+        prepared = await self.prepare(before, tenant, replica=replica)
+        preparer = self.preparers[replica]
         generation = preparer.create_generation(prepared, self._new_call_id)
         fold = Fold()
-        for event in (*generation.feed(self._ids(words, prepared)), *generation.finish()):
+        for event in (*generation.feed(self._ids(output, prepared)), *generation.finish()):
             fold.add(event)
         await preparer.record(prepared, generation)
-        turn = heard(Turn("assistant", fold.message().blocks))
+        turn = as_received(Turn("assistant", fold.message().blocks))
         entry = generation.build_entry().id
-        said = Said(tenant, above, before, turn, generation.ids, entry, prepared, home)
-        self.said.append(said)
-        return said
+        generated = GeneratedTurn(
+            tenant, parent, before, turn, generation.ids, entry, prepared, replica
+        )
+        self.generated.append(generated)
+        return generated
 
     def _ids(
-        self, words: "str | Sequence[OutputBlock] | list[int]", prepared: PreparedRequest
+        self, output: "str | Sequence[OutputBlock] | list[int]", prepared: PreparedRequest
     ) -> list[int]:
-        """What is said as tokens, with the one that ends the turn: from text, blocks or ids."""
-        if not isinstance(words, str):
-            ids = [word for word in words if isinstance(word, int)]
+        """The tokens of an output given as text, blocks or ids, with the stop token."""
+        if not isinstance(output, str):
+            ids = [word for word in output if isinstance(word, int)]
             if ids:
                 return ids
-            words = self._written([word for word in words if not isinstance(word, int)], prepared)
-        return [*self.model.tokenizer.encode(words), min(self.model.stop_ids)]
+            output = self._written([word for word in output if not isinstance(word, int)], prepared)
+        return [*self.model.tokenizer.encode(output), min(self.model.stop_ids)]
 
     def _written(self, blocks: "Sequence[OutputBlock]", prepared: PreparedRequest) -> str:
-        """Blocks as the model writes them behind this prompt."""
+        """Blocks as the model writes them after this prompt."""
         writer = TurnWriter(self.model.tool_parser, self.model.reasoning_parser)
         end = self.model.tokenizer.decode(prepared.prompt.ids[-24:])
         turn = Turn("assistant", tuple(blocks))
@@ -220,27 +222,27 @@ class Grove:
         return f"call_{next(self._numbers):08x}"
 
 
-def grove(
+def make_cluster(
     replay: ReplayPolicy = "auto",
     *,
     model: Model | None = None,
     keys: Keyring = KEYS,
     replicas: int = 1,
-    forgetful: bool = False,
-) -> Grove:
-    """An empty one. Replicas share their keys and nothing else; forgetful ones have no cache."""
+    uncached: bool = False,
+) -> Cluster:
+    """Create an empty cluster. Replicas share only their keys; `uncached` ones have no cache."""
     model = model or small_model()
     settings = PromptSettings(replay=replay)
-    room = 1 if forgetful else 1 << 26
+    room = 1 if uncached else 1 << 26
     ledgers = [
         Ledger(MemoryLedgerStore(), cache_bytes=room, token_cache_bytes=room)
         for _ in range(replicas)
     ]
-    return Grove([ChatPreparer(model, ledger, keys, settings) for ledger in ledgers], model)
+    return Cluster([ChatPreparer(model, ledger, keys, settings) for ledger in ledgers], model)
 
 
-def heard(turn: Turn) -> Turn:
-    """A turn without what no client gets: the raw text."""
+def as_received(turn: Turn) -> Turn:
+    """Remove what no client receives: the raw text."""
     return Turn(turn.role, tuple(msgspec.structs.replace(b, raw="") for b in turn.blocks))
 
 
@@ -248,9 +250,9 @@ def user(text: str) -> Turn:
     return Turn("user", (TextBlock(text),))
 
 
-def results(said: Said, *texts: str) -> Turn:
-    """What the calls of a turn gave back."""
-    pairs = zip(said.calls, texts, strict=True)
+def results(turn: GeneratedTurn, *texts: str) -> Turn:
+    """The results of a turn's calls."""
+    pairs = zip(turn.calls, texts, strict=True)
     blocks = tuple(ToolResultBlock(call.id, (TextBlock(text),)) for call, text in pairs)
     return Turn("tool", blocks)
 
@@ -260,12 +262,12 @@ def call_text(arguments: str, name: str = "run") -> str:
     return f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def thought_text(text: str) -> str:
+def reasoning_text(text: str) -> str:
     return f"<think>\n{text}\n</think>\n\n"
 
 
 def parts(ids: "array[int]", role: str = "assistant") -> "list[array[int]]":
-    """What stands in a prompt for each turn of a role, without header and end."""
+    """The ids of each turn of a role in a prompt, without header and end."""
     tokenizer = small_model().tokenizer
     begin, end = tokenizer.controls[BEGIN], tokenizer.controls[END]
     header = array(TOKEN_ID_TYPECODE, tokenizer.encode(f"{role}\n"))
@@ -286,30 +288,30 @@ def changed(turn: Turn, change: Callable[[Block], Block | None]) -> Turn:
     return Turn(turn.role, tuple(block for block in blocks if block is not None))
 
 
-def each_thought(turn: Turn, change: Callable[[ReasoningBlock], ReasoningBlock]) -> Turn:
+def map_reasoning(turn: Turn, change: Callable[[ReasoningBlock], ReasoningBlock]) -> Turn:
     return changed(turn, lambda b: change(b) if isinstance(b, ReasoningBlock) else b)
 
 
-def each_call(turn: Turn, change: Callable[[ToolCallBlock], ToolCallBlock]) -> Turn:
+def map_calls(turn: Turn, change: Callable[[ToolCallBlock], ToolCallBlock]) -> Turn:
     return changed(turn, lambda b: change(b) if isinstance(b, ToolCallBlock) else b)
 
 
-def without_thoughts(turn: Turn) -> Turn:
+def without_reasoning(turn: Turn) -> Turn:
     return changed(turn, lambda b: None if isinstance(b, ReasoningBlock) else b)
 
 
-def without_words(turn: Turn) -> Turn:
-    """Thoughts as some clients keep them: the seal and not the words."""
-    return each_thought(turn, lambda b: ReasoningBlock("", b.seal))
+def without_reasoning_text(turn: Turn) -> Turn:
+    """Keep only the seal of reasoning, as some clients do."""
+    return map_reasoning(turn, lambda b: ReasoningBlock("", b.seal))
 
 
-def other_thoughts(turn: Turn, text: str) -> Turn:
-    """The turn's thoughts in other words, under the same seals."""
-    return each_thought(turn, lambda b: ReasoningBlock(text, b.seal))
+def replace_reasoning(turn: Turn, text: str) -> Turn:
+    """Replace the text of a turn's reasoning, under the same seals."""
+    return map_reasoning(turn, lambda b: ReasoningBlock(text, b.seal))
 
 
 def anonymous(turns: Sequence[Turn]) -> list[Turn]:
-    """A history without any handle: no thoughts, and calls by ids that the client made up."""
+    """A history without any handle: no reasoning, and call ids of the client's own."""
     ids: dict[str, str] = {}
 
     def renamed(block: Block) -> Block | None:

@@ -1,4 +1,4 @@
-"""Histories as clients may make them of what was said: replayed, edited, forked, merged."""
+"""Histories as clients may make them: replayed, edited, forked, merged."""
 
 import json
 import random
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import msgspec
 from forked_histories import (
     RUN,
-    Grove,
-    Said,
+    Cluster,
+    GeneratedTurn,
     changed,
-    each_call,
-    each_thought,
-    grove,
+    make_cluster,
+    map_calls,
+    map_reasoning,
     user,
-    without_thoughts,
-    without_words,
+    without_reasoning,
+    without_reasoning_text,
 )
 from splice_oracle import Oracle, text_of
 
@@ -34,77 +34,79 @@ replace = msgspec.structs.replace
 TENANTS = ("ann", "bob")
 USERS = ("hi", "more", "again")
 TEXTS = ("ok", "done", "ok")
-THOUGHTS = ("first", "second", "third")
+REASONINGS = ("first", "second", "third")
 ARGUMENTS = ('{"command": "ls"}', '{"command": "ls", "count": 2}', '{"command": "pwd"}')
 RESULTS = ("fine", "bad", "")
-_THOUGHT = re.compile(r"<think>\n.*?\n</think>\n\n", re.S)
+_REASONING = re.compile(r"<think>\n.*?\n</think>\n\n", re.S)
 
 
-# ---- what was said ------------------------------------------------------------------------------
+# ---- generated turns ----------------------------------------------------------------------------
 
 
-async def grow(made: Grove, dice: random.Random) -> None:
-    """One more turn in a grove whose branches are hard to tell apart.
+async def grow(cluster: Cluster, dice: random.Random) -> None:
+    """Generate one more turn in a cluster whose branches are hard to distinguish.
 
-    Texts, thoughts and arguments are few, and many turns are another try at an earlier one: the
-    same visible words behind other thoughts. Some clients keep no handles.
+    Texts, reasoning and arguments are few, and many turns repeat an earlier one: the same visible
+    text after other reasoning. Some clients keep no handles.
     """
-    home = dice.randrange(len(made.preparers))
-    if made.said and dice.random() < 0.5:
-        known = dice.choice(made.said)
-        text = _THOUGHT.sub(lambda _: _thought(dice), text_of(known.ids))
-        await made.say(known.above, known.behind, text, known.tenant, home)
+    replica = dice.randrange(len(cluster.preparers))
+    if cluster.generated and dice.random() < 0.5:
+        known = dice.choice(cluster.generated)
+        text = _REASONING.sub(lambda _: _reasoning(dice), text_of(known.ids))
+        await cluster.generate(known.parent, known.new_turns, text, known.tenant, replica)
         return
     tenant = dice.choice(TENANTS)
-    own = [said for said in made.said if said.tenant == tenant]
-    above = dice.choice(own) if own and dice.random() < 0.8 else None
+    own = [generated for generated in cluster.generated if generated.tenant == tenant]
+    parent = dice.choice(own) if own and dice.random() < 0.8 else None
     plain = dice.random() < 0.3
-    await made.say(above, _behind(above, dice), _output(dice), tenant, home, plain=plain)
+    await cluster.generate(
+        parent, _next_turns(parent, dice), _output(dice), tenant, replica, plain=plain
+    )
 
 
-def _behind(above: Said | None, dice: random.Random) -> list[Turn]:
-    if above is None or not above.calls:
+def _next_turns(parent: GeneratedTurn | None, dice: random.Random) -> list[Turn]:
+    if parent is None or not parent.calls:
         return [user(dice.choice(USERS))]
     blocks = tuple(
-        ToolResultBlock(call.id, (TextBlock(dice.choice(RESULTS)),)) for call in above.calls
+        ToolResultBlock(call.id, (TextBlock(dice.choice(RESULTS)),)) for call in parent.calls
     )
     return [Turn("tool", blocks)]
 
 
 def _output(dice: random.Random) -> str:
-    """A turn as the model writes it: up to two thoughts, text, calls."""
+    """A turn as the model writes it: reasoning, text, calls."""
     text = ""
     if dice.random() < 0.8:
-        text += _thought(dice)
+        text += _reasoning(dice)
     if dice.random() < 0.6:
         text += dice.choice(TEXTS)
     for _ in range(dice.randrange(3)):
         if dice.random() < 0.3:
-            text += _thought(dice)
+            text += _reasoning(dice)
         given = dice.choice(ARGUMENTS)
         text += f'<tool_call>\n{{"name": "run", "arguments": {given}}}\n</tool_call>'
     return text if text.endswith(("ok", "done", "</tool_call>")) else f"{text}ok"
 
 
-def _thought(dice: random.Random) -> str:
-    return f"<think>\n{dice.choice(THOUGHTS)}\n</think>\n\n"
+def _reasoning(dice: random.Random) -> str:
+    return f"<think>\n{dice.choice(REASONINGS)}\n</think>\n\n"
 
 
-# ---- what a client makes of it ------------------------------------------------------------------
+# ---- what a client sends back ------------------------------------------------------------------
 
 
 class Client:
     """Makes histories of a tenant's branches: as harnesses replay them, edited, forked, merged."""
 
-    def __init__(self, made: Grove, dice: random.Random) -> None:
-        self._made = made
+    def __init__(self, cluster: Cluster, dice: random.Random) -> None:
+        self._cluster = cluster
         self._dice = dice
         self._fresh = 0
 
     def history(self) -> tuple[str, list[Turn]]:
         """A tenant, and turns that it may send."""
         dice = self._dice
-        last = dice.choice(self._made.said)
+        last = dice.choice(self._cluster.generated)
         turns = list(last.history)
         if dice.random() < 0.2:
             turns = self._merged(turns, last.tenant)
@@ -130,25 +132,27 @@ class Client:
 
     def _merged(self, turns: list[Turn], tenant: str) -> list[Turn]:
         """The beginning of one branch and the end of another."""
-        other = self._dice.choice([said for said in self._made.said if said.tenant == tenant])
-        cut = self._dice.randrange(len(turns) + 1)
-        return turns[:cut] + list(other.history[self._dice.choice((cut, 0)) :]) or turns
+        other = self._dice.choice(
+            [generated for generated in self._cluster.generated if generated.tenant == tenant]
+        )
+        index = self._dice.randrange(len(turns) + 1)
+        return turns[:index] + list(other.history[self._dice.choice((index, 0)) :]) or turns
 
     def _habits(self) -> list[Callable[[Turn], Turn]]:
         return [
-            without_thoughts,
-            without_words,
+            without_reasoning,
+            without_reasoning_text,
             self._new_ids,
             self._shortened_ids,
             self._other_form,
-            lambda turn: self._new_ids(without_thoughts(turn)),
+            lambda turn: self._new_ids(without_reasoning(turn)),
         ]
 
     def _edits(self) -> list[Callable[[Turn], Turn]]:
         return [
             *self._habits(),
             self._other_words,
-            self._other_thought,
+            self._other_reasoning,
             self._other_arguments,
             self._without_call,
             self._other_turn,
@@ -160,14 +164,14 @@ class Client:
 
     def _new_ids(self, turn: Turn) -> Turn:
         self._fresh += 1
-        return each_call(turn, lambda b: replace(b, id=f"new_{self._fresh}_{b.id[-1:]}"))
+        return map_calls(turn, lambda b: replace(b, id=f"new_{self._fresh}_{b.id[-1:]}"))
 
     def _shortened_ids(self, turn: Turn) -> Turn:
-        return each_call(turn, lambda b: replace(b, id=b.id.replace("_", "")))
+        return map_calls(turn, lambda b: replace(b, id=b.id.replace("_", "")))
 
     def _other_form(self, turn: Turn) -> Turn:
         """The same arguments in another spelling, with a default filled in."""
-        return each_call(turn, lambda b: replace(b, arguments=_respelled(b.arguments)))
+        return map_calls(turn, lambda b: replace(b, arguments=_respelled(b.arguments)))
 
     def _other_words(self, turn: Turn) -> Turn:
         text = self._dice.choice((*USERS, *TEXTS, "edited"))
@@ -178,13 +182,13 @@ class Client:
             )
         return changed(turn, lambda b: TextBlock(text) if isinstance(b, TextBlock) else b)
 
-    def _other_thought(self, turn: Turn) -> Turn:
-        text = self._dice.choice((*THOUGHTS, "edited"))
-        return each_thought(turn, lambda b: replace(b, text=text))
+    def _other_reasoning(self, turn: Turn) -> Turn:
+        text = self._dice.choice((*REASONINGS, "edited"))
+        return map_reasoning(turn, lambda b: replace(b, text=text))
 
     def _other_arguments(self, turn: Turn) -> Turn:
         given = self._dice.choice((*ARGUMENTS, '{"command": "rm -rf /"}'))
-        return each_call(turn, lambda b: replace(b, arguments=given))
+        return map_calls(turn, lambda b: replace(b, arguments=given))
 
     def _without_call(self, turn: Turn) -> Turn:
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
@@ -193,24 +197,24 @@ class Client:
 
     def _other_turn(self, turn: Turn) -> Turn:
         """Another branch's turn in this place."""
-        return self._dice.choice(self._made.said).turn
+        return self._dice.choice(self._cluster.generated).turn
 
     def _other_seal(self, turn: Turn) -> Turn:
         """This turn under another one's seal, maybe another tenant's."""
-        seals = self._dice.choice(self._made.said).seals
-        return each_thought(turn, lambda b: replace(b, seal=seals[0])) if seals else turn
+        seals = self._dice.choice(self._cluster.generated).seals
+        return map_reasoning(turn, lambda b: replace(b, seal=seals[0])) if seals else turn
 
     def _other_ids(self, turn: Turn) -> Turn:
-        ids = [call.id for call in self._dice.choice(self._made.said).calls]
-        return each_call(turn, lambda b: replace(b, id=ids.pop(0)) if ids else b)
+        ids = [call.id for call in self._dice.choice(self._cluster.generated).calls]
+        return map_calls(turn, lambda b: replace(b, id=ids.pop(0)) if ids else b)
 
     def _forged(self, turn: Turn) -> Turn:
         at = self._dice.randrange(10, 80)
-        return each_thought(turn, lambda b: replace(b, seal=_flipped(b.seal or "", at)))
+        return map_reasoning(turn, lambda b: replace(b, seal=_flipped(b.seal or "", at)))
 
     def _truncated(self, turn: Turn) -> Turn:
         size = self._dice.randrange(80)
-        return each_thought(turn, lambda b: replace(b, seal=(b.seal or "")[:size]))
+        return map_reasoning(turn, lambda b: replace(b, seal=(b.seal or "")[:size]))
 
 
 def _respelled(arguments: str) -> str:
@@ -225,38 +229,38 @@ def _flipped(seal: str, at: int) -> str:
 
 
 @dataclass
-class Histories:
-    """What came of some histories."""
+class HistoryTally:
+    """Counts over some histories."""
 
     histories: int = 0
     turns: int = 0
     exact: int = 0
-    hows: Counter[str] = field(default_factory=Counter)
+    origins: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, prepared: PreparedRequest) -> None:
         self.histories += 1
         self.turns += sum(turn.role == "assistant" for turn in prepared.request.turns)
         self.exact += len(prepared.prompt.exact_turns)
-        self.hows[prepared.prompt.origin] += 1
+        self.origins[prepared.prompt.origin] += 1
         self.notes.update(prepared.prompt.notes)
 
 
-async def play_histories(
-    dice: random.Random, count: int, replicas: int = 1, *, forgetful: bool = False
-) -> Histories:
-    """Histories out of one grove, which grows meanwhile: what was unique may get a double."""
-    made = grove(replicas=replicas, forgetful=forgetful)
-    oracle, client, tally = Oracle(made), Client(made, dice), Histories()
+async def run_histories(
+    dice: random.Random, count: int, replicas: int = 1, *, uncached: bool = False
+) -> HistoryTally:
+    """Check histories from one cluster that keeps growing: a unique turn may get a twin."""
+    cluster = make_cluster(replicas=replicas, uncached=uncached)
+    oracle, client, tally = Oracle(cluster), Client(cluster, dice), HistoryTally()
     for at in range(count):
         if at < 12 or dice.random() < 0.05:
-            await grow(made, dice)
+            await grow(cluster, dice)
         tenant, turns = client.history()
-        home = dice.randrange(replicas)
+        replica = dice.randrange(replicas)
         session = dice.choice((None, "one", "two"))
-        prepared = await made.prepare(turns, tenant, session, home)
+        prepared = await cluster.prepare(turns, tenant, session, replica)
         tally.add(prepared)
-        await oracle.check(prepared, home)
+        await oracle.check(prepared, replica)
     return tally
 
 

@@ -1,6 +1,6 @@
-"""Two turns over each API with logprobs asked for where one can, and what is kept of them.
+"""Run two turns over each API with logprobs where it supports them, and check what is stored.
 
-The truth is what the engine said on its own wire, or to who stood beside it.
+The expected values are those that the engine returned.
 """
 
 import json
@@ -15,10 +15,10 @@ from dovetail.engines.engine import EngineHealth, EngineRequest, TokenDelta, Tok
 from dovetail_model import TokenLogprob
 
 APIS = ("messages", "chat", "responses")
-#: Where logprobs are kept for those who ask, and an API that has no word for them otherwise, too.
-ASKED_OR_KEPT = [(api, False) for api in APIS] + [("messages", True)]
+#: APIs without `keep_logprobs`, and with it one that cannot request logprobs.
+REQUESTED_OR_STORED = [(api, False) for api in APIS] + [("messages", True)]
 LIMIT = 10  # tokens of the first turn, which no model ends by itself
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 SHAPE = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}, "warm": {"type": "boolean"}},
@@ -33,17 +33,17 @@ _PATHS = {
 
 
 @dataclass
-class Truth:
-    """One generation as the engine tells it. None: of this token it said nothing."""
+class EngineOutput:
+    """One generation as the engine returned it. None: the logprob of a token is not known."""
 
     prompt: list[int]
-    answer: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     cached: int | None = None
 
 
 class Session:
-    """A client that asks for logprobs, if its API has a word for them."""
+    """A client that requests logprobs if its API supports them."""
 
     def __init__(self, url: str, api: str, model: str, name: str) -> None:
         self._host = url.removeprefix("http://")
@@ -52,16 +52,16 @@ class Session:
         self._common = {"model": model, "temperature": 1.0}
         self._history: list[Any] = []
 
-    def play(self) -> list[list[float]]:
-        """A turn that ends at its limit, one that ends by itself. Gives the logprobs shown."""
+    def run(self) -> list[list[float]]:
+        """Run a turn that is truncated and one that is not. Returns the logprobs shown."""
         first = self._turn("Tell me of the sea.", LIMIT, None)
         return [first, self._turn("Where was that?", 200, SHAPE)]
 
     def _turn(self, text: str, limit: int, shape: Mapping[str, Any] | None) -> list[float]:
         self._history.append({"role": "user", "content": text})
-        asked = getattr(self, f"_{self._api}")(limit, shape)
-        answer = self._post({**self._common, **asked})
-        return getattr(self, f"_hear_{self._api}")(answer)  # type: ignore[no-any-return]
+        request = getattr(self, f"_{self._api}")(limit, shape)
+        response = self._post({**self._common, **request})
+        return getattr(self, f"_read_{self._api}")(response)  # type: ignore[no-any-return]
 
     def _messages(self, limit: int, shape: Mapping[str, Any] | None) -> dict[str, Any]:
         form = {"format": {"type": "json_schema", "schema": shape}}
@@ -72,9 +72,9 @@ class Session:
             **({"output_config": form} if shape else {}),
         }
 
-    def _hear_messages(self, answer: Any) -> list[float]:
-        self._history.append({"role": "assistant", "content": answer["content"]})
-        assert "logprob" not in json.dumps(answer)
+    def _read_messages(self, response: Any) -> list[float]:
+        self._history.append({"role": "assistant", "content": response["content"]})
+        assert "logprob" not in json.dumps(response)
         return []
 
     def _chat(self, limit: int, shape: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -88,13 +88,13 @@ class Session:
             **({"response_format": form} if shape else {}),
         }
 
-    def _hear_chat(self, answer: Any) -> list[float]:
-        (choice,) = answer["choices"]
+    def _read_chat(self, response: Any) -> list[float]:
+        (choice,) = response["choices"]
         self._history.append(choice["message"])
         for one in choice["logprobs"]["content"]:
-            beside = [top["logprob"] for top in one["top_logprobs"]]
-            assert len(beside) == 3
-            assert beside == sorted(beside, reverse=True)
+            top_logprobs = [top["logprob"] for top in one["top_logprobs"]]
+            assert len(top_logprobs) == 3
+            assert top_logprobs == sorted(top_logprobs, reverse=True)
         return [one["logprob"] for one in choice["logprobs"]["content"]]
 
     def _responses(self, limit: int, shape: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -108,13 +108,13 @@ class Session:
             **({"text": form} if shape else {}),
         }
 
-    def _hear_responses(self, answer: Any) -> list[float]:
-        self._history += answer["output"]
-        parts = [part for item in answer["output"] for part in item.get("content") or ()]
+    def _read_responses(self, response: Any) -> list[float]:
+        self._history += response["output"]
+        parts = [part for item in response["output"] for part in item.get("content") or ()]
         return [one["logprob"] for part in parts for one in part.get("logprobs") or ()]
 
     def _post(self, body: Mapping[str, Any]) -> Any:
-        connection = HTTPConnection(self._host, timeout=PATIENCE)
+        connection = HTTPConnection(self._host, timeout=TIMEOUT_SECONDS)
         try:
             connection.request("POST", _PATHS[self._api], json.dumps(body), self._headers)
             reply = connection.getresponse()
@@ -125,16 +125,16 @@ class Session:
             connection.close()
 
 
-class Overhearing:
-    """An engine whose words are noted."""
+class RecordingEngine:
+    """An engine that records its requests and outputs."""
 
     name = "overheard"
 
     def __init__(self, engine: TokenEngine) -> None:
         self.engine = engine
         self.capabilities = engine.capabilities
-        self.asked: list[EngineRequest] = []
-        self.truths: list[Truth] = []
+        self.requests: list[EngineRequest] = []
+        self.outputs: list[EngineOutput] = []
 
     async def start(self) -> None: ...
 
@@ -144,66 +144,66 @@ class Overhearing:
         return await self.engine.health()
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        truth = Truth(request.prompt.tolist())
-        self.asked.append(request)
-        self.truths.append(truth)
-        await self.engine.generate(request, _Noting(truth, sink))
+        output = EngineOutput(request.prompt.tolist())
+        self.requests.append(request)
+        self.outputs.append(output)
+        await self.engine.generate(request, _RecordingSink(output, sink))
 
 
-class _Noting:
-    def __init__(self, truth: Truth, sink: TokenSink) -> None:
-        self._truth = truth
-        self._listener = sink
+class _RecordingSink:
+    def __init__(self, output: EngineOutput, sink: TokenSink) -> None:
+        self._output = output
+        self._sink = sink
         self.drain = sink.drain
 
     def push(self, delta: TokenDelta) -> bool:
-        self._truth.answer += delta.ids
-        self._truth.logprobs += map(_known, delta.logprobs)
+        self._output.ids += delta.ids
+        self._output.logprobs += map(_known, delta.logprobs)
         if delta.cached is not None:
-            self._truth.cached = delta.cached
-        return self._listener.push(delta)
+            self._output.cached = delta.cached
+        return self._sink.push(delta)
 
 
 def _known(one: TokenLogprob) -> float | None:
     return None if one.logprob == -9999.0 else one.logprob
 
 
-def check_kept(
-    samples: Sequence[Mapping[str, Any]], truths: Sequence[Truth], *, known: bool = True
+def check_samples(
+    samples: Sequence[Mapping[str, Any]], outputs: Sequence[EngineOutput], *, known: bool = True
 ) -> None:
-    """Each turn of a session once, its ids and logprobs as the engine told them.
+    """Check that each turn is exported once, with the engine's ids and logprobs.
 
-    Where they are not `known`, nobody asked for them.
+    Where they are not `known`, they were not requested.
     """
     turns = [(sample, turn) for sample in samples for turn in sample["turns"]]
-    assert len(turns) == len(truths) > 0
-    for truth in truths:
+    assert len(turns) == len(outputs) > 0
+    for output in outputs:
         sample, turn = next(
-            one for one in turns if one[0]["ids"][: one[1]["prompt_end"]] == truth.prompt
+            one for one in turns if one[0]["ids"][: one[1]["prompt_end"]] == output.prompt
         )
-        said = slice(turn["prompt_end"], turn["end"])
+        generated = slice(turn["prompt_end"], turn["end"])
         count = turn["end"] - turn["prompt_end"]
         # The next prompt may have another id than the one that ended the turn.
-        assert count >= len(truth.answer) - (turn["stop"] is not None)
-        assert sample["ids"][said] == truth.answer[:count]
-        assert set(sample["loss_mask"][said]) == {1}
+        assert count >= len(output.ids) - (turn["stop"] is not None)
+        assert sample["ids"][generated] == output.ids[:count]
+        assert set(sample["loss_mask"][generated]) == {1}
         if not known:
             assert sample["logprobs"] is None
             continue
-        kept = sample["logprobs"]
-        assert kept[said] == [
-            None if one is None else pytest.approx(one, rel=1e-6) for one in truth.logprobs[:count]
+        logprobs = sample["logprobs"]
+        assert logprobs[generated] == [
+            None if one is None else pytest.approx(one, rel=1e-6) for one in output.logprobs[:count]
         ]
-        assert any(kept[said])
+        assert any(logprobs[generated])
 
 
-def check_shown(api: str, shown: Sequence[list[float]], truths: Sequence[Truth]) -> None:
+def check_shown(api: str, shown: Sequence[list[float]], outputs: Sequence[EngineOutput]) -> None:
     """Chat Completions shows those of all tokens, Responses those of the text."""
-    for told, truth in zip(shown, truths, strict=True):
+    for logprobs, output in zip(shown, outputs, strict=True):
         if api == "chat":
-            assert told == pytest.approx(truth.logprobs)
+            assert logprobs == pytest.approx(output.logprobs)
         elif api == "responses":
-            assert len(told) >= LIMIT - 1
-            assert told == pytest.approx(truth.logprobs[: len(told)])
+            assert len(logprobs) >= LIMIT - 1
+            assert logprobs == pytest.approx(output.logprobs[: len(logprobs)])
         else:
-            assert told == []
+            assert logprobs == []

@@ -12,7 +12,7 @@ import msgspec
 from agent_clients import Agent, ClaudeCode
 from exactness_matrix import KEY, OFF, common_prefix
 from real_models import PAIRS, Pair, model
-from scripted_run import Played, Player
+from scripted_run import ScriptedRunner, ScriptedTurn
 
 from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
@@ -39,7 +39,7 @@ class Cost:
     """
 
     exact: bool
-    how: str
+    origin: str
     prompt: int
     generated: int
     prefilled: int
@@ -50,8 +50,8 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Long:
-    """What a long session prefills: as it is, without the ledger, without anything stable."""
+class LongSessionCost:
+    """What a long session prefills: with the ledger, without it, and without stable prompts."""
 
     pair: Pair
     turns: int
@@ -64,7 +64,7 @@ class Long:
 
 @dataclass
 class Counter:
-    """What was done since it was last read."""
+    """The work since it was last read."""
 
     encoded: int = 0
     rendered: int = 0
@@ -139,21 +139,23 @@ class CountingStore(MemoryLedgerStore):
 
 
 def counted(found: Model, counter: Counter) -> Model:
-    """The model with everything counted that is done for it."""
+    """The model with its work counted."""
     template = CountingTemplate(found.template.text, found.template_source.special_tokens)
     template.counter = counter
-    speech = replace(found.tool_chat_template, template=template)
+    chat_template = replace(found.tool_chat_template, template=template)
     tokenizer = CountingTokenizer(found.tokenizer, counter)
-    return replace(found, tokenizer=tokenizer, chat_template=speech, tool_chat_template=speech)
+    return replace(
+        found, tokenizer=tokenizer, chat_template=chat_template, tool_chat_template=chat_template
+    )
 
 
-async def play_long(
+async def run_long_session(
     pair: Pair, turns: int, settings: PromptSettings | None = None, *, memory: bool = False
 ) -> list[Cost]:
-    """Questions, loops of calls and answers, as Claude Code has them."""
+    """Run user turns, loops of calls and final messages, as Claude Code sends them."""
     counter, found = Counter(), model(pair)
     ledger = Ledger(CountingStore(counter))
-    play = Player(
+    runner = ScriptedRunner(
         ChatPreparer(counted(found, counter), ledger, KEY, settings),
         found.tokenizer,
         found.tokenizer.controls[(pair.stops or found.stop_strings)[0]],
@@ -166,12 +168,14 @@ async def play_long(
     try:
         for at in range(turns):
             counter.read()
-            played = await play.answer(agent, _said(at, found.reasoning_parser is not None))
+            turn = await runner.run_blocks(
+                agent, _output_blocks(at, found.reasoning_parser is not None)
+            )
             await ledger.flush()
-            _reply(agent, played, at)
-            costs.append(_cost(played, before, counter.read(), memory))
-            before = played.whole
-            play.played.clear()  # the prompts of all turns are no part of what a server keeps
+            _reply(agent, turn, at)
+            costs.append(_cost(turn, before, counter.read(), memory))
+            before = turn.token_ids
+            runner.turns.clear()  # a server does not hold the prompts of all turns
     finally:
         if memory:
             tracemalloc.stop()
@@ -179,13 +183,13 @@ async def play_long(
 
 
 @cache
-def figures(pair: Pair, turns: int = 60) -> Long:
+def figures(pair: Pair, turns: int = 60) -> LongSessionCost:
     """The figures of one session."""
     unstable = replace(OFF, normalization=NormalizationOptions(strip_preamble=False))
     costs, without, naive = (
-        asyncio.run(play_long(pair, turns, settings)) for settings in (None, OFF, unstable)
+        asyncio.run(run_long_session(pair, turns, settings)) for settings in (None, OFF, unstable)
     )
-    return Long(
+    return LongSessionCost(
         pair,
         turns,
         generated=sum(cost.generated for cost in costs),
@@ -196,14 +200,16 @@ def figures(pair: Pair, turns: int = 60) -> Long:
     )
 
 
-def _cost(played: Played, before: "array[int]", work: tuple[int, int, int], memory: bool) -> Cost:
-    ids = played.prepared.prompt.ids
+def _cost(
+    turn: ScriptedTurn, before: "array[int]", work: tuple[int, int, int], memory: bool
+) -> Cost:
+    ids = turn.prepared.prompt.ids
     encoded, rendered, stored = work
     return Cost(
         exact=ids[: len(before)] == before,
-        how=played.prepared.prompt.origin,
+        origin=turn.prepared.prompt.origin,
         prompt=len(ids),
-        generated=len(played.generation.ids),
+        generated=len(turn.generation.ids),
         prefilled=len(ids) - common_prefix(before, ids),
         encoded=encoded,
         rendered=rendered,
@@ -212,26 +218,29 @@ def _cost(played: Played, before: "array[int]", work: tuple[int, int, int], memo
     )
 
 
-def _reply(agent: Agent, played: Played, at: int) -> None:
-    if not played.heard:
+def _reply(agent: Agent, turn: ScriptedTurn, at: int) -> None:
+    if not turn.calls:
         agent.ask(f"And now part {at}?")
         return
     listing = "\n".join(f"src/part_{at}/file_{n}.py:{n * 7}: def function_{n}" for n in range(20))
-    agent.answer([(heard, f"{heard.name}\n{listing}") for heard in played.heard])
+    agent.answer([(call, f"{call.name}\n{listing}") for call in turn.calls])
 
 
-def _said(at: int, thinks: bool) -> list[OutputBlock]:
-    """A turn with a thought, two calls and a thought between them, or an answer."""
+def _output_blocks(at: int, thinks: bool) -> list[OutputBlock]:
+    """A turn with reasoning, two calls and reasoning between them, or a final message."""
     plan = f"Part {at} is next. " + "The caller expects a list, and gets None. " * 6
     if at % LOOP == LOOP - 1:
-        said: list[OutputBlock] = [ReasoningBlock(plan), TextBlock(f"Part {at} is done.\n\n{plan}")]
+        blocks: list[OutputBlock] = [
+            ReasoningBlock(plan),
+            TextBlock(f"Part {at} is done.\n\n{plan}"),
+        ]
     else:
         look = f'{{"command": "cd /repo && grep -n part_{at} src", "timeout": 5000.0}}'
         edit = f'{{"path": "src/{at}.py", "new": "def f():\\n    return [{at}]  \\n"}}'
-        said = [
+        blocks = [
             ReasoningBlock(plan),
             ToolCallBlock("", "run_command", look),
             ReasoningBlock(f"Then {at}."),
             ToolCallBlock("", "edit_file", edit),
         ]
-    return [block for block in said if thinks or not isinstance(block, ReasoningBlock)]
+    return [block for block in blocks if thinks or not isinstance(block, ReasoningBlock)]

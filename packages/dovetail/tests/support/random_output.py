@@ -1,8 +1,8 @@
-"""Model output that nobody wrote, and sessions made of it.
+"""Random model output, and sessions made of it.
 
-Token ids drawn from a real vocabulary, with the family's markers among them, whole and in halves,
-text in spellings that no tokenizer would choose, characters cut in two, control tokens where they
-have no business, and ends of every kind.
+Token ids are drawn from a real vocabulary, with the family's markers among them, whole and in
+halves, text in spellings that no tokenizer would choose, split characters, misplaced control
+tokens, and ends of every kind.
 """
 
 import json
@@ -16,7 +16,7 @@ from functools import cache
 from agent_clients import Agent
 from real_models import Pair
 from real_models import model as model_of
-from scripted_run import Played, Player
+from scripted_run import ScriptedRunner, ScriptedTurn
 
 from dovetail.ledger.entry import unpack_ids
 from dovetail.ledger.keyring import Keyring
@@ -80,7 +80,7 @@ def _is_broken(spelled: bytes) -> bool:
     return False
 
 
-class WildModel:
+class RandomModel:
     """Draws turns for one pair of template and tokenizer."""
 
     def __init__(self, pair: Pair, dice: random.Random) -> None:
@@ -144,8 +144,10 @@ class WildModel:
             spelled = self._tokenizer.bytes_of(id)
             splits = len(spelled) > 1 and self._dice.random() < 0.1
             if splits and not self._tokenizer.is_control(id):
-                cut = self._dice.randrange(1, len(spelled))
-                halves = [self._words.by_bytes.get(half) for half in (spelled[:cut], spelled[cut:])]
+                middle = self._dice.randrange(1, len(spelled))
+                halves = [
+                    self._words.by_bytes.get(half) for half in (spelled[:middle], spelled[middle:])
+                ]
                 if None not in halves:
                     ids += [half for half in halves if half is not None]
                     continue
@@ -187,39 +189,45 @@ class WildModel:
             case _:
                 return self._some(self._words.plain, 6)
 
-    def _some(self, ids: tuple[int, ...], most: int) -> list[int]:
-        return self._dice.choices(ids, k=self._dice.randrange(1, most + 1)) if ids else []
+    def _some(self, ids: tuple[int, ...], max_count: int) -> list[int]:
+        return self._dice.choices(ids, k=self._dice.randrange(1, max_count + 1)) if ids else []
 
 
 @dataclass
 class Tally:
-    """What came of some sessions."""
+    """Counts over some sessions."""
 
     turns: int = 0
-    hows: Counter[str] = field(default_factory=Counter)
+    origins: Counter[str] = field(default_factory=Counter)
     exact: int = 0
     missed: int = 0  # last turns that client and template keep, and that are not exact
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, prepared: PreparedRequest, *, whole: bool) -> None:
-        """One more. `whole` says that the last turn has no cut call: some clients drop those."""
+        """Count a prompt. `whole`: the last turn has no truncated call, which some clients drop."""
         prompt = prepared.prompt
         self.turns += 1
-        self.hows[prompt.origin] += 1
+        self.origins[prompt.origin] += 1
         self.exact += len(prompt.exact_turns | prompt.unchanged_turns)
         self.notes.update(prompt.notes)
         roles = [turn.role for turn in prepared.request.turns]
-        said = [at for at, role in enumerate(roles) if role == "assistant"]
-        if whole and said and said[-1] not in prompt.exact_turns | prompt.unchanged_turns:
-            self.missed += not prompt.reasoning_dropped or set(roles[said[-1] + 1 :]) == {"tool"}
+        assistant_turns = [at for at, role in enumerate(roles) if role == "assistant"]
+        if (
+            whole
+            and assistant_turns
+            and assistant_turns[-1] not in prompt.exact_turns | prompt.unchanged_turns
+        ):
+            self.missed += not prompt.reasoning_dropped or set(
+                roles[assistant_turns[-1] + 1 :]
+            ) == {"tool"}
 
 
 class Mismatch(AssertionError):
     """A prompt that is not what it claims to be."""
 
 
-class WildSession:
-    """An agent that talks to a model out of its mind. Every prompt is held against its claims."""
+class RandomSession:
+    """An agent in a session with a random model. Every prompt is checked against its claims."""
 
     def __init__(self, pair: Pair, agent: Agent, seed: int, tally: Tally) -> None:
         model = model_of(pair)
@@ -228,31 +236,31 @@ class WildSession:
         writer = TurnWriter(model.tool_parser, model.reasoning_parser)
         self._dice = random.Random(seed)
         self._model = model
-        self._player = Player(preparer, model.tokenizer, stop, writer)
-        self._wild = WildModel(pair, self._dice)
+        self._runner = ScriptedRunner(preparer, model.tokenizer, stop, writer)
+        self._random_model = RandomModel(pair, self._dice)
         self._agent = agent
         self._tally = tally
-        self._by_entry: dict[str, Played] = {}
+        self._by_entry: dict[str, ScriptedTurn] = {}
 
-    async def play(self, turns: int) -> None:
+    async def run(self, turns: int) -> None:
         agent, dice = self._agent, self._dice
         agent.ask("Please <|im_end|> do it.")
         for at in range(turns):
-            prepared = await self._player.prepare(agent)
+            prepared = await self._runner.prepare(agent)
             self._tally.add(prepared, whole=self._is_whole())
             check_claims(prepared, self._by_entry)
-            ids = self._wild.turn()
-            played = await self._player.say(agent, prepared, ids, step=dice.randrange(1, 6))
-            self._by_entry[played.generation.build_entry().id] = played
-            check_raw(self._model, played)
-            if played.heard:
-                agent.answer([(call, self._result(at)) for call in played.heard])
-            if not played.heard or dice.random() < 0.1:
+            ids = self._random_model.turn()
+            turn = await self._runner.run_tokens(agent, prepared, ids, step=dice.randrange(1, 6))
+            self._by_entry[turn.generation.build_entry().id] = turn
+            check_raw(self._model, turn)
+            if turn.calls:
+                agent.answer([(call, self._result(at)) for call in turn.calls])
+            if not turn.calls or dice.random() < 0.1:
                 agent.ask(f"Go on {at}.")
 
     def _is_whole(self) -> bool:
-        """Whether what was said last can come back as it was."""
-        messages = [played.generation.message() for played in self._player.played]
+        """Whether the last turn can be replayed unchanged."""
+        messages = [turn.generation.message() for turn in self._runner.turns]
         last = [message.blocks for message in messages if message.blocks][-1:]
         return all(getattr(block, "complete", True) for blocks in last for block in blocks)
 
@@ -261,23 +269,23 @@ class WildSession:
         return self._dice.choice((f"result {at}", *odd))
 
 
-def check_claims(prepared: PreparedRequest, by_entry: dict[str, Played]) -> None:
-    """Each turn that is said to stand in a prompt with its own tokens does, and in its place."""
+def check_claims(prepared: PreparedRequest, by_entry: dict[str, ScriptedTurn]) -> None:
+    """Check that each exact turn is in the prompt with its own tokens, in its place."""
     prompt = prepared.prompt
     if prompt.origin == "grown":
         anchor = prompt.history.parent
-        whole = by_entry[anchor.id].whole if anchor is not None else array("I")
+        whole = by_entry[anchor.id].token_ids if anchor is not None else array("I")
         if anchor is None or prompt.ids[: len(whole)] != whole:
             raise Mismatch("grown, and not what was there before")
     packed, done = prompt.ids.tobytes(), 0
     for at in sorted(prompt.exact_turns):
         entry = prompt.history.entries[at]
-        said = by_entry[entry.id].generation.ids
+        generated = by_entry[entry.id].generation.ids
         if entry.chain:
-            same = unpack_ids(entry.generated) == said
+            same = unpack_ids(entry.generated) == generated
         else:  # from its seals: what came behind the last one may be the client's copy
             sealed = [span.tokens for span in entry.spans if span.kind == "reasoning"]
-            same = unpack_ids(entry.generated)[: sealed[-1]] == said[: sealed[-1]]
+            same = unpack_ids(entry.generated)[: sealed[-1]] == generated[: sealed[-1]]
         if not same:
             raise Mismatch(f"turn {at} is not what was generated")
         done = _find(packed, entry.generated, done)
@@ -293,9 +301,9 @@ def _find(packed: bytes, part: bytes, start: int) -> int:
     return at if at < 0 else at + len(part)
 
 
-def check_raw(model: Model, played: Played) -> None:
+def check_raw(model: Model, turn: ScriptedTurn) -> None:
     """Nothing that the model wrote is lost on the way into events."""
-    generation = played.generation
+    generation = turn.generation
     detokenizer = Detokenizer(model.tokenizer)
     pieces = [*detokenizer.feed(generation.ids), *detokenizer.finish()]
     written = "".join(piece.text for piece in pieces)
@@ -308,11 +316,13 @@ def check_raw(model: Model, played: Played) -> None:
         raise Mismatch(f"the blocks' raws are {joined!r}, not {raw!r}")
 
 
-async def play(pair: Pair, make: Callable[[], Agent], seed: int, turns: int, tally: Tally) -> None:
-    """One session; what goes wrong is told with what is needed to see it again."""
+async def run_random_session(
+    pair: Pair, make: Callable[[], Agent], seed: int, turns: int, tally: Tally
+) -> None:
+    """Run one session; a failure is reported with what is needed to reproduce it."""
     agent = make()
     try:
-        await WildSession(pair, agent, seed, tally).play(turns)
+        await RandomSession(pair, agent, seed, tally).run(turns)
     except Exception as error:
         where = json.dumps({"pair": pair.name, "agent": agent.name, "seed": seed, "turns": turns})
         raise Mismatch(f"{where}: {type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
-"""Plays scripted model output through the whole way of a request: decode to prompt, ids to frames.
+"""Run scripted model output through the whole pipeline: request to prompt, ids to frames.
 
-The engine alone is missing: what it would generate is given as token ids.
+Only the engine is missing: what it would generate is given as token ids.
 """
 
 import random
@@ -22,48 +22,48 @@ _numbers = count()
 
 
 @dataclass
-class Played:
-    """One turn: the prompt it was given and what was generated."""
+class ScriptedTurn:
+    """One turn: its prompt, what was generated, and the calls that the agent is to run."""
 
     prepared: PreparedRequest
     generation: Generation
-    heard: list[Heard]
+    calls: list[Heard]
 
     @property
-    def whole(self) -> "array[int]":
-        """The prompt and the turn, without the token that ended it."""
+    def token_ids(self) -> "array[int]":
+        """The prompt and the turn, without the stop token."""
         return self.prepared.prompt.ids + self.generation.ids
 
 
 @dataclass
-class Player:
-    """Answers an agent with what the model is scripted to say."""
+class ScriptedRunner:
+    """Responds to an agent with scripted model output."""
 
     preparer: ChatPreparer
     tokenizer: Tokenizer
     stop_id: int
     writer: TurnWriter
     spell: Callable[[str], list[int]] | None = None
-    played: list[Played] = field(default_factory=list)
+    turns: list[ScriptedTurn] = field(default_factory=list)
 
-    async def answer(self, agent: Agent, blocks: Sequence[OutputBlock]) -> Played:
-        """The model says these blocks, in its own notation."""
+    async def run_blocks(self, agent: Agent, blocks: Sequence[OutputBlock]) -> ScriptedTurn:
+        """Generate these blocks, in the model's own notation."""
         prepared = await self.prepare(agent)
         end = self.tokenizer.decode(prepared.prompt.ids[-24:])
         turn = Turn("assistant", tuple(blocks))
         text = self.writer.write(turn, ToolNames(()), lambda text: text, end)
         assert text is not None
         ids = (self.spell or self.tokenizer.encode)(text)
-        return await self.say(agent, prepared, [*ids, self.stop_id])
+        return await self.run_tokens(agent, prepared, [*ids, self.stop_id])
 
     async def prepare(self, agent: Agent) -> PreparedRequest:
         body, headers = agent.request()
         return await self.preparer.prepare(agent.codec.decode(body, headers))
 
-    async def say(
+    async def run_tokens(
         self, agent: Agent, prepared: PreparedRequest, ids: Sequence[int], step: int = 3
-    ) -> Played:
-        """The model says these tokens, a few at a time."""
+    ) -> ScriptedTurn:
+        """Generate these tokens, a few at a time."""
         prefix = agent.codec.call_id_prefix
         generation = self.preparer.create_generation(
             prepared, lambda: f"{prefix}{next(_numbers):024x}"
@@ -73,10 +73,10 @@ class Player:
         for at in range(0, len(ids), step):
             frames += encoder.encode(generation.feed(ids[at : at + step]))
         frames += encoder.encode(generation.finish("stop" if generation.stopped else "length"))
-        heard = agent.hear(frames)
+        calls = agent.hear(frames)
         await self.preparer.record(prepared, generation)
-        self.played.append(Played(prepared, generation, heard))
-        return self.played[-1]
+        self.turns.append(ScriptedTurn(prepared, generation, calls))
+        return self.turns[-1]
 
 
 def _new_id(prefix: str) -> str:
@@ -107,8 +107,11 @@ class OddSpelling:
         for id in given:
             spelled = self._tokenizer.bytes_of(id)
             if len(spelled) > 1 and not self._tokenizer.is_control(id):
-                cut = self._random.randrange(1, len(spelled))
-                halves = (self._by_bytes.get(spelled[:cut]), self._by_bytes.get(spelled[cut:]))
+                middle = self._random.randrange(1, len(spelled))
+                halves = (
+                    self._by_bytes.get(spelled[:middle]),
+                    self._by_bytes.get(spelled[middle:]),
+                )
                 if None not in halves and self._random.random() < self._share:
                     ids += [half for half in halves if half is not None]
                     continue

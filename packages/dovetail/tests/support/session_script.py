@@ -1,8 +1,8 @@
-"""What the model says in the scripted session, written as each family writes it.
+"""The model output of the scripted session, written in the notation of each family.
 
-Twelve turns as agents have them, with everything in them that has ever broken a prefix: thoughts
-between calls, white space where nobody expects it, other alphabets, control tokens spelled out,
-arguments that clients rewrite, tokens that no tokenizer would choose.
+Twelve turns of an agent, with everything in them that has ever broken a prefix: reasoning between
+calls, unexpected white space, other alphabets, control tokens spelled out, arguments that clients
+rewrite, tokens that no tokenizer would choose.
 """
 
 import json
@@ -27,7 +27,7 @@ _TOOLS = [ToolSpec(name, "", schema) for name, schema in TOOLS.items()]
 
 
 @dataclass(frozen=True)
-class Line:
+class ScriptTurn:
     """A turn of the script. `spelled_out`: markers in its texts are written as the real tokens."""
 
     blocks: Blocks
@@ -38,7 +38,7 @@ def think(text: str) -> ReasoningBlock:
     return ReasoningBlock(text)
 
 
-def say(text: str) -> TextBlock:
+def text_block(text: str) -> TextBlock:
     return TextBlock(text)
 
 
@@ -52,45 +52,49 @@ _BEHIND_CALLS = {"GLM-4.7": "<|observation|>", "Gemma-4": "<|tool_response>"}
 RUN, EDIT = "run_command", "edit_file"
 _CODE = 'def f(x):\n    return {"é": x}  \n\n\n'
 SCRIPT = (
-    Line(
+    ScriptTurn(
         (
             think("Look first.\n\nThen e\u0301 and 漢字 and 🦜👩‍🚀."),
             call(RUN, command="cd /repo && ls -la", timeout=5000.0),
         )
     ),
-    Line(
+    ScriptTurn(
         (
             think("I see.\n"),
-            say("Two things to check. "),
+            text_block("Two things to check. "),
             call(EDIT, path="a.py", new=_CODE, lines=[1, 2]),
             think(" And then,\n\n"),
             call(RUN, timeout=12, command="grep -n 'x'  "),
         )
     ),
-    Line(
+    ScriptTurn(
         (
             think("first"),
             call(RUN, command="a"),
-            say("Now b.\n"),
+            text_block("Now b.\n"),
             call(RUN, command="b"),
             think("third"),
             call(EDIT, path="b", new="</think> <tool_call> <|im_end|> [INST] <|end|>"),
         )
     ),
-    Line((think("Done."), say("\n  The answer is 42.\n\n```py\nx = 1\n```\n \n"))),
-    Line((think("again"), call(RUN, command='echo "<think>"', background=True)), spelled_out=True),
-    Line((call(RUN, command="no thought"),)),
-    Line((say("Only text: naïve café, 한국어, مرحبا."),)),
-    Line((think("Hm.  "), say("Another <|im_start|> one."))),
-    Line((think("\n\nx"), call(RUN), call(RUN, command="z"))),
-    Line((think("y"), say("Text before."), call(RUN, command="cd /repo && q", timeout=1e3))),
-    Line((think("1"), call(RUN, command="r"), think("2"), call(RUN, command="s"))),
-    Line((think("Final."), say("Bye. 👋"))),
+    ScriptTurn((think("Done."), text_block("\n  The answer is 42.\n\n```py\nx = 1\n```\n \n"))),
+    ScriptTurn(
+        (think("again"), call(RUN, command='echo "<think>"', background=True)), spelled_out=True
+    ),
+    ScriptTurn((call(RUN, command="no thought"),)),
+    ScriptTurn((text_block("Only text: naïve café, 한국어, مرحبا."),)),
+    ScriptTurn((think("Hm.  "), text_block("Another <|im_start|> one."))),
+    ScriptTurn((think("\n\nx"), call(RUN), call(RUN, command="z"))),
+    ScriptTurn(
+        (think("y"), text_block("Text before."), call(RUN, command="cd /repo && q", timeout=1e3))
+    ),
+    ScriptTurn((think("1"), call(RUN, command="r"), think("2"), call(RUN, command="s"))),
+    ScriptTurn((think("Final."), text_block("Bye. 👋"))),
 )
 
 
 def question(pair: Pair, at: int) -> str:
-    """What the user asks before a turn: with the model's own control tokens in it."""
+    """The user's text before a turn, with the model's own control tokens in it."""
     stop = model(pair).stop_strings[-1]
     return f"Question {at}: what does {stop} mean? {_marker(pair)} e\u0301🦜\n"
 
@@ -108,7 +112,7 @@ def _marker(pair: Pair) -> str:
     return known[0] if known else ""
 
 
-class Scribe:
+class ScriptWriter:
     """Writes the script in the notation of one family, as far as it can be written there."""
 
     def __init__(self, pair: Pair) -> None:
@@ -156,10 +160,10 @@ class Scribe:
         write: Callable[[Blocks], str | None],
         read: Callable[[str], object],
     ) -> str:
-        """The turn, or as much of it as the family's notation can say."""
-        for left_out, kept in self._lesser(blocks):
-            text = write(kept)
-            if text is not None and read(text) == _meant(kept):
+        """The turn, or as much of it as the family's notation can express."""
+        for left_out, shortened in self._lesser(blocks):
+            text = write(shortened)
+            if text is not None and read(text) == _meant(shortened):
                 if left_out:
                     self.left_out.add(left_out)
                 return text
@@ -170,11 +174,11 @@ class Scribe:
         if self._model.reasoning_parser is None:
             blocks = tuple(b for b in blocks if not isinstance(b, ReasoningBlock))
         first = next((n for n, b in enumerate(blocks) if isinstance(b, ToolCallBlock)), len(blocks))
-        if self._model.facts.many_calls:
+        if self._model.profile.many_calls:
             yield "", blocks
             front, behind = blocks[:first], blocks[first:]
-            kept = tuple(b for b in behind if not isinstance(b, TextBlock))
-            yield "text between calls", front + kept
+            without_text = tuple(b for b in behind if not isinstance(b, TextBlock))
+            yield "text between calls", front + without_text
             yield "thoughts and text between calls", front + _calls(behind)
         yield "more than one call in a turn", blocks[: first + 1]
         yield (
@@ -216,14 +220,14 @@ class Scribe:
         stops = self._model.stop_strings
         for end in (*stops, "<|end|>"):  # gpt-oss samples another one where this is written
             if text.rstrip().endswith(end):
-                cut = text.rstrip().removesuffix(end)
-                return cut, end if end in stops else self._stops[calls][0]
+                stripped = text.rstrip().removesuffix(end)
+                return stripped, end if end in stops else self._stops[calls][0]
         return text, (self._stops[calls] or stops[:1])[0]
 
 
 @cache
-def scribe(pair: Pair) -> Scribe:
-    return Scribe(pair)
+def script_writer(pair: Pair) -> ScriptWriter:
+    return ScriptWriter(pair)
 
 
 def _as_it_is(text: str) -> str:

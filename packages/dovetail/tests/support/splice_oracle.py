@@ -1,8 +1,8 @@
-"""What may stand in a prompt for a turn of a history: the oracle of the false splices.
+"""Decide which tokens a prompt may contain for a turn: the oracle of the tests of false splices.
 
-It is written from the promise, not from the code: a turn is its own tokens where a handle or its
-unique place among visible histories says which, and where the client's copy does not mean something
-else. In all other cases it is what the client wrote.
+It is written from the specification, not from the code: a turn has its own tokens where a handle or
+its unique position among visible histories identifies it, and where the client's copy is
+equivalent. In all other cases it is what the client wrote.
 """
 
 import json
@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from forked_histories import Grove, Said, grove, parts, small_model
+from forked_histories import Cluster, GeneratedTurn, make_cluster, parts, small_model
 
 from dovetail.ledger.seal import read_entry_id
 from dovetail.pipeline.preparation import PreparedRequest
@@ -25,13 +25,13 @@ class FalseSplice(AssertionError):
 
 
 class Oracle:
-    """Says which tokens may stand for each turn of a history."""
+    """Decides which tokens are allowed for each turn of a history."""
 
-    def __init__(self, made: Grove) -> None:
-        self._made = made
-        self._client = grove("client")
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._client = make_cluster("client")
 
-    async def check(self, prepared: PreparedRequest, home: int = 0) -> None:
+    async def check(self, prepared: PreparedRequest, replica: int = 0) -> None:
         """Raises `FalseSplice`."""
         turns = prepared.request.turns
         tenant = prepared.request.identity.tenant
@@ -40,9 +40,9 @@ class Oracle:
         found, written = parts(prepared.prompt.ids), parts(plain.prompt.ids)
         if not len(found) == len(written) == len(places) + 1:
             raise FalseSplice(f"{len(places)} turns, but {len(found)} and {len(written)} parts")
-        candidates = {at: self._candidates(turns, at, tenant, home) for at in places}
+        candidates = {at: self._candidates(turns, at, tenant, replica) for at in places}
         for number, at in enumerate(places):
-            allowed = [said.ids for said in candidates[at]]
+            allowed = [generated.ids for generated in candidates[at]]
             allowed += self._inherited(candidates, turns, at, number, tenant)
             if at not in prepared.prompt.exact_turns:
                 allowed.append(written[number])
@@ -52,64 +52,72 @@ class Oracle:
                 raise FalseSplice(f"turn {at} is {text_of(found[number])!r}")
         _check_words(prepared)
 
-    def _candidates(self, turns: Sequence[Turn], at: int, tenant: str, home: int) -> list[Said]:
-        """What this turn may be by itself: by its handles, or by where it stands."""
+    def _candidates(
+        self, turns: Sequence[Turn], at: int, tenant: str, replica: int
+    ) -> list[GeneratedTurn]:
+        """The turns that this one may be, by its handles or by its position."""
         turn = turns[at]
         named = self._named(turn, tenant)
-        stored = [said for said in named if said.home == home]
-        if stored or any(said for said in named if _seals(turn) & _entries([said])):
-            return [said for said in named if means(said, turn)]
+        stored = [generated for generated in named if generated.replica == replica]
+        if stored or any(generated for generated in named if _seals(turn) & _entries([generated])):
+            return [generated for generated in named if is_equivalent(generated, turn)]
         path = _path(turns[: at + 1])
         alike = [
-            said
-            for said in self._made.said
-            if said.tenant == tenant and said.home == home
-            if means(said, turn) and _path(_whole(said)) == path
+            generated
+            for generated in self._cluster.generated
+            if generated.tenant == tenant and generated.replica == replica
+            if is_equivalent(generated, turn) and _path(_full_history(generated)) == path
         ]
-        return alike if len({said.ids.tobytes() for said in alike}) < 2 else []
+        return alike if len({generated.ids.tobytes() for generated in alike}) < 2 else []
 
-    def _named(self, turn: Turn, tenant: str) -> list[Said]:
+    def _named(self, turn: Turn, tenant: str) -> list[GeneratedTurn]:
         ids = {_key(b.id) for b in turn.blocks if isinstance(b, ToolCallBlock)}
         seals = _seals(turn)
         return [
-            said
-            for said in self._made.said
-            if said.tenant == tenant
-            and (said.entry in seals or ids & {_key(call.id) for call in said.calls})
+            generated
+            for generated in self._cluster.generated
+            if generated.tenant == tenant
+            and (generated.entry in seals or ids & {_key(call.id) for call in generated.calls})
         ]
 
     def _inherited(
         self,
-        candidates: dict[int, list[Said]],
+        candidates: dict[int, list[GeneratedTurn]],
         turns: Sequence[Turn],
         at: int,
         number: int,
         tenant: str,
     ) -> "list[array[int]]":
-        """What stood there when a later turn was said, if that one is known for certain."""
+        """The tokens at that position when a later turn was generated, if that one is certain."""
         named = self._named(turns[at], tenant)
         allowed = []
         for later in (place for place in candidates if place > at):
             path = _path(turns[:later])
-            lines = [said for said in candidates[later] if _path(_whole(said)[:-1]) == path]
-            stood = {parts(said.prepared.prompt.ids)[number].tobytes() for said in lines}
-            for said in lines if len(stood) == 1 else ():
-                then = said.prepared.request.turns[at]
-                above = [one for one in said.line() if len(_whole(one)) == at + 1]
+            lines = [
+                generated
+                for generated in candidates[later]
+                if _path(_full_history(generated)[:-1]) == path
+            ]
+            stood = {parts(generated.prepared.prompt.ids)[number].tobytes() for generated in lines}
+            for generated in lines if len(stood) == 1 else ():
+                then = generated.prepared.request.turns[at]
+                above = [one for one in generated.ancestors() if len(_full_history(one)) == at + 1]
                 contradicted = named and not set(named) & set(above)
                 if not contradicted and _same_turn(then, turns[at]):
-                    allowed.append(parts(said.prepared.prompt.ids)[number])
+                    allowed.append(parts(generated.prepared.prompt.ids)[number])
         return allowed
 
     def _is_restored(
         self, prepared: PreparedRequest, at: int, found: "array[int]", tenant: str
     ) -> bool:
-        """Whether a turn is a seal's thoughts with the client's own words behind them."""
+        """Whether a turn is a seal's reasoning followed by the client's own text."""
         entry = prepared.prompt.history.entries.get(at)
         turn = prepared.request.turns[at]
         if entry is None or entry.chain or at not in prepared.prompt.rewritten_turns:
             return False
-        sealed = [said for said in self._named(turn, tenant) if said.entry == entry.id]
+        sealed = [
+            generated for generated in self._named(turn, tenant) if generated.entry == entry.id
+        ]
         if not sealed or not (_seals(turn) & _entries(sealed)):
             return False
         size = max(span.tokens for span in entry.spans)
@@ -120,25 +128,25 @@ class Oracle:
             found[:size] == sealed[0].ids[:size]
             and all(text in there for text in texts)
             and [_canonical(json.dumps(call)) for call in calls] == _arguments(turn)
-            and _same_thoughts(sealed[0].turn, turn)
+            and _same_reasoning(sealed[0].turn, turn)
         )
 
 
-def means(said: Said, turn: Turn) -> bool:
-    """Whether a client's copy of a turn says what was said."""
-    return _same_turn(said.turn, turn)
+def is_equivalent(generated: GeneratedTurn, turn: Turn) -> bool:
+    """Whether a client's copy of a turn is equivalent to what was generated."""
+    return _same_turn(generated.turn, turn)
 
 
 def _same_turn(ours: Turn, theirs: Turn) -> bool:
-    return _visible(ours) == _visible(theirs) and _same_thoughts(ours, theirs)
+    return _visible(ours) == _visible(theirs) and _same_reasoning(ours, theirs)
 
 
-def _same_thoughts(ours: Turn, theirs: Turn) -> bool:
-    """Whether the client's thoughts are among the recorded ones: it may have dropped some."""
-    said = [b.text.strip() for b in ours.blocks if isinstance(b, ReasoningBlock)]
-    kept = [b.text.strip() for b in theirs.blocks if isinstance(b, ReasoningBlock)]
-    left = iter(said)
-    return all(any(text == other for other in left) for text in kept if text)
+def _same_reasoning(ours: Turn, theirs: Turn) -> bool:
+    """Whether the client's reasoning is among the recorded: it may have dropped some."""
+    recorded = [b.text.strip() for b in ours.blocks if isinstance(b, ReasoningBlock)]
+    shown = [b.text.strip() for b in theirs.blocks if isinstance(b, ReasoningBlock)]
+    left = iter(recorded)
+    return all(any(text == other for other in left) for text in shown if text)
 
 
 def _visible(turn: Turn) -> list[Any]:
@@ -165,9 +173,9 @@ def _path(turns: Sequence[Turn]) -> list[Any]:
     return [_visible(turn) for turn in turns]
 
 
-def _whole(said: Said) -> tuple[Turn, ...]:
+def _full_history(generated: GeneratedTurn) -> tuple[Turn, ...]:
     """The history up to a turn as the server saw it."""
-    return (*said.prepared.request.turns, said.turn)
+    return (*generated.prepared.request.turns, generated.turn)
 
 
 def _seals(turn: Turn) -> set[str | None]:
@@ -175,8 +183,8 @@ def _seals(turn: Turn) -> set[str | None]:
     return {read_entry_id(seal) for seal in seals}
 
 
-def _entries(said: Sequence[Said]) -> set[str | None]:
-    return {one.entry for one in said}
+def _entries(turns: Sequence[GeneratedTurn]) -> set[str | None]:
+    return {one.entry for one in turns}
 
 
 def _key(id: str) -> str:
@@ -188,15 +196,15 @@ def text_of(ids: "array[int]") -> str:
 
 
 def _check_words(prepared: PreparedRequest) -> None:
-    """Whatever users and tools said is in the prompt, in its order."""
+    """Check that all text of users and tools is in the prompt, in its order."""
     text, done = text_of(prepared.prompt.ids), 0
     for turn in prepared.request.turns:
         if turn.role == "assistant":
             continue
         for block in turn.blocks:
             inner = block.blocks if isinstance(block, ToolResultBlock) else (block,)
-            for said in (b.text.strip() for b in inner if isinstance(b, TextBlock)):
-                done = text.find(said, done)
+            for part in (b.text.strip() for b in inner if isinstance(b, TextBlock)):
+                done = text.find(part, done)
                 if done < 0:
-                    raise FalseSplice(f"{said!r} of a {turn.role} is not in the prompt")
-                done += len(said)
+                    raise FalseSplice(f"{part!r} of a {turn.role} is not in the prompt")
+                done += len(part)

@@ -79,7 +79,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "switches": dict(model.switches),
         "stops": {"tokens": list(model.stop_strings), "ids": sorted(model.stop_ids)},
         "sampling": msgspec.to_builtins(model.sampling),
-        "facts": _facts_to_json(model.facts),
+        "facts": _profile_to_json(model.profile),
         "self_test": {
             "ok": model.self_test.ok,
             "outcomes": [
@@ -92,9 +92,14 @@ def describe_model(model: Model) -> dict[str, Any]:
     }
 
 
-def _facts_to_json(facts: TemplateProfile) -> dict[str, Any]:
-    plain = dataclasses.asdict(facts)
-    switches = {"on" if on else "off": dict(s) for on, s in facts.thinking_switches.items()}
+#: Fields whose key in the JSON output differs from their name: the output is an interface.
+_PROFILE_KEYS = {"text_with_reasoning": "text_beside_thought", "reasoning_opener": "opens_thought"}
+
+
+def _profile_to_json(profile: TemplateProfile) -> dict[str, Any]:
+    fields = dataclasses.asdict(profile).items()
+    plain = {_PROFILE_KEYS.get(name, name): value for name, value in fields}
+    switches = {"on" if on else "off": dict(s) for on, s in profile.thinking_switches.items()}
     return {**plain, "thinking_switches": switches}
 
 
@@ -102,7 +107,7 @@ def _build_table(model: Model) -> Table:
     table = Table(title=model.name, show_header=False, title_justify="left", pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for section in (_file_rows(model), _template_rows(model.facts), _parser_rows(model)):
+    for section in (_file_rows(model), _template_rows(model.profile), _parser_rows(model)):
         for name, value in section.items():
             table.add_row(name, Text(value))
         table.add_section()
@@ -154,7 +159,7 @@ def _template_rows(facts: TemplateProfile) -> dict[str, str]:
         ),
         "keeps more with": _format_switches(facts.keep_switches) or "no switch",
         "thinking on / off": _format_thinking_switches(facts),
-        "prompt opens": repr(facts.opens_thought) if facts.opens_thought else "no thought",
+        "prompt opens": repr(opener) if (opener := facts.reasoning_opener) else "no thought",
     }
 
 

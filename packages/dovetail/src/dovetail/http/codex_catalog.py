@@ -162,7 +162,7 @@ def supported_levels(served: TokenModel) -> tuple[str, ...]:
 
     A template that only turns thinking on and off has two: `none` and the usual one.
     """
-    facts = served.model.facts
+    facts = served.model.profile
     if served.model.reasoning_parser is None:
         return ()
     harder = [level for level in facts.efforts if level != "none"]
@@ -189,7 +189,7 @@ def default_level(served: TokenModel, supported: tuple[str, ...]) -> str | None:
 def _render_probe(served: TokenModel, thinking: Thinking) -> str | None:
     """A short prompt under what is asked about thoughts; None if the template refuses it."""
     model = served.model
-    text = "x" if model.facts.content == "string" else [{"type": "text", "text": "x"}]
+    text = "x" if model.profile.content == "string" else [{"type": "text", "text": "x"}]
     switches = served.preparer.template_switches(thinking)
     try:
         return model.template.render([{"role": "user", "content": text}], switches=switches)
@@ -273,7 +273,7 @@ def _supports_tool_calls(offered: ModelEntry) -> bool:
 
 def _supports_parallel_tool_calls(offered: ModelEntry) -> bool:
     return isinstance(offered, UpstreamModel) or (
-        _supports_tool_calls(offered) and offered.model.facts.many_calls
+        _supports_tool_calls(offered) and offered.model.profile.many_calls
     )
 
 

@@ -1,1 +1,1 @@
-"""Turns remembered: what the model said, token for token, and how to know it again."""
+"""The ledger: stores generated turns token for token, and recognizes them in later requests."""

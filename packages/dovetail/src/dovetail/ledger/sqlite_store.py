@@ -22,8 +22,7 @@ from dovetail.ledger.store import (
     make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults
-from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds
-from dovetail.storage.sqlite import open_database as connect_file
+from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
 
 SCHEMA_VERSION = 2
 
@@ -79,7 +78,7 @@ LEDGER_SCHEMA = DatabaseSchema(
 
 def connect_ledger(path: Path) -> sqlite3.Connection:
     """Open the file, creating it if missing. StoreError for a foreign or damaged file."""
-    return connect_file(path, LEDGER_SCHEMA)
+    return open_database(path, LEDGER_SCHEMA)
 
 
 DEFAULT_SQLITE_BYTES = 2 << 30

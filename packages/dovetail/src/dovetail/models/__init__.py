@@ -1,1 +1,1 @@
-"""models."""
+"""Find, download and load models: files, templates, parsers, and what their templates support."""

@@ -1,8 +1,9 @@
-"""Where chat templates come from: model folders, GGUF files, a file that the user names.
+"""Read a model's files: chat templates, special tokens, limits and sampling defaults.
 
-A model may have several: one named `tool_use` is for requests with tools, `default` for the rest.
-In a folder `chat_template.jinja` (with `additional_chat_templates/*.jinja`) comes before
-`tokenizer_config.json`, and that before the old `chat_template.json`.
+They come from a model folder, a GGUF file, or a template file that the user names. A model may have
+several templates: `tool_use` is for requests with tools, `default` for the rest. In a folder
+`chat_template.jinja` (with `additional_chat_templates/*.jinja`) takes precedence over
+`tokenizer_config.json`, and that over the old `chat_template.json`.
 """
 
 import json
@@ -16,7 +17,7 @@ import msgspec
 from dovetail_model import Sampling
 from dovetail_tokenizers import read_gguf_metadata
 
-#: For a model that brings no template. Most models that were tuned without one know this form.
+#: For a model without a template. Most models that were tuned without one know this form.
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] or '' }}<|im_end|>\n"
@@ -31,7 +32,7 @@ class ModelFilesError(Exception):
 
 @dataclass(frozen=True)
 class TemplateSource:
-    """The text of a model's templates by name, and the special tokens that they may name."""
+    """The text of a model's templates by name, and the special tokens that they may use."""
 
     templates: Mapping[str, str]
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -50,11 +51,11 @@ class TemplateSource:
 
 
 def read_folder_templates(folder: Path, custom: Path | None = None) -> TemplateSource:
-    """The templates of a model folder, or the one that the user names instead."""
+    """Read the templates of a model folder, or the one that the user names instead."""
     config = read_json(folder / "tokenizer_config.json") or {}
     legacy = read_json(folder / "special_tokens_map.json") or {}
     specials = {**_read_special_tokens(legacy), **_read_special_tokens(config)}
-    if (folder / "tekken.json").is_file():  # says nothing of its own, and never differs
+    if (folder / "tekken.json").is_file():  # it names no special tokens; they never differ
         specials = {"bos_token": "<s>", "eos_token": "</s>", **specials}
     if custom is not None:
         return _read_custom_template(custom, specials)
@@ -71,7 +72,7 @@ def read_folder_templates(folder: Path, custom: Path | None = None) -> TemplateS
 
 
 def read_gguf_templates(metadata: Mapping[str, Any], custom: Path | None = None) -> TemplateSource:
-    """The templates in the metadata of a GGUF file, or the one that the user names instead."""
+    """Read the templates in the metadata of a GGUF file, or the one that the user names."""
     specials = _read_gguf_special_tokens(metadata)
     if custom is not None:
         return _read_custom_template(custom, specials)
@@ -89,7 +90,7 @@ def read_gguf_templates(metadata: Mapping[str, Any], custom: Path | None = None)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """An object in a file; None if there is no such file."""
+    """Read a JSON object; None if there is no such file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -125,7 +126,7 @@ def _read_jinja_files(folder: Path) -> dict[str, str]:
 
 
 def _templates_by_name(value: object) -> dict[str, str]:
-    """A template as a string, as a list of named ones, or as an object of them."""
+    """Read templates from a string, a list of named ones, or an object of them."""
     if isinstance(value, str):
         return {"default": value} if value else {}
     if isinstance(value, Sequence):
@@ -137,7 +138,7 @@ def _templates_by_name(value: object) -> dict[str, str]:
 
 
 def _read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every `..._token`: a plain string, or an object whose content it is."""
+    """Read every `..._token`: a string, or an object with `content`."""
     found: dict[str, str] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, Mapping) else value
@@ -159,7 +160,7 @@ def _read_gguf_special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a folder or a GGUF file says. `ids` are names to know the model's family by."""
+    """The data of a model folder or a GGUF file. `family_ids` identify the model's family."""
 
     path: Path
     name: str
@@ -172,7 +173,7 @@ class ModelFiles:
 
 
 def read_model_files(path: Path, custom_template: Path | None = None) -> ModelFiles:
-    """The files at a path. Raises `SourceError` if there is no model."""
+    """Read the model at a path. Raises `ModelFilesError` if there is none."""
     if path.is_dir():
         return _read_folder(path, custom_template)
     if path.is_file() and path.suffix == ".gguf":
@@ -219,7 +220,7 @@ def _read_gguf(path: Path, custom_template: Path | None) -> ModelFiles:
 
 
 def _hub_name(path: Path) -> str:
-    """The id of a model in a cache of the hub: `models--organisation--name/snapshots/...`."""
+    """The id of a model in the hub's cache: `models--organisation--name/snapshots/...`."""
     for part in reversed(path.resolve().parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
@@ -231,7 +232,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return tuple(id for id in values if isinstance(id, int) and id >= 0)
 
 
-#: Larger values in tokenizer_config.json mean that nobody set one.
+#: Larger values in tokenizer_config.json mean that none was set.
 _MAX_CONTEXT_TOKENS = 10**9
 
 

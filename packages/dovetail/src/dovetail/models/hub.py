@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub: from its cache on this machine, else downloaded.
+"""Find models of the Hugging Face hub: in its local cache, else by download.
 
-The hub's own package does the downloading, where it is installed. Of a repository with GGUF files
-one file is taken; of another everything but the weights, which its engine fetches by itself.
+The `huggingface_hub` package downloads, where it is installed. Of a repository with GGUF files one
+file is used; of another everything but the weights, which its engine fetches by itself.
 """
 
 import logging
@@ -14,12 +14,12 @@ from pathlib import Path
 
 #: `organisation/name`, and which of its GGUF files: `organisation/name:Q4_K_M`.
 HUB_ID_PATTERN = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<which>[\w.-]+))?")
-HUB_TIMEOUT_SECONDS = 5.0  # seconds for the hub to say what a model has
+HUB_TIMEOUT_SECONDS = 5.0  # for listing a model's files
 WEIGHT_FILE_PATTERNS = ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack"]
 
 
 def resolve_hub_model(name: str) -> Path:
-    """The file or folder of a model. Raises `LookupError` with what can be done."""
+    """Find or download the file or folder of a model. Raises `LookupError` with a remedy."""
     match = HUB_ID_PATTERN.fullmatch(name)
     if match is None:
         raise LookupError(f"{name!r} is not an id of the hub: organisation/name is wanted")
@@ -35,7 +35,7 @@ def resolve_hub_model(name: str) -> Path:
 
 
 def hub_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
-    """Where the hub's own tools keep what they downloaded."""
+    """The folder where the hub's own tools store downloads."""
     named = os.environ if environment is None else environment
     if folder := named.get("HF_HUB_CACHE"):
         return Path(folder).expanduser()
@@ -65,9 +65,9 @@ def _download(id: str, variant: str | None) -> Path:
             "Dovetail download it; without one, name a GGUF file or a model folder"
         )
     hub = import_module("huggingface_hub")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells every retry twice
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry twice
     try:
-        # Asked for like this, an unreachable hub is told at once; its other calls try for long.
+        # This call fails fast if the hub is unreachable; the others retry for long.
         found = hub.model_info(id, timeout=HUB_TIMEOUT_SECONDS).siblings or ()
         files = [one.rfilename for one in found if one.rfilename.endswith(".gguf")]
         if files or variant is not None:

@@ -1,4 +1,4 @@
-"""A model and all that belongs to it: tokenizer, templates, parsers, limits. Read once, at start.
+"""Load a model with its tokenizer, templates, parsers and limits. This happens once, at start.
 
 A model is a folder as Hugging Face lays them out, of which `tokenizer.json` (or another vocabulary)
 and `tokenizer_config.json` are enough, or a GGUF file.
@@ -18,7 +18,7 @@ from dovetail.models.files import ModelFiles, ModelFilesError, TemplateSource, r
 from dovetail.models.self_test import SelfTestReport, TemplatePairing, run_self_test
 from dovetail.models.stop_tokens import find_stop_tokens
 from dovetail.models.template_probe import probe_template
-from dovetail.models.thinking import resolve_switches as thinking_switches
+from dovetail.models.thinking import resolve_switches
 from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail.prompt.tool_fallback import FALLBACK_TOOL_PARSER
 from dovetail.prompt.turn_writer import TurnWriter
@@ -28,12 +28,12 @@ from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 
 class ModelLoadError(Exception):
-    """A model that cannot be served, and why."""
+    """A model cannot be served."""
 
 
 @dataclass(frozen=True)
 class ModelParsers:
-    """The parsers of a model, and what decided: flags, the model's id, its template."""
+    """The parsers of a model, and what selected them: flags, the model's id, its template."""
 
     tool: str | None
     reasoning: str | None
@@ -42,7 +42,7 @@ class ModelParsers:
 
 @dataclass(frozen=True)
 class ProbedTemplate:
-    """A template and what its probe found."""
+    """A template and the profile that its probe found."""
 
     template: ChatTemplate
     profile: TemplateProfile
@@ -50,11 +50,11 @@ class ProbedTemplate:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that can be spoken to.
+    """A model that can be served.
 
-    `speech` is for requests without tools, `tool_speech` for those with; mostly they are one.
-    `switches` are what the template gets when a request says nothing about thinking.
-    `stops` are the spellings of `stop_ids`.
+    `chat_template` is for requests without tools, `tool_chat_template` for those with; mostly they
+    are the same. `switches` are passed to the template when a request has no thinking settings.
+    `stop_strings` are the spellings of `stop_ids`.
     """
 
     name: str
@@ -79,8 +79,8 @@ class Model:
         return self.parsers.reasoning
 
     @property
-    def facts(self) -> TemplateProfile:
-        """The facts that hold in an agent's session."""
+    def profile(self) -> TemplateProfile:
+        """The template profile of an agent's session."""
         return self.tool_chat_template.profile
 
     @property
@@ -90,16 +90,16 @@ class Model:
 
     @cached_property
     def self_test(self) -> SelfTestReport:
-        """Whether template and parsers fit."""
+        """The report on whether template and parsers fit."""
         pair = (self.tool_parser, self.reasoning_parser)
-        return run_self_test(TemplatePairing(self.template, self.facts, *pair, self.switches))
+        return run_self_test(TemplatePairing(self.template, self.profile, *pair, self.switches))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know."""
+        """Messages for the user about limitations of the model."""
         found = [
             *self.template_source.warnings,
-            *(f"the template {w}" for w in self.facts.warnings),
+            *(f"the template {w}" for w in self.profile.warnings),
         ]
         if not self.self_test.ok:
             found.append("template and parsers do not fit: see the self-test")
@@ -110,7 +110,7 @@ class Model:
 
     @cached_property
     def reasoning_end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a thought; none for models that do not think."""
+        """The tokens that end reasoning; empty for models without it."""
         if self.reasoning_parser is None:
             return ()
         writer = TurnWriter(self.tool_parser, self.reasoning_parser)
@@ -118,7 +118,7 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for models whose turns can be exchanged: one vocabulary, template and notation."""
+        """A hash of vocabulary, template and notation: equal for models that can share turns."""
         token = self.tokenizer
         parts: list[object] = [token.size, sorted(token.controls.items())]
         parts += [token.bytes_of(id) for id in range(0, token.size, 97)]
@@ -135,42 +135,48 @@ def load_model(
     custom_template: Path | None = None,
     switches: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model at a path. Raises `CatalogError` with what is missing or does not fit.
+    """Load the model at a path. Raises `ModelLoadError` with what is missing or does not fit.
 
-    Parsers are given by name, as "none", or left to the model. `switches` are passed to the
+    Parsers are given by name, as "none", or selected by the model. `switches` are passed to the
     template with every request.
     """
-    where = Path(path).expanduser()
+    location = Path(path).expanduser()
     try:
-        files = read_model_files(where, custom_template)
+        files = read_model_files(location, custom_template)
         parsers = _select_parsers(files, tool_parser, reasoning_parser)
         known = markers(parsers.tool, parsers.reasoning)
         tokenizer = load_tokenizer(
-            where, controls=_control_token_names(files.template_source, known)
+            location, controls=_control_token_names(files.template_source, known)
         )
     except (ModelFilesError, ValueError, OSError, ImportError) as error:
-        raise ModelLoadError(f"{where}: {error}") from error
-    usual = thinking_switches(
+        raise ModelLoadError(f"{location}: {error}") from error
+    default_switches = resolve_switches(
         Thinking(), TemplateProfile(), reasoning_parser=parsers.reasoning, server_switches=switches
     )
-    speech = _profile_template(files.template_source.default, files.template_source, usual)
-    tool_speech = speech
+    chat_template = _profile_template(
+        files.template_source.default, files.template_source, default_switches
+    )
+    tool_chat_template = chat_template
     if files.template_source.for_tools != files.template_source.default:
-        tool_speech = _profile_template(
-            files.template_source.for_tools, files.template_source, usual
+        tool_chat_template = _profile_template(
+            files.template_source.for_tools, files.template_source, default_switches
         )
-    if parsers.tool is None and tool_parser is None and not tool_speech.profile.renders_tools:
+    if (
+        parsers.tool is None
+        and tool_parser is None
+        and not tool_chat_template.profile.renders_tools
+    ):
         parsers = ModelParsers(FALLBACK_TOOL_PARSER, parsers.reasoning, "fallback tool prompt")
-    stops, stop_ids = _resolve_stops(files, tokenizer, tool_speech, parsers)
+    stops, stop_ids = _resolve_stops(files, tokenizer, tool_chat_template, parsers)
     return Model(
         name=files.name,
-        path=where,
+        path=location,
         tokenizer=tokenizer,
         template_source=files.template_source,
-        chat_template=speech,
-        tool_chat_template=tool_speech,
+        chat_template=chat_template,
+        tool_chat_template=tool_chat_template,
         parsers=parsers,
-        switches=usual,
+        switches=default_switches,
         stop_ids=stop_ids,
         stop_strings=stops,
         context_length=files.context_length,
@@ -179,14 +185,14 @@ def load_model(
 
 
 def _resolve_stops(
-    files: ModelFiles, tokenizer: Tokenizer, profile: ProbedTemplate, parsers: ModelParsers
+    files: ModelFiles, tokenizer: Tokenizer, template: ProbedTemplate, parsers: ModelParsers
 ) -> tuple[tuple[str, ...], frozenset[int]]:
     given = [id for id in files.stop_ids if tokenizer.bytes_of(id)]
     named = {*files.stop_strings, *(tokenizer.decode([id]) for id in given)}
     known = markers(parsers.tool, parsers.reasoning)
-    found = find_stop_tokens(profile.template, profile.profile, tokenizer.controls, named, known)
+    found = find_stop_tokens(template.template, template.profile, tokenizer.controls, named, known)
     ids = frozenset(given) | {tokenizer.controls[stop] for stop in found}
-    # The model's own end of a turn comes first: a script's turns end with it.
+    # The model's own stop token comes first: scripted turns end with it.
     return tuple(
         sorted(found | named, key=lambda stop: (stop not in files.stop_strings, stop))
     ), ids
@@ -207,8 +213,8 @@ def _profile_template(
 
 
 def _select_parsers(files: ModelFiles, tool: str | None, reasoning: str | None) -> ModelParsers:
-    """The pair of parsers: as the user says, else by the model's id, else by its template."""
-    family, by = None, "nothing"
+    """Select the parsers: as configured, else by the model's id, else by its template."""
+    family, source = None, "nothing"
     queries = [
         *((id, "model id") for id in files.family_ids),
         (files.template_source.for_tools, "template"),
@@ -216,18 +222,18 @@ def _select_parsers(files: ModelFiles, tool: str | None, reasoning: str | None) 
     for query, kind in queries:
         found = resolve_family(query)
         if found is not None and found.tool_parser is not None:
-            family, by = found, kind
+            family, source = found, kind
             break
     own = family.reasoning_parser if family else None
     if tool is not None and reasoning is None:
         own = _matching_reasoning_parser(tool, own)
-    by = by if tool is None and reasoning is None else "flags"
+    source = source if tool is None and reasoning is None else "flags"
     tool = tool or (family.tool_parser if family else None)
-    return ModelParsers(_none_if_disabled(tool), _none_if_disabled(reasoning or own), by)
+    return ModelParsers(_none_if_disabled(tool), _none_if_disabled(reasoning or own), source)
 
 
 def _matching_reasoning_parser(tool_parser: str, reasoning: str | None) -> str | None:
-    """The reasoning parser beside a named tool parser: the model's if it fits, else the usual."""
+    """The reasoning parser for a given tool parser: the model's if it fits, else the family's."""
     try:
         markers(_none_if_disabled(tool_parser), reasoning)
     except ValueError:
@@ -244,6 +250,6 @@ _CONTROL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,30}\]")
 
 
 def _control_token_names(source: TemplateSource, known: frozenset[str]) -> frozenset[str]:
-    """Every spelling that may be a control token because a template or a parser relies on it."""
+    """Every spelling that may be a control token since a template or a parser relies on it."""
     texts = (*source.templates.values(), *known)
     return known.union(*(_CONTROL_TOKEN.findall(text) for text in texts))

@@ -1,4 +1,4 @@
-"""The renderers of a model: one for each way in which its template can be set.
+"""The prompt renderers of a model: one for each setting of its template's switches.
 
 A switch may change what a template does with a history (`clear_thinking`), so each setting is
 probed by itself, once. Most sessions use one or two.
@@ -16,11 +16,11 @@ from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.template import RenderError
 from dovetail.storage.lru import LruCache
 
-_MAX_RENDERERS = 32  # settings that are remembered
+_MAX_RENDERERS = 32  # cached settings
 
 
 class RendererCache:
-    """Makes renderers when they are first asked for."""
+    """Creates renderers on first use, and caches them."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -30,26 +30,26 @@ class RendererCache:
     def get(self, tools: bool, switches: Mapping[str, Any]) -> PromptRenderer:
         """The renderer for requests with or without tools, under these switches."""
         model = self._model
-        speech = model.tool_chat_template if tools else model.chat_template
-        tools = speech is model.tool_chat_template
-        key = (tools, _switch_key(speech, switches))
-        known = self._renderers.get(key)
-        if known is None:
-            known = self._create(speech, switches, key[1])
-            self._renderers.put(key, known)
-        return known
+        template = model.tool_chat_template if tools else model.chat_template
+        tools = template is model.tool_chat_template
+        key = (tools, _switch_key(template, switches))
+        renderer = self._renderers.get(key)
+        if renderer is None:
+            renderer = self._create(template, switches, key[1])
+            self._renderers.put(key, renderer)
+        return renderer
 
     def _create(
-        self, profile: ProbedTemplate, switches: Mapping[str, Any], switch_key: str
+        self, template: ProbedTemplate, switches: Mapping[str, Any], switch_key: str
     ) -> PromptRenderer:
-        model, facts = self._model, profile.profile
-        if switch_key != _switch_key(profile, model.switches):
-            # A setting that the template refuses: the request itself will tell its client so.
+        model, profile = self._model, template.profile
+        if switch_key != _switch_key(template, model.switches):
+            # If the template rejects the setting, rendering the request reports that.
             with suppress(RenderError):
-                facts = probe_template(profile.template, switches)
+                profile = probe_template(template.template, switches)
         return PromptRenderer(
-            profile.template,
-            facts,
+            template.template,
+            profile,
             model.tokenizer,
             stops=model.stop_strings,
             switches=switches,
@@ -58,9 +58,9 @@ class RendererCache:
         )
 
 
-def _switch_key(profile: ProbedTemplate, switches: Mapping[str, Any]) -> str:
-    """The switches that the template reads. Numbers and words of others set no policy."""
-    read = {k: v for k, v in switches.items() if k in profile.template.variables}
+def _switch_key(template: ProbedTemplate, switches: Mapping[str, Any]) -> str:
+    """The switches that the template reads. Numbers and other words do not change its policy."""
+    read = {k: v for k, v in switches.items() if k in template.template.variables}
     plain = {k: v if _affects_policy(k, v) else type(v).__name__ for k, v in read.items()}
     return json.dumps(plain, sort_keys=True, default=str)
 

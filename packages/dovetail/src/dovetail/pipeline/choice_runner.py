@@ -1,4 +1,7 @@
-"""One choice of an answer: the engine's tokens in, batches of events out."""
+"""Run one choice of a response: stream tokens from the engine and emit batches of events.
+
+Also asks engines to prefill prompts ahead of the requests that will need them.
+"""
 
 import asyncio
 import secrets
@@ -32,12 +35,12 @@ from dovetail_model import (
     Usage,
 )
 
-WARM_PRIORITY = -100  # the priority of work that nobody waits for
+WARM_PRIORITY = -100  # of prefills that no request waits for
 
 
 @dataclass(frozen=True)
 class RequestObserver:
-    """Who wants to know what happens to a request, for metrics, logs and headers."""
+    """Callbacks of a request for metrics, logs and headers."""
 
     on_prepared: Callable[[PreparedRequest], None] = lambda prepared: None
     on_note: Callable[[str], None] = lambda note: None
@@ -45,11 +48,13 @@ class RequestObserver:
     on_migrated: Callable[[int], None] = lambda carried: None
     on_upstream_request: Callable[[int], None] = lambda turns: None
     on_replica_assigned: Callable[[int], None] = lambda replica: None
-    on_choice_finished: Callable[[int, Usage, bool], None] = lambda choice, usage, cached_told: None
+    on_choice_finished: Callable[[int, Usage, bool], None] = lambda choice, usage, cached_known: (
+        None
+    )
 
 
 class ChoiceRunner:
-    """One choice of an answer. It is what the engine speaks to."""
+    """Runs one choice of a response. It is the `TokenSink` that the engine pushes tokens to."""
 
     _sink: EventSink
 
@@ -65,43 +70,43 @@ class ChoiceRunner:
         self._entry = entry
         self._prepared = prepared
         self._generation: Generation = entry.preparer.create_generation(prepared, new_call_id)
-        asked = prepared.request.sampling.max_tokens
-        self._limit = limit if asked is None else min(asked, limit)
+        requested = prepared.request.sampling.max_tokens
+        self._limit = limit if requested is None else min(requested, limit)
         self._clamped = self._limit == limit
         self._observer = observer
         self._choice = choice
         self._cached_tokens: int | None = None
         self._exact = True
         self._migrations = 0
-        self._migrated_at = 0  # how much had been said then
-        self._attempts = 0  # how often the engine was asked
-        self._started = False  # whether anything was told
+        self._migrated_at = 0  # generated tokens at the last migration
+        self._attempts = 0  # requests to the engine
+        self._started = False  # whether any event was emitted
         self._recorded = False
-        self._engine_finish: FinishReason | None = None  # why the engine ended
-        self._finish_reason: FinishReason | None = None  # why the answer ended
+        self._engine_finish: FinishReason | None = None  # why the engine stopped
+        self._finish_reason: FinishReason | None = None  # why the choice ended
         model = entry.model
-        # Where a thought cannot be closed for the model, it may go on.
+        # Without a known end of reasoning the budget cannot be enforced.
         self._reasoning_budget = (
             prepared.request.thinking.budget if model.reasoning_end_ids else None
         )
 
     async def run(self, sink: EventSink) -> None:
-        """Tells its events: the true input tokens first, the final count and the finish last.
+        """Emit the events: the exact input tokens first, the final usage and the finish last.
 
-        Raises before it has told any; later, what breaks is told.
+        Errors are raised before the first event; after it they are emitted as a `Failure`.
         """
         self._sink = sink
         for note in self._entry.output_constraint(self._prepared).notes:
             self._observer.on_note(note)
-        hold = asyncio.get_running_loop().call_later(
+        slow_start = asyncio.get_running_loop().call_later(
             self._entry.start_timeout_seconds, self._start_without_engine
         )
         try:
             await self._generate()
-            end = self._finish_events()
+            finish_events = self._finish_events()
             if self._entry.preparer.records_before_finish:
                 await self._record()
-            self._emit(end)
+            self._emit(finish_events)
         except DovetailError as error:
             if not self._started:
                 raise
@@ -112,7 +117,7 @@ class ChoiceRunner:
             self._emit([self._usage(), InternalError(f"{type(error).__name__}").to_failure()])
             raise
         finally:
-            hold.cancel()
+            slow_start.cancel()
             if self._started:
                 self._observer.on_choice_finished(
                     self._choice, self._usage(), self._cached_tokens is not None
@@ -121,7 +126,7 @@ class ChoiceRunner:
         self._warm_next_prompt()
 
     def push(self, delta: TokenDelta) -> bool:
-        """More tokens. This runs for every one of them, in the call that brought it."""
+        """Process tokens from the engine. This is the hot path: it runs for every token."""
         if delta.cached is not None and self._attempts == 1:  # to a second request, all was cached
             self._cached_tokens = min(delta.cached, len(self._prepared.prompt.ids))
         if not delta.exact and self._exact:
@@ -132,20 +137,20 @@ class ChoiceRunner:
         if delta.finish is not None:
             self._engine_finish = delta.finish
         if not self._started:
-            room = self._emit(events)
+            has_room = self._emit(events)
         else:
-            room = not events or self._sink.write(self._choice, events)
+            has_room = not events or self._sink.write(self._choice, events)
         return (
-            room
+            has_room
             and not generation.stopped
             and (self._reasoning_budget is None or not self._is_budget_spent())
         )
 
     def _decode_with_logprobs(self, delta: TokenDelta) -> list[Event]:
-        """More tokens with their logprobs: they are kept, and shown to a client that asked."""
-        lacking = len(delta.ids) - len(delta.logprobs)
-        # Of the token that ended a turn, an engine may tell the id alone.
-        if lacking == 0 or (lacking == 1 and delta.finish == "stop"):
+        """Process tokens with logprobs: record them, and emit them if the client asked."""
+        missing = len(delta.ids) - len(delta.logprobs)
+        # An engine may report the stop token without its logprob.
+        if missing == 0 or (missing == 1 and delta.finish == "stop"):
             values = (one.logprob for one in delta.logprobs)
             self._generation.add_logprobs(nan if v == UNKNOWN_LOGPROB else v for v in values)
         events = self._generation.feed(delta.ids)
@@ -154,7 +159,7 @@ class ChoiceRunner:
         return events
 
     async def drain(self) -> bool:
-        """Waits for who listens. Whether the engine is to go on."""
+        """Wait until the sink has room. Returns whether the engine is to continue."""
         if self._generation.stopped or self._is_budget_spent():
             return False
         await self._sink.drain()
@@ -167,16 +172,16 @@ class ChoiceRunner:
         return self._sink.write(self._choice, events)
 
     def _start_without_engine(self) -> None:
-        """The engine lets itself be waited for: the answer begins without it."""
+        """Open the response stream without waiting for a slow engine."""
         if not self._started:
             self._emit([])
 
     async def _generate(self) -> None:
-        """As many generations as it takes, each going on where the last broke off.
+        """Generate in as many engine requests as needed, each continuing where the last ended.
 
-        A thought that has spent its budget is closed for the model, if it then can say anything;
-        else the answer ends in it. An answer whose replica died goes on on another one, or on the
-        only one once that is back.
+        Reasoning that has spent its budget is closed for the model if tokens are left after that;
+        otherwise the choice ends in it. A choice whose replica failed is migrated to another one,
+        or continues on the only one once that has recovered.
         """
         closing = list(self._entry.model.reasoning_end_ids)
         while not self._is_finished():
@@ -185,13 +190,13 @@ class ChoiceRunner:
                 await self._entry.engine.generate(
                     self._engine_request(), self, self._observer.on_replica_assigned
                 )
-            except EngineError as fault:
+            except EngineError as error:
                 if self._is_finished():
-                    return  # all was said
+                    return  # the output was complete
                 if self._generation.ids and len(self._generation.ids) >= self._limit:
-                    self._engine_finish = "length"  # all was said but the end
+                    self._engine_finish = "length"  # only the finish was missing
                     return
-                if not (self._can_migrate(fault) or await self._wait_for_recovery(fault)):
+                if not (self._can_migrate(error) or await self._wait_for_recovery(error)):
                     raise
                 self._migrations += 1
                 self._migrated_at = len(self._generation.ids)
@@ -201,7 +206,7 @@ class ChoiceRunner:
                 return
             start = len(self._generation.ids)
             if self._limit - start <= len(closing):
-                self._engine_finish = "length"  # there is no room for a word behind the closing
+                self._engine_finish = "length"  # no token would be left after the closing
                 return
             self.push(TokenDelta(ids=closing))
             self._generation.mark_forced(start)
@@ -210,43 +215,43 @@ class ChoiceRunner:
     def _is_finished(self) -> bool:
         return self._generation.stopped or self._engine_finish is not None
 
-    def _can_migrate(self, fault: DovetailError) -> bool:
-        """Whether another replica can go on with what was said so far."""
-        said, served = self._generation.ids, self._entry
-        lives = not isinstance(fault, EngineUnavailable | EngineTimeout)
-        if self._migrations >= served.migration_limit or served.engine.available_count <= lives:
-            return False
-        if lives and said:
-            return False  # it has room for others, and would do the same to them
-        return not said or self._can_resume()
-
-    async def _wait_for_recovery(self, fault: DovetailError) -> bool:
-        """Whether the only replica can go on, once it is back. An answer not begun is not held.
-
-        One that falls again before it said anything more has fallen over this very answer.
-        """
-        served, said = self._entry, len(self._generation.ids)
+    def _can_migrate(self, error: DovetailError) -> bool:
+        """Whether another replica can continue from what was generated so far."""
+        generated, entry = self._generation.ids, self._entry
+        replica_alive = not isinstance(error, EngineUnavailable | EngineTimeout)
         if (
-            not isinstance(fault, EngineUnavailable | EngineTimeout)
-            or served.engine.available_count
+            self._migrations >= entry.migration_limit
+            or entry.engine.available_count <= replica_alive
         ):
             return False
-        if self._migrations >= served.migration_limit or said <= self._migrated_at:
+        if replica_alive and generated:
+            return False  # another replica would probably fail in the same way
+        return not generated or self._can_resume()
+
+    async def _wait_for_recovery(self, error: DovetailError) -> bool:
+        """Wait for the only replica to recover. A choice without output does not wait.
+
+        A replica that fails again without further output has probably failed over this request.
+        """
+        entry, generated = self._entry, len(self._generation.ids)
+        if not isinstance(error, EngineUnavailable | EngineTimeout) or entry.engine.available_count:
             return False
-        return self._can_resume() and await served.engine.wait_available(served.recovery_wait)
+        if self._migrations >= entry.migration_limit or generated <= self._migrated_at:
+            return False
+        return self._can_resume() and await entry.engine.wait_available(entry.recovery_wait)
 
     def _can_resume(self) -> bool:
-        """In the middle of a form no grammar can be taken up again."""
+        """Whether the output can be continued: no grammar can be resumed in its middle."""
         return (
             self._phase() is not None
             or self._entry.output_constraint(self._prepared).is_unconstrained
         )
 
     def _is_budget_spent(self) -> bool:
-        """Whether a thought has used its budget up.
+        """Whether the reasoning budget is used up.
 
-        What the model has begun to spell it may end: it could be the thought's own closing. Not
-        without end, though: it may be at the beginning of one again and again.
+        Pending text may be the model's own closing, so the model may finish it, but only within a
+        grace of a few tokens: it may start a closing again and again.
         """
         budget, generation = self._reasoning_budget, self._generation
         if budget is None or not generation.in_reasoning or generation.reasoning_tokens < budget:
@@ -255,17 +260,17 @@ class ChoiceRunner:
         return not generation.has_pending_text or generation.reasoning_tokens >= budget + grace
 
     def _engine_request(self) -> EngineRequest:
-        request, said = self._prepared.request, self._generation.ids
-        served, prompt = self._entry, self._prepared.prompt
-        sampling = served.resolve_sampling(request.sampling)
+        request, generated = self._prepared.request, self._generation.ids
+        entry, prompt = self._entry, self._prepared.prompt
+        sampling = entry.resolve_sampling(request.sampling)
         if sampling.seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=sampling.seed + self._choice)
         return EngineRequest(
             id=self._generation.entry_id,
-            prompt=prompt.ids + said if said else prompt.ids,
-            max_tokens=self._limit - len(said),
+            prompt=prompt.ids + generated if generated else prompt.ids,
+            max_tokens=self._limit - len(generated),
             sampling=sampling,
-            stop_ids=served.model.stop_ids,
+            stop_ids=entry.model.stop_ids,
             constraint=self._constraint(),
             session=_session_key(self._prepared),
             priority=request.hints.priority or 0,
@@ -274,16 +279,16 @@ class ChoiceRunner:
         )
 
     def _constraint(self) -> Constraint | None:
-        """What the rest must look like. Behind words or calls no grammar can be taken up again."""
-        place = self._phase()
+        """The constraint on the rest. After text or calls no grammar can be resumed."""
+        phase = self._phase()
         return (
             None
-            if place is None
-            else self._entry.output_constraint(self._prepared, place).constraint
+            if phase is None
+            else self._entry.output_constraint(self._prepared, phase).constraint
         )
 
     def _phase(self) -> OutputPhase | None:
-        """How far the answer is; None where it is behind its thought."""
+        """The phase of the output; None once there is anything but reasoning."""
         generation = self._generation
         if not generation.ids:
             return "start"
@@ -291,13 +296,13 @@ class ChoiceRunner:
         closing = model.tokenizer.decode(model.reasoning_end_ids)
         if not generation.is_only_reasoning(closing):
             return None
-        return "thought" if generation.in_reasoning else "answer"
+        return "reasoning" if generation.in_reasoning else "after_reasoning"
 
     def _usage(self) -> Usage:
-        spoken = self._generation.ids
+        generated = self._generation.ids
         return Usage(
             input_tokens=len(self._prepared.prompt.ids),
-            output_tokens=len(spoken) + (self._generation.stopped and bool(spoken)),
+            output_tokens=len(generated) + (self._generation.stopped and bool(generated)),
             cached_tokens=self._cached_tokens or 0,
             reasoning_tokens=self._generation.reasoning_tokens,
         )
@@ -311,15 +316,15 @@ class ChoiceRunner:
         return [*events, self._usage(), finish]
 
     async def _record(self) -> None:
-        """Also what was said before a client hung up: it may come back with that."""
+        """Record the turn, also if the client has disconnected: it may send it back."""
         if self._exact and self._generation.ids and not self._recorded:
             self._recorded = True
             await self._entry.preparer.record(self._prepared, self._generation)
 
     def _warm_next_prompt(self) -> None:
-        """Has the next prompt read while the user is still at it, if the client wishes so.
+        """Prefill the next prompt before the user sends it, if the client has requested that.
 
-        Behind a call there is nothing to gain: the next prompt goes on from this one.
+        After a call there is nothing to gain: the next prompt extends this one.
         """
         if self._prepared.request.hints.speculative_prefill and self._finish_reason == "stop":
             self._entry.engine.warm(_session_key(self._prepared), self._next_warm_request)
@@ -331,14 +336,14 @@ class ChoiceRunner:
 
 
 def warm_prefix(entry: TokenModel, request: Request) -> None:
-    """Has the engine read what prompts begin with that go on from this request."""
+    """Prefill the prefix that prompts continuing this request will share."""
     session = _named_session_key(request.identity)
 
-    async def opening() -> EngineRequest | None:
+    async def create_request() -> EngineRequest | None:
         ids = await entry.preparer.shared_prompt_prefix(request)
         return _warm_request(entry, request, ids, (secrets.token_urlsafe(12), session))
 
-    entry.engine.warm(session, opening)
+    entry.engine.warm(session, create_request)
 
 
 def _warm_request(
@@ -347,7 +352,7 @@ def _warm_request(
     ids: "array[int] | None",
     id_and_session: tuple[str, str | None],
 ) -> EngineRequest | None:
-    """A prompt that the engine is to read and not to answer, if it has room for it."""
+    """Make a request that only prefills, if the prompt fits the context window."""
     if not ids or len(ids) >= entry.context_length:
         return None
     name, session = id_and_session
@@ -365,25 +370,25 @@ def _warm_request(
 
 
 def _session_key(prepared: PreparedRequest) -> str | None:
-    """What a conversation is told by: its session, else how it began. Never another tenant's."""
-    identity, begun = prepared.request.identity, prepared.prompt.history.digests
+    """Identify a conversation by its session, else by its first turn; scoped to the tenant."""
+    identity, digests = prepared.request.identity, prepared.prompt.history.digests
     if identity.session is None:
-        return (prepared.prompt.head.whole + begun[0]).hex() if begun else None
+        return (prepared.prompt.head.whole + digests[0]).hex() if digests else None
     return _named_session_key(identity)
 
 
 def _named_session_key(identity: Identity) -> str | None:
-    """The session that the client named, if it did, apart from those of other tenants."""
+    """The session that the client named, if any, scoped to the tenant."""
     session, tenant = identity.session, identity.tenant
     return _scope_to_tenant(tenant, session) if tenant and session is not None else session
 
 
 def _cache_salt(request: Request) -> str | None:
-    """Keeps the engine's cache of one tenant from telling another what was said."""
+    """Separate the engine's prefix cache by tenant, so that hits reveal nothing to others."""
     tenant, salt = request.identity.tenant, request.hints.cache_salt
     return _scope_to_tenant(tenant, salt or "") if tenant else salt
 
 
 def _scope_to_tenant(tenant: str, name: str) -> str:
-    """A name that no other tenant can make, whatever it calls its own."""
+    """Make a name that no other tenant can produce."""
     return f"{len(tenant)}:{tenant}/{name}"

@@ -1,4 +1,4 @@
-"""Streams of one answer: held back at the start, and several at once."""
+"""Concurrency helpers: slow streams, several coroutines at once, and work in threads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -11,7 +11,7 @@ ItemT = TypeVar("ItemT")
 async def signal_slow_start(
     stream: AsyncGenerator[ItemT], seconds: float
 ) -> AsyncGenerator[ItemT | None]:
-    """The stream; None first, if its first item lets itself be waited for."""
+    """Yield the stream's items; None first, if the first item takes longer than `seconds`."""
     first = asyncio.ensure_future(anext(stream, None))
     try:
         done, _ = await asyncio.wait({first}, timeout=seconds)
@@ -29,7 +29,7 @@ async def signal_slow_start(
 
 
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Runs them all. The first that fails ends the others, and its error is raised."""
+    """Run coroutines concurrently. The first failure cancels the others and is raised."""
     if len(coroutines) == 1:
         await coroutines[0]
         return
@@ -46,14 +46,14 @@ T = TypeVar("T")
 
 MIN_OFFLOAD_SIZE = 1 << 15  # characters, or tokens: 2 to 50 ms of work
 MIN_HUGE_SIZE = 1 << 20  # a second or more
-# Few: before it gets its turn, the loop may have to wait 5 ms for each. What is huge goes on when
-# its client has hung up, and must not hold up what is usual.
-_executor = ThreadPoolExecutor(2, "dovetail-beside")
-_huge_executor = ThreadPoolExecutor(1, "dovetail-beside-huge")
+# Few threads: the event loop may wait 5 ms for the GIL for each of them. Huge work continues when
+# its client has disconnected, and must not delay other work.
+_executor = ThreadPoolExecutor(2, "dovetail-offload")
+_huge_executor = ThreadPoolExecutor(1, "dovetail-offload-huge")
 
 
 async def run_in_thread(size: int, work: Callable[[], T], *, min_size: int = MIN_OFFLOAD_SIZE) -> T:
-    """What the work gives. If it reads very much, and `size` says how much, a thread does it."""
+    """Do the work, in a thread if `size` (characters or tokens) is at least `min_size`."""
     if size < min_size:
         return work()
     threads = _executor if size < MIN_HUGE_SIZE else _huge_executor

@@ -1,4 +1,4 @@
-"""The one way from a request to the events of its answer.
+"""Run a request: from the request to the events of its response.
 
 Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─▶ events ─▶ frames, further out
                                               └─ record: the finished turn goes into the ledger
@@ -26,18 +26,18 @@ async def run_request(
     sink: EventSink,
     observer: RequestObserver | None = None,
 ) -> None:
-    """Tells the events of an answer, by choice. Raises before the first ones; a `Failure` after."""
-    voices = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
-    await run_all([voice.run(sink) for voice in voices])
+    """Emit the events of a response, by choice. Raises before the first; a `Failure` after."""
+    runners = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
+    await run_all([runner.run(sink) for runner in runners])
 
 
 async def count_tokens(entry: ModelEntry, request: Request) -> int:
-    """The exact number of input tokens that this request would have."""
+    """Count the input tokens of a request exactly."""
     return await require_token_model(entry).preparer.count_tokens(request)
 
 
 def require_token_model(entry: ModelEntry) -> TokenModel:
-    """The model, if its tokens are known here."""
+    """Return the model if it is a `TokenModel`, else raise `Unsupported`."""
     if isinstance(entry, UpstreamModel):
         raise Unsupported(f"The tokens of {entry.name} are known to its own server only.")
     return entry
@@ -46,7 +46,7 @@ def require_token_model(entry: ModelEntry) -> TokenModel:
 async def _create_runners(
     entry: ModelEntry, request: Request, new_call_id: Callable[[], str], observer: RequestObserver
 ) -> Sequence[ChoiceRunner | UpstreamRunner]:
-    """One for each choice."""
+    """Create a runner for each choice."""
     count = _choice_count(request)
     if isinstance(entry, UpstreamModel):
         return [UpstreamRunner(entry, request, new_call_id, observer, at) for at in range(count)]
@@ -63,7 +63,7 @@ def _choice_count(request: Request) -> int:
 
 
 def _max_output_tokens(entry: TokenModel, prepared: PreparedRequest) -> int:
-    """How many tokens the answer may have. Raises where the prompt leaves none."""
+    """The context window left for output. Raises where the prompt leaves none."""
     length, window = len(prepared.prompt.ids), entry.context_length
     if length >= window:
         raise ContextOverflow(

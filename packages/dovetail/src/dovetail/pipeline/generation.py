@@ -1,7 +1,7 @@
-"""One answer in the making: token ids in, events out, and at its end the entry for the ledger.
+"""Decode one generation: token ids in, events out, and at its end the entry for the ledger.
 
-Whatever a client is shown, it is shown through here: calls get their outward ids, thoughts their
-seals, and what the model wrote is kept token for token.
+Everything that a client is shown passes through here: calls get their public ids, reasoning gets
+its seals, and what the model wrote is recorded token for token.
 """
 
 import re
@@ -32,35 +32,34 @@ from dovetail_tokenizers import Detokenizer, Piece, Tokenizer, TokenTextCache
 
 __all__ = ["Generation", "OutputSpec", "TurnOwner"]
 
-MAX_STOP_SEQUENCE_CHARS = (
-    1024  # characters of one sequence: its beginnings are kept, which grow by the square
-)
-MAX_STOP_TOTAL_CHARS = 16 << 10  # characters of all of them together
+MAX_STOP_SEQUENCE_CHARS = 1024  # all prefixes of a sequence are held: quadratic in its length
+MAX_STOP_TOTAL_CHARS = 16 << 10
 
 
 class StopSequenceMatcher:
-    """Lets text through up to the first stop sequence; holds back what may become one."""
+    """Passes text up to the first stop sequence, and holds back what may become one."""
 
     __slots__ = ("_held", "_longest", "_pattern", "_prefixes", "found")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        kept = sorted(set(filter(None, stops)), key=len, reverse=True)
-        if kept and (
-            len(kept[0]) > MAX_STOP_SEQUENCE_CHARS or sum(map(len, kept)) > MAX_STOP_TOTAL_CHARS
+        sequences = sorted(set(filter(None, stops)), key=len, reverse=True)
+        if sequences and (
+            len(sequences[0]) > MAX_STOP_SEQUENCE_CHARS
+            or sum(map(len, sequences)) > MAX_STOP_TOTAL_CHARS
         ):
             raise InvalidRequest(
                 f"stop sequences: at most {MAX_STOP_SEQUENCE_CHARS} characters each, "
                 f"{MAX_STOP_TOTAL_CHARS} together",
                 param="stop",
             )
-        self._pattern = re.compile("|".join(map(re.escape, kept)))
-        self._prefixes = {stop[:size] for stop in kept for size in range(1, len(stop))}
-        self._longest = max(map(len, kept), default=1) - 1
+        self._pattern = re.compile("|".join(map(re.escape, sequences)))
+        self._prefixes = {stop[:size] for stop in sequences for size in range(1, len(stop))}
+        self._longest = max(map(len, sequences), default=1) - 1
         self._held = ""
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that surely belongs to the answer. Nothing comes behind a stop sequence."""
+        """Return the text that is certainly output. Text after a stop sequence is dropped."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -73,7 +72,7 @@ class StopSequenceMatcher:
         return text[: len(text) - held] if held else text
 
     def finish(self) -> str:
-        """What was held back after all."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
@@ -87,7 +86,7 @@ class StopSequenceMatcher:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """How a model's output is read: its tokens, the ids that end a turn, its parsers."""
+    """How a model's output is decoded: its tokenizer, its stop tokens, its parsers."""
 
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
@@ -97,19 +96,19 @@ class OutputSpec:
 
     @cached_property
     def special_markers(self) -> frozenset[str]:
-        """The markers of its parsers that are tokens of its own, or begin with one."""
+        """The markers of its parsers that are or contain control tokens."""
         known = markers(self.tool_parser, self.reasoning_parser)
         controls = self.tokenizer.controls
         return frozenset(marker for marker in known if any(c in marker for c in controls))
 
     @cached_property
     def plain_texts(self) -> TokenTextCache:
-        """What its plain tokens read as; those that end a turn are none."""
+        """The texts of its plain tokens; stop tokens are not among them."""
         return TokenTextCache(self.tokenizer, excluded=self.stop_ids)
 
 
 class Generation:
-    """One answer."""
+    """Decodes one generation, and builds the ledger entry of its turn."""
 
     def __init__(
         self,
@@ -136,16 +135,16 @@ class Generation:
         stops = request.sampling.stop
         self._stop_matcher = StopSequenceMatcher(stops) if any(stops) else None
         self._fold = Fold()
-        #: What was generated, without the token that ended it.
+        #: What was generated, without the stop token.
         self.ids = array(TOKEN_ID_TYPECODE)
         self._offsets = BlockOffsets(spec.tokenizer, self.ids)
         thinking = msgspec.json.encode(request.thinking)
         origin = TurnOrigin(entry_id, spec.fingerprint, prompt, owner, thinking, request.identity)
         self._record = TurnRecord(origin, self.ids, self._offsets)
-        self._single_token_path = self._stop_matcher is None  # a plain token can be read for itself
-        self._open_type: type[BlockDelta] | None = (
-            None  # more of the open block, if nothing is held back
-        )
+        # Whether a plain token can be decoded by itself.
+        self._single_token_path = self._stop_matcher is None
+        # The delta type of the open block, if nothing is held back.
+        self._open_type: type[BlockDelta] | None = None
         self._stop_id: int | None = None
         #: Whether the turn has ended: by the model, or by a stop sequence.
         self.stopped = False
@@ -153,28 +152,28 @@ class Generation:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next belongs to a thought."""
+        """Whether the next output belongs to reasoning."""
         return self._parser.thinking
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens so far were spent on thoughts."""
+        """The number of reasoning tokens so far."""
         return self._offsets.reasoning_tokens
 
     @property
     def has_pending_text(self) -> bool:
-        """Whether something is begun that is no text yet: a character, or perhaps a marker."""
+        """Whether text is held back: part of a character, or what may become a marker."""
         return self._detokenizer.has_pending_bytes or bool(self._offsets.pending_text.strip())
 
     def is_only_reasoning(self, closing: str) -> bool:
-        """Whether nothing but one thought was said, be it open or closed as `closing` closes it."""
+        """Whether the output is only one reasoning span, open or ended by `closing`."""
         if self._detokenizer.has_pending_bytes or not self._offsets.is_only_reasoning:
             return False
         held = self._offsets.pending_text.strip()
         return self._parser.thinking or held.removeprefix(closing.strip()) == ""
 
     def feed(self, ids: Sequence[int]) -> list[Event]:
-        """The events that these tokens complete. What follows the end of the turn is ignored."""
+        """Return the events that these tokens complete. Tokens after the turn's end are ignored."""
         if (
             self._single_token_path
             and len(ids) == 1
@@ -186,7 +185,7 @@ class Generation:
                 and type(event := events[0]) is self._open_type
                 and event.raw is text
             ):
-                self.ids.append(ids[0])  # one more word of what is open, as nearly always
+                self.ids.append(ids[0])  # the common case: one more delta of the open block
                 self._fold.add(event)
                 return events
             self._offsets.add_token(ids[0], text)
@@ -194,55 +193,57 @@ class Generation:
         return [] if self.stopped else self._feed_tokens(ids)
 
     def add_logprobs(self, logprobs: Iterable[float]) -> None:
-        """What the engine says about the tokens that are fed next."""
+        """Add the logprobs of the tokens that are fed next."""
         if not self.stopped:
             self._record.add_logprobs(logprobs)
 
     def mark_forced(self, start: int) -> None:
-        """The tokens from this place on were not chosen by the model."""
+        """Mark the tokens from `start` on as not chosen by the model."""
         if start < len(self.ids):
             self._record.forced_ranges.append((start, len(self.ids)))
 
     def finish(self, reason: FinishReason | None = None) -> list[Event]:
-        """The events that the end of the output completes, the `Finish` among them."""
+        """Return the events that the end of the output completes, the `Finish` last."""
         self._single_token_path = False
         self._offsets.begin_feed()
         events = self._parse(self._detokenizer.finish())
         if self._stop_matcher is not None:
             events += self._parser.feed(self._stop_matcher.finish())
-        told = self._emit(events + self._parser.finish())
+        emitted = self._emit(events + self._parser.finish())
         end = Finish(self._finish_reason(reason), self._stop_sequence)
         self._finished = True
         self._fold.add(end)
-        return [*told, end]
+        return [*emitted, end]
 
     def message(self) -> Message:
-        """The answer so far."""
+        """The message so far."""
         return self._fold.message()
 
     def build_entry(self, created: float = 0.0) -> LedgerEntry:
-        """The turn as the ledger keeps it."""
-        over = self._finished or self._stop_id is not None
-        # Behind a stop sequence nothing is kept, so no token ended what is.
+        """Build the ledger entry of the turn."""
+        finished = self._finished or self._stop_id is not None
+        # The turn is truncated before a stop sequence, so no token ended what is recorded.
         stop = self._stop_id if self._stop_sequence is None else None
-        return self._record.build_entry(self._fold.message(), stop, over, created)
+        return self._record.build_entry(self._fold.message(), stop, finished, created)
 
-    # Reading
+    # Decoding
 
     def _feed_tokens(self, ids: Sequence[int]) -> list[Event]:
-        """Any tokens: several, a control token, one that ends the turn, a part of a character."""
-        said = self._take_until_stop_id(ids)
+        """Process any tokens: several, control tokens, stop tokens, parts of characters."""
+        generated = self._take_until_stop_id(ids)
         self._offsets.begin_feed()
-        self.ids.extend(said)
-        events = self._parse(self._detokenizer.feed(said))
+        self.ids.extend(generated)
+        events = self._parse(self._detokenizer.feed(generated))
         if self._stop_id is not None:
             events += self._parse_stop_token(self._stop_id)
-        holding = self._detokenizer.has_pending_bytes
-        if not holding:
+        has_pending_bytes = self._detokenizer.has_pending_bytes
+        if not has_pending_bytes:
             self._offsets.mark_boundary()
         if self._stop_sequence is not None:
             self._truncate()
-        self._single_token_path = not (holding or self.stopped or self._stop_matcher is not None)
+        self._single_token_path = not (
+            has_pending_bytes or self.stopped or self._stop_matcher is not None
+        )
         return self._finish_feed(events)
 
     def _take_until_stop_id(self, ids: Sequence[int]) -> Sequence[int]:
@@ -265,7 +266,7 @@ class Generation:
         return events
 
     def _parse_until_stop_sequence(self, piece: Piece, stops: StopSequenceMatcher) -> list[Event]:
-        """What comes before a stop sequence. Only plain text can be one, never a control token."""
+        """Parse up to a stop sequence. Only plain text can be one, never a control token."""
         if stops.found is not None:
             return []
         text = stops.finish() if piece.special else stops.feed(piece.text)
@@ -278,40 +279,40 @@ class Generation:
         return events
 
     def _parse_stop_token(self, id: int) -> list[Event]:
-        """An end token that is a marker too (gpt-oss ends a call with one) is the parser's."""
+        """Parse a stop token that is also a marker (gpt-oss ends a call with one)."""
         text = self._spec.tokenizer.bytes_of(id).decode("utf-8", "replace")
         if text not in self._spec.special_markers:
             return []
         return self._parse([*self._detokenizer.finish(), Piece(text, True)])
 
-    # Telling
+    # Emitting
 
     def _finish_feed(self, events: list[Event]) -> list[Event]:
-        """The events of a feed as they go out, with what was held back accounted for."""
-        told = self._emit(events) if events else events
+        """Emit the events of a feed and update the offsets of what is held back."""
+        emitted = self._emit(events) if events else events
         self._open_type = self._offsets.end_feed()
-        return told
+        return emitted
 
     def _emit(self, events: list[Event]) -> list[Event]:
-        """Events as they go out, with outward ids and seals."""
-        told: list[Event] = []
+        """Add public ids and seals to events."""
+        emitted: list[Event] = []
         for event in events:
             if isinstance(event, CallOpen):
-                own, event = event.id, msgspec.structs.replace(event, id=self._new_call_id())
-                self._record.model_call_ids[event.id or ""] = own
+                model_id, event = event.id, msgspec.structs.replace(event, id=self._new_call_id())
+                self._record.model_call_ids[event.id or ""] = model_id
             self._fold.add(event)
             self._offsets.add_event(event)
             if isinstance(event, SpanEnd) and event.kind == "reasoning":
                 event = msgspec.structs.replace(event, seal=self._record.seal(self._fold))
-            told.append(event)
-        return told
+            emitted.append(event)
+        return emitted
 
     @property
     def _stop_sequence(self) -> str | None:
         return self._stop_matcher.found if self._stop_matcher is not None else None
 
     def _truncate(self) -> None:
-        """Keeps the tokens that the client saw: those before the stop sequence."""
+        """Drop the tokens that the client did not see: those from the stop sequence on."""
         del self.ids[self._offsets.count_ids_within(self._offsets.chars_before_stop) :]
 
     def _finish_reason(self, given: FinishReason | None) -> FinishReason:

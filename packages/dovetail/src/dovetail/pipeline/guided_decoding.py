@@ -1,4 +1,4 @@
-"""What a request demands of the form of its answer, as a constraint that the engine can keep."""
+"""Guided decoding: a request's tool choice and output format as a constraint for the engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,10 +12,10 @@ from dovetail.storage.lru import LruCache
 from dovetail_model import Unsupported
 from dovetail_parsers import build_guided_grammar
 
-#: How far an answer is when an engine takes it up: before all, inside its thought, behind it.
-OutputPhase = Literal["start", "thought", "answer"]
+#: Where the output is when an engine starts or continues it.
+OutputPhase = Literal["start", "reasoning", "after_reasoning"]
 
-#: The engine has no way to keep an answer to its form.
+#: The engine cannot enforce the output format.
 UNENFORCED_NOTE = "guided:unenforced"
 
 _MAX_CACHED = 256
@@ -23,19 +23,19 @@ _MAX_CACHED = 256
 
 @dataclass(frozen=True)
 class OutputConstraint:
-    """What is asked of an answer's form. `notes` tell what of it nobody enforces."""
+    """The constraint on an output. `notes` name what of it is not enforced."""
 
     constraint: Constraint | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def is_unconstrained(self) -> bool:
-        """Whether any answer will do."""
+        """Whether any output is allowed."""
         return self.constraint is None
 
 
 class ConstraintBuilder:
-    """The demands of a model's requests. A session demands the same again and again."""
+    """Builds the constraints of a model's requests, cached since sessions repeat them."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -49,21 +49,21 @@ class ConstraintBuilder:
         syntaxes: tuple[ConstraintSyntax, ...],
         phase: OutputPhase = "start",
     ) -> OutputConstraint:
-        """The demand, in the first of the notations that it can be written in."""
+        """Build the constraint in the first syntax that can express it."""
         request = prepared.request
-        thinks = phase != "answer" and self._may_reason(prepared)
-        in_reasoning = phase == "thought" or (phase == "start" and prepared.prompt.in_reasoning)
+        may_reason = phase != "after_reasoning" and self._may_reason(prepared)
+        in_reasoning = phase == "reasoning" or (phase == "start" and prepared.prompt.in_reasoning)
         form = msgspec.json.encode((request.tool_choice, request.output))
-        key = (id(request.tools), form, syntaxes, thinks, in_reasoning)
-        known = self._cache.peek(key)
-        if known is not None and known[0] is request.tools:
-            return known[1]
-        made = self._compile(prepared, syntaxes, thinks, in_reasoning)
-        self._cache.put(key, (request.tools, made))
-        return made
+        key = (id(request.tools), form, syntaxes, may_reason, in_reasoning)
+        cached = self._cache.peek(key)
+        if cached is not None and cached[0] is request.tools:
+            return cached[1]
+        constraint = self._compile(prepared, syntaxes, may_reason, in_reasoning)
+        self._cache.put(key, (request.tools, constraint))
+        return constraint
 
     def _may_reason(self, prepared: PreparedRequest) -> bool:
-        """Whether the model may open a thought: not if it was told not to, by whomever."""
+        """Whether the model may reason: not if the request or the prompt turned it off."""
         model = self._model
         if model.reasoning_parser is None or prepared.request.thinking.enabled is False:
             return False
@@ -78,10 +78,10 @@ class ConstraintBuilder:
         in_reasoning: bool,
     ) -> OutputConstraint:
         request, model = prepared.request, self._model
-        # A schema alone cannot say what stands around the arguments of a call.
-        written = [syntax for syntax in syntaxes if syntax != "json_schema"]
+        # A schema alone cannot express the markers around the arguments of a call.
+        grammar_syntaxes = [syntax for syntax in syntaxes if syntax != "json_schema"]
         try:
-            made = build_guided_grammar(
+            grammar = build_guided_grammar(
                 model.tool_parser,
                 model.reasoning_parser,
                 tools=request.tools,
@@ -89,16 +89,16 @@ class ConstraintBuilder:
                 output=request.output,
                 in_reasoning=in_reasoning,
                 allow_reasoning=may_reason,
-                syntax=written[0] if written else "gbnf",
+                syntax=grammar_syntaxes[0] if grammar_syntaxes else "gbnf",
                 tokens=model.tokenizer.controls,
             )
         except Unsupported:
-            if written:
+            if grammar_syntaxes:
                 raise
             return OutputConstraint(notes=(UNENFORCED_NOTE,))
-        if made is None:
+        if grammar is None:
             return OutputConstraint()
-        if not written:
+        if not grammar_syntaxes:
             return OutputConstraint(notes=(UNENFORCED_NOTE,))
-        notes = tuple(f"guided:{note}" for note in made.notes)
-        return OutputConstraint(Constraint(made.syntax, made.text), notes)
+        notes = tuple(f"guided:{note}" for note in grammar.notes)
+        return OutputConstraint(Constraint(grammar.syntax, grammar.text), notes)

@@ -1,6 +1,6 @@
-"""From a decoded request to a prompt, and from the answer back into the ledger.
+"""Prepare prompts for decoded requests, and record the generated turns in the ledger.
 
-Request ─stabilize─▶ Request ─recall─▶ known turns ─render─▶ Prompt(ids)
+Request ─normalize─▶ Request ─recognize─▶ known turns ─render─▶ Prompt(ids)
 """
 
 import time
@@ -52,12 +52,12 @@ from dovetail_model import (
 )
 
 CallIdFactory = Callable[[], str]
-MIN_WARM_TOKENS = 16  # tokens: the block of an engine's cache
+MIN_WARM_TOKENS = 16  # the block size of an engine's prefix cache
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """What an operator decides about prompts."""
+    """The operator's settings for prompts."""
 
     replay: ReplayPolicy = "auto"
     normalization: NormalizationOptions = field(default_factory=NormalizationOptions)
@@ -79,10 +79,10 @@ class PreparedRequest:
 
 
 class RequestPreparer(Protocol):
-    """What the pipeline asks of whoever makes prompts.
+    """Makes the prompts of requests and records the generated turns.
 
-    `records_first`: a turn is to be recorded before its end is told, since the next request may
-    reach another process.
+    `records_before_finish`: a turn is recorded before its finish is emitted, since the next
+    request may reach another process.
     """
 
     @property
@@ -132,7 +132,7 @@ class ChatPreparer:
         self._normalizer = PromptNormalizer(self._settings.normalization)
         self._renderers = RendererCache(model)
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
-        self._recaller = TurnRecognizer(ledger, restorer, replay=self._settings.replay)
+        self._recognizer = TurnRecognizer(ledger, restorer, replay=self._settings.replay)
         self._output_spec = OutputSpec(
             model.tokenizer,
             model.stop_ids,
@@ -148,17 +148,17 @@ class ChatPreparer:
         return self._ledger.has_worker_peers
 
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
-        """The request as the model gets it. `harness` names the client, for comparisons."""
+        """Prepare a request for the engine. `harness` names the client, for comparisons."""
         request, prompt, owner, cleared = await self._render(request)
-        sighting = _snapshot_prefix(request, prompt, harness, deliberate=cleared)
+        snapshot = _snapshot_prefix(request, prompt, harness, deliberate=cleared)
         return PreparedRequest(
-            request, prompt, owner, sighting, self._prefix_diagnostics.compare(sighting)
+            request, prompt, owner, snapshot, self._prefix_diagnostics.compare(snapshot)
         )
 
     async def count_tokens(self, request: Request) -> int:
-        """The number of tokens of a request's prompt. Leaves no trace.
+        """Count the tokens of a request's prompt. Records nothing.
 
-        A client may ask what its tools alone cost: they are counted beside a one-letter message.
+        Requests may have tools and no message: the tools are counted with a one-letter message.
         """
         if not request.turns:
             request = msgspec.structs.replace(request, turns=(Turn("user", (TextBlock("x"),)),))
@@ -166,7 +166,7 @@ class ChatPreparer:
         return len(prompt.ids)
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]:
-        """The switches of the template in an agent's session that asks this about thoughts."""
+        """The switches of the template in an agent's session with these reasoning settings."""
         return self._resolve_switches(thinking, tools=True)
 
     async def _render(self, request: Request) -> tuple[Request, Prompt, TurnOwner, bool]:
@@ -187,24 +187,27 @@ class ChatPreparer:
             tools=request.tools,
             session=request.identity.session,
         )
-        walk = await self._recaller.match_turns(request.turns, scope)
-        request = _inherit_thinking(request, await self._recaller.find_last_entry(walk, scope))
-        steering = self._resolve_switches(request.thinking, tools=bool(request.tools))
-        renderer = self._renderers.get(bool(request.tools), steering)
-        head = renderer.digest_head(request, steering).whole
+        match = await self._recognizer.match_turns(request.turns, scope)
+        request = _inherit_thinking(request, await self._recognizer.find_last_entry(match, scope))
+        switches = self._resolve_switches(request.thinking, tools=bool(request.tools))
+        renderer = self._renderers.get(bool(request.tools), switches)
+        head = renderer.digest_head(request, switches).whole
         start = renderer.replay_start(request.turns, bool(request.tools))
-        recalled = await self._recaller.resolve(walk, replace(scope, head=head, start=start))
-        loop = 0
+        history = await self._recognizer.resolve(match, replace(scope, head=head, start=start))
+        loop_start = 0
         if self._settings.resume_drop_thinking is not None:
-            loop = find_loop_start(request.turns)
-        clears = self._should_clear_reasoning(request, recalled, loop)
+            loop_start = find_loop_start(request.turns)
+        clears = self._should_clear_reasoning(request, history, loop_start)
         if clears:
-            request, recalled = _strip_reasoning(request, loop), recalled.without_entries(loop)
-        new = renderer.count_new_chars(request, recalled)
+            request, history = (
+                _strip_reasoning(request, loop_start),
+                history.without_entries(loop_start),
+            )
+        new_chars = renderer.count_new_chars(request, history)
         try:
             prompt = await run_in_thread(
-                new,
-                lambda: renderer.render(request, recalled, steering),
+                new_chars,
+                lambda: renderer.render(request, history, switches),
                 min_size=self._min_offload_chars,
             )
         except RenderError as error:
@@ -215,7 +218,7 @@ class ChatPreparer:
     def create_generation(
         self, prepared: PreparedRequest, new_call_id: CallIdFactory
     ) -> Generation:
-        """The answer to a prepared request, ready to be fed."""
+        """Create the generation of a prepared request, ready to be fed."""
         return Generation(
             self._output_spec,
             prepared.prompt,
@@ -226,20 +229,20 @@ class ChatPreparer:
         )
 
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
-        """Keeps the turn that was generated."""
+        """Record the generated turn."""
         entry = generation.build_entry(self._clock())
-        seen = prepared.prefix_snapshot
+        snapshot = prepared.prefix_snapshot
         self._prefix_diagnostics.record_output(
-            seen.session, generation.ids, turn=entry.chain, prompt=seen
+            snapshot.session, generation.ids, turn=entry.chain, prompt=snapshot
         )
         await self._ledger.record(entry, prepared.prompt.ids)
 
     async def predict_next_prompt(
         self, prepared: PreparedRequest, generation: Generation
     ) -> "array[int] | None":
-        """How the next prompt will begin if a user speaks next; None if the engine has all of it.
+        """Predict the prefix of the next prompt, if a user turn follows; None if it is cached.
 
-        A template that drops the thoughts of finished turns lets the next prompt leave this one
+        If a template drops the reasoning of finished turns, the next prompt diverges from this one
         long before its end.
         """
         turns = (*prepared.request.turns, Turn("assistant", generation.message().blocks))
@@ -250,13 +253,13 @@ class ChatPreparer:
         return ids if len(ids) - known >= MIN_WARM_TOKENS else None
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int]":
-        """How every prompt begins that goes on from this request with a user's words.
+        """The prefix of every prompt that continues this request with a user turn.
 
-        Where nobody has spoken yet, more may be said to the system before.
+        Before the first user turn more system turns may follow.
         """
         shared: array[int] | None = None
-        for asked in _possible_continuations(request):
-            _, prompt, _, _ = await self._render(asked)
+        for continuation in _possible_continuations(request):
+            _, prompt, _, _ = await self._render(continuation)
             shared = (
                 prompt.ids if shared is None else shared[: count_common_ids(shared, prompt.ids)]
             )
@@ -264,20 +267,20 @@ class ChatPreparer:
         return shared
 
     async def close(self) -> None:
-        """Writes down what is still to be written."""
+        """Flush and close the ledger."""
         await self._ledger.close()
 
     def _should_clear_reasoning(
-        self, request: Request, recalled: RecognizedHistory, loop: int
+        self, request: Request, history: RecognizedHistory, loop_start: int
     ) -> bool:
-        """Whether a session comes back so late that nothing of it can be cached any more.
+        """Whether a session is resumed so late that nothing of it can still be cached.
 
-        Only thoughts of finished loops may go, and only if there are any.
+        Only the reasoning of finished loops may be cleared, and only if there is any.
         """
-        after, last = self._settings.resume_drop_thinking, recalled.parent
+        after, last = self._settings.resume_drop_thinking, history.parent
         if after is None or last is None or self._clock() - last.created < after:
             return False
-        earlier = [turn for turn in request.turns[:loop] if turn.role == "assistant"]
+        earlier = [turn for turn in request.turns[:loop_start] if turn.role == "assistant"]
         return bool(earlier) and self._model.reasoning_parser is not None
 
     def _owner_of(self, tenant: str) -> TurnOwner:
@@ -286,10 +289,10 @@ class ChatPreparer:
         return self._owners[tenant]
 
     def _resolve_switches(self, thinking: Thinking, *, tools: bool) -> dict[str, Any]:
-        speech = self._model.tool_chat_template if tools else self._model.chat_template
+        template = self._model.tool_chat_template if tools else self._model.chat_template
         return resolve_switches(
             thinking,
-            speech.profile,
+            template.profile,
             reasoning_parser=self._model.reasoning_parser,
             default_mode=self._settings.default_thinking,
             server_switches=self._settings.template_switches,
@@ -297,7 +300,7 @@ class ChatPreparer:
 
 
 def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:
-    """The request with what it leaves unsaid about thoughts as the line that it goes on had it."""
+    """Fill in reasoning settings that the request leaves out from the turn it continues."""
     if last is None or not last.thinking:
         return request
     before = msgspec.json.decode(last.thinking, type=Thinking)
@@ -312,7 +315,7 @@ def _lacks_text(block: Block) -> bool:
 
 
 def _strip_reasoning(request: Request, until: int) -> Request:
-    """The request without the thoughts of the turns before a place."""
+    """Remove the reasoning of the turns before `until`."""
     cleared = tuple(
         Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
         for turn in request.turns[:until]
@@ -323,7 +326,7 @@ def _strip_reasoning(request: Request, until: int) -> Request:
 def _snapshot_prefix(
     request: Request, prompt: Prompt, harness: str, *, deliberate: bool
 ) -> PromptObservation:
-    """What the doctor needs to know. Tenants are never set beside each other."""
+    """Collect what prefix diagnostics compares. Prompts of two tenants are never compared."""
     identity, head = request.identity, prompt.head
     return PromptObservation(
         session=f"{identity.tenant}\0{identity.session}" if identity.session else None,
@@ -340,7 +343,7 @@ def _snapshot_prefix(
 
 
 def _possible_continuations(request: Request) -> Iterator[Request]:
-    """Ways in which it may go on: what their prompts share does not depend on what is said."""
+    """Yield possible continuations: what their prompts share does not depend on the text."""
     for text in ("a", "b"):
         turns = (*request.turns, Turn("user", (TextBlock(text),)))
         yield msgspec.structs.replace(request, turns=turns)

@@ -1,7 +1,7 @@
-"""Raw prompts: what a text completion goes on from. No template, no parser, no ledger.
+"""Raw prompts of text completions: no template, no parser, no ledger.
 
-Whoever sends one writes the model's own language: the spelling of a control token is that token,
-and nothing is put before the text.
+The client writes the model's own notation: the spelling of a control token is that token, and
+nothing is inserted before the text.
 """
 
 from array import array
@@ -23,13 +23,13 @@ from dovetail_protocols import raw_prompt
 _EMPTY_HEAD = HeadDigests(b"", b"", b"", b"")
 
 
-def to_raw_model(served: TokenModel) -> TokenModel:
-    """The same model for text completions: the pipeline is the same, what it prepares is not."""
-    return replace(served, preparer=RawPreparer(served.model))
+def to_raw_model(entry: TokenModel) -> TokenModel:
+    """Return the model for text completions: the same pipeline with raw prompts."""
+    return replace(entry, preparer=RawPreparer(entry.model))
 
 
 class RawPreparer:
-    """Prepares prompts that nobody may touch, and keeps nothing."""
+    """Prepares prompts as they are, and records nothing."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -54,7 +54,7 @@ class RawPreparer:
         return len(await self._encode(request))
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]:
-        """There is no template to be steered."""
+        """None: there is no template."""
         return {}
 
     def create_generation(
@@ -70,25 +70,25 @@ class RawPreparer:
         )
 
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
-        """A text is no turn: nothing would come back to it."""
+        """Do nothing: a text is not a turn."""
 
     async def predict_next_prompt(
         self, prepared: PreparedRequest, generation: Generation
     ) -> "array[int] | None":
-        """Nobody knows what follows a text."""
+        """None: what follows a text is not known."""
         return None
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int] | None":
-        """Nor what else begins with one."""
+        """None: texts do not share a known prefix."""
         return None
 
     async def close(self) -> None:
-        """Nothing was kept."""
+        """Do nothing: nothing was recorded."""
 
     async def _encode(self, request: Request) -> list[int]:
         prompt = raw_prompt(request)
         if isinstance(prompt, str):
-            encode = self._model.tokenizer.encode  # spelled-out control tokens are meant
+            encode = self._model.tokenizer.encode  # it encodes spelled-out control tokens as such
             return await run_in_thread(len(prompt), lambda: encode(prompt))
         largest = max(prompt, default=0)
         if largest >= self._model.tokenizer.size:

@@ -1,4 +1,4 @@
-"""What is served: models under their names, each with its engine."""
+"""The served models: each under its names, with its engine and its sampling defaults."""
 
 import re
 import time
@@ -22,7 +22,7 @@ from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import DecodeCache
 
-DEFAULT_CONTEXT_TOKENS = 1 << 20  # tokens, where neither the model nor the engine says
+DEFAULT_CONTEXT_TOKENS = 1 << 20  # where neither the model nor the engine states a length
 
 
 #: How long the start of a response waits for the engine: until then an error can be a status.
@@ -31,13 +31,13 @@ STREAM_START_TIMEOUT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class TokenModel:
-    """A model under its public names, the first of which is its own.
+    """A model whose tokens are processed here, under its public names; the first is its own.
 
-    `defaults` are the operator's sampling values, stronger than the model's, weaker than a request.
-    A stream whose replica dies may go on `migration_limit` times: on another one, or on the same
-    if that comes back within `recovery_wait` seconds. `keep_logprobs`: the engine is asked for them
-    though the client is not shown any. The start of a response waits `start_timeout_seconds` for
-    the engine.
+    `default_sampling` are the operator's values: they override the model's, a request overrides
+    them. A stream whose replica fails is migrated at most `migration_limit` times: to another one,
+    or to the same if it recovers within `recovery_wait` seconds. `keep_logprobs`: logprobs are
+    requested from the engine and recorded even if the client did not ask for them. The start of a
+    response waits `start_timeout_seconds` for the engine.
     """
 
     names: tuple[str, ...]
@@ -58,7 +58,7 @@ class TokenModel:
 
     @property
     def context_length(self) -> int:
-        """The window: the smallest that anybody names."""
+        """The context window: the smallest of the configured, the engine's and the model's."""
         engine = self.engine.capabilities.context_length
         return _min_context_length(self.max_context, engine, self.model.context_length)
 
@@ -73,28 +73,30 @@ class TokenModel:
     def output_constraint(
         self, prepared: PreparedRequest, phase: OutputPhase = "start"
     ) -> OutputConstraint:
-        """What the answer must look like from a place on, as far as the engine can see to it."""
-        abilities = self.engine.capabilities
-        where: OutputPhase = "answer" if abilities.constrains_after_reasoning else phase
-        return self._constraint_builder.build(prepared, abilities.constraints, where)
+        """The constraint on the output from `phase` on, as far as the engine can enforce it."""
+        capabilities = self.engine.capabilities
+        effective_phase: OutputPhase = (
+            "after_reasoning" if capabilities.constrains_after_reasoning else phase
+        )
+        return self._constraint_builder.build(prepared, capabilities.constraints, effective_phase)
 
     def resolve_sampling(self, requested: Sampling) -> Sampling:
-        """The request's values, then the operator's, then the model's own."""
+        """Merge the request's values with the operator's, then the model's own."""
         merged = merge_sampling(requested, self.default_sampling, self.model.sampling)
         if self.keep_logprobs and merged.logprobs is None and self.engine.capabilities.logprobs:
             merged = msgspec.structs.replace(merged, logprobs=0)
         return merged
 
     async def close(self) -> None:
-        """Writes down what is still to be written."""
+        """Flush and close the preparer's stores."""
         await self.preparer.close()
 
 
 @dataclass(frozen=True)
 class UpstreamModel:
-    """A model of an upstream that renders and parses by itself, under its public names.
+    """A model on an upstream engine that renders and parses by itself, under its public names.
 
-    Its tokens are not known here: its turns are carried as text, and may not be exact.
+    Its tokens are not known here: its turns are sent as text, and may not be exact.
     """
 
     names: tuple[str, ...]
@@ -119,11 +121,11 @@ class UpstreamModel:
         return (f"the turns of {self.name} are another server's: they are not exact",)
 
     def resolve_sampling(self, requested: Sampling) -> Sampling:
-        """The request's values, then the operator's. The rest is the upstream's."""
+        """Merge the request's values with the operator's. The rest is left to the upstream."""
         return merge_sampling(requested, self.default_sampling)
 
     async def close(self) -> None:
-        """Nothing was kept."""
+        """Do nothing: nothing was recorded."""
 
 
 ModelEntry = TokenModel | UpstreamModel
@@ -134,7 +136,7 @@ _MERGED_FIELDS = tuple(
 
 
 def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
-    """The values that were asked for, and for the others the first that somebody names."""
+    """Fill in values that the request leaves out from the first fallback that has them."""
     values = {
         name: next(
             (
@@ -150,14 +152,14 @@ def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
 
 
 def _min_context_length(*lengths: int | None) -> int:
-    """The smallest window that anybody names."""
+    """The smallest of the stated context lengths."""
     return min((length for length in lengths if length), default=DEFAULT_CONTEXT_TOKENS)
 
 
 class ModelRegistry:
     """Finds models by the names that clients use.
 
-    `kept` are the responses that it remembers, `turns` what the store of its turns could not do.
+    `response_store` has the stored responses, `store_faults` the failures of the stores.
     """
 
     def __init__(
@@ -176,16 +178,16 @@ class ModelRegistry:
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in entries for name in one.names}
         names = [name for one in entries for name in one.names]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two models are called {', '.join(twice)}: --served-model-name")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"two models are called {', '.join(duplicates)}: --served-model-name")
         for alias, name in self._aliases.items():
             if name not in self._by_name:
                 known = ", ".join(self._by_name)
                 raise ValueError(f"the alias {alias!r} is of {name!r}, but served is {known}")
 
     def find(self, name: str) -> ModelEntry:
-        """The model of a name: its own, an alias, or an alias with wildcards."""
+        """Find a model by its own name, an alias, or an alias with wildcards."""
         found = self._by_name.get(name) or self._by_name.get(self._aliases.get(name, ""))
         if found is None:
             found = next(
@@ -202,24 +204,24 @@ class ModelRegistry:
         return found
 
     def iter_entries(self) -> Iterator[tuple[str, ModelEntry]]:
-        """Every name that can be listed: an alias with wildcards has no end of names."""
-        for one in self.entries:
-            for name in one.names:
-                yield name, one
+        """Yield every name that can be listed: an alias with wildcards stands for any number."""
+        for entry in self.entries:
+            for name in entry.names:
+                yield name, entry
         for alias, name in self._aliases.items():
             if alias not in self._by_name and not _WILDCARD.search(alias):
                 yield alias, self._by_name[name]
 
     async def start(self) -> None:
-        """Makes every engine ready. A store that is not there is told of now, not later."""
+        """Start every engine. A missing response store is reported now, not on first use."""
         await self.response_store.ping()
-        for one in self.entries:
-            await one.engine.start()
+        for entry in self.entries:
+            await entry.engine.start()
 
     async def stop(self) -> None:
-        for one in self.entries:
-            await one.engine.stop()
-            await one.close()
+        for entry in self.entries:
+            await entry.engine.stop()
+            await entry.close()
         await self.response_store.close()
 
 

@@ -1,4 +1,4 @@
-"""Who an answer is told to."""
+"""What the pipeline writes events to."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,21 +7,21 @@ from dovetail_model import Event, Fold, Message
 
 
 class EventSink(Protocol):
-    """Hears the events of an answer in the very call that made them, choice by choice.
+    """Receives the events of a response synchronously, by choice.
 
-    That is what keeps a token cheap: between the engine's socket and the client's no task is
-    switched. What has no room for more says so, and is waited for before the engine goes on.
+    That keeps a token cheap: no task switch between the engine's socket and the client's. A sink
+    that has no room reports that, and is drained before the engine continues (backpressure).
     """
 
     def write(self, choice: int, events: list[Event]) -> bool:
-        """Takes a batch of events. False: there is no room for more at the moment."""
+        """Write a batch of events. Returns False if there is no room for more at the moment."""
 
     async def drain(self) -> None:
-        """Returns when there is room."""
+        """Wait until there is room."""
 
 
 class CallbackSink:
-    """An audience of one: each event is shown, and what they make is kept."""
+    """Passes each event of one choice to a callback, and folds them into a message."""
 
     __slots__ = ("_fold", "_on_event")
 
@@ -36,8 +36,8 @@ class CallbackSink:
         return True
 
     async def drain(self) -> None:
-        """There always is."""
+        """Return at once: there is always room."""
 
     def message(self) -> Message:
-        """What was said so far."""
+        """The message so far."""
         return self._fold.message()

@@ -1,4 +1,4 @@
-"""What is kept of a turn: the entry for the ledger, and the seals that thoughts take with them."""
+"""The record of a turn: its ledger entry, and the seals of its reasoning."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock,
 
 @dataclass(frozen=True)
 class TurnOwner:
-    """Whose turn it is: the tenant, the key of its chain, and what seals its thoughts."""
+    """The owner of a turn: the tenant, its chain key, and the sealer of its reasoning."""
 
     tenant: str
     chain_key: bytes
@@ -32,9 +32,9 @@ class TurnOwner:
 
 @dataclass(frozen=True)
 class TurnOrigin:
-    """Where a turn comes from. `thinking` is what was asked about thoughts, as JSON.
+    """The request that a turn comes from. `thinking` are its reasoning settings as JSON.
 
-    `identity` is who asked: the turn belongs to its session.
+    `identity` is that of the client: the turn belongs to its session.
     """
 
     entry_id: str
@@ -46,7 +46,7 @@ class TurnOrigin:
 
 
 class TurnRecord:
-    """The record of one turn, whose ids and extents others write."""
+    """Records one turn. Its ids and block offsets are shared with the generation."""
 
     __slots__ = (
         "_ids",
@@ -63,16 +63,16 @@ class TurnRecord:
         self._origin = origin
         self._ids = ids
         self._offsets = offsets
-        self.model_call_ids: dict[str, str | None] = {}  # outward call id -> the model's own
+        self.model_call_ids: dict[str, str | None] = {}  # public call id -> the model's own
         self._reasoning_count = 0
         self._sealed_until = (0, 0)  # ids and spans that the turn's seals hold so far
         self._logprobs: array[float] = array(LOGPROB_TYPECODE)
         self.forced_ranges: list[tuple[int, int]] = []  # ranges of ids that are not the model's own
 
     def add_logprobs(self, logprobs: Iterable[float]) -> None:
-        """What the engine says about the ids that come next. About some it may have said nothing.
+        """Add the logprobs of the ids that come next. Earlier ids without any get NaN.
 
-        Only what is noted is paid for: an answer without any has no numbers.
+        A turn without logprobs stores none.
         """
         self._logprobs.extend([nan] * (len(self._ids) - len(self._logprobs)))
         self._logprobs.extend(logprobs)
@@ -80,26 +80,26 @@ class TurnRecord:
     def build_entry(
         self, message: Message, stop: int | None, finished: bool, created: float
     ) -> LedgerEntry:
-        """The turn as the ledger keeps it. One that is not `over` broke off."""
+        """Build the ledger entry. A turn that is not `finished` was interrupted."""
         origin, prompt = self._origin, self._origin.prompt
-        parent, keep, suffix = _diff_to_parent(prompt)
-        blocks = message.blocks[: self._count_kept_blocks(finished)]
+        parent, prefix_tokens, suffix = _diff_to_parent(prompt)
+        blocks = message.blocks[: self._count_recorded_blocks(finished)]
         spans = self._spans(blocks)
         shown = digest_turn(Turn("assistant", blocks))
-        kept = self._count_kept_tokens(spans, finished)
-        before = prompt.history.chain
+        token_count = self._count_recorded_tokens(spans, finished)
+        chain_before = prompt.history.chain
         return LedgerEntry(
             id=origin.entry_id,
             tenant=origin.owner.tenant,
             model=origin.model,
             parent=parent,
-            prefix_tokens=keep,
+            prefix_tokens=prefix_tokens,
             suffix=suffix,
-            generated=self._ids[:kept].tobytes(),
+            generated=self._ids[:token_count].tobytes(),
             stop=stop,
             spans=spans,
-            chain_before=before,
-            chain=extend_chain(origin.owner.chain_key, before, shown.digest),
+            chain_before=chain_before,
+            chain=extend_chain(origin.owner.chain_key, chain_before, shown.digest),
             head=prompt.head.whole,
             finish=message.finish if finished else FINISH_INTERRUPTED,
             created=created,
@@ -109,72 +109,75 @@ class TurnRecord:
             session=self._session_name(),
             agent=normalize_session_name(origin.identity.agent or ""),
             response_number=origin.identity.response_number,
-            logprobs=self._encode_logprobs(kept, stop),
+            logprobs=self._encode_logprobs(token_count, stop),
             forced=tuple(
-                (start, min(end, kept)) for start, end in self.forced_ranges if start < kept
+                (start, min(end, token_count))
+                for start, end in self.forced_ranges
+                if start < token_count
             ),
         )
 
     def seal(self, fold: Fold) -> str | None:
-        """The seal of the thought that has just ended, with the turn since the seal before it."""
+        """Seal the reasoning that has just ended, with the turn since the seal before it."""
         origin, prompt = self._origin, self._origin.prompt
         self._reasoning_count += 1
         if origin.owner.sealer is None:
             return None
-        recalled = prompt.history
+        history = prompt.history
         blocks = fold.message().blocks
         ids, spans = self._sealed_until
-        reach = self._offsets.end_offsets[-1]
-        sealed = SealPayload(
+        end = self._offsets.end_offsets[-1]
+        payload = SealPayload(
             entry=origin.entry_id,
-            parent=recalled.parent.id if recalled.parent is not None else None,
-            generated=self._ids[ids:reach].tobytes(),
+            parent=history.parent.id if history.parent is not None else None,
+            generated=self._ids[ids:end].tobytes(),
             spans=self._spans(blocks)[spans:],
-            chain_before=recalled.chain,
+            chain_before=history.chain,
             head=prompt.head.whole,
             reasoning_index=self._reasoning_count - 1,
-            previous=_unsealed_tail(recalled.parent) if self._reasoning_count == 1 else None,
+            previous=_unsealed_tail(history.parent) if self._reasoning_count == 1 else None,
             start=ids,
             opening=prompt.opening,
         )
-        self._sealed_until = (reach, len(blocks))
-        return origin.owner.sealer.seal(sealed, origin.owner.tenant, origin.model)
+        self._sealed_until = (end, len(blocks))
+        return origin.owner.sealer.seal(payload, origin.owner.tenant, origin.model)
 
     def _session_name(self) -> str:
-        """The session that the client names, else the one that the turn goes on with."""
+        """The session that the client names, else that of the turn it continues."""
         named, parent = self._origin.identity.session, self._origin.prompt.history.parent
         if named:
             return normalize_session_name(named)
         return (parent.session if parent is not None else "") or self._origin.entry_id
 
-    def _encode_logprobs(self, kept: int, stop: int | None) -> bytes:
-        """What is known of the ids that are kept, and of the one that ended the turn."""
+    def _encode_logprobs(self, token_count: int, stop: int | None) -> bytes:
+        """Encode the logprobs of the recorded ids and of the stop token."""
         if not self._logprobs:
             return b""
-        count = kept + (stop is not None)
+        count = token_count + (stop is not None)
         known = self._logprobs[:count]
         known.extend([nan] * (count - len(known)))
         return b"" if all(map(isnan, known)) else known.tobytes()
 
     def _spans(self, blocks: Sequence[OutputBlock]) -> tuple[EntrySpan, ...]:
-        whole = len(self._ids)
-        reaches = self._offsets.end_offsets[: len(blocks)]
+        token_count = len(self._ids)
+        ends = self._offsets.end_offsets[: len(blocks)]
         return tuple(
-            self._span(block, reach or whole) for block, reach in zip(blocks, reaches, strict=True)
+            self._span(block, reach or token_count)
+            for block, reach in zip(blocks, ends, strict=True)
         )
 
-    def _span(self, block: OutputBlock, reach: int) -> EntrySpan:
+    def _span(self, block: OutputBlock, end: int) -> EntrySpan:
         match block:
             case TextBlock(text=text, raw=raw):
-                return EntrySpan("text", raw, text, reach)
+                return EntrySpan("text", raw, text, end)
             case ReasoningBlock(text=text, raw=raw):
-                return EntrySpan("reasoning", raw, text, reach)
+                return EntrySpan("reasoning", raw, text, end)
             case call:
                 return EntrySpan(
                     "call",
                     call.raw,
                     call.arguments,
-                    reach,
+                    end,
                     call.name,
                     call.id,
                     self.model_call_ids.get(call.id),
@@ -183,19 +186,19 @@ class TurnRecord:
                     call.complete,
                 )
 
-    def _count_kept_blocks(self, finished: bool) -> int:
-        """How many blocks stay with the turn: of one that broke off, those that clients keep.
+    def _count_recorded_blocks(self, finished: bool) -> int:
+        """Count the blocks to record: of an interrupted turn, those that clients keep.
 
-        A thought that never ended is not among them, unless there is nothing else.
+        Reasoning that never ended is not among them, unless there is nothing else.
         """
         blocks = len(self._offsets.end_offsets)
-        open_thought = self._offsets.in_reasoning and not finished
-        return blocks - 1 if open_thought and blocks > 1 else blocks
+        open_reasoning = self._offsets.in_reasoning and not finished
+        return blocks - 1 if open_reasoning and blocks > 1 else blocks
 
-    def _count_kept_tokens(self, spans: Sequence[EntrySpan], finished: bool) -> int:
-        """How many tokens stay with the turn: of one that broke off, those that were told.
+    def _count_recorded_tokens(self, spans: Sequence[EntrySpan], finished: bool) -> int:
+        """Count the tokens to record: of an interrupted turn, those that were emitted.
 
-        Behind a whole block may be half a marker, which the client has never seen.
+        After a complete block there may be half a marker, which the client has never seen.
         """
         last = spans[-1] if spans else None
         if finished or last is None or last.kind == "text" or not last.complete:
@@ -204,18 +207,18 @@ class TurnRecord:
 
 
 def _diff_to_parent(prompt: Prompt) -> tuple[str | None, int, bytes]:
-    """The prompt as what it adds to the parent's whole."""
-    ids, recalled = prompt.ids, prompt.history
-    if recalled.parent is None or recalled.parent_token_ids is None:
+    """Split the prompt into the parent's id, the shared prefix length, and the new ids."""
+    ids, history = prompt.ids, prompt.history
+    if history.parent is None or history.parent_token_ids is None:
         return None, 0, ids.tobytes()
-    keep = len(recalled.parent_token_ids)
+    prefix_tokens = len(history.parent_token_ids)
     if prompt.origin != "grown":
-        keep = count_common_ids(recalled.parent_token_ids, ids)
-    return recalled.parent.id, keep, ids[keep:].tobytes()
+        prefix_tokens = count_common_ids(history.parent_token_ids, ids)
+    return history.parent.id, prefix_tokens, ids[prefix_tokens:].tobytes()
 
 
 def _unsealed_tail(parent: LedgerEntry | None) -> PreviousTurnTail | None:
-    """What the previous turn said behind its last seal."""
+    """What the previous turn generated after its last seal."""
     if parent is None:
         return None
     sealed = [at for at, span in enumerate(parent.spans) if span.kind == "reasoning"]

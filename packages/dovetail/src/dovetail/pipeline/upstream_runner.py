@@ -1,7 +1,7 @@
-"""One choice of an upstream's answer: its events, with what clients keep of them made ours.
+"""Run one choice on an upstream engine: forward its events with local call ids and seals.
 
-Calls get ids that are unique here, and thoughts get seals, so that a client that may not show them
-still carries them back. What was sealed is put into the next request in the model's own words.
+Calls get ids that are unique here, and reasoning gets seals, so that clients that hide it still
+send it back. The next request contains the sealed reasoning as the model wrote it.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from dovetail_model import (
 
 
 class UpstreamRunner:
-    """One choice of an answer."""
+    """Runs one choice of a response on an engine that renders and parses by itself."""
 
     def __init__(
         self,
@@ -51,23 +51,23 @@ class UpstreamRunner:
         self._new_call_id = new_call_id
         self._observer = observer
         self._choice = choice
-        self._started = False  # whether anything was told
+        self._started = False  # whether any event was emitted
         self._reasoning: list[str] = []
 
     async def run(self, sink: EventSink) -> None:
-        """Tells its events, the finish last. Raises before the first; a later fault is told."""
-        answer = self._entry.engine.stream(self._request)
+        """Emit the events, the finish last. Raises before the first; a `Failure` after."""
+        stream = self._entry.engine.stream(self._request)
         self._observer.on_upstream_request(
             sum(turn.role == "assistant" for turn in self._request.turns)
         )
         try:
             async with (
-                aclosing(answer),
-                aclosing(signal_slow_start(answer, self._entry.start_timeout_seconds)) as batches,
+                aclosing(stream),
+                aclosing(signal_slow_start(stream, self._entry.start_timeout_seconds)) as batches,
             ):
                 async for batch in batches:
                     if await self._forward([Usage()] if batch is None else batch, sink):
-                        return  # nothing counts behind it
+                        return  # events after the finish are ignored
             raise EngineUnavailable("the upstream ended its answer without a word")
         except DovetailError as error:
             if not self._started:
@@ -80,22 +80,22 @@ class UpstreamRunner:
             raise
 
     async def _forward(self, batch: list[Event], sink: EventSink) -> bool:
-        """Whether the answer has ended with this batch. Raises the failure that it ends with."""
-        told = self._rewrite_events(batch)
-        failure = told.pop() if told and isinstance(told[-1], Failure) else None
-        if told:
+        """Write a batch. Returns whether it ended the stream; raises the failure it ends with."""
+        events = self._rewrite_events(batch)
+        failure = events.pop() if events and isinstance(events[-1], Failure) else None
+        if events:
             self._started = True
-            if not sink.write(self._choice, told):
+            if not sink.write(self._choice, events):
                 await sink.drain()
         if isinstance(failure, Failure):
             raise error_from_failure(failure)
-        return bool(told) and isinstance(told[-1], Finish)
+        return bool(events) and isinstance(events[-1], Finish)
 
     def _rewrite_events(self, batch: list[Event]) -> list[Event]:
-        """A batch with what is ours in it, up to the end of the answer or its failure."""
-        told: list[Event] = []
+        """Replace call ids and seals in a batch, up to the finish or the failure."""
+        events: list[Event] = []
         for event in batch:
-            if told and isinstance(told[-1], Finish | Failure):
+            if events and isinstance(events[-1], Finish | Failure):
                 break
             match event:
                 case CallOpen():
@@ -104,14 +104,14 @@ class UpstreamRunner:
                     self._reasoning.append(text)
                 case SpanEnd(kind="reasoning", seal=seal):
                     event = msgspec.structs.replace(event, seal=self._seal_reasoning(seal))
-            told.append(event)
-        return told
+            events.append(event)
+        return events
 
     def _seal_reasoning(self, upstream_seal: str | None) -> str:
-        """The thought that has just ended, for the client to carry, and the upstream's own seal."""
+        """Seal the reasoning that has just ended together with the upstream's own seal."""
         text = "".join(self._reasoning)
         self._reasoning.clear()
-        sealed = SealPayload(
+        payload = SealPayload(
             entry=create_entry_id(),
             parent=None,
             generated=b"",
@@ -120,12 +120,12 @@ class UpstreamRunner:
             head=b"",
         )
         return self._entry.sealer.seal(
-            sealed, self._request.identity.tenant, _seal_owner(self._entry)
+            payload, self._request.identity.tenant, _seal_owner(self._entry)
         )
 
 
 def _upstream_request(entry: UpstreamModel, request: Request, choice: int) -> Request:
-    """The request as the upstream gets it: stable, with every thought that the client carried."""
+    """Make the upstream's request: normalized, with the sealed reasoning restored."""
     request = entry.normalizer.normalize(request)
     turns = tuple(_restore_turn(entry, request, turn) for turn in request.turns)
     sampling = msgspec.structs.replace(entry.resolve_sampling(request.sampling), n=1)
@@ -144,13 +144,13 @@ def _restore_turn(entry: UpstreamModel, request: Request, turn: Turn) -> Turn:
 def _open_seal(entry: UpstreamModel, tenant: str, block: Block) -> Block:
     if not isinstance(block, ReasoningBlock) or block.seal is None:
         return block
-    found = entry.sealer.open(block.seal, tenant, _seal_owner(entry))
-    if not isinstance(found, SealPayload) or not found.spans:
-        return msgspec.structs.replace(block, seal=None)  # nobody's, or another server's
-    thought = found.spans[-1]
-    return msgspec.structs.replace(block, text=thought.shown, seal=thought.raw or None)
+    payload = entry.sealer.open(block.seal, tenant, _seal_owner(entry))
+    if not isinstance(payload, SealPayload) or not payload.spans:
+        return msgspec.structs.replace(block, seal=None)  # invalid, or another server's
+    span = payload.spans[-1]
+    return msgspec.structs.replace(block, text=span.shown, seal=span.raw or None)
 
 
 def _seal_owner(entry: UpstreamModel) -> str:
-    """What a seal is bound to beside its tenant."""
+    """The model name that a seal is bound to in addition to its tenant."""
     return f"upstream:{entry.name}"

@@ -1,1 +1,1 @@
-"""From turns to token ids: chat templates, what they can do, and the splice of exact turns."""
+"""Build prompts from turns: chat templates, normalization, and splicing of exact turns."""

@@ -1,10 +1,10 @@
-"""One prompt in the making: what is known taken as it was, what is new rendered and encoded.
+"""Build one prompt: reuse the known tokens, render and encode what is new.
 
     prompt(N+1) = prompt(N) + generated(N) + encode(suffix)
 
 The known part is neither rendered nor encoded again. Where it does not fit (another system text,
-another set of tools, turns restored from seals) the splice is iterated: the first prompt rendered
-cold, then turn by turn. Where the model's own policy drops thoughts, the template has its way.
+another set of tools, turns restored from seals) the splice is iterated: the first prompt is
+rendered cold, then turn by turn. Where the model's own policy drops reasoning, the template does.
 """
 
 import re
@@ -43,10 +43,11 @@ from dovetail_tokenizers import ControlTokenGuard
 
 @dataclass(frozen=True)
 class RenderContext:
-    """What all prompts of a model are made with.
+    """What all prompts of a model are rendered with.
 
-    `opens` says whether output behind an end of a prompt begins inside a thought; `roles` finds
-    the control tokens that are no part of the model's own notation, as those of role headers are.
+    `opens_reasoning` decides whether output after an end of a prompt begins inside reasoning;
+    `role_tokens` finds the control tokens that are not part of the output notation, such as those
+    of role headers.
     """
 
     template: ChatTemplate
@@ -59,7 +60,7 @@ class RenderContext:
     role_tokens: re.Pattern[str] | None
 
     def encode_turn(self, text: str) -> list[int]:
-        """The tokens of a turn in the model's notation, without what ends it: that comes next."""
+        """Encode a turn in the model's notation, without its stop token: that comes next."""
         for end in self.splicer.stop_tokens:
             if text.endswith(end):
                 text = text.removesuffix(end)
@@ -67,14 +68,14 @@ class RenderContext:
         return self.guard.encode(text, first=False)
 
     def find_opening(self, text: str) -> str | None:
-        """How a prompt ends behind its last role marker; None where there is none in reach."""
+        """The end of a prompt after its last role marker; None where none is near the end."""
         end = text[-200:]
         roles = list(self.role_tokens.finditer(end)) if self.role_tokens is not None else []
         return end[roles[-1].end() :] if roles else None
 
 
 class PromptTools:
-    """A request's tools as the prompt has them."""
+    """A request's tools as the prompt contains them."""
 
     __slots__ = ("definitions", "names")
 
@@ -84,7 +85,7 @@ class PromptTools:
 
 
 class PromptBuilder:
-    """Puts one prompt together."""
+    """Builds one prompt."""
 
     def __init__(
         self,
@@ -109,38 +110,38 @@ class PromptBuilder:
         self._prompt_end = ""  # the end of the prompt so far
         self._opening: str | None = None  # the same from its last role marker on
         self._is_resumed = False
-        self._is_unchanged = (
-            False  # the last known turn stands in it as it was, by the template's hand
-        )
+        self._is_unchanged = False  # the template rendered the last known turn unchanged
         self._reused_tokens = 0
         self._notes: list[str] = []
 
     def build(self, head: HeadDigests) -> Prompt:
-        """The whole prompt. A turn that cannot be spliced after all is left to the template."""
-        places = self._spliced_turns()
-        built = self._build_ids(places)
+        """Build the whole prompt. The template renders a turn that cannot be spliced."""
+        spliced = self._spliced_turns()
+        built = self._build_ids(spliced)
         while isinstance(built, int):
             self._notes.append("splice_failed")
-            places.remove(built)
-            built = self._build_ids(places)
+            spliced.remove(built)
+            built = self._build_ids(spliced)
         if self._prefill is not None:
             self._append_prefill(built, self._prefill)
-        how: PromptOrigin = "iterated" if places else "cold"
-        if self._is_anchored(places) or self._is_unchanged:
-            how = "grown"
+        origin: PromptOrigin = "iterated" if spliced else "cold"
+        if self._is_anchored(spliced) or self._is_unchanged:
+            origin = "grown"
         elif self._is_resumed:
-            how = "resumed"
-        known = self._history.entries
-        exact = frozenset(at for at in places if at in known and known[at].finish != FINISH_REBUILT)
+            origin = "resumed"
+        entries = self._history.entries
+        exact = frozenset(
+            at for at in spliced if at in entries and entries[at].finish != FINISH_REBUILT
+        )
         return Prompt(
             ids=built,
-            origin=how,
+            origin=origin,
             in_reasoning=self._context.opens_reasoning(self._prompt_end),
             head=head,
             history=self._history,
             exact_turns=exact,
             unchanged_turns=self._unchanged_turns(),
-            rewritten_turns=frozenset(places) - exact,
+            rewritten_turns=frozenset(spliced) - exact,
             reused_tokens=self._reused_tokens,
             reasoning_dropped=self._drops_reasoning(),
             opening=self._opening,
@@ -148,12 +149,12 @@ class PromptBuilder:
         )
 
     def _drops_reasoning(self) -> bool:
-        """Whether thoughts of the last known turn fall here to the template's policy."""
-        place = self._history.parent_index
-        return place is not None and place < self._start and not self._is_unchanged
+        """Whether the template's policy drops reasoning of the last known turn here."""
+        index = self._history.parent_index
+        return index is not None and index < self._start and not self._is_unchanged
 
     def _unchanged_turns(self) -> frozenset[int]:
-        """The model's turns that the template wrote as they were said."""
+        """The assistant turns that the template rendered exactly as they were generated."""
         if not self._is_unchanged:
             return frozenset()
         first = self._history.base_prompt[0] if self._history.base_prompt is not None else 0
@@ -162,7 +163,7 @@ class PromptBuilder:
         return frozenset(at for at in places if self._turns[at].role == "assistant")
 
     def _spliced_turns(self) -> list[int]:
-        """The turns not left to the template: known ones, and those that it would regroup."""
+        """The turns that the template does not render: known ones, and those it would regroup."""
         first = max(self._history.anchor_index or 0, self._start)
         return [
             at
@@ -173,33 +174,33 @@ class PromptBuilder:
         ]
 
     def _must_rewrite(self, turn: Turn) -> bool:
-        """Whether the template would lose or regroup what a turn says."""
-        facts = self._context.profile
+        """Whether the template would lose or regroup parts of a turn."""
+        profile = self._context.profile
         kinds = {block.type for block in turn.blocks}
-        if not facts.text_with_calls and kinds >= {"text", "tool_call"}:
+        if not profile.text_with_calls and kinds >= {"text", "tool_call"}:
             return True
         if not any(isinstance(block, ReasoningBlock) and block.text for block in turn.blocks):
             return False
-        has_place = facts.reasoning_fields or facts.thinking_parts
-        return not has_place or (is_interleaved(turn) and facts.keeps_in_loop)
+        has_place = profile.reasoning_fields or profile.thinking_parts
+        return not has_place or (is_interleaved(turn) and profile.keeps_in_loop)
 
-    def _is_anchored(self, places: list[int]) -> bool:
-        return bool(places) and places[0] == self._history.anchor_index
+    def _is_anchored(self, spliced: list[int]) -> bool:
+        return bool(spliced) and spliced[0] == self._history.anchor_index
 
-    def _build_ids(self, places: list[int]) -> "array[int] | int":
-        """The ids, or the place that could not be spliced."""
-        anchored = self._is_anchored(places) and self._history.parent_token_ids is not None
+    def _build_ids(self, spliced: list[int]) -> "array[int] | int":
+        """Build the ids, or return the index of the turn that could not be spliced."""
+        anchored = self._is_anchored(spliced) and self._history.parent_token_ids is not None
         if anchored:
             ids = self._history.parent_token_ids[:]  # type: ignore[index]
             self._reused_tokens = len(ids)
         else:
-            ids = self._render_natural(places[0] if places else len(self._turns))
-        for at, end in pairwise([*places, len(self._turns)]):
-            if not (anchored and at == places[0]):
-                said = self._turn_ids(at)
-                if said is None or not self._restore_opening(ids, at):
+            ids = self._render_natural(spliced[0] if spliced else len(self._turns))
+        for at, end in pairwise([*spliced, len(self._turns)]):
+            if not (anchored and at == spliced[0]):
+                turn_ids = self._turn_ids(at)
+                if turn_ids is None or not self._restore_opening(ids, at):
                     return at
-                ids.extend(said)
+                ids.extend(turn_ids)
             suffix = self._render_suffix(at, end)
             if suffix is None:
                 return at
@@ -208,7 +209,7 @@ class PromptBuilder:
         return ids
 
     def _render_natural(self, until: int) -> "array[int]":
-        """The template's own rendering of the first turns."""
+        """Render the first turns with the template."""
         resumed = self._render_resumed(until)
         if resumed is not None:
             return resumed
@@ -220,17 +221,17 @@ class PromptBuilder:
         return self._encode_reusing(array(TOKEN_ID_TYPECODE), text)
 
     def _render_resumed(self, until: int) -> "array[int] | None":
-        """The same from the last known prompt that answered a user, where the template allows."""
-        base, resumption = self._history.base_prompt, self._context.partial_renderer
-        if base is None or base[0] >= until or not resumption.supported:
+        """Render from the last known prompt after a user turn, where the template allows it."""
+        base, partial_renderer = self._history.base_prompt, self._context.partial_renderer
+        if base is None or base[0] >= until or not partial_renderer.supported:
             return None
         at, known = base
-        conversation = self._message_builder(at)
-        messages = [m for turn in self._turns[at:until] for m in conversation.build_turn(turn)]
+        builder = self._message_builder(at)
+        messages = [m for turn in self._turns[at:until] for m in builder.build_turn(turn)]
         tools = bool(self._tools)
-        opening = resumption.render_after_user([], tools, self._switches)
-        messages = self._apply_fallback(conversation.adapt(messages))
-        text = resumption.render_after_user(messages, tools, self._switches)
+        opening = partial_renderer.render_after_user([], tools, self._switches)
+        messages = self._apply_fallback(builder.adapt(messages))
+        text = partial_renderer.render_after_user(messages, tools, self._switches)
         if opening is None or text is None:
             return None
         tail = self._context.guard.pack(opening, first=False)
@@ -241,23 +242,23 @@ class PromptBuilder:
         return self._encode_reusing(known[: -len(tail)], text)
 
     def _encode_reusing(self, before: "array[int]", text: str) -> "array[int]":
-        """The ids of a rendered text behind others.
+        """Encode a rendered text after other ids.
 
-        Where the template writes all that was said up to the last known turn as it was said, those
-        are the ids of then: encoded again, the same text could become others.
+        Where the template renders everything up to the last known turn exactly as it was
+        generated, the known ids are reused: encoded again, the same text could become other ids.
         """
-        whole, guard = self._history.parent_token_ids, self._context.guard
-        if whole is not None and whole[: len(before)] == before:
-            length = guard.match_length(whole[len(before) :], text, first=not before)
+        parent_ids, guard = self._history.parent_token_ids, self._context.guard
+        if parent_ids is not None and parent_ids[: len(before)] == before:
+            length = guard.match_length(parent_ids[len(before) :], text, first=not before)
             if length is not None:
-                self._reused_tokens, self._is_unchanged = len(whole), True
-                return whole + guard.pack(text[length:], first=False)
+                self._reused_tokens, self._is_unchanged = len(parent_ids), True
+                return parent_ids + guard.pack(text[length:], first=False)
         return before + guard.pack(text, first=not before)
 
     def _restore_opening(self, ids: "array[int]", index: int) -> bool:
-        """Puts the turn's own opening before it, where a switch has changed that since.
+        """Restore the turn's own opening before it, where a switch has changed that since.
 
-        False if that cannot be done: the tokens would stand behind words they did not follow.
+        False if that is impossible: the tokens would follow text they did not follow before.
         """
         entry = self._history.entries.get(index)
         if entry is None or entry.opening is None or entry.opening == self._opening:
@@ -276,7 +277,7 @@ class PromptBuilder:
         self._prompt_end = text[-40:] if self._opening is None else self._opening
 
     def _turn_ids(self, index: int) -> "Sequence[int] | None":
-        """The tokens of a turn: the model's own, or those of its notation."""
+        """The tokens of a turn: the generated ones, or those of the model's notation."""
         entry = self._history.entries.get(index)
         if entry is not None:
             return unpack_ids(entry.generated)
@@ -289,54 +290,50 @@ class PromptBuilder:
         )
 
     def _render_suffix(self, index: int, end: int) -> str | None:
-        """What the template writes behind a turn, up to the next one that is spliced."""
-        seam, turn, entry = (
+        """Render what follows a turn, up to the next one that is spliced."""
+        point, turn, entry = (
             self._splice_point(index),
             self._turns[index],
             self._history.entries.get(index),
         )
-        assert seam is not None
+        assert point is not None
         if any(later.role == "assistant" for later in self._turns[index + 1 : end]):
-            seam = replace(seam, depends_on=self._context.splicer.strongest_dependency)
-        conversation = self._message_builder(index)
+            point = replace(point, depends_on=self._context.splicer.strongest_dependency)
+        builder = self._message_builder(index)
         own_ids = [span.own_id for span in entry.spans if span.kind == "call"] if entry else ()
-        calls = conversation.number_calls(turn, own_ids)
-        behind = [
-            m for later in self._turns[index + 1 : end] for m in conversation.build_turn(later)
-        ]
+        calls = builder.number_calls(turn, own_ids)
+        following = [m for later in self._turns[index + 1 : end] for m in builder.build_turn(later)]
         return self._context.splicer.render_suffix(
-            seam,
+            point,
             calls,
-            self._history_before(seam.depends_on, index),
-            self._apply_fallback(conversation.adapt(behind)),
+            self._history_before(point.depends_on, index),
+            self._apply_fallback(builder.adapt(following)),
             self._tools,
             self._switches,
         )
 
     def _history_before(self, depends_on: ContextDependency, index: int) -> list[ChatMessage]:
-        """As much of the messages before a turn as what follows it hangs on."""
+        """The messages before a turn, as far as the rendering after it depends on them."""
         if depends_on == "nothing":
             return []
         if depends_on == "history":
             messages = self._message_builder(0).build(self._system, self._turns[:index])
             return self._apply_fallback(messages, self._tools)
         turns = [turn for turn in self._turns[:index] if turn.role in ("assistant", "tool")]
-        conversation = self._message_builder(0)
-        return keep_calls_only(
-            [message for turn in turns for message in conversation.build_turn(turn)]
-        )
+        builder = self._message_builder(0)
+        return keep_calls_only([message for turn in turns for message in builder.build_turn(turn)])
 
     def _apply_fallback(
         self, messages: list[ChatMessage], tools: Sequence[ChatMessage] = ()
     ) -> list[ChatMessage]:
-        """The messages with what the template has no place for written as text."""
+        """Write as text what the template cannot render."""
         if not needs_fallback(self._context.profile):
             return messages
         parser = self._context.writer.tool_parser
         return to_plain_messages(messages, tools, self._context.profile, parser)
 
     def _append_prefill(self, ids: "array[int]", prefill: Turn) -> None:
-        """The answer was begun, by the client or the model: the model goes on from there."""
+        """Append a partial assistant turn that the model is to continue."""
         entry = self._history.partial_entry
         if entry is not None:
             ids.extend(unpack_ids(entry.generated))
@@ -369,7 +366,7 @@ class PromptBuilder:
         return "tool" if role == "tool" and self._context.profile.renders_results else "user"
 
     def _message_builder(self, index: int) -> MessageBuilder:
-        """A transcript that begins at this place; calls are numbered through the whole history."""
+        """A builder that starts at a turn; calls are numbered through the whole history."""
         if index == self._history.anchor_index or (
             self._history.base_prompt and index == self._history.base_prompt[0]
         ):

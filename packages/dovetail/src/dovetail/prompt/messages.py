@@ -1,8 +1,8 @@
-"""Turns as the messages of a chat template, in the form that this template takes.
+"""Build the messages of a chat template from turns, in the form that this template accepts.
 
-Ids never reach the template as clients send them: calls are numbered by their place in the
+Ids never reach the template as clients send them: calls are numbered by their position in the
 conversation, in the style the template wants, so that another id never changes the prompt.
-Every text of a client is protected: a control token spelled out in it stays text.
+Every text of a client is escaped: a control token spelled out in it stays text.
 """
 
 import json
@@ -25,17 +25,17 @@ from dovetail_model import (
 
 ChatMessage = dict[str, Any]
 MISSING_RESULT_TEXT = "[no result]"
-MISSING_USER_TEXT = "[no words]"  # of a user whom a greeting answers, where a user must come first
+MISSING_USER_TEXT = "[no words]"  # before a leading assistant turn, where a user must come first
 
 
 class TextEscaper(Protocol):
-    """Breaks the spellings of control tokens in a text."""
+    """Escapes the spellings of control tokens in a text."""
 
     def __call__(self, text: str, /) -> str: ...
 
 
 class ToolNames:
-    """What tools are called in the prompt, by the names that clients use."""
+    """Maps the tool names that clients use to those in the prompt."""
 
     __slots__ = ("_prompt_names",)
 
@@ -50,7 +50,7 @@ class ToolNames:
 
 
 class MessageBuilder:
-    """Writes turns as messages, one after the other: ids are numbered through the history."""
+    """Builds messages from turns, one after the other: ids are numbered through the history."""
 
     def __init__(
         self,
@@ -63,19 +63,18 @@ class MessageBuilder:
         self._protect = protect
         self._names = names
         self._call_count = calls_before
-        self._open_calls: dict[
-            str, tuple[str, str]
-        ] = {}  # outward call id -> id and name in the prompt
+        # Public call id -> id and name in the prompt.
+        self._open_calls: dict[str, tuple[str, str]] = {}
 
     def build_head(self, system: Sequence[Block]) -> list[ChatMessage]:
-        """The system message, if there is anything to say and the template has a place for it."""
+        """Build the system message, if there is text and the template renders one."""
         text = self._text(system)
         if not text or self._profile.system != "kept":
             return []
         return [self._message("system", text)]
 
     def build(self, system: Sequence[Block], turns: Sequence[Turn]) -> list[ChatMessage]:
-        """A whole conversation."""
+        """Build the messages of a whole conversation."""
         messages = self.build_head(system)
         written = [message for turn in turns for message in self.build_turn(turn)]
         if self._profile.system != "kept" and (text := self._text(system)):
@@ -85,7 +84,7 @@ class MessageBuilder:
         return messages + self.adapt(written)
 
     def build_turn(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[ChatMessage]:
-        """The messages of one turn. `own_ids` are the ids the model itself gave its calls."""
+        """Build the messages of one turn. `own_ids` are the ids the model gave its calls."""
         match turn.role:
             case "assistant":
                 message = self._assistant_message(turn, own_ids)
@@ -99,7 +98,7 @@ class MessageBuilder:
                 return [self._message("user", self._text(turn.blocks))]
 
     def adapt(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """The messages with what the template cannot take put in a way that it can."""
+        """Rewrite messages that the template would reject."""
         if not self._profile.many_calls:
             messages = _split_parallel_calls(messages)
         if self._profile.consecutive_users:
@@ -107,11 +106,11 @@ class MessageBuilder:
         return self._merge_user_messages(self._add_missing_results(messages))
 
     def _add_missing_results(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Every call with a result: where roles must alternate, no user may follow a call.
+        """Add missing results: where roles must alternate, no user message may follow a call.
 
-        What the user said instead of a result stands with it, as reminders in a loop do.
+        A user message in place of a result is appended to it, as reminders in a loop are.
         """
-        answers = {m["tool_call_id"] for m in messages if m["role"] == "tool"}
+        result_ids = {m["tool_call_id"] for m in messages if m["role"] == "tool"}
         complete: list[ChatMessage] = []
         open_calls: list[ChatMessage] = []
         for message in messages:
@@ -124,26 +123,26 @@ class MessageBuilder:
             open_calls = [
                 {**self._message("tool", MISSING_RESULT_TEXT), "tool_call_id": id, "name": name}
                 for id, name in map(_call_id_and_name, message.get("tool_calls", ()))
-                if id not in answers
+                if id not in result_ids
             ]
             complete += open_calls
         return complete
 
     def _merge_user_messages(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Users that follow each other as one."""
-        kept: list[ChatMessage] = []
+        """Merge consecutive user messages."""
+        merged: list[ChatMessage] = []
         for message in messages:
-            if kept and message["role"] == kept[-1]["role"] == "user":
+            if merged and message["role"] == merged[-1]["role"] == "user":
                 text = (
-                    f"{_content_text(kept[-1]['content'])}\n\n{_content_text(message['content'])}"
+                    f"{_content_text(merged[-1]['content'])}\n\n{_content_text(message['content'])}"
                 )
-                kept[-1] = self._message("user", text)
+                merged[-1] = self._message("user", text)
             else:
-                kept.append(message)
-        return kept
+                merged.append(message)
+        return merged
 
     def number_calls(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[tuple[str, str]]:
-        """Ids and names of a turn's calls as the prompt has them; results find them by these."""
+        """Assign the prompt's ids and names to a turn's calls; results refer to them."""
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
         numbered = []
         self._open_calls = {}
@@ -157,7 +156,7 @@ class MessageBuilder:
         return numbered
 
     def format_arguments(self, call: ToolCallBlock) -> Any:
-        """A call's arguments in the form that the template wants, an object or its JSON text."""
+        """Format a call's arguments as the template expects them: an object or its JSON text."""
         value = parse_arguments(call, self._protect)
         return (
             json.dumps(value, ensure_ascii=False) if self._profile.arguments == "string" else value
@@ -165,10 +164,10 @@ class MessageBuilder:
 
     def _assistant_message(self, turn: Turn, own_ids: Sequence[str | None]) -> ChatMessage:
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
-        thoughts = [b.text for b in turn.blocks if isinstance(b, ReasoningBlock) and b.text]
+        reasoning = [b.text for b in turn.blocks if isinstance(b, ReasoningBlock) and b.text]
         text = self._text(turn.blocks)
-        if calls and thoughts and text and not self._profile.text_beside_thought:
-            thoughts, text = [*thoughts, text], ""
+        if calls and reasoning and text and not self._profile.text_with_reasoning:
+            reasoning, text = [*reasoning, text], ""
         message = self._message("assistant", text)
         if calls:
             if self._profile.wants_null and not text:
@@ -178,10 +177,10 @@ class MessageBuilder:
                 format_tool_call(id, name, self.format_arguments(call))
                 for (id, name), call in zip(numbered, calls, strict=True)
             ]
-        return self._add_reasoning(message, self._protect("\n".join(thoughts)))
+        return self._add_reasoning(message, self._protect("\n".join(reasoning)))
 
     def _add_reasoning(self, message: ChatMessage, reasoning: str) -> ChatMessage:
-        """The message with a thought where the template looks for one."""
+        """Add reasoning to the message where the template looks for it."""
         if reasoning and self._profile.thinking_parts:
             text = message["content"]
             parts = [{"type": "text", "text": text}] if isinstance(text, str) else text or []
@@ -193,7 +192,7 @@ class MessageBuilder:
     def _result_message(self, result: ToolResultBlock) -> ChatMessage:
         call = self._open_calls.get(make_call_key(result.call_id))
         text = self._text(result.blocks)
-        if call is None:  # its call was cut off the history: templates refuse it, or drop it
+        if call is None:  # its call is no longer in the history: templates reject or drop it
             return self._message("user", text)
         return {**self._message("tool", text), "tool_call_id": call[0], "name": call[1]}
 
@@ -201,7 +200,7 @@ class MessageBuilder:
         return {"role": role, "content": format_content(self._profile, text)}
 
     def _text(self, blocks: Sequence[Block]) -> str:
-        texts = [told for block in blocks if (told := _block_text(block))]
+        texts = [text for block in blocks if (text := _block_text(block))]
         return self._protect("\n".join(texts))
 
     def _call_id(self, name: str) -> str:
@@ -215,17 +214,17 @@ class MessageBuilder:
 
 
 def format_content(profile: TemplateProfile, text: str) -> Any:
-    """A message's content in the form that the template takes."""
+    """Format a message's content as the template expects it."""
     return [{"type": "text", "text": text}] if profile.content == "parts" else text
 
 
 def format_tool_call(id: str, name: str, arguments: Any) -> ChatMessage:
-    """A call as templates know it."""
+    """Format a call as templates expect it."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def format_tools(tools: Iterable[ToolSpec], protect: TextEscaper) -> list[ChatMessage]:
-    """The tools as templates know them. A custom tool is shown as a function of one string."""
+    """Format tools as templates expect them. A custom tool becomes a function of one string."""
     return [
         CachedJsonObject(
             type="function",
@@ -240,7 +239,7 @@ def format_tools(tools: Iterable[ToolSpec], protect: TextEscaper) -> list[ChatMe
 
 
 def escape_strings(value: Any, protect: TextEscaper) -> Any:
-    """A JSON value with every string in it protected, keys too."""
+    """Escape every string in a JSON value, keys too."""
     if isinstance(value, str):
         return protect(value)
     if isinstance(value, Mapping):
@@ -251,19 +250,19 @@ def escape_strings(value: Any, protect: TextEscaper) -> Any:
 
 
 def parse_arguments(call: ToolCallBlock, protect: TextEscaper) -> dict[str, Any]:
-    """A call's arguments, protected. Free text, and what is no object, stands as `input`."""
+    """Parse and escape a call's arguments. Free text and non-objects become `input`."""
     if not call.custom:
         try:
             value = json.loads(call.arguments or "{}")
             if isinstance(value, dict):
                 return dict(escape_strings(value, protect))
         except (ValueError, RecursionError):
-            pass  # a call that was cut, or one nested deeper than any tool takes it
+            pass  # a truncated call, or one nested deeper than any tool accepts
     return {"input": protect(call.arguments)}
 
 
 def _has_content(message: ChatMessage) -> bool:
-    """Whether anything is left of a turn whose cut call its client has dropped."""
+    """Whether anything is left of a turn whose truncated call its client has dropped."""
     return any(value for key, value in message.items() if key != "role")
 
 
@@ -272,7 +271,7 @@ def _call_id_and_name(call: ChatMessage) -> tuple[str, str]:
 
 
 def _split_parallel_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Turns of several calls as several turns, each followed by its own results."""
+    """Split turns of several calls into several turns, each followed by its own results."""
     many = {c["id"] for m in messages if len(m.get("tool_calls", ())) > 1 for c in m["tool_calls"]}
     results: dict[str, list[ChatMessage]] = {}
     for message in messages:
@@ -287,8 +286,8 @@ def _split_parallel_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
             split.append(message)
             continue
         for at, call in enumerate(calls):
-            said = message if at == 0 else {"role": "assistant", "content": ""}
-            split += [{**said, "tool_calls": [call]}, *results.get(call["id"], ())]
+            template = message if at == 0 else {"role": "assistant", "content": ""}
+            split += [{**template, "tool_calls": [call]}, *results.get(call["id"], ())]
     return split
 
 

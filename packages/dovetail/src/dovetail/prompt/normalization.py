@@ -1,9 +1,9 @@
-"""The step from a request as it came to one whose token prefix stays what it was.
+"""Normalize requests so that their token prefix stays stable from turn to turn.
 
-Cost is bounded by what is new: of each conversation the arrangement of its closed exchanges is
-remembered, and a longer history that begins with the same turns goes on from there. The comparison
-is one of tuples: for turns that are the same objects it costs nanoseconds, for equal ones a memcmp,
-and turns that were made here (a tool turn out of a user's) come out as the same objects each time.
+Cost is bounded by what is new: the closed exchanges of each conversation are cached in order, and a
+longer history that begins with the same turns continues from there. Tuples are compared: for turns
+that are the same objects this costs nanoseconds, for equal ones a memcmp, and turns that were made
+here (a tool turn out of a user's) are the same objects each time.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ _HistoryKey = tuple[int, str]
 
 @dataclass(frozen=True)
 class _NormalizedHistory:
-    """The closed part of a conversation: the turns as given, and what they became."""
+    """The closed part of a conversation: the original turns and the normalized ones."""
 
     original_turns: tuple[Turn, ...]
     system: tuple[Block, ...]
@@ -49,9 +49,10 @@ _EMPTY_HISTORY = _NormalizedHistory((), (), (), frozenset(), 0)
 
 
 class PromptNormalizer:
-    """Pure in what it gives; what it remembers is bounded by `max_chars` of text.
+    """Normalizes requests: volatile text removed, turns in canonical order.
 
-    Not for use by several threads at once.
+    The result depends on the request alone; the cache is bounded by `max_chars` of text. Not
+    thread-safe.
     """
 
     __slots__ = ("_cleaner", "_histories")
@@ -65,71 +66,70 @@ class PromptNormalizer:
         )
 
     def normalize(self, request: Request) -> Request:
-        """The request without what must not reach the token prefix, its turns in one order."""
-        mark, known = self._find_longest(request.turns)
+        """Remove what must not reach the token prefix, and order the turns."""
+        key, known = self._find_longest(request.turns)
         try:
-            system, turns = self._extend(request.turns, mark, known)
+            system, turns = self._extend(request.turns, key, known)
         except LateResultError:
             system, turns = self._extend(request.turns, None, _EMPTY_HISTORY)
-        own = drop_blank_text(self._cleaner.clean_system(request.system))
-        return replace_turns(request, (*own, *system), turns)
+        request_system = drop_blank_text(self._cleaner.clean_system(request.system))
+        return replace_turns(request, (*request_system, *system), turns)
 
     def _extend(
-        self, given: tuple[Turn, ...], mark: _HistoryKey | None, known: _NormalizedHistory
+        self, original: tuple[Turn, ...], key: _HistoryKey | None, known: _NormalizedHistory
     ) -> tuple[tuple[Block, ...], tuple[Turn, ...]]:
-        """System blocks and turns of a history that begins with what is known."""
+        """The system blocks and turns of a history that extends a known one."""
         clean = self._cleaner.clean_turn
         system, begin = (
             (known.system, len(known.original_turns))
-            if mark
-            else split_leading_system(given, clean)
+            if key
+            else split_leading_system(original, clean)
         )
-        arrangement = TurnSequencer(begin, known.call_ids)
-        for at in range(begin, len(given)):
-            arrangement.add(at, clean(given[at]))
-        done, at, last = arrangement.split()
+        sequencer = TurnSequencer(begin, known.call_ids)
+        for at in range(begin, len(original)):
+            sequencer.add(at, clean(original[at]))
+        done, at, last = sequencer.split()
         turns = (*known.turns, *done)
-        if (
-            done and not arrangement.has_late_result
-        ):  # else what is closed depends on turns behind it
-            ids = known.call_ids | arrangement.call_ids()
-            size = known.chars + sum(map(_turn_chars, given[len(known.original_turns) : at]))
-            self._remember(mark, given, _NormalizedHistory(given[:at], system, turns, ids, size))
+        if done and not sequencer.has_late_result:  # else what is closed depends on turns behind it
+            ids = known.call_ids | sequencer.call_ids()
+            chars = known.chars + sum(map(_turn_chars, original[len(known.original_turns) : at]))
+            self._remember(
+                key, original, _NormalizedHistory(original[:at], system, turns, ids, chars)
+            )
         return system, (*turns, *last)
 
     def _find_longest(
-        self, given: tuple[Turn, ...]
+        self, original: tuple[Turn, ...]
     ) -> tuple[_HistoryKey | None, _NormalizedHistory]:
-        """The longest remembered beginning of this history, and its mark."""
-        for at in range(len(given) - 1, 0, -1):
-            if given[at].role == "assistant":
-                mark = _history_key(at, given[at])
-                known = self._histories.peek(mark)
-                if known is not None and known.original_turns == given[:at]:
-                    self._histories.get(mark)  # used, now that it is known to fit
-                    return mark, known
+        """The longest cached prefix of this history, and its key."""
+        for at in range(len(original) - 1, 0, -1):
+            if original[at].role == "assistant":
+                key = _history_key(at, original[at])
+                known = self._histories.peek(key)
+                if known is not None and known.original_turns == original[:at]:
+                    self._histories.get(key)  # used, now that it is known to fit
+                    return key, known
         return None, _EMPTY_HISTORY
 
     def _remember(
-        self, old: _HistoryKey | None, given: tuple[Turn, ...], known: _NormalizedHistory
+        self, old_key: _HistoryKey | None, original: tuple[Turn, ...], known: _NormalizedHistory
     ) -> None:
-        """Keeps it in place of what it grew from."""
+        """Cache a history in place of the one it extends."""
         at = len(known.original_turns)
-        mark = _history_key(at, given[at])
-        if old is not None:
-            self._histories.pop(old)
-        self._histories.put(mark, known)
+        if old_key is not None:
+            self._histories.pop(old_key)
+        self._histories.put(_history_key(at, original[at]), known)
 
 
 def _history_key(index: int, turn: Turn) -> _HistoryKey:
-    """A key for the history before this assistant turn. Equality decides, so it may collide."""
-    said = ""
+    """The key of the history before this assistant turn. It may collide: histories are compared."""
+    text = ""
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock):
             return index, block.id
         if isinstance(block, TextBlock | ReasoningBlock):
-            said = said or block.text[:64]
-    return index, said
+            text = text or block.text[:64]
+    return index, text
 
 
 def _turn_chars(turn: Turn) -> int:
@@ -137,7 +137,7 @@ def _turn_chars(turn: Turn) -> int:
 
 
 def _count_chars(blocks: Iterable[Block]) -> int:
-    """Characters held by these blocks, and something for the objects themselves."""
+    """Count the characters of blocks, plus an overhead for each object."""
     total = 0
     for block in blocks:
         match block:
@@ -156,5 +156,5 @@ def _count_chars(blocks: Iterable[Block]) -> int:
 
 
 def normalize_prompt(request: Request, options: NormalizationOptions | None = None) -> Request:
-    """One request, nothing remembered. A server keeps a `Stabilizer`."""
+    """Normalize one request without a cache. Servers use a `PromptNormalizer`."""
     return PromptNormalizer(options).normalize(request)

@@ -1,9 +1,9 @@
-"""The template's own rendering, taken up again at a user turn instead of from the beginning.
+"""Render with the template from a user turn on instead of from the beginning.
 
-Where a template drops the thoughts of a finished loop, that loop is rendered once more when the
-next user turn comes. What stands before the loop has not changed: its prompt is known, and ends
-with the user's turn and a generation prompt. So only the loop is rendered, behind a stand-in for
-the user's text.
+Where a template drops the reasoning of a finished loop, that loop is rendered again when the next
+user turn arrives. What precedes the loop has not changed: its prompt is known, and ends with the
+user's turn and a generation prompt. So only the loop is rendered, after a placeholder for the
+user's text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ class PartialRenderer:
         self._tools = STUB_TOOL if profile.renders_tools else []
         self._profile = profile
         self._nonce = create_nonce()
-        self.supported = all(self._matches_full_render(thoughts) for thoughts in (True, False))
+        self.supported = all(map(self._matches_full_render, (True, False)))
 
     def render_after_user(
         self, messages: Sequence[ChatMessage], tools: bool, switches: Mapping[str, Any]
     ) -> str | None:
-        """What follows a user's text when these messages come behind it."""
+        """Render what follows a user's text and these messages after it."""
         user = {"role": "user", "content": format_content(self._profile, self._nonce)}
         try:
             text = self._template.render(
@@ -45,7 +45,7 @@ class PartialRenderer:
         return tail if found else None
 
     def _matches_full_render(self, with_reasoning: bool) -> bool:
-        """Whether two loops rendered whole are the same as taken up again at the second."""
+        """Whether rendering from the second of two loops on equals rendering both."""
         first, second = (
             self._sample_loop(with_reasoning, "a"),
             self._sample_loop(with_reasoning, "b"),
@@ -66,27 +66,27 @@ class PartialRenderer:
         return self._template.render(messages, self._tools, switches=self._switches)
 
     def _sample_loop(self, with_reasoning: bool, mark: str) -> list[ChatMessage]:
-        """A question, a call, its result and an answer."""
-        facts = self._profile
-        arguments: Any = '{"x": 1}' if facts.arguments == "string" else {"x": 1}
+        """A user message, a call, its result and a final message."""
+        profile = self._profile
+        arguments: Any = '{"x": 1}' if profile.arguments == "string" else {"x": 1}
         call = format_tool_call(f"call0000{ord(mark) % 10}", "f", arguments)
         calls: ChatMessage = {
             "role": "assistant",
-            "content": None if facts.wants_null else format_content(facts, ""),
+            "content": None if profile.wants_null else format_content(profile, ""),
             "tool_calls": [call],
         }
-        answer: ChatMessage = {
+        final: ChatMessage = {
             "role": "assistant",
-            "content": format_content(facts, f"Answer {mark}."),
+            "content": format_content(profile, f"Answer {mark}."),
         }
         if with_reasoning:
-            calls |= dict.fromkeys(facts.reasoning_fields, f"Thought {mark}.")
-            answer |= dict.fromkeys(facts.reasoning_fields, f"Second thought {mark}.")
+            calls |= dict.fromkeys(profile.reasoning_fields, f"Thought {mark}.")
+            final |= dict.fromkeys(profile.reasoning_fields, f"Second thought {mark}.")
         result = {
             "role": "tool",
-            "content": format_content(facts, f"Result {mark}."),
+            "content": format_content(profile, f"Result {mark}."),
             "tool_call_id": call["id"],
             "name": "f",
         }
-        user = {"role": "user", "content": format_content(facts, f"Question {mark}?")}
-        return [user, calls, result, answer]
+        user = {"role": "user", "content": format_content(profile, f"Question {mark}?")}
+        return [user, calls, result, final]

@@ -1,9 +1,9 @@
-"""The prefix doctor: what a prompt shares with the last one of its session, and why not more.
+"""Prefix diagnostics: how much a prompt shares with the last one of its session, and why not more.
 
-A harness sends more than one line of prompts under one session id: titles, summaries, forks. So a
-few lines are kept for each session, and a prompt is compared with the one it shares most with.
-Tokens are compared as bytes, a block at a time. What is kept is bounded by bytes; the session that
-was heard of longest ago goes first.
+A harness sends more than one branch of prompts under one session id: titles, summaries, forks. So a
+few branches are cached for each session, and a prompt is compared with the one it shares most with.
+Tokens are compared as bytes, a block at a time. The cache is bounded by bytes; the least recently
+used session is evicted first.
 """
 
 from array import array
@@ -17,7 +17,7 @@ from dovetail.storage.lru import LruCache
 DivergenceReason = Literal[
     "first", "header", "tools", "switches", "history", "policy", "resume", "retokenization"
 ]
-"""Why a prompt does not go on from the last one. A small closed set: it labels a counter."""
+"""Why a prompt does not extend the last one. A small closed set: it labels a counter."""
 
 DIVERGENCE_REASONS: tuple[str, ...] = get_args(DivergenceReason)
 
@@ -38,16 +38,17 @@ _REASON_TEXT: dict[DivergenceReason, str] = {
 
 @dataclass(frozen=True)
 class PrefixReport:
-    """A prompt beside the last one of its session.
+    """A prompt compared with the last one of its session.
 
-    `common` leading tokens are those of the last prompt and what was generated on it, `again` of
-    `total` must be prefilled, `lost` tokens of the last whole are a prefix no longer. `reason` is
-    None where nothing diverged. `at` is the first divergent token and `turn` the first turn that
-    is not the same, if it is a turn. `before`, `was` and `now` are the text around `at`: payload,
-    not for logs. `reused` leading tokens came from the ledger as they were.
+    `common_tokens` leading tokens are those of the last prompt and what was generated on it,
+    `prefill_tokens` of `total_tokens` must be prefilled, `reprefilled_tokens` of the last prompt
+    and output are no longer a prefix. `reason` is None where nothing diverged. `diverged_at` is
+    the first divergent token and `turn` the first changed turn, if a turn changed. `text_before`,
+    `old_text` and `new_text` are the text around the divergence: payload, not for logs. The first
+    `reused_tokens` tokens were reused from the ledger.
 
-    For a session's first prompt `shared` is the most leading tokens that it has in common with a
-    recent prompt of another session of the same harness, and `shared_differs` what differs there.
+    For a session's first prompt `shared_tokens` is the longest prefix that it shares with a recent
+    prompt of another session of the same harness, and `shared_difference` what differs there.
     """
 
     common_tokens: int
@@ -66,28 +67,34 @@ class PrefixReport:
 
 
 def describe_prefix(report: PrefixReport, *, payload: bool = False) -> str:
-    """A line for people. With `payload` a second one shows the text around the divergence."""
-    one = report
-    kept = f"{one.common_tokens} of {one.total_tokens} tokens kept, {one.prefill_tokens} to prefill"
-    if one.reason is None:
-        return f"prefix: {kept}"
-    meaning = _REASON_TEXT[one.reason]
-    if one.reason == "first":
-        line = f"prefix: {meaning}, {one.prefill_tokens} tokens to prefill"
-        line += f"; {one.shared_tokens} shared with other sessions" if one.shared_tokens else ""
-        line += f", then the {one.shared_difference} differs" if one.shared_difference else ""
+    """Describe a report in one line. With `payload` a second one shows the divergent text."""
+    counts = (
+        f"{report.common_tokens} of {report.total_tokens} tokens kept, "
+        f"{report.prefill_tokens} to prefill"
+    )
+    if report.reason is None:
+        return f"prefix: {counts}"
+    meaning = _REASON_TEXT[report.reason]
+    if report.reason == "first":
+        line = f"prefix: {meaning}, {report.prefill_tokens} tokens to prefill"
+        line += (
+            f"; {report.shared_tokens} shared with other sessions" if report.shared_tokens else ""
+        )
+        line += f", then the {report.shared_difference} differs" if report.shared_difference else ""
     else:
-        at = "" if one.diverged_at is None else f" at token {one.diverged_at}"
-        turn = "" if one.turn is None else f", turn {one.turn}"
-        why = f"{one.reason}: {meaning}"
-        line = f"prefix: broken{at}{turn} ({why}): {kept}, {one.reprefilled_tokens} lost"
-    if payload and one.diverged_at is not None:
-        line += f"\n  after {one.text_before!r}: was {one.old_text!r}, now {one.new_text!r}"
+        at = "" if report.diverged_at is None else f" at token {report.diverged_at}"
+        turn = "" if report.turn is None else f", turn {report.turn}"
+        why = f"{report.reason}: {meaning}"
+        line = f"prefix: broken{at}{turn} ({why}): {counts}, {report.reprefilled_tokens} lost"
+    if payload and report.diverged_at is not None:
+        line += (
+            f"\n  after {report.text_before!r}: was {report.old_text!r}, now {report.new_text!r}"
+        )
     return line
 
 
 def prefix_headers(report: PrefixReport) -> list[tuple[str, str]]:
-    """Response headers. Nothing in them tells about other sessions, or any text."""
+    """The report as response headers. They reveal nothing of other sessions, nor any text."""
     values = {
         "common": report.common_tokens,
         "total": report.total_tokens,
@@ -106,7 +113,7 @@ _BLOCK_BYTES = 1 << 16  # bytes compared at once
 
 
 def count_common_bytes(left: bytes | bytearray, right: memoryview) -> int:
-    """How many leading bytes are the same: blocks first, then halves of the one that differs.
+    """Count the leading bytes that are equal: by blocks, then by halves of the first difference.
 
     `startswith` compares with memcmp and copies nothing; memoryviews compare item by item.
     """
@@ -129,28 +136,28 @@ def count_common_bytes(left: bytes | bytearray, right: memoryview) -> int:
 
 
 def count_common_ids(left: "array[int]", right: "array[int]") -> int:
-    """How many leading ids are the same."""
+    """Count the leading ids that are equal."""
     return count_common_bytes(left.tobytes(), memoryview(right).cast("B")) // left.itemsize
 
 
-_MAX_BRANCHES = 16  # kept of one session: an agent with its sub-agents
-_MAX_OTHER_SESSIONS = 8  # sessions that a first prompt is compared with
-_EXCERPT_TOKENS = 24  # tokens of text shown on each side of a divergence
+_MAX_BRANCHES = 16  # of one session: an agent with its sub-agents
+_MAX_OTHER_SESSIONS = 8  # that a first prompt is compared with
+_EXCERPT_TOKENS = 24  # shown as text on each side of a divergence
 _TOKEN_ID_BYTES = array("I").itemsize
-_DIGEST_BYTES = 64  # bytes that the digest of a turn takes up
-_BRANCH_OVERHEAD_BYTES = 1024  # of a line, besides its tokens and digests
+_DIGEST_BYTES = 64  # memory of a turn's digest
+_BRANCH_OVERHEAD_BYTES = 1024  # of a branch, besides its tokens and digests
 
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
 class PromptObservation:
-    """What is known of a prompt.
+    """The data of a prompt that is compared.
 
-    `session` and `harness` are compared as they are: where tenants must not be set beside each
-    other, both have to name the tenant. `system`, `tools` and `switches` are digests of the
-    head's parts, `turns` those of the visible turns in canonical order. `policy_dropped` says
-    that the template dropped thoughts here, `deliberate` that a resume policy cleared them.
+    `session` and `harness` are compared as they are: where tenants must not be compared, both have
+    to name the tenant. `system`, `tools` and `switches` are digests of the head's parts, `turns`
+    those of the visible turns in canonical order. `policy_dropped`: the template dropped reasoning
+    here. `reasoning_cleared`: a resume policy cleared it.
     """
 
     session: str | None
@@ -166,9 +173,9 @@ class PromptObservation:
 
 
 class _Branch:
-    """The last prompt of one line of a session, with what was generated on it.
+    """The last prompt of one branch of a session, with what was generated on it.
 
-    It grows in place: a prompt that goes on from it costs a comparison and what is new.
+    It grows in place: a prompt that extends it costs a comparison and what is new.
     """
 
     __slots__ = (
@@ -182,54 +189,63 @@ class _Branch:
         "turns",
     )
 
-    def __init__(self, seen: PromptObservation) -> None:
+    def __init__(self, observation: PromptObservation) -> None:
         self.token_bytes = bytearray()
-        self.extend(seen, 0)
+        self.extend(observation, 0)
 
     @property
     def size(self) -> int:
         return len(self.token_bytes) + len(self.turns) * _DIGEST_BYTES + _BRANCH_OVERHEAD_BYTES
 
-    def extend(self, seen: PromptObservation, common: int) -> None:
-        """The prompt is the line's last from now on. It shares this many tokens with it."""
-        self.harness = seen.harness
-        self.system, self.tools, self.switches = seen.system, seen.tools, seen.switches
-        self.turns = self._prompt_turns = seen.turns
+    def extend(self, observation: PromptObservation, common: int) -> None:
+        """Make this prompt the branch's last; it shares the first `common` tokens."""
+        self.harness = observation.harness
+        self.system, self.tools, self.switches = (
+            observation.system,
+            observation.tools,
+            observation.switches,
+        )
+        self.turns = self._prompt_turns = observation.turns
         del self.token_bytes[common * _TOKEN_ID_BYTES :]
-        self.token_bytes += _id_bytes(seen)[common * _TOKEN_ID_BYTES :]
+        self.token_bytes += _id_bytes(observation)[common * _TOKEN_ID_BYTES :]
         self._prompt_bytes = len(self.token_bytes)
 
-    def ends_with(self, seen: PromptObservation) -> bool:
-        """Whether this is the prompt that the line ends in."""
+    def ends_with(self, observation: PromptObservation) -> bool:
+        """Whether this is the branch's last prompt."""
         own = (self._prompt_bytes // _TOKEN_ID_BYTES, self._prompt_turns, self.system, self.tools)
-        return own == (len(seen.ids), seen.turns, seen.system, seen.tools)
+        return own == (
+            len(observation.ids),
+            observation.turns,
+            observation.system,
+            observation.tools,
+        )
 
     def set_output(self, ids: bytes, turn: bytes | None) -> None:
         self.token_bytes[self._prompt_bytes :] = ids
         self.turns = self._prompt_turns if turn is None else (*self._prompt_turns, turn)
 
-    def find_difference(self, seen: PromptObservation) -> PromptPart | None:
-        """The part that is not the same. None where the prompt goes on from this line."""
-        if self.system != seen.system:
+    def find_difference(self, observation: PromptObservation) -> PromptPart | None:
+        """The first part that differs. None where the prompt extends this branch."""
+        if self.system != observation.system:
             return "header"
-        if self.tools != seen.tools:
+        if self.tools != observation.tools:
             return "tools"
-        if self.switches != seen.switches:
+        if self.switches != observation.switches:
             return "switches"
-        return None if self.turns == seen.turns[: len(self.turns)] else "history"
+        return None if self.turns == observation.turns[: len(self.turns)] else "history"
 
-    def is_unrelated(self, seen: PromptObservation) -> bool:
-        """Whether the prompt has nothing to do with this line: a title request beside a session.
+    def is_unrelated(self, observation: PromptObservation) -> bool:
+        """Whether the prompt does not belong to this branch, such as a title request.
 
-        A conversation whose head changed all over is still itself: its turns go on.
+        A conversation whose whole head changed still belongs to it: its turns continue.
         """
-        if self.system == seen.system or self.tools == seen.tools:
+        if self.system == observation.system or self.tools == observation.tools:
             return False
-        return len(self.turns) < 2 or self.turns[:2] != seen.turns[:2]
+        return len(self.turns) < 2 or self.turns[:2] != observation.turns[:2]
 
 
 class PrefixDiagnostics:
-    """Remembers prompts and says what became of their prefix. `decode` makes text of ids."""
+    """Compares each prompt with earlier ones. `decode` turns ids into text for reports."""
 
     __slots__ = ("_anonymous_count", "_decode", "_held_bytes", "_max_bytes", "_sessions")
 
@@ -242,15 +258,15 @@ class PrefixDiagnostics:
         self._anonymous_count = 0
 
     def compare(self, observation: PromptObservation) -> PrefixReport:
-        """The prompt beside the last one of its session. It is the last one from now on."""
-        line, common = self._nearest(self._session_branches(observation), observation)
+        """Compare a prompt with the last one of its session, and make it the last."""
+        branch, common = self._nearest(self._session_branches(observation), observation)
         found = (
             self._report_first(observation)
-            if line is None
-            else self._compare_branch(line, observation, common)
+            if branch is None
+            else self._compare_branch(branch, observation, common)
         )
         forked = found.reason in ("header", "tools", "switches", "history")
-        self._remember(observation, None if forked else line, common)
+        self._remember(observation, None if forked else branch, common)
         return found
 
     def record_output(
@@ -261,29 +277,35 @@ class PrefixDiagnostics:
         turn: bytes | None = None,
         prompt: PromptObservation | None = None,
     ) -> None:
-        """What the model said then, without the token that ended it.
+        """Record what was generated, without the stop token.
 
-        `turn` is the digest of that turn as the client was shown it: with it an edited answer is
-        told from one that was tokenized anew. `prompt` is the one it answers, the session's last
-        if not given.
+        `turn` is the digest of that turn as the client was shown it: it distinguishes an edited
+        turn from one that was tokenized again. `prompt` is the one it was generated on, the
+        session's last if not given.
         """
-        lines = reversed(self._branches(session))
-        line = next((one for one in lines if prompt is None or one.ends_with(prompt)), None)
-        if line is None:  # forgotten already
+        branches = reversed(self._branches(session))
+        branch = next((one for one in branches if prompt is None or one.ends_with(prompt)), None)
+        if branch is None:  # evicted already
             return
-        self._held_bytes -= line.size
-        line.set_output(array("I", ids).tobytes(), turn)
-        self._held_bytes += line.size
+        self._held_bytes -= branch.size
+        branch.set_output(array("I", ids).tobytes(), turn)
+        self._held_bytes += branch.size
         self._evict()
 
-    def _compare_branch(self, line: _Branch, seen: PromptObservation, common: int) -> PrefixReport:
-        total, length = len(seen.ids), len(line.token_bytes) // _TOKEN_ID_BYTES
+    def _compare_branch(
+        self, branch: _Branch, observation: PromptObservation, common: int
+    ) -> PrefixReport:
+        total, length = len(observation.ids), len(branch.token_bytes) // _TOKEN_ID_BYTES
         if common in (total, length):
             return PrefixReport(
-                common, total, total - common, length - common, reused_tokens=seen.reused_tokens
+                common,
+                total,
+                total - common,
+                length - common,
+                reused_tokens=observation.reused_tokens,
             )
-        before, was, now = self._decode_around(line, seen, common)
-        reason = _find_reason(line, seen)
+        before, old, new = self._decode_around(branch, observation, common)
+        reason = _find_reason(branch, observation)
         return PrefixReport(
             common,
             total,
@@ -291,27 +313,37 @@ class PrefixDiagnostics:
             reprefilled_tokens=length - common,
             reason=reason,
             diverged_at=common,
-            turn=_first_changed_turn(line.turns, seen.turns) if reason == "history" else None,
+            turn=_first_changed_turn(branch.turns, observation.turns)
+            if reason == "history"
+            else None,
             text_before=before,
-            old_text=was,
-            new_text=now,
-            reused_tokens=seen.reused_tokens,
+            old_text=old,
+            new_text=new,
+            reused_tokens=observation.reused_tokens,
         )
 
-    def _report_first(self, seen: PromptObservation) -> PrefixReport:
-        """A prompt without a past: what it shares with other sessions of the harness."""
-        total = len(seen.ids)
-        if seen.reused_tokens:  # the ledger knows its past, which was forgotten here
-            reason: DivergenceReason | None = "policy" if seen.policy_dropped else None
-            again = total - seen.reused_tokens
+    def _report_first(self, observation: PromptObservation) -> PrefixReport:
+        """Report a session's first prompt: what it shares with other sessions of the harness."""
+        total = len(observation.ids)
+        if observation.reused_tokens:  # the ledger knows its history, which was evicted here
+            reason: DivergenceReason | None = "policy" if observation.policy_dropped else None
+            prefill_tokens = total - observation.reused_tokens
             return PrefixReport(
-                seen.reused_tokens, total, again, reason=reason, reused_tokens=seen.reused_tokens
+                observation.reused_tokens,
+                total,
+                prefill_tokens,
+                reason=reason,
+                reused_tokens=observation.reused_tokens,
             )
-        line, shared = self._nearest(self._other_sessions(seen), seen)
-        if line is None:
-            return PrefixReport(0, total, total, reason="first", reused_tokens=seen.reused_tokens)
-        diverged = shared not in (total, len(line.token_bytes) // _TOKEN_ID_BYTES)
-        before, was, now = self._decode_around(line, seen, shared) if diverged else ("", "", "")
+        branch, shared = self._nearest(self._other_sessions(observation), observation)
+        if branch is None:
+            return PrefixReport(
+                0, total, total, reason="first", reused_tokens=observation.reused_tokens
+            )
+        diverged = shared not in (total, len(branch.token_bytes) // _TOKEN_ID_BYTES)
+        before, old, new = (
+            self._decode_around(branch, observation, shared) if diverged else ("", "", "")
+        )
         return PrefixReport(
             0,
             total,
@@ -319,96 +351,101 @@ class PrefixDiagnostics:
             reason="first",
             diverged_at=shared if diverged else None,
             text_before=before,
-            old_text=was,
-            new_text=now,
+            old_text=old,
+            new_text=new,
             shared_tokens=shared,
-            shared_difference=line.find_difference(seen) if diverged else None,
-            reused_tokens=seen.reused_tokens,
+            shared_difference=branch.find_difference(observation) if diverged else None,
+            reused_tokens=observation.reused_tokens,
         )
 
     def _nearest(
-        self, lines: Iterable[_Branch], seen: PromptObservation
+        self, branches: Iterable[_Branch], observation: PromptObservation
     ) -> tuple[_Branch | None, int]:
-        """The line that shares most, the first of equals, and how many tokens it shares."""
-        best, most, whole = None, -1, _id_bytes(seen)
-        for line in lines:
-            common = count_common_bytes(line.token_bytes, whole) // _TOKEN_ID_BYTES
-            if common > most:
-                best, most = line, common
-        return best, most
+        """The branch with the longest common prefix, and the length of that."""
+        best, max_common, id_bytes = None, -1, _id_bytes(observation)
+        for branch in branches:
+            common = count_common_bytes(branch.token_bytes, id_bytes) // _TOKEN_ID_BYTES
+            if common > max_common:
+                best, max_common = branch, common
+        return best, max_common
 
-    def _session_branches(self, seen: PromptObservation) -> Iterator[_Branch]:
-        """The lines of its session that it may go on from, the newest first."""
-        lines = reversed(self._branches(seen.session))
-        return (line for line in lines if not line.is_unrelated(seen))
+    def _session_branches(self, observation: PromptObservation) -> Iterator[_Branch]:
+        """The branches of its session that it may extend, the newest first."""
+        branches = reversed(self._branches(observation.session))
+        return (branch for branch in branches if not branch.is_unrelated(observation))
 
     def _branches(self, session: str | None) -> Sequence[_Branch]:
         return () if session is None else self._sessions.peek(session) or ()
 
-    def _other_sessions(self, seen: PromptObservation) -> Iterator[_Branch]:
-        """The newest line of recent sessions of the same harness."""
+    def _other_sessions(self, observation: PromptObservation) -> Iterator[_Branch]:
+        """The newest branches of recent sessions of the same harness."""
         newest = (
-            lines[-1]
-            for session, lines in islice(self._sessions.newest_first(), 8 * _MAX_OTHER_SESSIONS)
-            if session != seen.session
+            branches[-1]
+            for session, branches in islice(self._sessions.newest_first(), 8 * _MAX_OTHER_SESSIONS)
+            if session != observation.session
         )
         return islice(
-            (line for line in newest if line.harness == seen.harness), _MAX_OTHER_SESSIONS
+            (branch for branch in newest if branch.harness == observation.harness),
+            _MAX_OTHER_SESSIONS,
         )
 
     def _decode_around(
-        self, line: _Branch, seen: PromptObservation, index: int
+        self, branch: _Branch, observation: PromptObservation, index: int
     ) -> tuple[str, str, str]:
-        """Text before the divergence, and behind it as it was and as it is."""
-        was = array("I")
-        was.frombytes(
-            line.token_bytes[index * _TOKEN_ID_BYTES : (index + _EXCERPT_TOKENS) * _TOKEN_ID_BYTES]
+        """The text before the divergence, and the old and the new text after it."""
+        old_ids = array("I")
+        old_ids.frombytes(
+            branch.token_bytes[
+                index * _TOKEN_ID_BYTES : (index + _EXCERPT_TOKENS) * _TOKEN_ID_BYTES
+            ]
         )
         runs = (
-            seen.ids[max(0, index - _EXCERPT_TOKENS) : index],
-            was,
-            seen.ids[index : index + _EXCERPT_TOKENS],
+            observation.ids[max(0, index - _EXCERPT_TOKENS) : index],
+            old_ids,
+            observation.ids[index : index + _EXCERPT_TOKENS],
         )
         before, old, new = (self._decode(run.tolist()) for run in runs)
         return before, old, new
 
-    def _remember(self, seen: PromptObservation, line: _Branch | None, common: int) -> None:
-        """Keeps the prompt, in the line that it goes on from or in one of its own."""
-        session = seen.session
+    def _remember(
+        self, observation: PromptObservation, branch: _Branch | None, common: int
+    ) -> None:
+        """Cache the prompt, in the branch that it extends or in a new one."""
+        session = observation.session
         if session is None:  # a name that no client can send
             self._anonymous_count += 1
             session = f"\0{self._anonymous_count}"
-        lines = [one for one in self._sessions.pop(session) or () if one is not line]
-        if line is None:
-            line = _Branch(seen)
+        branches = [one for one in self._sessions.pop(session) or () if one is not branch]
+        if branch is None:
+            branch = _Branch(observation)
         else:
-            self._held_bytes -= line.size
-            line.extend(seen, common)
-        lines.append(line)
-        self._sessions.put(session, lines[-_MAX_BRANCHES:])
-        self._held_bytes += line.size - sum(one.size for one in lines[:-_MAX_BRANCHES])
+            self._held_bytes -= branch.size
+            branch.extend(observation, common)
+        branches.append(branch)
+        self._sessions.put(session, branches[-_MAX_BRANCHES:])
+        self._held_bytes += branch.size - sum(one.size for one in branches[:-_MAX_BRANCHES])
         self._evict()
 
     def _evict(self) -> None:
         while self._held_bytes > self._max_bytes:
-            _, lines = self._sessions.pop_oldest()
-            self._held_bytes -= sum(line.size for line in lines)
+            _, branches = self._sessions.pop_oldest()
+            self._held_bytes -= sum(branch.size for branch in branches)
 
 
-def _id_bytes(seen: PromptObservation) -> memoryview:
-    return memoryview(seen.ids).cast("B")
+def _id_bytes(observation: PromptObservation) -> memoryview:
+    return memoryview(observation.ids).cast("B")
 
 
-def _find_reason(line: _Branch, seen: PromptObservation) -> DivergenceReason:
-    part = line.find_difference(seen)
-    if seen.reasoning_cleared and part in (None, "switches"):
+def _find_reason(branch: _Branch, observation: PromptObservation) -> DivergenceReason:
+    part = branch.find_difference(observation)
+    if observation.reasoning_cleared and part in (None, "switches"):
         return "resume"
     if part is not None:
         return part
-    return "policy" if seen.policy_dropped else "retokenization"
+    return "policy" if observation.policy_dropped else "retokenization"
 
 
 def _first_changed_turn(old: tuple[bytes, ...], new: tuple[bytes, ...]) -> int:
-    """The first turn that is not the same, or not there."""
+    """The index of the first turn that differs or is missing."""
     same = (at for at, (was, now) in enumerate(zip(old, new, strict=False)) if was != now)
     return next(same, min(len(old), len(new)))

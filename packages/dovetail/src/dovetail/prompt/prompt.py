@@ -1,4 +1,4 @@
-"""A prompt: token ids, and how they came about."""
+"""A prompt: token ids, and how they were built."""
 
 from array import array
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ PromptOrigin = Literal["grown", "resumed", "iterated", "cold"]
 
 @dataclass(frozen=True)
 class HeadDigests:
-    """Digests of what stands before the first turn and of what steers the template."""
+    """Digests of the prompt's head: system text, tools and template switches."""
 
     system: bytes
     tools: bytes
@@ -21,16 +21,16 @@ class HeadDigests:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The ids that go to the engine.
+    """The ids that go to the engine, and where they come from.
 
-    `grown`: a known prompt and its turn, taken as they were, and a new suffix. `resumed`: a known
-    prompt up to a user's turn, the template's own rendering from there. `iterated`: rendered up to
-    the first known turn, then turn by turn. `cold`: the template's own rendering of all.
-    `exact` are the places of turns that stand in it with the tokens the model gave them, `kept` of
-    those that the template wrote the same, and that kept their tokens so, `written` of those put
-    into the model's own notation. `reused` leading ids were taken as they were.
-    `dropped`: the last known turn is left to the template now, which drops thoughts there.
-    `opening` is how it ends behind the last role marker.
+    `origin` is `grown`: a known prompt and its turn, and a new suffix; `resumed`: a known prompt
+    up to a user turn, rendered by the template from there; `iterated`: rendered up to the first
+    known turn, then turn by turn; `cold`: rendered by the template as a whole.
+    `exact_turns` are the indexes of turns with their generated tokens, `unchanged_turns` of those
+    that the template rendered the same, so that they kept their tokens, `rewritten_turns` of those
+    in the model's own notation. The first `reused_tokens` ids were reused from the ledger.
+    `reasoning_dropped`: the template drops reasoning of the last known turn here.
+    `opening` is the end of the prompt after the last role marker.
     """
 
     ids: "array[int]"

@@ -1,4 +1,4 @@
-"""The prompts of one model: its template's policy, and the assembly of each prompt."""
+"""Render the prompts of one model, following its template's policy on earlier turns."""
 
 import json
 import re
@@ -32,8 +32,8 @@ from dovetail_model import (
 from dovetail_parsers import markers, opens_reasoning
 from dovetail_tokenizers import ControlTokenGuard, Tokenizer
 
-_MAX_CACHED_ITEM_BYTES = 1 << 20  # bytes, or characters: what is larger is not remembered
-_MAX_TOOLSETS_BYTES = 32 << 20  # bytes of all tools that are remembered
+_MAX_CACHED_ITEM_BYTES = 1 << 20  # bytes, or characters: larger items are not cached
+_MAX_TOOLSETS_BYTES = 32 << 20  # of all cached tools
 _MAX_TOOLSETS = 512
 
 
@@ -79,32 +79,34 @@ class PromptRenderer:
         return self._context.splicer
 
     def keeps_history(self, tools: bool) -> bool:
-        """Whether turns before a user's new one stay as they were, thoughts and all."""
-        facts = self.profile
-        if not facts.keeps_plain:
+        """Whether turns before a new user turn stay as they were, including reasoning."""
+        profile = self.profile
+        if not profile.keeps_plain:
             return False
         if not self._has_reasoning:
             return True
-        if not facts.reasoning_fields and not facts.thinking_parts:
+        if not profile.reasoning_fields and not profile.thinking_parts:
             return not self._strips_reasoning
-        return facts.keeps_at_user if tools else facts.keeps_without_tools
+        return profile.keeps_at_user if tools else profile.keeps_without_tools
 
     def replay_start(self, turns: Sequence[Turn], tools: bool) -> int:
-        """The place from which turns keep their tokens: all, or those behind the last user turn."""
+        """The index from which turns keep their tokens: 0, or that of the last user turn."""
         if self.keeps_history(tools):
             return 0
         return find_loop_start(turns)
 
     def digest_head(self, request: Request, switches: Mapping[str, Any]) -> HeadDigests:
-        """The digests of a request's head."""
+        """Compute the digests of a request's head."""
         system = _digest_system(request.system)
         tools = self._toolset(request.tools).digest
         read = {k: v for k, v in switches.items() if k in self._context.template.variables}
-        steering = compute_digest(json.dumps(read, sort_keys=True, default=str))
-        return HeadDigests(system, tools, steering, compute_digest(system, tools, steering))
+        switch_digest = compute_digest(json.dumps(read, sort_keys=True, default=str))
+        return HeadDigests(
+            system, tools, switch_digest, compute_digest(system, tools, switch_digest)
+        )
 
     def count_new_chars(self, request: Request, history: RecognizedHistory) -> int:
-        """How many characters may have to be encoded for a prompt."""
+        """Estimate how many characters have to be encoded for a prompt."""
         start = history.anchor_index or 0
         if history.base_prompt is not None and self._context.partial_renderer.supported:
             start = history.base_prompt[0]
@@ -117,17 +119,17 @@ class PromptRenderer:
     def render(
         self, request: Request, history: RecognizedHistory, switches: Mapping[str, Any]
     ) -> Prompt:
-        """The prompt. `request` is stabilized, `recalled` what is known of its turns.
+        """Render a prompt. `request` is normalized, `history` is what is known of its turns.
 
-        Threads may share a renderer.
+        Thread-safe.
         """
         start = history.start
         switches = escape_strings(
             switches, self._context.guard.protect
         )  # their words are a client's, too
         tools = self._toolset(request.tools).prompt_tools
-        assembly = PromptBuilder(self._context, request, history, tools, switches, start)
-        return assembly.build(self.digest_head(request, switches))
+        builder = PromptBuilder(self._context, request, history, tools, switches, start)
+        return builder.build(self.digest_head(request, switches))
 
     def encode_blocks(
         self,
@@ -136,9 +138,9 @@ class PromptRenderer:
         ids: Sequence[int],
         raw: str,
     ) -> list[int] | None:
-        """The tokens of blocks in the model's own notation, behind a thought that ends in `raw`.
+        """Encode blocks in the model's own notation, after output that ends in `raw`.
 
-        What of that text the ids do not spell comes first, then what the notation has between.
+        First comes the part of that text that the ids do not spell, then the notation's separator.
         """
         text = self._context.writer.write(
             Turn("assistant", tuple(blocks)), ToolNames(tools), self._context.guard.protect, ""
@@ -146,31 +148,31 @@ class PromptRenderer:
         if text is None:
             return None
         spelled = self._tokenizer.decode(ids)
-        left = raw.removeprefix(spelled) if raw.startswith(spelled) else ""
+        unspelled = raw.removeprefix(spelled) if raw.startswith(spelled) else ""
         closing = self._context.writer.reasoning_end()
         between = closing[len(closing.rstrip()) :]
-        return self._context.encode_turn(left + between + text)
+        return self._context.encode_turn(unspelled + between + text)
 
     def _toolset(self, tools: tuple[ToolSpec, ...]) -> "_Toolset":
-        """What was made of tools that the decoder hands out again and again.
+        """The prompt form of tools, cached since the decoder returns the same objects again.
 
-        A client may send what it likes: what is very large is made anew each time.
+        Very large tools are not cached: clients may send any amount.
         """
         known = self._toolsets.get(id(tools))
         if known is not None and known.tools is tools:
             return known
-        made = _Toolset(tools, self._context.guard.protect)
-        if made.size > _MAX_CACHED_ITEM_BYTES:
-            return made
-        self._toolsets_bytes += made.size
+        toolset = _Toolset(tools, self._context.guard.protect)
+        if toolset.size > _MAX_CACHED_ITEM_BYTES:
+            return toolset
+        self._toolsets_bytes += toolset.size
         if self._toolsets_bytes > _MAX_TOOLSETS_BYTES or len(self._toolsets) > _MAX_TOOLSETS:
-            self._toolsets, self._toolsets_bytes = {}, made.size
-        self._toolsets[id(tools)] = made
-        return made
+            self._toolsets, self._toolsets_bytes = {}, toolset.size
+        self._toolsets[id(tools)] = toolset
+        return toolset
 
 
 class _Toolset:
-    """Tools, with what a prompt needs of them. `size` are the bytes of their JSON."""
+    """Tools in the forms that prompts need. `size` are the bytes of their JSON."""
 
     def __init__(self, tools: tuple[ToolSpec, ...], protect: Callable[[str], str]) -> None:
         packed = msgspec.json.encode(tools)
@@ -181,18 +183,18 @@ class _Toolset:
 
     @cached_property
     def prompt_tools(self) -> PromptTools:
-        """As the template is shown them."""
+        """The tools as the template receives them."""
         return PromptTools(self.tools, self._protect)
 
 
 def _digest_system(system: tuple[Block, ...]) -> bytes:
-    """The digest of a system text, which is the same in many sessions."""
-    known = (
+    """Compute the digest of a system text, cached since many sessions share it."""
+    digest = (
         _cached_system_digest
         if sum(map(_count_chars, system)) <= _MAX_CACHED_ITEM_BYTES
         else _compute_system_digest
     )
-    return known(system)
+    return digest(system)
 
 
 def _compute_system_digest(system: tuple[Block, ...]) -> bytes:
@@ -203,7 +205,7 @@ _cached_system_digest = lru_cache(32)(_compute_system_digest)
 
 
 def _count_chars(block: Block) -> int:
-    """How much a block says."""
+    """Count the characters of a block."""
     match block:
         case TextBlock(text=text) | ReasoningBlock(text=text) | ToolCallBlock(arguments=text):
             return len(text)
@@ -215,7 +217,7 @@ def _count_chars(block: Block) -> int:
 
 
 def find_loop_start(turns: Sequence[Turn]) -> int:
-    """Where the loop that is running began: the last turn of neither the model nor a tool."""
+    """Find the start of the running tool loop: the last turn not of the assistant or a tool."""
     for at in range(len(turns) - 1, -1, -1):
         if turns[at].role not in ("assistant", "tool"):
             return at
@@ -227,10 +229,10 @@ def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _template_strips_reasoning(context: RenderContext) -> bool:
-    """Whether the template takes thoughts out of the text of earlier turns."""
+    """Whether the template removes reasoning from the text of earlier turns."""
     mark = create_nonce()
-    thought = Turn("assistant", (ReasoningBlock(mark), TextBlock("Sure.")))
-    text = context.writer.write(thought, ToolNames(()), lambda text: text, "")
+    turn = Turn("assistant", (ReasoningBlock(mark), TextBlock("Sure.")))
+    text = context.writer.write(turn, ToolNames(()), lambda text: text, "")
     if text is None:
         return False
     messages = [

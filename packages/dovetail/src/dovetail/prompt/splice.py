@@ -1,12 +1,12 @@
-"""What a template writes behind an assistant turn, found without rendering the turn itself.
+"""Render what follows an assistant turn without rendering the turn itself.
 
-A stand-in takes the turn's place: the same calls by name and id, with a nonce as their argument,
-or the nonce as its text. What follows the last nonce is the closing of the turn, the token that
-ends it, the messages behind it and the generation prompt. From the end token on, that is the
-suffix which continues what the model itself wrote, whatever it wrote.
+A placeholder takes the turn's place: the same calls by name and id, with a nonce as their argument,
+or the nonce as its text. After the last nonce come the closing of the turn, its stop token, the
+following messages and the generation prompt. From the stop token on, that is the suffix that
+continues whatever the model generated.
 
-How to find the end token is learned once, at load, and never chosen while serving: a template
-whose stand-in does not behave like a natural turn is not spliced in that place.
+How to find the stop token is determined once, at load, and never while serving: where a template's
+placeholder does not behave like a natural turn, turns are not spliced.
 """
 
 import json
@@ -25,7 +25,7 @@ ContextDependency = Literal["nothing", "calls", "history"]
 
 @dataclass(frozen=True)
 class SpliceShape:
-    """Where a splice stands: behind a turn with or without calls, before a result or a user."""
+    """The kind of a splice: after a turn with or without calls, before a result or a user."""
 
     calls: bool
     following_role: FollowingRole
@@ -33,10 +33,10 @@ class SpliceShape:
 
 @dataclass(frozen=True)
 class SplicePoint:
-    """How turns of a shape end: the end token, the closings before it, and the stand-in's form.
+    """How turns of a shape end: the stop token, the closings before it, and the placeholder's form.
 
-    `hangs_on` says what of the messages before the turn changes what follows it: nothing, or the
-    calls alone (a few templates number them through the history), or anything.
+    `depends_on` is what of the messages before the turn changes what follows it: nothing, or the
+    calls alone (a few templates number them through the history), or the whole history.
     """
 
     stop: str
@@ -46,7 +46,7 @@ class SplicePoint:
 
 
 class StopTokenMatcher:
-    """The spellings that may end a turn, surest first."""
+    """Matches the spellings that may end a turn, the most certain first."""
 
     def __init__(self, ends: Sequence[str], controls: Sequence[str], markers: frozenset[str]):
         inner = [c for c in controls if any(c in marker for marker in markers)]
@@ -58,7 +58,7 @@ class StopTokenMatcher:
         ]
 
     def find_first(self, tail: str, before: str) -> str | None:
-        """The first end token in a tail, in front of the text that must come behind it."""
+        """Find the first stop token in a tail, in front of the text that must follow it."""
         limit = tail.find(before)
         for pattern in self._patterns:
             found = pattern.search(tail) if pattern is not None else None
@@ -68,7 +68,7 @@ class StopTokenMatcher:
 
 
 class Splicer:
-    """The suffixes of one template."""
+    """Renders the suffixes of one template."""
 
     def __init__(
         self,
@@ -87,20 +87,20 @@ class Splicer:
         for calls in (False, True):
             for follower in ("tool", "user", "system"):
                 shape = SpliceShape(calls, follower)
-                seam = _find_point(self, shape, stops)
-                if seam is not None:
-                    self.points[shape] = seam
+                point = _find_point(self, shape, stops)
+                if point is not None:
+                    self.points[shape] = point
 
     @property
     def stop_tokens(self) -> frozenset[str]:
-        """The tokens that end turns of any shape."""
-        return frozenset(seam.stop for seam in self.points.values())
+        """The stop tokens of turns of any shape."""
+        return frozenset(point.stop for point in self.points.values())
 
     @property
     def strongest_dependency(self) -> ContextDependency:
-        """What a suffix hangs on that holds whole turns: as much as any seam does."""
+        """What a suffix with whole turns in it depends on: as much as any splice point."""
         orders: tuple[ContextDependency, ...] = ("history", "calls", "nothing")
-        found = {seam.depends_on for seam in self.points.values()}
+        found = {point.depends_on for point in self.points.values()}
         return next((one for one in orders if one in found), "nothing")
 
     @property
@@ -116,19 +116,19 @@ class Splicer:
         tools: Sequence[ChatMessage],
         switches: Mapping[str, Any],
     ) -> str | None:
-        """The end token and all that follows it; None where the template did as never before.
+        """Render the stop token and what follows it; None where the template differs from load.
 
-        `before` is only what the seam hangs on.
+        `before` is only what the splice point depends on.
         """
         previous = [*self._stub_history, *before] if point.depends_on != "history" else before
         shown = tools if point.depends_on == "history" else self.tools if tools else ()
         tail = self.render_after_nonce(point.placeholder, calls, previous, after, shown, switches)
         if tail is None:
             return None
-        cut = tail.find(point.stop)
-        if cut < 0 or tail[:cut] not in format_closings(point, calls):
+        stop_index = tail.find(point.stop)
+        if stop_index < 0 or tail[:stop_index] not in format_closings(point, calls):
             return None
-        return tail[cut:]
+        return tail[stop_index:]
 
     def render_after_nonce(
         self,
@@ -139,11 +139,11 @@ class Splicer:
         tools: Sequence[ChatMessage],
         switches: Mapping[str, Any],
     ) -> str | None:
-        """What the template writes behind the stand-in's last nonce."""
-        stand_in = self._placeholder_turn(form, calls)
+        """Render what follows the placeholder's last nonce."""
+        placeholder = self._placeholder_turn(form, calls)
         try:
             text = self._template.render(
-                [*before, stand_in, *after], tools, add_generation_prompt=True, switches=switches
+                [*before, placeholder, *after], tools, add_generation_prompt=True, switches=switches
             )
         except RenderError:
             return None
@@ -158,7 +158,7 @@ class Splicer:
         after: Sequence[ChatMessage],
         suffix: str,
     ) -> bool:
-        """Whether a natural turn, too, ends with this suffix."""
+        """Whether a natural turn also ends with this suffix."""
         natural = self._placeholder_turn(form, calls)
         for call in natural.get("tool_calls", ()):
             arguments = {"city": "Oslo", "days": 2}
@@ -180,14 +180,14 @@ class Splicer:
         argument: Any = {"x": self._nonce}
         if self._profile.arguments == "string":
             argument = f'{{"x": "{self._nonce}"}}'
-        kept = calls[:1] if form == "one call" else calls
-        made = [format_tool_call(id, name, argument) for id, name in kept]
-        nothing = None if self._profile.wants_null else format_content(self._profile, "")
-        return {"role": "assistant", "content": nothing, "tool_calls": made}
+        shown = calls[:1] if form == "one call" else calls
+        tool_calls = [format_tool_call(id, name, argument) for id, name in shown]
+        empty = None if self._profile.wants_null else format_content(self._profile, "")
+        return {"role": "assistant", "content": empty, "tool_calls": tool_calls}
 
 
 def format_closings(point: SplicePoint, calls: Sequence[tuple[str, str]]) -> set[str]:
-    """How a turn with these calls may close. A few formats end with the last call's id."""
+    """The closings of a turn with these calls. A few formats end with the last call's id."""
     id, name = calls[-1] if calls else ("", "")
     return {
         text.replace(_ID_PLACEHOLDER, id).replace(_NAME_PLACEHOLDER, name)
@@ -196,7 +196,7 @@ def format_closings(point: SplicePoint, calls: Sequence[tuple[str, str]]) -> set
 
 
 def create_nonce() -> str:
-    """Letters and digits only: several templates escape anything else."""
+    """Create a nonce of letters and digits: several templates escape anything else."""
     return "Q" + secrets.token_hex(8) + "z"
 
 
@@ -236,7 +236,7 @@ def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _generalize_closing(text: str, calls: Sequence[tuple[str, str]]) -> str:
-    """A closing whatever its last call is named. The probe's names stand nowhere else."""
+    """Replace the last call's id and name in a closing by placeholders."""
     for id, name in calls[-1:]:
         text = text.replace(id, _ID_PLACEHOLDER).replace(name, _NAME_PLACEHOLDER)
     return text
@@ -245,7 +245,7 @@ def _generalize_closing(text: str, calls: Sequence[tuple[str, str]]) -> str:
 def _find_point(
     splicer: Splicer, shape: SpliceShape, stops: StopTokenMatcher
 ) -> SplicePoint | None:
-    """The seam of a shape, if the template has one."""
+    """Find the splice point of a shape, if the template has one."""
     forms = _PLACEHOLDER_FORMS if shape.calls else _PLACEHOLDER_FORMS[2:]
     return next((s for form in forms if (s := _try_point(splicer, shape, stops, form))), None)
 
@@ -259,15 +259,15 @@ def _try_point(
     found: dict[str, str] = {}
     for count in counts if shape.calls else (0,):
         calls = _sample_calls(splicer.profile, count)
-        behind = _following_messages(splicer.profile, shape, calls, mark)
+        following = _following_messages(splicer.profile, shape, calls, mark)
         tail = splicer.render_after_nonce(
-            form, calls, before, behind, splicer.tools, splicer.switches
+            form, calls, before, following, splicer.tools, splicer.switches
         )
         stop = stops.find_first(tail, mark) if tail is not None else None
         if tail is None or stop is None or mark not in tail:
             return None
         suffix = tail[tail.find(stop) :]
-        if not splicer.is_natural_suffix(form, calls, before, behind, suffix):
+        if not splicer.is_natural_suffix(form, calls, before, following, suffix):
             return None
         found[_generalize_closing(tail[: tail.find(stop)], calls)] = stop
     stops_found = set(found.values())
@@ -279,11 +279,11 @@ def _try_point(
 
 
 def _find_dependency(splicer: Splicer, shape: SpliceShape, form: str) -> ContextDependency:
-    """What of a longer history, with a loop of calls in it and other tools, changes the suffix."""
-    facts, mark = splicer.profile, create_nonce()
-    calls = _sample_calls(facts, 1 if shape.calls else 0)
-    behind = _following_messages(facts, shape, calls, mark)
-    looped = [*_LONG_HISTORY, *_sample_loop(facts)]
+    """Find what of a longer history, with calls and other tools, changes the suffix."""
+    profile, mark = splicer.profile, create_nonce()
+    calls = _sample_calls(profile, 1 if shape.calls else 0)
+    following = _following_messages(profile, shape, calls, mark)
+    looped = [*_LONG_HISTORY, *_sample_loop(profile)]
     histories = [
         (_STUB_HISTORY, 1),
         (_LONG_HISTORY, 2),
@@ -294,8 +294,8 @@ def _find_dependency(splicer: Splicer, shape: SpliceShape, form: str) -> Context
         splicer.render_after_nonce(
             form,
             calls,
-            _adapt_history(facts, before),
-            behind,
+            _adapt_history(profile, before),
+            following,
             splicer.tools * tools,
             splicer.switches,
         )
@@ -303,13 +303,13 @@ def _find_dependency(splicer: Splicer, shape: SpliceShape, form: str) -> Context
     )
     if alone is None or alone != longer:
         return "history"
-    if with_calls in (alone, None):  # None: it never gets calls but as plain text
+    if with_calls in (alone, None):  # None: the template receives calls only as plain text
         return "nothing"
     return "calls" if with_calls == thin else "history"
 
 
 def keep_calls_only(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Only the calls and results of a history, with nothing in them."""
+    """Reduce a history to its calls and results, without content."""
     return [
         {**message, "content": ""}
         for message in messages
@@ -318,7 +318,7 @@ def keep_calls_only(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _sample_loop(profile: TemplateProfile) -> list[ChatMessage]:
-    """A call, its result, an answer and another question."""
+    """A call, its result, a final message and another user message."""
     arguments: Any = '{"x": 1}' if profile.arguments == "string" else {"x": 1}
     id, name = _sample_calls(profile, 8)[7]
     return [
@@ -330,8 +330,8 @@ def _sample_loop(profile: TemplateProfile) -> list[ChatMessage]:
 
 
 def _adapt_history(profile: TemplateProfile, messages: list[ChatMessage]) -> list[ChatMessage]:
-    kept = [m for m in messages if m["role"] != "system" or profile.system == "kept"]
-    return [{**m, "content": format_content(profile, m["content"])} for m in kept]
+    accepted = [m for m in messages if m["role"] != "system" or profile.system == "kept"]
+    return [{**m, "content": format_content(profile, m["content"])} for m in accepted]
 
 
 def _sample_calls(profile: TemplateProfile, count: int) -> list[tuple[str, str]]:
@@ -345,8 +345,8 @@ def _following_messages(
     content = format_content(profile, mark)
     if shape.following_role != "tool":
         return [{"role": shape.following_role, "content": content}]
-    answered = calls or [("call00000", _STUB_TOOL_NAME)]
+    result_calls = calls or [("call00000", _STUB_TOOL_NAME)]
     return [
         {"role": "tool", "content": content, "tool_call_id": id, "name": name}
-        for id, name in answered
+        for id, name in result_calls
     ]

@@ -1,4 +1,4 @@
-"""Chat templates in a sandbox, with what Hugging Face gives them and nothing more."""
+"""Chat templates in a sandbox, with the functions that Hugging Face provides and nothing more."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ Clock = Callable[[], datetime]
 
 
 class TemplateRejectedError(TemplateError):
-    """The template itself refused a conversation, with `raise_exception`."""
+    """The template itself rejected a conversation, with `raise_exception`."""
 
 
 class _GenerationExtension(Extension):
-    """`{% generation %}` marks the assistant's part for training; in a prompt it is a scope."""
+    """Supports `{% generation %}`, which marks training text; in a prompt it is a scope."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -31,7 +31,7 @@ class _GenerationExtension(Extension):
 
 
 class CachedJsonObject(dict[str, Any]):
-    """An object whose JSON is written once for all prompts, for as long as it does not change."""
+    """An object whose JSON is encoded once for all prompts, as long as it does not change."""
 
     __slots__ = ("_json_by_options", "_snapshot")
 
@@ -53,18 +53,18 @@ class CachedJsonObject(dict[str, Any]):
 
 
 def create_environment(clock: Clock = datetime.now) -> SandboxedEnvironment:
-    """The sandbox. Mutable values are allowed: several templates append to lists."""
-    made = SandboxedEnvironment(
+    """Create the sandbox. Mutable values are allowed: several templates append to lists."""
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = lambda form: clock().strftime(form)
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+    return environment
 
 
 def compile_template(text: str, clock: Clock = datetime.now) -> Template:
-    """The compiled template. Raises jinja2's `TemplateSyntaxError` for one that is none."""
+    """Compile a template. Raises jinja2's `TemplateSyntaxError`."""
     return create_environment(clock).from_string(text)
 
 
@@ -75,19 +75,19 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "ensure_ascii": ensure_ascii,
         "indent": indent,
         "separators": separators,
         "sort_keys": sort_keys,
     }
     if isinstance(value, CachedJsonObject):
-        return value._to_json(how)
-    return json.dumps(value, default=_json_default, **how)
+        return value._to_json(options)
+    return json.dumps(value, default=_json_default, **options)
 
 
 def _deep_copy(value: Any) -> Any:
-    """A JSON value whose objects and lists nobody else has."""
+    """Copy a JSON value with all its objects and lists."""
     if isinstance(value, dict):
         return {key: _deep_copy(item) for key, item in value.items()}
     return [_deep_copy(item) for item in value] if isinstance(value, list) else value
@@ -110,21 +110,21 @@ MessageHandling = Literal["kept", "dropped", "refused"]
 class TemplateProfile:
     """What a template accepts and what it does with a history, under the switches of the probe.
 
-    What it shows: `renders_*`, `many_calls`, `text_with_calls` (both, in one turn), `trims` (white
-    space around an assistant's text), `shows_ids` (of calls).
-    What it takes: `arguments`, `content`, `null_content` (as no text), `wants_null` (calls are
-    shown only beside null content), `system`, `developer`, `consecutive_users`, `call_ids`.
+    What it renders: `renders_*`, `many_calls`, `text_with_calls` and `text_with_reasoning` (in one
+    turn), `trims` (white space around an assistant's text), `shows_ids` (of calls).
+    What it accepts: `arguments`, `content`, `null_content` (as no text), `wants_null` (calls are
+    rendered only with null content), `system`, `developer`, `consecutive_users`, `call_ids`.
     `system_inside` is "dropped" too where such a message is moved to the front.
-    Thoughts: `reasoning_fields` may all be set at once; with `thinking_parts` they are parts of the
+    Reasoning: `reasoning_fields` may all be set at once; with `thinking_parts` it is a part of the
     content; with neither, the family's markers in the text are all that is left.
-    `keeps_*` say what stays of earlier turns: of the thoughts in a running tool loop, of those
-    before a new user turn (with tools, and `keeps_without_tools`), of a history without thoughts,
-    which a few templates rewrite too, and of the prompt that asked for a turn. `drops_at_final`:
-    a loop's thoughts survive user text, but not the answer. `keep_switches` are switches under
-    which thoughts survive a user turn.
+    `keeps_*` say what remains of earlier turns: of the reasoning in a running tool loop, of that
+    before a new user turn (with tools, and `keeps_without_tools`), of a history without reasoning,
+    which a few templates rewrite too, and of the prompt before a turn. `drops_at_final`: a loop's
+    reasoning survives user text, but not the final message. `keep_switches` are switches under
+    which reasoning survives a user turn.
     `thinking_switches` turn thinking on and off: what to pass for True and for False. `efforts`
-    are the levels that `effort_switch` takes. `opens_thought` is the end of the generation prompt
-    behind a user turn that leaves a thought open.
+    are the levels that `effort_switch` takes. `reasoning_opener` is the end of the generation
+    prompt after a user turn that leaves a reasoning span open.
     """
 
     renders_tools: bool = True
@@ -132,7 +132,7 @@ class TemplateProfile:
     renders_results: bool = True
     many_calls: bool = True
     text_with_calls: bool = True
-    text_beside_thought: bool = True
+    text_with_reasoning: bool = True
     arguments: Literal["object", "string"] = "object"
     content: Literal["string", "parts"] = "string"
     null_content: bool = True
@@ -146,7 +146,7 @@ class TemplateProfile:
     consecutive_users: bool = True
     call_ids: Literal["any", "nine", "kimi"] = "any"
     shows_ids: bool = False
-    opens_thought: str = ""
+    reasoning_opener: str = ""
     keeps_in_loop: bool = False
     keeps_at_user: bool = False
     keeps_without_tools: bool = False
@@ -172,7 +172,7 @@ class RenderError(Exception):
 class ChatTemplate:
     """A compiled template with the special tokens that it may name (`bos_token` and the like).
 
-    `reads` are the variables that it looks at; any other switch changes nothing.
+    `variables` are the variables that it reads; any other switch changes nothing.
     """
 
     __slots__ = ("_compiled", "special_tokens", "text", "variables")
@@ -196,7 +196,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text. `switches` are the template's own variables (`enable_thinking`)."""
+        """Render a prompt. `switches` are the template's own variables (`enable_thinking`)."""
         values: dict[str, Any] = {**self.special_tokens, **(switches or {})}
         try:
             return self._compiled.render(

@@ -1,4 +1,4 @@
-"""Tools for templates that have no place for them, or for calls, or for results.
+"""Describe tools, calls and results as text for templates that do not render them.
 
 Tools are then described in the system message:
 
@@ -6,9 +6,9 @@ Tools are then described in the system message:
     {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}
     </tools>
 
-Calls are asked for and shown as the model's family writes them; a model without a family is asked
-for the Hermes form, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, which the parser
-`hermes` reads back. Results come as a user's words between `<tool_response></tool_response>`.
+Calls are requested and shown in the notation of the model's family; a model without a family is
+asked for the Hermes form, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, which the
+parser `hermes` parses. Results are user text between `<tool_response></tool_response>`.
 """
 
 import json
@@ -21,12 +21,12 @@ from dovetail_parsers import write_message
 
 PlainMessage = dict[str, Any]
 
-#: The parser that reads what a model without a family is asked for.
+#: The parser for models without a family.
 FALLBACK_TOOL_PARSER = "hermes"
 
 
 def needs_fallback(profile: TemplateProfile) -> bool:
-    """Whether this template cannot carry a tool loop by itself."""
+    """Whether this template cannot render a whole tool loop."""
     return not (profile.renders_tools and profile.renders_calls and profile.renders_results)
 
 
@@ -35,9 +35,9 @@ def format_fallback_tools(
     tool_parser: str = FALLBACK_TOOL_PARSER,
     results: bool = True,
 ) -> str:
-    """The text that offers tools to a model; empty if there are none.
+    """Describe tools to a model; empty if there are none.
 
-    `results` says that results will come as text too, which the model is then told.
+    `results`: results are sent as text too, so their form is described as well.
     """
     if not tools:
         return ""
@@ -55,7 +55,7 @@ def format_fallback_tools(
 def format_fallback_calls(
     calls: Sequence[tuple[str, object]], tool_parser: str = FALLBACK_TOOL_PARSER
 ) -> str:
-    """Calls as the model was asked to write them: names, and arguments or their JSON text."""
+    """Format calls as the model is asked to write them, given names and arguments."""
     blocks = [
         ToolCallBlock("", name, given if isinstance(given, str) else _dump_json(given))
         for name, given in calls
@@ -64,7 +64,7 @@ def format_fallback_calls(
 
 
 def format_fallback_result(text: str) -> str:
-    """A tool's result as the model was told that it would come."""
+    """Format a tool's result as described to the model."""
     return f"<tool_response>\n{text}\n</tool_response>"
 
 
@@ -74,21 +74,21 @@ def to_plain_messages(
     profile: TemplateProfile,
     tool_parser: str | None = None,
 ) -> list[PlainMessage]:
-    """The same conversation with all that the template cannot show written as text.
+    """Rewrite a conversation with everything as text that the template cannot render.
 
-    Results of one turn stand in one message.
+    The results of one turn become one message.
     """
     parser = tool_parser or FALLBACK_TOOL_PARSER
     plain: list[PlainMessage] = []
-    answering = False
+    after_result = False
     for message in messages:
         is_result = message["role"] == "tool" and not profile.renders_results
         written = _result_message(message) if is_result else _call_message(message, profile, parser)
-        if is_result and answering:
+        if is_result and after_result:
             plain[-1]["content"] += "\n" + written["content"]
         else:
             plain.append(written)
-        answering = is_result
+        after_result = is_result
     if profile.renders_tools or not tools:
         return plain
     return _add_tool_text(
@@ -99,12 +99,12 @@ def to_plain_messages(
 def _add_tool_text(
     messages: list[PlainMessage], tool_text: str, profile: TemplateProfile
 ) -> list[PlainMessage]:
-    """The offer behind the system message, or before the user's first words."""
+    """Append the description to the system message, or insert it before the first user text."""
     role = "system" if profile.system == "kept" else "user"
     if not messages or messages[0]["role"] != role:
         return [{"role": role, "content": tool_text}, *messages]
-    said = _content_text(messages[0]["content"])
-    both = f"{said}\n\n{tool_text}" if role == "system" else f"{tool_text}\n\n{said}"
+    text = _content_text(messages[0]["content"])
+    both = f"{text}\n\n{tool_text}" if role == "system" else f"{tool_text}\n\n{text}"
     return [{**messages[0], "content": both}, *messages[1:]]
 
 

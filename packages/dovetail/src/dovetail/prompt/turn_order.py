@@ -1,8 +1,9 @@
-"""An exchange: what the model said, and what came back before it spoke again, in canonical order.
+"""Put turns in canonical order, exchange by exchange.
 
-Behind the assistant turn stands one tool turn that holds the results in the order of the calls.
-Where there are results, all that came beside them is steering inside a tool loop: its text is
-appended to the last result behind a blank line, its images and documents go there too.
+An exchange is an assistant turn and what follows it before the next one. The assistant turn is
+followed by one tool turn with the results in the order of the calls. Other messages among results
+steer a tool loop: their text is appended to the last result after a blank line, and so are their
+images and documents.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -24,7 +25,7 @@ from dovetail_model import (
 
 
 class ToolExchange:
-    """Collects the parts of an exchange. `at` is the place of its first turn in the history."""
+    """Collects the parts of an exchange. `index` is that of its first turn in the history."""
 
     __slots__ = ("_assistant_turns", "_calls", "_parts", "_sources", "index")
 
@@ -32,16 +33,16 @@ class ToolExchange:
         self.index = index
         self._assistant_turns: list[Turn] = []
         self._calls: list[ToolCallBlock] = []
-        self._parts: list[ToolResultBlock | Turn] = []  # results and steering as they came
-        self._sources: list[Turn] = []  # the turns that brought the results
+        self._parts: list[ToolResultBlock | Turn] = []  # results and steering as received
+        self._sources: list[Turn] = []  # the turns that contained the results
 
     @property
     def has_reply(self) -> bool:
-        """Whether anything came behind what the model said."""
+        """Whether anything followed the assistant turn."""
         return bool(self._parts)
 
     def add_assistant(self, turn: Turn) -> list[ToolCallBlock]:
-        """More of what the model said. Gives the calls in it."""
+        """Add an assistant turn. Returns its calls."""
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
         self._assistant_turns.append(turn)
         self._calls += calls
@@ -55,11 +56,11 @@ class ToolExchange:
         self._parts.append(turn)
 
     def turns(self) -> list[Turn]:
-        """The exchange in canonical order. Turns that are so already are the same objects."""
-        said = _merge_turns(self._assistant_turns)
+        """The exchange in canonical order. Turns that do not change are the same objects."""
+        assistant = _merge_turns(self._assistant_turns)
         first = self._first_result()
         if first is None:
-            return [*said, *(part for part in self._parts if isinstance(part, Turn))]
+            return [*assistant, *(part for part in self._parts if isinstance(part, Turn))]
         before = [part for part in self._parts[:first] if isinstance(part, Turn)]
         results = [part for part in self._parts if isinstance(part, ToolResultBlock)]
         steering = [part for part in self._parts[first:] if isinstance(part, Turn)]
@@ -67,26 +68,26 @@ class ToolExchange:
         residue = _attach_messages(results, steering)
         if steering:
             results = sort_results(self._calls, results)  # it may now equal another
-        return [*said, *before, _reuse_turn(self._sources, "tool", tuple(results)), *residue]
+        return [*assistant, *before, _reuse_turn(self._sources, "tool", tuple(results)), *residue]
 
     def _first_result(self) -> int | None:
-        """Where the tool loop begins: with the calls, or where there are none with a result."""
+        """The index where the tool loop begins: with the calls, else with a result."""
         kinds = (at for at, part in enumerate(self._parts) if isinstance(part, ToolResultBlock))
         first = next(kinds, None)
         return 0 if first is not None and self._calls else first
 
 
 def normalize_call_id(call_id: str) -> str:
-    """An id as it is compared: OpenClaw sends `call1` for `call_1`."""
+    """Reduce an id to what is compared: OpenClaw sends `call1` for `call_1`."""
     return "".join(filter(str.isalnum, call_id)) or call_id
 
 
 def sort_results(
     calls: Sequence[ToolCallBlock], results: Iterable[ToolResultBlock]
 ) -> list[ToolResultBlock]:
-    """Results as their calls stand, then those that answer no call here, as they came.
+    """Sort results by their calls, followed by those without a call here.
 
-    A further result for a call that has one is kept behind it, unless it says the same.
+    A further result for a call is placed after the first, unless both are equal.
     """
     exact: dict[str, list[int]] = {}
     plain: dict[str, list[int]] = {}
@@ -115,19 +116,19 @@ def _merge_turns(turns: list[Turn]) -> list[Turn]:
 
 
 def _attach_messages(results: list[ToolResultBlock], steering: Iterable[Turn]) -> list[Turn]:
-    """Puts steering into the last result. Gives what no result can hold, as turns."""
+    """Append steering to the last result. Returns what a result cannot hold, as turns."""
     last = results[-1]
     inside = list(last.blocks)
     residue: list[Turn] = []
     for turn in steering:
-        odd: list[Block] = []
+        unattached: list[Block] = []
         for block in turn.blocks:
             if isinstance(block, TextBlock | ImageBlock | DocumentBlock):
                 _append_block(inside, block)
             else:
-                odd.append(block)
-        if odd:
-            residue.append(_reuse_turn([turn], turn.role, tuple(odd)))
+                unattached.append(block)
+        if unattached:
+            residue.append(_reuse_turn([turn], turn.role, tuple(unattached)))
     if len(inside) != len(last.blocks) or not all(map(is_, inside, last.blocks)):
         results[-1] = ToolResultBlock(last.call_id, tuple(inside), last.is_error)
     return residue
@@ -145,7 +146,7 @@ def _append_block(
 
 
 def _reuse_turn(sources: Sequence[Turn], role: Role, blocks: tuple[Block, ...]) -> Turn:
-    """A turn of these blocks: the source itself where it is that turn."""
+    """A turn of these blocks: the source itself where it already is that turn."""
     source = sources[0]
     alike = source.role == role and len(source.blocks) == len(blocks)
     return source if alike and all(map(is_, source.blocks, blocks)) else Turn(role, blocks)
@@ -155,13 +156,13 @@ _SYSTEM_ROLES: dict[Role, Role] = {"system": "system", "developer": "system"}
 
 
 class LateResultError(Exception):
-    """A result answers a call in a part of the history that is closed."""
+    """A result belongs to a call in a closed part of the history."""
 
 
 class TurnSequencer:
-    """Takes turns one by one. `closed` are the ids of calls in turns that came before, elsewhere.
+    """Orders turns one by one. `closed_call_ids` are the calls of an earlier, closed part.
 
-    `late` says that a result was moved to an exchange before the last one.
+    `has_late_result`: a result was moved to an exchange before the last one.
     """
 
     __slots__ = ("_closed_call_ids", "_exchange_by_call", "_exchanges", "has_late_result")
@@ -173,7 +174,7 @@ class TurnSequencer:
         self.has_late_result = False
 
     def add(self, index: int, turn: Turn) -> None:
-        """The turn at this place of the history. Raises `LateResult`, see `closed`."""
+        """Add the turn at this index. Raises `LateResultError` for a result of a closed call."""
         results, rest = _split_results(turn)
         if turn.role == "assistant" and rest:
             self._add_assistant(index, _turn_with(turn, "assistant", rest))
@@ -185,73 +186,73 @@ class TurnSequencer:
             )
 
     def split(self) -> tuple[list[Turn], int, list[Turn]]:
-        """The turns of all exchanges but the last, where that one begins, and its turns."""
+        """The turns of all exchanges but the last, the index of the last, and its turns."""
         *done, last = self._exchanges
         return [turn for one in done for turn in one.turns()], last.index, last.turns()
 
     def call_ids(self) -> set[str]:
-        """The calls of all exchanges but the last, their ids as `plain_id` has them."""
+        """The normalized ids of the calls of all exchanges but the last."""
         last = self._exchanges[-1]
-        return {key for key, home in self._exchange_by_call.items() if home is not last}
+        return {key for key, exchange in self._exchange_by_call.items() if exchange is not last}
 
     def _add_assistant(self, index: int, turn: Turn) -> None:
         if self._exchanges[-1].has_reply:
             self._exchanges.append(ToolExchange(index))
-        home = self._exchanges[-1]
-        for call in home.add_assistant(turn):
-            self._exchange_by_call[normalize_call_id(call.id)] = home
+        exchange = self._exchanges[-1]
+        for call in exchange.add_assistant(turn):
+            self._exchange_by_call[normalize_call_id(call.id)] = exchange
 
     def _find_exchange(self, result: ToolResultBlock) -> ToolExchange:
         key, last = normalize_call_id(result.call_id), self._exchanges[-1]
-        home = self._exchange_by_call.get(key)
-        if home is None:
+        exchange = self._exchange_by_call.get(key)
+        if exchange is None:
             if key in self._closed_call_ids:
                 raise LateResultError
             return last
-        self.has_late_result |= home is not last
-        return home
+        self.has_late_result |= exchange is not last
+        return exchange
 
 
 def order_turns(request: Request) -> Request:
-    """The request with its turns in canonical order."""
+    """Put the turns of a request in canonical order."""
     blocks, begin = split_leading_system(request.turns)
-    arrangement = TurnSequencer(begin)
+    sequencer = TurnSequencer(begin)
     for at in range(begin, len(request.turns)):
-        arrangement.add(at, request.turns[at])
-    done, _, last = arrangement.split()
+        sequencer.add(at, request.turns[at])
+    done, _, last = sequencer.split()
     return replace_turns(request, (*drop_blank_text(request.system), *blocks), (*done, *last))
 
 
 def split_leading_system(
     turns: Sequence[Turn], clean: Callable[[Turn], Turn] | None = None
 ) -> tuple[tuple[Block, ...], int]:
-    """The blocks of the turns that belong to the system prompt, and how many turns those are."""
+    """The blocks of the leading system turns, and the number of these turns."""
     blocks: list[Block] = []
-    for at, given in enumerate(turns):
-        turn = clean(given) if clean is not None else given
-        kept = drop_blank_text(turn.blocks)
-        if kept and turn.role not in _SYSTEM_ROLES:
+    for at, original in enumerate(turns):
+        turn = clean(original) if clean is not None else original
+        content = drop_blank_text(turn.blocks)
+        if content and turn.role not in _SYSTEM_ROLES:
             return tuple(blocks), at
-        blocks += kept
+        blocks += content
     return tuple(blocks), len(turns)
 
 
 def drop_blank_text(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The blocks without texts that hold nothing; the same tuple where there is none."""
+    """Remove blank texts; returns the same tuple where there are none."""
     if not any(isinstance(block, TextBlock) and _is_blank(block.text) for block in blocks):
         return blocks
     return tuple(b for b in blocks if not (isinstance(b, TextBlock) and _is_blank(b.text)))
 
 
 def replace_turns(request: Request, system: tuple[Block, ...], turns: tuple[Turn, ...]) -> Request:
-    """The request with these; the same object where it has them already."""
+    """Replace system and turns; returns the same request where they are equal."""
     if system == request.system and turns == request.turns:
         return request
     return msgspec.structs.replace(request, system=system, turns=turns)
 
 
 def _split_results(turn: Turn) -> tuple[list[ToolResultBlock], tuple[Block, ...]]:
-    """The results in a turn, and what else it says."""
+    """The results in a turn, and its other blocks."""
     blocks = drop_blank_text(turn.blocks)
     results = [_drop_empty_text(block) for block in blocks if isinstance(block, ToolResultBlock)]
     if not results:
@@ -260,11 +261,11 @@ def _split_results(turn: Turn) -> tuple[list[ToolResultBlock], tuple[Block, ...]
 
 
 def _drop_empty_text(result: ToolResultBlock) -> ToolResultBlock:
-    """Without empty texts. White space that a tool returned is its data."""
-    kept = tuple(b for b in result.blocks if not (isinstance(b, TextBlock) and not b.text))
-    if len(kept) == len(result.blocks):
+    """Remove empty texts. White space that a tool returned is data."""
+    blocks = tuple(b for b in result.blocks if not (isinstance(b, TextBlock) and not b.text))
+    if len(blocks) == len(result.blocks):
         return result
-    return ToolResultBlock(result.call_id, kept, result.is_error)
+    return ToolResultBlock(result.call_id, blocks, result.is_error)
 
 
 def _turn_with(turn: Turn, role: Role, blocks: tuple[Block, ...]) -> Turn:

@@ -1,7 +1,7 @@
-"""An assistant turn as its model would have written it, for turns that are not ours.
+"""Write assistant turns in the model's own notation, for turns that were not generated here.
 
-A template has one field for thoughts, so it groups what was interleaved. The family's writer does
-not: think, call, think, call come out in that order, in the model's own notation.
+A template has one field for reasoning, so it groups what was interleaved. The family's writer does
+not: reasoning, call, reasoning, call are written in that order.
 """
 
 import json
@@ -28,7 +28,7 @@ class TurnWriter:
     def write(
         self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str
     ) -> str | None:
-        """The turn as it would follow this end of a prompt; None if the family cannot write it."""
+        """Write a turn after this end of a prompt; None if the family cannot express it."""
         blocks = [made for block in turn.blocks if (made := _escape_block(block, names, protect))]
         if self._family is None:
             return None if any(b.type != "text" for b in blocks) else _join_text(blocks)
@@ -46,17 +46,17 @@ class TurnWriter:
     def write_partial(
         self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str
     ) -> str | None:
-        """A turn that is to be gone on with: nothing comes behind its last words."""
+        """Write a turn that the model is to continue: nothing follows its last text."""
         text = self.write(turn, names, protect, prompt_end)
         last = turn.blocks[-1] if turn.blocks else None
         if text is None or not isinstance(last, TextBlock | ReasoningBlock):
             return text
-        words = protect(last.text)
-        head, found, _ = text.rpartition(words)
+        last_text = protect(last.text)
+        head, found, _ = text.rpartition(last_text)
         return head + found if found else text
 
     def reasoning_end(self) -> str:
-        """What ends a thought, framing included."""
+        """What ends reasoning, including its framing."""
         if self._family is None:
             return ""
         mark = "\N{NULL}"
@@ -67,7 +67,7 @@ class TurnWriter:
 
 
 def is_interleaved(turn: Turn) -> bool:
-    """Whether a thought or text comes behind a call: an order that templates do not keep."""
+    """Whether reasoning or text follows a call: an order that templates do not preserve."""
     called = False
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock):
@@ -100,7 +100,7 @@ def _join_text(blocks: list[OutputBlock]) -> str:
 
 
 def _overlap_chars(end: str, text: str) -> int:
-    """How much of the text's beginning already stands at the end of the prompt."""
+    """How many characters of the text's beginning the prompt already ends with."""
     for size in range(min(len(end), len(text), 200), 0, -1):
         if end.endswith(text[:size]):
             return size

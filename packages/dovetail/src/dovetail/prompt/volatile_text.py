@@ -1,8 +1,9 @@
-"""Text that changes from request to request and says nothing the model needs: running counters.
+"""Remove text that changes from request to request and that the model does not need.
 
-A pattern is a regular expression; what it matches is removed. It is tried on system text, and in a
-user's turn only inside reminders, the elements that harnesses put there (`<system-reminder>`): what
-a user wrote or a tool returned is never touched. `^` and `$` match at every line.
+These are running counters and the billing line of Claude Code. A pattern is a regular expression;
+what it matches is removed. It applies to system text, and in a user turn only inside reminders, the
+elements that harnesses insert (`<system-reminder>`): what a user wrote or a tool returned is never
+changed. `^` and `$` match at every line.
 """
 
 import re
@@ -22,7 +23,7 @@ _COUNTER_PATTERNS = (
 )
 
 DEFAULT_PATTERNS: tuple[str, ...] = tuple(
-    # A counter alone on its line, or alone in its reminder: then the reminder goes too.
+    # A counter alone on its line, or alone in its reminder: then the reminder is removed too.
     rf"^(?:<(system-reminder|system_warning)>\s*)?{counter}[ \t]*(?(1)\s*</\1>)$"
     for counter in _COUNTER_PATTERNS
 )
@@ -32,11 +33,11 @@ _REMINDER_PREFIX = "<system"
 
 
 class InvalidPatternError(ValueError):
-    """A pattern that is no regular expression, or one that would match everywhere."""
+    """A pattern is not a regular expression, or would match everywhere."""
 
 
 class VolatilePatterns:
-    """The patterns, compiled."""
+    """Compiled patterns of volatile text."""
 
     __slots__ = ("_patterns",)
 
@@ -44,13 +45,13 @@ class VolatilePatterns:
         self._patterns = tuple(_compile_pattern(pattern) for pattern in patterns)
 
     def strip_system(self, text: str) -> str:
-        """System text without what varies. The same object where nothing does."""
+        """Remove volatile text from system text; returns the same object where there is none."""
         for pattern in self._patterns:
             text = _remove_matches(text, list(pattern.finditer(text)))
         return text
 
     def strip_user(self, text: str) -> str:
-        """A user's text without what varies in the reminders inside it."""
+        """Remove volatile text from the reminders in a user's text."""
         if _REMINDER_PREFIX not in text:
             return text
         for pattern in self._patterns:
@@ -64,7 +65,7 @@ class VolatilePatterns:
 
 
 def _find_reminders(text: str) -> Iterator[tuple[int, int]]:
-    """Where reminders stand. Each closer is looked for once: openers without one are cheap."""
+    """Find reminders. Each closer is searched once: openers without one are cheap."""
     at, none_left = 0, set[str]()
     while (opener := _REMINDER_OPENER.search(text, at)) is not None:
         closer = f"</{opener[1]}>"
@@ -88,20 +89,20 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _remove_matches(text: str, found: Sequence[re.Match[str]]) -> str:
-    """The text without the matches. A line that was nothing else goes with its line break."""
+    """Remove matches from a text. A line that becomes empty is removed with its line break."""
     if not found:
         return text
-    kept: list[str] = []
+    parts: list[str] = []
     end = 0
     last_line = False
     for match in found:
         start, stop = match.span()
         alone = start == 0 or text[start - 1] == "\n"
         last_line = alone and stop == len(text)
-        kept.append(text[end:start])
+        parts.append(text[end:start])
         end = stop + (alone and text[stop : stop + 1] == "\n")
-    kept.append(text[end:])
-    joined = "".join(kept)
+    parts.append(text[end:])
+    joined = "".join(parts)
     return joined.removesuffix("\n") if last_line else joined
 
 
@@ -112,9 +113,9 @@ _BILLING_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\n]*;)+(?:[ \t]*[\w.-]+=\S*[ 
 
 
 def strip_preamble(text: str) -> str:
-    """The text without the billing line it begins with, if it does.
+    """Remove the billing line at the beginning of a text, if there is one.
 
-    What follows the last field on the same line is kept, and so is everything behind the line.
+    What follows the last field on the same line is preserved, and so is everything after the line.
     """
     if not text.startswith(_BILLING_HEADER):
         return text
@@ -126,19 +127,19 @@ def strip_preamble(text: str) -> str:
 
 
 _MAX_CACHED_TEXTS = 64  # system texts: a few per harness and version
-_MAX_CACHED_TEXT_CHARS = 1 << 20  # characters of one that is remembered
+_MAX_CACHED_TEXT_CHARS = 1 << 20
 
 
 @dataclass(frozen=True)
 class NormalizationOptions:
-    """What may be taken out. `volatile` are regular expressions, see `volatile.py`."""
+    """What may be removed. `volatile` are regular expressions as described in this module."""
 
     strip_preamble: bool = True
     volatile: tuple[str, ...] = DEFAULT_PATTERNS
 
 
 class TextCleaner:
-    """Takes the billing line and volatile text out. Raises `BadPattern` when it is made."""
+    """Removes the billing line and volatile text. Creation raises `InvalidPatternError`."""
 
     __slots__ = ("_cache", "_strip_preamble", "_volatile")
 
@@ -148,11 +149,11 @@ class TextCleaner:
         self._cache: LruCache[str, str] = LruCache(_MAX_CACHED_TEXTS)
 
     def clean_system(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        """The blocks of a system prompt. It is long and comes again and again: remembered."""
+        """Clean the blocks of a system prompt, cached since it is long and repeated."""
         return _map_texts(blocks, self._clean_cached)
 
     def clean_turn(self, turn: Turn) -> Turn:
-        """The turn, the same object where nothing was taken out of it."""
+        """Clean a turn; returns the same object where nothing is removed."""
         if turn.role in ("system", "developer"):
             blocks = _map_texts(turn.blocks, self._clean_system_text)
         elif turn.role == "user":
@@ -175,9 +176,9 @@ class TextCleaner:
 
 
 def _map_texts(blocks: tuple[Block, ...], clean: Callable[[str], str]) -> tuple[Block, ...]:
-    """The blocks with each text cleaned; the same tuple where all stay as they are."""
-    made = tuple(_map_text(block, clean) for block in blocks)
-    return blocks if all(map(is_, made, blocks)) else made
+    """Clean each text of the blocks; returns the same tuple where nothing changes."""
+    mapped = tuple(_map_text(block, clean) for block in blocks)
+    return blocks if all(map(is_, mapped, blocks)) else mapped
 
 
 def _map_text(block: Block, clean: Callable[[str], str]) -> Block:

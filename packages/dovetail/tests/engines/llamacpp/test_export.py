@@ -16,7 +16,14 @@ import pytest
 from exported_sessions import exported
 from http_fixture import serving
 from llamacpp_environment import CONTEXT, WEIGHTS, collect, need_weights, request
-from logprob_sessions import ASKED_OR_KEPT, Overhearing, Session, Truth, check_kept, check_shown
+from logprob_sessions import (
+    REQUESTED_OR_STORED,
+    EngineOutput,
+    RecordingEngine,
+    Session,
+    check_samples,
+    check_shown,
+)
 
 from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
 from dovetail.ledger.keyring import Keyring
@@ -63,17 +70,17 @@ async def likely(engine: LlamaCppEngine, prompt: Sequence[int], id: int) -> floa
     return next((one["logprob"] for one in told["top_logprobs"] if one["id"] == id), None)
 
 
-async def check_truth(engine: LlamaCppEngine, truth: Truth) -> None:
-    for at in range(0, len(truth.answer), 3):
+async def check_truth(engine: LlamaCppEngine, truth: EngineOutput) -> None:
+    for at in range(0, len(truth.ids), 3):
         told = truth.logprobs[at]
         if told is not None and told > -6:
-            again = await likely(engine, [*truth.prompt, *truth.answer[:at]], truth.answer[at])
+            again = await likely(engine, [*truth.prompt, *truth.ids[:at]], truth.ids[at])
             assert again == pytest.approx(told, abs=NEAR)
 
 
-@pytest.mark.parametrize(("api", "keep"), ASKED_OR_KEPT)
+@pytest.mark.parametrize(("api", "keep"), REQUESTED_OR_STORED)
 def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
-    overheard, ledger = Overhearing(bench.engine), Ledger(MemoryLedgerStore())
+    overheard, ledger = RecordingEngine(bench.engine), Ledger(MemoryLedgerStore())
     preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
     served = TokenModel(
         ("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep
@@ -83,15 +90,15 @@ def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bo
     async def scene() -> tuple[list[list[float]], list[Any]]:
         async with serving(offered=ModelRegistry([served], {})) as stage:
             session = Session(stage.url, api, "small", "s")
-            shown = await asyncio.to_thread(session.play)
-        for truth in overheard.truths if known else ():
+            shown = await asyncio.to_thread(session.run)
+        for truth in overheard.outputs if known else ():
             await check_truth(bench.engine, truth)
         return shown, msgspec.to_builtins(await exported(ledger, "s"))
 
     shown, samples = bench.runner.run(scene())
-    assert [len(one.logprobs) == len(one.answer) for one in overheard.truths] == [known] * 2
-    check_kept(samples, overheard.truths, known=known)
-    check_shown(api, shown, overheard.truths)
+    assert [len(one.logprobs) == len(one.ids) for one in overheard.outputs] == [known] * 2
+    check_samples(samples, overheard.outputs, known=known)
+    check_shown(api, shown, overheard.outputs)
 
 
 def test_more_than_is_told_is_refused(bench: Bench) -> None:

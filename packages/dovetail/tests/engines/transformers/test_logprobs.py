@@ -15,7 +15,14 @@ import msgspec
 import pytest
 from exported_sessions import exported
 from http_fixture import serving
-from logprob_sessions import ASKED_OR_KEPT, SHAPE, Overhearing, Session, check_kept, check_shown
+from logprob_sessions import (
+    REQUESTED_OR_STORED,
+    SHAPE,
+    RecordingEngine,
+    Session,
+    check_samples,
+    check_shown,
+)
 from tiny_qwen3 import tiny_qwen3
 from torch_environment import PYTHON, Forward, forward, need_torch
 
@@ -216,12 +223,12 @@ class Offered:
 
     service: ModelRegistry
     ledger: Ledger
-    overheard: Overhearing
+    overheard: RecordingEngine
 
 
 def offered(bench: Bench, *, keep: bool) -> Offered:
     ledger = Ledger(MemoryLedgerStore())
-    overheard = Overhearing(bench.engine)
+    overheard = RecordingEngine(bench.engine)
     preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
     served = TokenModel(
         ("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep
@@ -263,23 +270,23 @@ def test_chat_completions_streamed_and_folded(bench: Bench) -> None:
         assert max(best) >= one.logprob - NEAR
 
 
-@pytest.mark.parametrize(("api", "keep"), ASKED_OR_KEPT)
+@pytest.mark.parametrize(("api", "keep"), REQUESTED_OR_STORED)
 def test_what_the_model_gives_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
     stand = offered(bench, keep=keep)
 
     async def scene() -> tuple[list[list[float]], list[Any]]:
         async with serving(offered=stand.service) as stage:
             session = Session(stage.url, api, "tiny", "s")
-            shown = await asyncio.to_thread(session.play)
+            shown = await asyncio.to_thread(session.run)
             return shown, msgspec.to_builtins(await exported(stand.ledger, "s"))
 
     shown, samples = bench.run(scene())
-    truths = stand.overheard.truths
-    check_kept(samples, truths, known=keep or api != "messages")
+    truths = stand.overheard.outputs
+    check_samples(samples, truths, known=keep or api != "messages")
     check_shown(api, shown, truths)
     for truth in truths:
         start = len(truth.prompt)
-        plain = bench.plain.ask([*truth.prompt, *truth.answer], start, 1, SPELLED)
+        plain = bench.plain.ask([*truth.prompt, *truth.ids], start, 1, SPELLED)
         assert truth.logprobs == (
             pytest.approx(plain.said, abs=NEAR) if keep or api != "messages" else []
         )

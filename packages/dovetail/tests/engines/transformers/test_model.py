@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 from http_fixture import serving
-from logprob_sessions import Overhearing
+from logprob_sessions import RecordingEngine
 from torch_environment import PYTHON, WINDOW, build, need_torch
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
@@ -201,7 +201,7 @@ def test_the_window_is_the_models(bench: Bench) -> None:
 def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-    overheard = Overhearing(bench.engine)
+    overheard = RecordingEngine(bench.engine)
     served = TokenModel(
         names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard])
     )
@@ -222,8 +222,8 @@ def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
         return usages
 
     usages = bench.run(scene())
-    one, other = overheard.truths
-    first, said, second, cached = one.prompt, one.answer, other.prompt, other.cached
+    one, other = overheard.outputs
+    first, said, second, cached = one.prompt, one.ids, other.prompt, other.cached
     assert len(said) == 40
     assert second[: len(first) + len(said)] == first + said
     assert cached is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logprob_sessions import APIS, Session, Truth, check_kept, check_shown
+from logprob_sessions import APIS, EngineOutput, Session, check_samples, check_shown
 from recording_proxy import Recorded, Recorder, recording
 from server_process import Running, clean_environment, served
 from typer.testing import CliRunner
@@ -65,17 +65,15 @@ def test_what_vllm_told_is_what_is_exported(
     ran: Ran, api: str, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.name
-    shown = Session(ran.running.url, api, NAME, name).play()
+    shown = Session(ran.running.url, api, NAME, name).run()
     heard = ran.heard(name)
-    truths = [Truth(one.prompt, one.generated, one.logprobs) for one in heard]
+    truths = [EngineOutput(one.prompt, one.generated, one.logprobs) for one in heard]
     assert [one.finish for one in heard] == ["length", "stop"]
     keeps = "kept" in name
     assert [one.request.get("logprobs") for one in heard] == [
         {"messages": 0 if keeps else None, "chat": 3, "responses": 0}[api]
     ] * 2
     known = keeps or api != "messages"
-    assert [len(one.logprobs) for one in truths] == [
-        len(one.answer) if known else 0 for one in truths
-    ]
-    check_kept(ran.export(name), truths, known=known)
+    assert [len(one.logprobs) for one in truths] == [len(one.ids) if known else 0 for one in truths]
+    check_samples(ran.export(name), truths, known=known)
     check_shown(api, shown, truths)

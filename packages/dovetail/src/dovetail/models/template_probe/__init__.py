@@ -1,24 +1,41 @@
-"""The probe of a chat template: what it can do, found out by rendering small conversations."""
+"""Probe a chat template: render small conversations to find what it supports."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dovetail.models.template_probe import (
-    history_policy,
-    message_forms,
-)
-from dovetail.models.template_probe import (
-    switches as probed_switches,
-)
 from dovetail.models.template_probe.context import ProbeContext, create_context
+from dovetail.models.template_probe.history_policy import (
+    CONTENT_PARTS,
+    can_interleave,
+    count_reasoning,
+    detect_reasoning_fields,
+    drops_reasoning_at_final,
+    keeps_plain_history,
+    keeps_prompt,
+    keeps_reasoning_at_user,
+    keeps_reasoning_in_loop,
+)
+from dovetail.models.template_probe.message_forms import (
+    detect_accepted_messages,
+    detect_call_ids,
+    detect_forms,
+    detect_rendered_parts,
+)
+from dovetail.models.template_probe.switches import (
+    detect_budget_switch,
+    detect_effort,
+    detect_keep_switches,
+    detect_reasoning_opener,
+    detect_thinking_switches,
+)
 from dovetail.prompt.template import ChatTemplate, TemplateProfile
 
 __all__ = ["probe_template"]
 
 
 def collect_warnings(profile: TemplateProfile) -> tuple[str, ...]:
-    """One sentence for each fact that costs something."""
+    """Describe each limitation of a template."""
     found = {
         "does not show tools: they are described in the system message": (
             not profile.renders_tools
@@ -41,54 +58,53 @@ def collect_warnings(profile: TemplateProfile) -> tuple[str, ...]:
 def probe_template(
     template: ChatTemplate, switches: Mapping[str, Any] | None = None
 ) -> TemplateProfile:
-    """The facts of a template, with the given switches set.
+    """Find the profile of a template, with the given switches set.
 
-    Raises `RenderError` only for a template that cannot show one user message.
+    Raises `RenderError` only for a template that cannot render one user message.
     """
-    table = message_forms.detect_forms(create_context(template, switches or {}))
-    turning = probed_switches.detect_thinking_switches(table)
-    on = turning.get(True, {})
-    fields = history_policy.detect_reasoning_fields(table, on)
-    in_parts = (
-        not fields
-        and history_policy.count_reasoning(table, (history_policy.CONTENT_PARTS,), on) == 1
+    context = detect_forms(create_context(template, switches or {}))
+    thinking_switches = detect_thinking_switches(context)
+    on = thinking_switches.get(True, {})
+    fields = detect_reasoning_fields(context, on)
+    in_parts = not fields and count_reasoning(context, (CONTENT_PARTS,), on) == 1
+    context = replace(
+        context,
+        reasoning_field=fields[0] if fields else CONTENT_PARTS if in_parts else "",
     )
-    table = replace(
-        table,
-        reasoning_field=fields[0] if fields else history_policy.CONTENT_PARTS if in_parts else "",
-    )
-    ids, shows_ids = message_forms.detect_call_ids(table)
-    effort_switch, efforts = probed_switches.detect_effort(table, on)
-    opener = probed_switches.detect_reasoning_opener(table)
-    facts = TemplateProfile(
-        **message_forms.detect_rendered_parts(table),
-        **message_forms.detect_accepted_messages(table),
-        arguments=table.arguments,
-        content=table.content,
+    ids, shows_ids = detect_call_ids(context)
+    effort_switch, efforts = detect_effort(context, on)
+    opener = detect_reasoning_opener(context)
+    profile = TemplateProfile(
+        **detect_rendered_parts(context),
+        **detect_accepted_messages(context),
+        arguments=context.arguments,
+        content=context.content,
         reasoning_fields=fields,
         thinking_parts=in_parts,
         call_ids=ids,
         shows_ids=shows_ids,
-        opens_thought=opener,
-        keeps_in_loop=history_policy.keeps_reasoning_in_loop(table),
-        keeps_at_user=history_policy.keeps_reasoning_at_user(table),
-        keeps_without_tools=history_policy.keeps_reasoning_at_user(table, tools=False)
-        and history_policy.keeps_plain_history(table, tools=False),
-        keeps_plain=history_policy.keeps_plain_history(table),
-        keeps_prompt=history_policy.keeps_prompt(table, opener),
-        drops_at_final=history_policy.drops_reasoning_at_final(table),
-        keep_switches=probed_switches.detect_keep_switches(table, on),
-        thinking_switches=turning,
+        reasoning_opener=opener,
+        keeps_in_loop=keeps_reasoning_in_loop(context),
+        keeps_at_user=keeps_reasoning_at_user(context),
+        keeps_without_tools=keeps_reasoning_at_user(context, tools=False)
+        and keeps_plain_history(context, tools=False),
+        keeps_plain=keeps_plain_history(context),
+        keeps_prompt=keeps_prompt(context, opener),
+        drops_at_final=drops_reasoning_at_final(context),
+        keep_switches=detect_keep_switches(context, on),
+        thinking_switches=thinking_switches,
         effort_switch=effort_switch,
         efforts=efforts,
-        budget_switch=probed_switches.detect_budget_switch(table),
-        interleaves=history_policy.can_interleave(table),
-        text_beside_thought=_accepts_text_with_reasoning(table),
+        budget_switch=detect_budget_switch(context),
+        interleaves=can_interleave(context),
+        text_with_reasoning=_accepts_text_with_reasoning(context),
     )
-    return replace(facts, warnings=collect_warnings(facts))
+    return replace(profile, warnings=collect_warnings(profile))
 
 
-def _accepts_text_with_reasoning(table: ProbeContext) -> bool:
-    """Whether a turn with calls may have both a thought and text."""
-    turn = table.call_message("call", text="text", reasoning="thought")
-    return table.render([table.user_message(), turn, table.result_message("call")]) is not None
+def _accepts_text_with_reasoning(context: ProbeContext) -> bool:
+    """Whether a turn with calls may have both reasoning and text."""
+    turn = context.call_message("call", text="text", reasoning="thought")
+    return (
+        context.render([context.user_message(), turn, context.result_message("call")]) is not None
+    )

@@ -1,4 +1,4 @@
-"""The bench on which a template is tried: small conversations, every part of them to be found."""
+"""Render probe conversations whose every part can be found in the rendered text."""
 
 import json
 import random
@@ -14,7 +14,7 @@ ProbeMessage = dict[str, Any]
 
 
 class MarkerWords:
-    """A word for every part of a conversation, found nowhere else in what a template writes.
+    """A word for every part of a conversation that occurs nowhere else in rendered text.
 
     The words are drawn with a fixed seed: two probes of one template agree to the byte.
     """
@@ -42,9 +42,9 @@ class MarkerWords:
 
 @dataclass(frozen=True)
 class ProbeContext:
-    """A template, and the form in which it takes messages as far as that is known.
+    """A template, and the form in which it accepts messages as far as that is known.
 
-    Nothing here raises: a conversation that the template refuses renders as None.
+    Nothing here raises: a conversation that the template rejects renders as None.
     """
 
     template: ChatTemplate
@@ -66,7 +66,7 @@ class ProbeContext:
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
     ) -> str | None:
-        """What the template makes of it; None if it refuses."""
+        """Render messages; None if the template rejects them."""
         try:
             return self.template.render(
                 messages,
@@ -84,18 +84,18 @@ class ProbeContext:
         return {"role": role, "content": self._content(self.marks[part])}
 
     def assistant_message(self, part: str, reasoning: str = "") -> ProbeMessage:
-        """An assistant turn of text, behind a thought if one is named."""
-        said: ProbeMessage = {"role": "assistant", "content": self._content(self.marks[part])}
-        return self._add_reasoning(said, reasoning)
+        """An assistant turn of text, after reasoning if one is named."""
+        message: ProbeMessage = {"role": "assistant", "content": self._content(self.marks[part])}
+        return self._add_reasoning(message, reasoning)
 
     def call_message(self, *parts: str, text: str = "", reasoning: str = "") -> ProbeMessage:
         """An assistant turn with a call for each part, which is its argument and names its id."""
-        said: ProbeMessage = {
+        message: ProbeMessage = {
             "role": "assistant",
             "content": self._content(self.marks[text]) if text else self._empty_content(),
             "tool_calls": [self._tool_call(part) for part in parts],
         }
-        return self._add_reasoning(said, reasoning)
+        return self._add_reasoning(message, reasoning)
 
     def result_message(self, call: str, part: str = "") -> ProbeMessage:
         """The result of a call, by default with a word of its own."""
@@ -107,7 +107,7 @@ class ProbeContext:
         }
 
     def call_id(self, part: str) -> str:
-        """Nine letters and digits: the one form that no template refuses."""
+        """The id of a call: nine letters and digits, the one form that no template rejects."""
         return self.marks["id of " + part]
 
     def _tool_call(self, part: str) -> ProbeMessage:
@@ -120,7 +120,7 @@ class ProbeContext:
         }
 
     def _add_reasoning(self, message: ProbeMessage, reasoning: str) -> ProbeMessage:
-        """With a thought in the template's field for it, or in the text where it has none."""
+        """Add reasoning in the template's field for it, or in the text where it has none."""
         if not reasoning:
             return message
         return add_reasoning(
@@ -137,7 +137,7 @@ class ProbeContext:
 def add_reasoning(
     message: ProbeMessage, field: str, reasoning: str, markers: tuple[str, str] = ("", "")
 ) -> ProbeMessage:
-    """The message with a thought: in a field, as a part of the content, or inside the text."""
+    """Add reasoning to a message: in a field, as a part of the content, or inside the text."""
     if field not in ("", "content"):
         return {**message, field: reasoning}
     content = message["content"] or ""
@@ -152,7 +152,7 @@ def add_reasoning(
 
 
 def create_context(template: ChatTemplate, switches: Mapping[str, Any]) -> ProbeContext:
-    """A fresh bench with one tool on it."""
+    """Create a context with one tool."""
     marks = MarkerWords(template.text)
     schema = {
         "type": "object",
@@ -170,7 +170,7 @@ def create_context(template: ChatTemplate, switches: Mapping[str, Any]) -> Probe
 
 
 def common_prefix(one: str, other: str) -> str:
-    """The beginning that two texts have in common, cut before a tag that only begins alike."""
+    """The common prefix of two texts, ending before a tag that is only partly equal."""
     differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     common = one[: next(differs, min(len(one), len(other)))]
     return _PARTIAL_TAG.sub("", common)

@@ -1,4 +1,4 @@
-"""What a template does to turns that lie behind: which thoughts it keeps, what it rewrites."""
+"""Probe what a template does with earlier turns: which reasoning it keeps, what it rewrites."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from dovetail.models.template_probe.context import (
     common_prefix,
 )
 
-#: Fields of a message that may hold its thought.
+#: Fields of a message that may hold its reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
-#: Not a field: the thought is a part of the content, of the type "thinking".
+#: Not a field: reasoning is a part of the content, of the type "thinking".
 CONTENT_PARTS = "content"
 
 
 def detect_reasoning_fields(context: ProbeContext, switches: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of an assistant message whose thoughts the template shows, each alone.
+    """The fields of an assistant message whose reasoning the template renders, each alone.
 
-    Of fields that together would show a thought twice only the first is named.
+    Of fields that together would render reasoning twice only the first is returned.
     """
     fields = tuple(
         field for field in REASONING_FIELDS if count_reasoning(context, (field,), switches) == 1
@@ -31,9 +31,10 @@ def detect_reasoning_fields(context: ProbeContext, switches: Mapping[str, Any]) 
 def count_reasoning(
     context: ProbeContext, fields: Sequence[str], switches: Mapping[str, Any]
 ) -> int:
-    """How often a thought in all these fields is shown, at most.
+    """Count how often reasoning in all these fields is rendered, at most.
 
-    Tried where every policy but "never" shows it: in the running tool loop, and in the last turn.
+    It is tried where every policy but "never" keeps it: in the running tool loop, and in the last
+    turn.
     """
     turns = (
         [context.user_message(), context.call_message("call"), context.result_message("call")],
@@ -45,7 +46,7 @@ def count_reasoning(
 def keeps_reasoning_in_loop(
     context: ProbeContext, switches: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether all thoughts of a running tool loop are shown."""
+    """Whether all reasoning of a running tool loop is rendered."""
     loop = [context.user_message(), *_loop_step(context, 1), *_loop_step(context, 2)]
     return not strips_reasoning(context, switches) and _is_reasoning_rendered(
         context, loop, (1, 2), switches=switches
@@ -55,7 +56,7 @@ def keeps_reasoning_in_loop(
 def keeps_reasoning_at_user(
     context: ProbeContext, switches: Mapping[str, Any] | None = None, tools: bool = True
 ) -> bool:
-    """Whether the thoughts of a finished turn survive the user's next message."""
+    """Whether the reasoning of a finished turn survives the user's next message."""
     if strips_reasoning(context, switches):
         return False
     if not tools or context.render([context.user_message(), *_loop_step(context, 1)]) is None:
@@ -69,7 +70,7 @@ def keeps_reasoning_at_user(
 
 
 def drops_reasoning_at_final(context: ProbeContext) -> bool:
-    """Whether a loop's thoughts survive user text in the middle of it, but not the final answer."""
+    """Whether a loop's reasoning survives user text inside it, but not the final message."""
     steered = [context.user_message(), *_loop_step(context, 1), context.user_message("more")]
     return _is_reasoning_rendered(context, steered, (1,)) and not _is_reasoning_rendered(
         context, _finished_loop(context), (1,)
@@ -77,7 +78,7 @@ def drops_reasoning_at_final(context: ProbeContext) -> bool:
 
 
 def strips_reasoning(context: ProbeContext, switches: Mapping[str, Any] | None = None) -> bool:
-    """Whether a template without a field takes thoughts out of the text, even of the last turn."""
+    """Whether a template without a field removes reasoning from the text, even of the last turn."""
     turns = [context.user_message(), context.assistant_message("answer", reasoning="thought 1")]
     return not context.reasoning_field and not _is_reasoning_rendered(
         context, turns, (1,), switches=switches, tools=False
@@ -85,19 +86,19 @@ def strips_reasoning(context: ProbeContext, switches: Mapping[str, Any] | None =
 
 
 def keeps_plain_history(context: ProbeContext, tools: bool = True) -> bool:
-    """Whether a history without thoughts stays as it was when the user speaks again."""
+    """Whether a history without reasoning stays unchanged at the next user turn."""
     turns = _plain_turns(context, tools)
-    answer = context.marks["answer"]
+    marker = context.marks["answer"]
     last = context.render(turns, tools=tools, add_generation_prompt=False)
     later = context.render([*turns, context.user_message("more")], tools=tools)
     if last is None or later is None:
         return keeps_plain_history(context, tools=False) if tools else True
-    known, found, _ = last.partition(answer)
-    return bool(found) and later.startswith(known + answer)
+    known, found, _ = last.partition(marker)
+    return bool(found) and later.startswith(known + marker)
 
 
 def keeps_prompt(context: ProbeContext, opener: str) -> bool:
-    """Whether the prompt that asked for a turn stays before it, but for the thought it opened."""
+    """Whether the prompt of a turn stays before it, except for the reasoning it opened."""
     for tools in (True, False):
         turns = _plain_turns(context, tools)
         prompt = context.render(turns[:-1], tools=tools)
@@ -113,9 +114,9 @@ def _plain_turns(context: ProbeContext, tools: bool) -> list[ProbeMessage]:
 
 
 def can_interleave(context: ProbeContext) -> bool:
-    """Whether think, call, think, call can stand in one turn: as two messages that become one.
+    """Whether reasoning and calls can be interleaved in one turn: two messages rendered as one.
 
-    They have become one if the first call is not followed by what ends a turn of calls.
+    They are rendered as one if the first call is not followed by what ends a turn of calls.
     """
     if not context.reasoning_field:
         return False
@@ -124,15 +125,15 @@ def can_interleave(context: ProbeContext) -> bool:
     results = [context.result_message("call 1"), context.result_message("call 2")]
     both = context.render([context.user_message(), first, second, *results])
     alone = context.render([context.user_message(), first], add_generation_prompt=False)
-    answered = context.render([context.user_message(), first, results[0]])
-    if both is None or alone is None or answered is None:
+    with_result = context.render([context.user_message(), first, results[0]])
+    if both is None or alone is None or with_result is None:
         return False
     parts = ("thought 1", "call 1", "thought 2", "call 2")
     at = [both.find(context.marks[part]) for part in parts]
     if -1 in at or at != sorted(at):
         return False
     call = context.marks["call 1"]
-    ending = common_prefix(alone.rpartition(call)[2], answered.rpartition(call)[2])
+    ending = common_prefix(alone.rpartition(call)[2], with_result.rpartition(call)[2])
     return not both.partition(call)[2].startswith(ending)
 
 
@@ -161,9 +162,9 @@ def _count_in_turn(
 
 
 def _finished_loop(context: ProbeContext) -> list[ProbeMessage]:
-    """A tool loop, its answer, and the user's next message."""
-    answer = context.assistant_message("answer", reasoning="thought 2")
-    return [context.user_message(), *_loop_step(context, 1), answer, context.user_message("more")]
+    """A tool loop, its final message, and the user's next message."""
+    final = context.assistant_message("answer", reasoning="thought 2")
+    return [context.user_message(), *_loop_step(context, 1), final, context.user_message("more")]
 
 
 def _is_reasoning_rendered(

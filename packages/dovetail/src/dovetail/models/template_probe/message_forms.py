@@ -1,4 +1,4 @@
-"""What a template takes: the forms of content, arguments and ids, and what it shows of a turn."""
+"""Probe what a template accepts (content, arguments, ids) and what it renders of a turn."""
 
 import json
 from dataclasses import replace
@@ -14,9 +14,9 @@ _ARGUMENT_FORMS: tuple[Literal["object", "string"], ...] = ("object", "string")
 
 
 def detect_forms(context: ProbeContext) -> ProbeContext:
-    """The bench with the forms of content and arguments that this template takes.
+    """Return the context with the forms of content and arguments that this template accepts.
 
-    Raises `RenderError` for a template that cannot show one user message.
+    Raises `RenderError` for a template that cannot render one user message.
     """
     context = _detect_content_form(context)
     if context.render([context.user_message()]) is None:
@@ -26,37 +26,37 @@ def detect_forms(context: ProbeContext) -> ProbeContext:
 
 
 def detect_rendered_parts(context: ProbeContext) -> dict[str, Any]:
-    """What the template shows of tools, calls and results."""
+    """Detect what the template renders of tools, calls and results."""
     marks = context.marks
-    ask = context.user_message()
-    offered = context.render([ask]) or context.render([context.system_message(), ask]) or ""
-    one = context.render([ask, context.call_message("call"), context.result_message("call")]) or ""
+    user = context.user_message()
+    tools_text = context.render([user]) or context.render([context.system_message(), user]) or ""
+    one = context.render([user, context.call_message("call"), context.result_message("call")]) or ""
     two = context.render(
         [
-            ask,
+            user,
             context.call_message("call", "other"),
             context.result_message("call"),
             context.result_message("other"),
         ]
     )
-    beside = (
+    with_text = (
         context.render(
-            [ask, context.call_message("call", text="beside"), context.result_message("call")]
+            [user, context.call_message("call", text="beside"), context.result_message("call")]
         )
         or ""
     )
     return {
-        "renders_tools": marks["tool"] in offered,
+        "renders_tools": marks["tool"] in tools_text,
         "renders_calls": _contains_call(context, one),
         "renders_results": marks["result of call"] in one,
         "many_calls": two is not None and marks["call"] in two and marks["other"] in two,
-        "text_with_calls": marks["beside"] in beside and marks["call"] in beside,
+        "text_with_calls": marks["beside"] in with_text and marks["call"] in with_text,
         "wants_null": context.requires_null_content,
     }
 
 
 def detect_accepted_messages(context: ProbeContext) -> dict[str, Any]:
-    """Which odd messages the template takes, and what it does with them."""
+    """Detect which unusual messages the template accepts, and what it does with them."""
     return {
         "null_content": _accepts_null_content(context),
         "trims": _trims_content(context),
@@ -75,10 +75,10 @@ def detect_accepted_messages(context: ProbeContext) -> dict[str, Any]:
 
 
 def detect_call_ids(context: ProbeContext) -> tuple[Literal["any", "nine", "kimi"], bool]:
-    """Which ids the template wants, and whether it shows them to the model.
+    """Detect which ids the template expects, and whether it renders them.
 
-    Where the id is all that tells the model which tool a call or a result belongs to, it must
-    be one that says so, as in the family of Kimi.
+    Where the id alone identifies the tool of a call or a result, it must contain the tool's name,
+    as in the Kimi family.
     """
     one = [context.user_message(), context.call_message("call"), context.result_message("call")]
     text = context.render(one, tools=False) or context.render(one)
@@ -97,7 +97,7 @@ def detect_call_ids(context: ProbeContext) -> tuple[Literal["any", "nine", "kimi
 
 
 def _detect_content_form(context: ProbeContext) -> ProbeContext:
-    """The first form in which one user message is shown: a string or parts, bare or with tools."""
+    """The first form in which one user message is rendered: string or parts, then with tools."""
     for needs_tools in (False, True):
         for form in _CONTENT_FORMS:
             tried = replace(context, content=form, needs_tools=needs_tools)
@@ -108,9 +108,9 @@ def _detect_content_form(context: ProbeContext) -> ProbeContext:
 
 
 def _detect_argument_form(context: ProbeContext) -> tuple[Literal["object", "string"], bool]:
-    """The form whose values come out as they went in: not as Python, not escaped twice.
+    """The form whose values are rendered unchanged: not as Python, not escaped twice.
 
-    A few templates look at calls only where the content is null: the second value says so.
+    A few templates render calls only where the content is null: then the second value is True.
     """
     values = {"x": context.marks["call"]}
     spoiled = {"object": str(values), "string": json.dumps(json.dumps(values))[1:-1]}
@@ -133,7 +133,7 @@ def _contains_call(context: ProbeContext, text: str) -> bool:
 
 
 def _accepts_null_content(context: ProbeContext) -> bool:
-    """Whether None stands for no text. Some refuse it, some print it."""
+    """Whether None means no text. Some templates reject it, some print it."""
     for turn, following in (
         (context.call_message("call"), context.result_message("call")),
         (context.assistant_message("answer"), context.user_message("more")),
@@ -146,21 +146,25 @@ def _accepts_null_content(context: ProbeContext) -> bool:
 
 
 def _trims_content(context: ProbeContext) -> bool:
-    """Whether white space around an assistant's text is lost."""
-    said = context.assistant_message("answer")
+    """Whether white space around an assistant's text is removed."""
+    message = context.assistant_message("answer")
     framed = f" \n {context.marks['answer']} \n "
-    said["content"] = framed if context.content == "string" else [{"type": "text", "text": framed}]
-    text = context.render([context.user_message(), said, context.user_message("more")], tools=False)
+    message["content"] = (
+        framed if context.content == "string" else [{"type": "text", "text": framed}]
+    )
+    text = context.render(
+        [context.user_message(), message, context.user_message("more")], tools=False
+    )
     return text is not None and framed not in text
 
 
 def _detect_inner_system(context: ProbeContext) -> MessageHandling:
-    """The worst that happens to a system message behind a user turn or a tool result."""
-    asked = [context.user_message(), context.assistant_message("answer")]
+    """The worst handling of a system message after a user turn or a tool result."""
+    plain = [context.user_message(), context.assistant_message("answer")]
     called = [context.user_message(), context.call_message("call"), context.result_message("call")]
     places = [
-        ([*asked, context.system_message(), context.user_message("more")], "answer"),
-        ([*asked, context.user_message("more"), context.system_message()], "more"),
+        ([*plain, context.system_message(), context.user_message("more")], "answer"),
+        ([*plain, context.user_message("more"), context.system_message()], "more"),
     ]
     if context.render(called) is not None:
         places.append(([*called, context.system_message()], "result of call"))
@@ -172,7 +176,7 @@ def _detect_inner_system(context: ProbeContext) -> MessageHandling:
 def _message_handling(
     context: ProbeContext, messages: list[ProbeMessage], part: str, behind: str = ""
 ) -> MessageHandling:
-    """What became of a message. One that was moved ahead of its place counts as dropped."""
+    """How a message is handled. One that was moved forward counts as dropped."""
     text = context.render(messages)
     if text is None:
         return "refused"

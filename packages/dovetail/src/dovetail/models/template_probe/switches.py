@@ -1,4 +1,4 @@
-"""Thinking in a template's hands: the switches it reads and the thought it opens by itself."""
+"""Probe the thinking switches that a template reads, and the reasoning span it opens itself."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dovetail.models.template_probe.history_policy import keeps_reasoning_at_use
 
 Switches = Mapping[str, Any]
 
-#: What turns thinking on and off, in the order of preference.
+#: Switches that turn thinking on and off, in the order of preference.
 _THINKING_SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("enable_thinking", True, False),
     ("thinking", True, False),
@@ -18,10 +18,10 @@ _THINKING_SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("include_thinking", True, False),
     ("skip_thinking", False, True),
 )
-#: Levels of effort of which the last means not to think, where it changes how a turn begins.
+#: Levels of effort that may mean not to think, where they change how a turn begins.
 _NO_REASONING_EFFORTS = ("none", "no_think", "minimal")
 
-#: What keeps the thoughts of earlier turns.
+#: Switches that keep the reasoning of earlier turns.
 _KEEP_SWITCHES: tuple[Switches, ...] = (
     {"truncate_history_thinking": False},
     {"clear_thinking": False},
@@ -45,10 +45,10 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def detect_thinking_switches(context: ProbeContext) -> dict[bool, Switches]:
-    """What to pass to have thoughts and to have none; empty if the template leaves no choice."""
-    ask = [context.user_message()]
+    """Detect the switches that turn thinking on and off; empty if there are none."""
+    messages = [context.user_message()]
     for name, on, off in _THINKING_SWITCHES:
-        shown = [context.render(ask, switches={name: value}) for value in (on, off)]
+        shown = [context.render(messages, switches={name: value}) for value in (on, off)]
         if None not in shown and shown[0] != shown[1]:
             return {True: {name: on}, False: {name: off}}
     for name in _EFFORT_SWITCHES:
@@ -60,31 +60,31 @@ def detect_thinking_switches(context: ProbeContext) -> dict[bool, Switches]:
 
 
 def detect_effort(context: ProbeContext, thinking: Switches) -> tuple[str, tuple[str, ...]]:
-    """The switch that sets how hard to think, and the levels to use with it.
+    """Detect the switch for the reasoning effort, and the levels to use with it.
 
-    They are those that the template does not refuse; of one that would print any word at all,
-    those that every model with levels was trained on.
+    They are those that the template does not reject; of one that would print any word, those that
+    every model with levels was trained on.
     """
-    ask = [context.user_message()]
+    messages = [context.user_message()]
     for name in _EFFORT_SWITCHES:
-        shown = {n: context.render(ask, switches={**thinking, name: n}) for n in _EFFORTS}
+        shown = {n: context.render(messages, switches={**thinking, name: n}) for n in _EFFORTS}
         taken = tuple(level for level, text in shown.items() if text is not None)
         if len({shown[level] for level in taken}) > 1:
             word = context.marks["effort"]
-            prints = word in (context.render(ask, switches={**thinking, name: word}) or "")
+            prints = word in (context.render(messages, switches={**thinking, name: word}) or "")
             return name, (_DEFAULT_EFFORTS if prints else taken)
     return "", ()
 
 
 def detect_budget_switch(context: ProbeContext) -> str:
-    """The switch that limits thinking to a number of tokens."""
+    """Detect the switch that limits thinking to a number of tokens."""
     name = "thinking_budget"
     few, many = (context.render([context.user_message()], switches={name: n}) for n in (512, 4096))
     return name if few is not None and many is not None and few != many else ""
 
 
 def detect_keep_switches(context: ProbeContext, thinking: Switches) -> Switches:
-    """The switch under which thoughts survive a user turn; empty if there is none or no need."""
+    """Detect the switch under which reasoning survives a user turn; empty if none is needed."""
     if keeps_reasoning_at_user(context, thinking):
         return {}
     tried = (s for s in _KEEP_SWITCHES if keeps_reasoning_at_user(context, {**thinking, **s}))
@@ -92,7 +92,7 @@ def detect_keep_switches(context: ProbeContext, thinking: Switches) -> Switches:
 
 
 def detect_reasoning_opener(context: ProbeContext) -> str:
-    """The end of the generation prompt that leaves a thought open; empty if none is open."""
+    """Detect the end of the generation prompt that opens reasoning; empty if it does not."""
     prompt = context.render([context.user_message()], tools=False)
     if prompt is None:
         return ""
@@ -110,9 +110,9 @@ def detect_reasoning_opener(context: ProbeContext) -> str:
     return last[0] if last and (inside or _is_closed_next(context, prompt)) else ""
 
 
-#: A closing tag: what the generation prompt put behind the header is a finished thought.
+#: A closing tag: the generation prompt contains finished reasoning after the header.
 _CLOSING_TAG = re.compile(r"</|\[/|◁/")
-#: What an opener says where the template never shows a thought that could be compared with it.
+#: Words of an opener, where the template never renders reasoning to compare it with.
 _REASONING_WORD = re.compile(r"think|thought|reason", re.IGNORECASE)
 _TAG = r"(?:<[^<>]+>|\[[^\[\]]+\])"
 _TAGS = re.compile(_TAG)
@@ -120,7 +120,7 @@ _OPENER = re.compile(rf"{_TAG}\w+{_TAG}\s*\Z|{_TAG}\s*\Z")
 
 
 def _opens_reasoning(text: str) -> bool:
-    """Whether this names a thought and does not close it: neither by `</` nor by a second tag."""
+    """Whether this opens reasoning and does not close it, neither by `</` nor by a second tag."""
     return (
         bool(_REASONING_WORD.search(text))
         and not _CLOSING_TAG.search(text)
@@ -129,28 +129,28 @@ def _opens_reasoning(text: str) -> bool:
 
 
 def _is_closed_next(context: ProbeContext, prompt: str) -> bool:
-    """Whether a turn without thoughts goes on with closing what the prompt ends with."""
-    said = [context.user_message(), context.assistant_message("answer")]
-    text = context.render(said, tools=False, add_generation_prompt=False) or ""
+    """Whether a turn without reasoning begins by closing what the prompt ends with."""
+    messages = [context.user_message(), context.assistant_message("answer")]
+    text = context.render(messages, tools=False, add_generation_prompt=False) or ""
     return text.startswith(prompt) and bool(_CLOSING_TAG.match(text[len(prompt) :].lstrip()))
 
 
 def _after_header(context: ProbeContext, prompt: str) -> str:
-    """What the prompt says beyond the assistant's header, which a turn without thoughts has too.
+    """The prompt's text after the assistant's header, which a turn without reasoning has too.
 
-    Where such turns begin with an empty thought, its opener counts as a part of the header.
+    Where such turns begin with empty reasoning, its opener counts as a part of the header.
     """
-    said = [context.user_message(), context.assistant_message("answer")]
+    messages = [context.user_message(), context.assistant_message("answer")]
     plain = (
-        context.render(said, tools=False, add_generation_prompt=False),
-        context.render([*said, context.user_message("more")], tools=False),
+        context.render(messages, tools=False, add_generation_prompt=False),
+        context.render([*messages, context.user_message("more")], tools=False),
     )
     headers = [common_prefix(prompt, text) for text in plain if text is not None]
     return prompt[min(map(len, headers), default=len(prompt)) :]
 
 
 def _generation_prompt(context: ProbeContext, switches: Switches) -> str | None:
-    """How the model's turn begins: what asking for it adds to the conversation."""
+    """The generation prompt: what `add_generation_prompt` adds to the conversation."""
     prompt = context.render([context.user_message()], switches=switches)
     plain = context.render([context.user_message()], switches=switches, add_generation_prompt=False)
     if prompt is None or plain is None:
