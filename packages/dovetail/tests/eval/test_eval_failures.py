@@ -42,12 +42,12 @@ def served(*responses: Answer, models: Answer | None = None) -> Any:
     return reply
 
 
-def examined(reply: Any, **wish: Any) -> EvalTarget:
+def examined(reply: Any, **options: Any) -> EvalTarget:
     found: list[EvalTarget] = []
 
     async def scene() -> None:
         async with faked(reply) as fake:
-            found.append(await inspect_target(EvalOptions(str(fake.endpoint), **wish)))
+            found.append(await inspect_target(EvalOptions(str(fake.endpoint), **options)))
 
     run(scene)
     return found[0]
@@ -59,16 +59,16 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
 
     async def scene() -> None:
         async with faked(reply) as fake:
-            subject = await inspect_target(EvalOptions(str(fake.endpoint)))
-            passes = await run_eval(subject, plan, lambda name, run: None)
-            found.append((subject, passes, fake.bodies()))
+            target = await inspect_target(EvalOptions(str(fake.endpoint)))
+            passes = await run_eval(target, plan, lambda name, run: None)
+            found.append((target, passes, fake.bodies()))
 
     run(scene)
     return found[0]
 
 
 @pytest.mark.parametrize(
-    ("models", "wish", "words"),
+    ("models", "options", "words"),
     [
         (refusal(401, "who are you?"), {}, "refuses our key (401): pass its own with --api-key"),
         (Answer(body=b'{"data": []}'), {}, "serves no model yet"),
@@ -79,10 +79,10 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
     ],
 )
 def test_unusable_targets_are_reported_at_once(
-    models: Answer, wish: dict[str, Any], words: str
+    models: Answer, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(EvalError) as fault:
-        examined(served(stream(), models=models), **wish)
+        examined(served(stream(), models=models), **options)
     assert words in str(fault.value)
 
 
@@ -112,27 +112,27 @@ def test_server_kind_is_detected(card: dict[str, Any], version: bytes | None, en
             return Answer(body=version)
         return served(stream(), models=listed(**card))(request)  # type: ignore[no-any-return]
 
-    subject = examined(reply)
-    assert subject.supports_token_ids == (engine == "vllm")
-    assert subject.engine == "openai"
-    assert ("--tokenizer" in subject.engine_reason) == (engine != "openai")
+    target = examined(reply)
+    assert target.supports_token_ids == (engine == "vllm")
+    assert target.engine == "openai"
+    assert ("--tokenizer" in target.engine_reason) == (engine != "openai")
 
 
 def test_server_without_tools_gets_one_request() -> None:
     words = '"auto" tool choice requires --enable-auto-tool-choice'
-    subject, (off,), bodies = tried(served(refusal(400, words)), TWO)
+    target, (off,), bodies = tried(served(refusal(400, words)), TWO)
     assert off.refused == f"status 400: {words}"
     assert off.faults == (f"write, request 1: status 400: {words}",)
     assert len(bodies) == 1
-    assert ("No answer", [f"off: status 400: {words}"]) in build_notes(subject, [off])
+    assert ("No answer", [f"off: status 400: {words}"]) in build_notes(target, [off])
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_key_is_never_shown_even_if_the_server_quotes_it(status: int) -> None:
     words = "Incorrect API key provided: Bearer sk-secret"
-    subject, (off,), _ = tried(served(refusal(status, words)))
+    target, (off,), _ = tried(served(refusal(status, words)))
     assert off.refused == f"status {status}: it refuses the key (--api-key)"
-    assert "sk-secret" not in repr(off) + json.dumps(to_report_json(subject, [off]))
+    assert "sk-secret" not in repr(off) + json.dumps(to_report_json(target, [off]))
 
 
 def test_server_that_aborts_the_first_response_gets_one_request() -> None:
@@ -258,12 +258,12 @@ def test_calls_that_a_server_leaves_in_its_text_are_counted() -> None:
 
 def test_unreported_usage_is_unknown() -> None:
     first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
-    subject, (off,), _ = tried(served(first, stream({"content": "Done."})))
+    target, (off,), _ = tried(served(first, stream({"content": "Done."})))
     assert (off.prefixes.prompt, off.prefixes.computed, off.prefixes.again) == (None, None, None)
     assert off.prefixes.unknown_prompts == off.prefixes.later == 1
-    titles = dict(build_notes(subject, [off]))
+    titles = dict(build_notes(target, [off]))
     assert len(titles["Unknown"]) == 2
-    prefixes = to_report_json(subject, [off])["passes"][0]["prefixes"]
+    prefixes = to_report_json(target, [off])["passes"][0]["prefixes"]
     assert (prefixes["prompt"], prefixes["computed"], prefixes["unknown"]) == (None, None, 1)
 
 

@@ -35,7 +35,12 @@ FEW = EvalPlan(TASKS[:3], apis=("messages", "chat"), sampling=SAMPLING)
 
 
 def tried(
-    folder: Path, script: dict[str, Any], plan: EvalPlan, *, returns_ids: bool = True, **wish: Any
+    folder: Path,
+    script: dict[str, Any],
+    plan: EvalPlan,
+    *,
+    returns_ids: bool = True,
+    **options: Any,
 ) -> tuple[EvalTarget, list[PassMetrics]]:
     """The passes of a plan on a server that plays the script."""
     found: list[tuple[EvalTarget, list[PassMetrics]]] = []
@@ -43,10 +48,10 @@ def tried(
 
     async def scene() -> None:
         async with like_vllm(folder, script, returns_ids=returns_ids) as url:
-            wanted = EvalOptions(url, **{"tokenizer": str(folder), "parsers": HERMES, **wish})
-            subject = await inspect_target(wanted)
-            passes = await run_eval(subject, plan, lambda name, run: seen.append((name, run)))
-            found.append((subject, passes))
+            wanted = EvalOptions(url, **{"tokenizer": str(folder), "parsers": HERMES, **options})
+            target = await inspect_target(wanted)
+            passes = await run_eval(target, plan, lambda name, run: seen.append((name, run)))
+            found.append((target, passes))
 
     run(scene)
     assert [name for name, _ in seen] == [one.name for one in found[0][1] for _ in plan.tasks]
@@ -54,8 +59,8 @@ def tried(
 
 
 def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
-    subject, passes = tried(folder, perfect(), ALL)
-    assert (subject.engine, subject.model) == ("vllm", MODEL)
+    target, passes = tried(folder, perfect(), ALL)
+    assert (target.engine, target.model) == ("vllm", MODEL)
     assert [one.name for one in passes] == ["off", "on, messages", "on, responses", "on, chat"]
     for one in passes:
         assert [line.why for line in one.done] == [""] * len(TASKS)
@@ -76,7 +81,7 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
         # Blocks of 16 tokens are cached whole: that much of each prompt is always computed again.
         assert prefixes.again <= 16 * prefixes.later
         assert off.again > 4 * prefixes.again
-    text = shown(subject, passes)
+    text = shown(target, passes)
     assert "20 of 20 (100 %)" in text
     assert "Unknown" not in text
 
@@ -84,25 +89,25 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
 @pytest.mark.long
 def test_unreported_values_are_unknown(folder: Path) -> None:
     """Without token ids, calls written in a form that no template has cannot be made out."""
-    subject, passes = tried(folder, perfect(), FEW, returns_ids=False, engine="openai")
+    target, passes = tried(folder, perfect(), FEW, returns_ids=False, engine="openai")
     for one in passes:
         assert one.solved_tasks == len(FEW.tasks)
         assert (one.prefixes.exact, one.prefixes.inexact) == (0, 0)
         assert one.prefixes.unknown_prompts == one.prefixes.later
         assert one.prefixes.again is None
         assert one.prefixes.computed is not None  # that is the server's own count
-    assert "which turns were exact" in shown(subject, passes)
-    assert to_report_json(subject, passes)["passes"][0]["prefixes"]["again"] is None
+    assert "which turns were exact" in shown(target, passes)
+    assert to_report_json(target, passes)["passes"][0]["prefixes"]["again"] is None
 
 
 @pytest.mark.long
 def test_without_a_tokenizer_dovetail_sends_messages(folder: Path) -> None:
-    subject, passes = tried(folder, perfect(), FEW, tokenizer=None)
-    assert subject.engine == "openai"
-    assert "--tokenizer" in subject.engine_reason
+    target, passes = tried(folder, perfect(), FEW, tokenizer=None)
+    assert target.engine == "openai"
+    assert "--tokenizer" in target.engine_reason
     assert all(one.solved_tasks == len(FEW.tasks) for one in passes)
     assert all(one.prefixes.unknown_prompts == one.prefixes.later for one in passes)
-    assert "no tokenizer of the model is here" in shown(subject, passes)
+    assert "no tokenizer of the model is here" in shown(target, passes)
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +175,8 @@ def test_a_page_has_every_figure_and_no_markup_of_strangers(
     assert page.count("not solved, 12 requests") == len(weak[1])
 
 
-def shown(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
+def shown(target: EvalTarget, passes: Sequence[PassMetrics]) -> str:
     console = Console(width=200, no_color=True)
     with console.capture() as captured:
-        console.print(render_terminal(subject, passes))
+        console.print(render_terminal(target, passes))
     return captured.get()

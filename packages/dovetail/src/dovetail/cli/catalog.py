@@ -9,8 +9,12 @@ import typer
 from dovetail.cli.errors import fail
 from dovetail.cli.flags import with_settings
 from dovetail.engines.registry import EngineSetupError
-from dovetail.http.codex_catalog import CodexProfileError, apply_profile, read_profile
-from dovetail.http.codex_catalog import build_catalog as codex_catalog
+from dovetail.http.codex_catalog import (
+    CodexProfileError,
+    apply_profile,
+    build_catalog,
+    read_profile,
+)
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import fetch_server_info
 from dovetail.models.loader import ModelLoadError
@@ -77,4 +81,4 @@ def _build_catalog(config: Config) -> Json:
     The server's ledger stays untouched.
     """
     profile = read_profile(config.codex_profile) if config.codex_profile else None
-    return codex_catalog(build_service(replace(config, store="memory")).iter_entries(), profile)
+    return build_catalog(build_service(replace(config, store="memory")).iter_entries(), profile)

@@ -1,4 +1,4 @@
-"""The numbers for people and for programs: a table, JSON, and one page of HTML."""
+"""The report of an evaluation: a terminal table, JSON, and a page of HTML."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ UNKNOWN_VALUE = "unknown"
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A line of the table: what it is called, what it means, and how a pass fills it."""
+    """A row of the table: its name, its meaning, and how to format a pass."""
 
     name: str
     description: str
@@ -99,7 +99,7 @@ METRIC_ROWS: tuple[MetricRow, ...] = (
 
 
 def format_value(row: MetricRow, one: PassMetrics) -> str:
-    """A line of a pass. One that was refused has faults, and nothing else to tell."""
+    """Format a row for a pass. A pass that was rejected only has faults."""
     return "-" if one.refused and row is not METRIC_ROWS[-1] else row.format(one)
 
 
@@ -140,8 +140,8 @@ _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|s$))")
 _HEADLINE_ROWS = ("tasks solved", "turns exact", "computed again")
 
 
-def render_terminal(subject: EvalTarget, passes: Sequence[PassMetrics]) -> RenderableType:
-    """The report for a terminal."""
+def render_terminal(target: EvalTarget, passes: Sequence[PassMetrics]) -> RenderableType:
+    """Render the report for a terminal."""
     lines = Table(show_edge=False, pad_edge=False, header_style="bold")
     lines.add_column("")
     for one in passes:
@@ -149,47 +149,47 @@ def render_terminal(subject: EvalTarget, passes: Sequence[PassMetrics]) -> Rende
     for row in METRIC_ROWS:
         lines.add_row(Text(row.name), *(Text(format_value(row, one)) for one in passes))
     parts: list[RenderableType] = [lines]
-    for title, notes in build_notes(subject, passes):
+    for title, notes in build_notes(target, passes):
         parts += [Text(), Text(title, style="bold"), *(Text(f"  {line}") for line in notes)]
     return Group(*parts)
 
 
-def build_notes(subject: EvalTarget, passes: Sequence[PassMetrics]) -> list[tuple[str, list[str]]]:
-    """What numbers do not say, under its titles."""
+def build_notes(target: EvalTarget, passes: Sequence[PassMetrics]) -> list[tuple[str, list[str]]]:
+    """Explanations of the numbers, under titles."""
     sections = [
         ("No answer", [f"{one.name}: {one.refused}" for one in passes if one.refused]),
         ("Tools", [line for one in passes for line in _missing_tool_notes(one)]),
         ("Not solved", _unsolved_notes(passes)),
         ("Why prefixes broke", [line for one in passes for line in _prefix_break_notes(one)]),
         ("Protocol faults", [f"{one.name}: {fault}" for one in passes for fault in one.faults]),
-        ("Unknown", _unknown_notes(subject, passes)),
+        ("Unknown", _unknown_notes(target, passes)),
     ]
     return [(title, lines) for title, lines in sections if lines]
 
 
-def to_report_json(subject: EvalTarget, passes: Sequence[PassMetrics]) -> dict[str, Any]:
-    """The report for programs. What is unknown is null."""
+def to_report_json(target: EvalTarget, passes: Sequence[PassMetrics]) -> dict[str, Any]:
+    """The report as JSON values. Unknown values are null."""
     pass_fields: list[dict[str, Any]] = msgspec.to_builtins(list(passes))
     for one, fields in zip(passes, pass_fields, strict=True):
         fields |= {"tasks_solved": one.solved_tasks, "requests": one.total_requests}
         fields["prefixes"]["unknown"] = one.prefixes.unknown_prompts
     return {
-        "server": str(subject.endpoint),
-        "model": subject.model,
-        "engine": subject.engine,
-        "engine_why": subject.engine_reason,
-        "tokenizer": subject.reference.origin or None,
+        "server": str(target.endpoint),
+        "model": target.model,
+        "engine": target.engine,
+        "engine_why": target.engine_reason,
+        "tokenizer": target.reference.origin or None,
         "faults": sum(len(one.faults) for one in passes),
         "passes": pass_fields,
     }
 
 
-def render_html(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
+def render_html(target: EvalTarget, passes: Sequence[PassMetrics]) -> str:
     """Render the report as a page."""
     return render_template(
         "eval_report.html",
         package="dovetail.eval",
-        target=subject,
+        target=target,
         names=[one.name for one in passes],
         headline=_headline(passes),
         metrics=[
@@ -197,7 +197,7 @@ def render_html(subject: EvalTarget, passes: Sequence[PassMetrics]) -> str:
             for row in METRIC_ROWS
         ],
         tasks=[_task_results(at, passes) for at in range(_max_tasks(passes))],
-        sections=build_notes(subject, passes),
+        sections=build_notes(target, passes),
     )
 
 
@@ -233,7 +233,7 @@ def _max_tasks(passes: Sequence[PassMetrics]) -> int:
 
 
 def _missing_tool_notes(one: PassMetrics) -> list[str]:
-    """Some templates have no place for tools, and some servers say nothing about it."""
+    """Note that the tools are missing: some templates do not render them, silently."""
     tokens = one.prefixes.opening
     if tokens is None or can_contain_tools(tokens):
         return []
@@ -242,7 +242,7 @@ def _missing_tool_notes(one: PassMetrics) -> list[str]:
 
 
 def _unsolved_notes(passes: Sequence[PassMetrics]) -> list[str]:
-    """Tasks that are not solved. Passes that failed in the same way share a line."""
+    """Tasks that are not solved. Passes with the same failure share a line."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for one in passes:
         for line in one.done:
@@ -255,7 +255,7 @@ def _unsolved_notes(passes: Sequence[PassMetrics]) -> list[str]:
 
 
 def _prefix_break_notes(one: PassMetrics) -> list[str]:
-    """Each cause with its number, and what it would have cost with a perfect cache."""
+    """Each cause with its count, and its cost with a perfect cache."""
     meanings: dict[str, str] = dict(FINDING_DESCRIPTIONS.items())
     lines = [
         f"{one.name}: {count} × {meanings.get(code, code)}"
@@ -269,8 +269,8 @@ def _prefix_break_notes(one: PassMetrics) -> list[str]:
     return lines
 
 
-def _unknown_notes(subject: EvalTarget, passes: Sequence[PassMetrics]) -> list[str]:
-    """Why something is not known, and what would make it known."""
+def _unknown_notes(target: EvalTarget, passes: Sequence[PassMetrics]) -> list[str]:
+    """Why something is unknown, and how to make it known."""
     lines = []
     run = [one for one in passes if one.total_requests and not one.refused]
     if any(one.prefixes.computed is None for one in run):
@@ -282,7 +282,7 @@ def _unknown_notes(subject: EvalTarget, passes: Sequence[PassMetrics]) -> list[s
         lines.append(
             "which turns were exact: its prompts and answers have other numbers of tokens than "
             "the model's tokenizer and template give, so nothing is claimed of them"
-            if subject.reference.has_tokenizer
+            if target.reference.has_tokenizer
             else "which turns were exact: no tokenizer of the model is here (--tokenizer names one)"
         )
     return lines

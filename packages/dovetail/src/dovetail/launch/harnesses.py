@@ -61,7 +61,7 @@ def get_harness(name: str | None) -> Harness:
     """Look up a harness by name. Raises LaunchError."""
     harness = HARNESSES.get(name or "")
     if harness is None:
-        known = ", ".join(f"{one.name} ({one.title})" for one in HARNESSES.values())
+        names = ", ".join(f"{one.name} ({one.title})" for one in HARNESSES.values())
         problem = "which harness?" if name is None else f"there is no harness {name!r};"
-        raise LaunchError(f"{problem} known are {known}")
+        raise LaunchError(f"{problem} known are {names}")
     return harness

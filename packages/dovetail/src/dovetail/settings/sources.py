@@ -96,9 +96,9 @@ def _to_json_value(name: str, value: Any, secrets: bool) -> Any:
 
 def _find_config_file(environment: Mapping[str, str]) -> Path | None:
     """The settings file to read. An empty variable disables it."""
-    named = environment.get(CONFIG_FILE_ENV)
-    if named is not None:
-        return Path(named) if named else None
+    path = environment.get(CONFIG_FILE_ENV)
+    if path is not None:
+        return Path(path) if path else None
     return Path(DEFAULT_CONFIG_FILE) if Path(DEFAULT_CONFIG_FILE).is_file() else None
 
 
@@ -192,12 +192,14 @@ def _convert_model_tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]
         raise ConfigError(f"models ({origin}): tables [[models]] in the file are wanted")
     tables = []
     for number, table in enumerate(value, 1):
-        place = f"{origin}, model {number}"
+        table_origin = f"{origin}, model {number}"
         settings = {name.replace("-", "_"): one for name, one in table.items()}
         for name in settings:
             if name not in _PER_MODEL:
-                raise ConfigError(f"{place}: there is no setting {name!r} of a single model")
-        tables.append({name: _convert_value(name, one, place) for name, one in settings.items()})
+                raise ConfigError(f"{table_origin}: there is no setting {name!r} of a single model")
+        tables.append(
+            {name: _convert_value(name, one, table_origin) for name, one in settings.items()}
+        )
     return tuple(tables)
 
 

@@ -111,10 +111,10 @@ class BaselinePrompts:
         end = next(ends, None)
         return None if end is None else ids[len(prompt) : end].tolist()
 
-    def drops_reasoning(self, request: Request, place: int) -> bool:
+    def drops_reasoning(self, request: Request, turn_index: int) -> bool:
         """Whether the template drops the reasoning of the turn at this index."""
         renderer = self._renderers.get(bool(request.tools), dict(request.thinking.template_kwargs))
-        return place < renderer.replay_start(request.turns, bool(request.tools))
+        return turn_index < renderer.replay_start(request.turns, bool(request.tools))
 
 
 class DovetailPrompts:
