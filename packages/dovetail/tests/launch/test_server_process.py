@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from launch_fixture import DIES, WAITS, FakeHarness
+from launch_fixture import DIES, ENDS, WAITS, FakeHarness
 from server_process import NAME, TIMEOUT_SECONDS, clean_environment, dovetail, qwen_folder
 
 from dovetail.launch.server_process import (
@@ -42,7 +42,7 @@ def environment(home: Path, harness: FakeHarness) -> dict[str, str]:
     return {**clean_environment(home), "PATH": path}
 
 
-@pytest.mark.parametrize(("does", "status"), [("tell(); sys.exit(7)", 7), (DIES, 128 + 9)])
+@pytest.mark.parametrize(("does", "status"), [(ENDS, 7), (DIES, 128 + 9)])
 def test_it_is_there_for_the_run_and_gone_after_it(
     does: str, status: int, settings: list[str], tmp_path: Path
 ) -> None:
