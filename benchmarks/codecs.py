@@ -25,7 +25,7 @@ each delta written, one call of the encoder a delta, the best of several rounds.
 GROWN = """\
 ### Grown conversations
 
-Milliseconds for a request that is a turn longer than the one before it, with a `Memory` that knows
+Milliseconds for a request that is a turn longer than the one before it, with a `DecodeCache` that knows
 the one before; for the same request without a memory; and for a bare scan of its JSON, which finds
 where values end and makes nothing of them.
 """

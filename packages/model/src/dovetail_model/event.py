@@ -83,7 +83,7 @@ class CallClose(msgspec.Struct, frozen=True, tag="call_close", gc=False):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
-    """One sampled token and the likeliest ones beside it."""
+    """One sampled token and the most likely alternatives."""
 
     token: str
     logprob: float

@@ -56,7 +56,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The client, as far as headers and metadata tell. Never part of the prompt.
+    """The client's identity from headers and metadata. Never part of the prompt.
 
     `response_number` is the number in the response's public id, where the server assigned one.
     """

@@ -62,7 +62,7 @@ class MachineState:
         self._held = ""  # text that waits for more
         self._wait = False
         self._plain = self._plain_held = False  # text that surely holds no special token
-        self._saw_plain = False  # the caller tells special tokens from plain text
+        self._saw_plain = False  # the caller distinguishes special tokens from plain text
         self._boundary = 0  # where held text ends in the buffer
         # The head that is open: where it came from, its first marker, where its raw text begins.
         self._origin: CompiledMode | None = None

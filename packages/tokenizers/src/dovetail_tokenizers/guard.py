@@ -1,9 +1,9 @@
 """Prevent the text of messages from becoming control tokens.
 
-A chat template writes control tokens and message text into one string. Afterwards one cannot tell
-a `<|im_end|>` of the template from one that a user typed or a tool returned. So each message text
-is protected before rendering: a nonce is put into every control token's spelling in it. What still
-stands unbroken in the rendered prompt is the template's own.
+A chat template writes control tokens and message text into one string. Afterwards a `<|im_end|>`
+of the template looks the same as one that a user typed or a tool returned. So each message text is
+protected before rendering: a nonce is put into every control token's spelling in it. What is still
+unbroken in the rendered prompt is the template's own.
 """
 
 import secrets

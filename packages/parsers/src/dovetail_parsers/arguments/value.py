@@ -32,7 +32,7 @@ class RawValueDecoder:
     def __init__(self, types: frozenset[str]) -> None:
         self._types = types
         self._held: list[str] = []
-        self._waits = False  # only the end can tell what it is
+        self._waits = False  # undecided until the end
         self.is_string = False  # surely, and its opening quote is out
         self._json: JsonValidator | None = None
         self.failed = False

@@ -57,7 +57,7 @@ def is_non_negative(schema: Schema) -> bool:
 
 
 def is_only_non_negative(schema: Schema) -> bool:
-    """Whether that is all that is said of its size."""
+    """Whether `minimum: 0` is its only bound."""
     return present_keywords(schema, *_BOUNDS) == ["minimum"] and schema["minimum"] == 0
 
 
@@ -68,7 +68,7 @@ def requires_non_empty(schema: Schema) -> bool:
 
 
 def unenforced_lengths(schema: Schema) -> list[str]:
-    """Counting the characters of a string costs an engine seconds: only one is asked for."""
+    """Length keywords that are not enforced: counting characters costs an engine seconds."""
     counted = schema.get("minLength") in (None, 0, 1)
     return [*([] if counted else ["minLength"]), *present_keywords(schema, "maxLength")]
 

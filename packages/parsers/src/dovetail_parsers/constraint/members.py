@@ -43,7 +43,7 @@ def ordered_members(members: list[ObjectMember], frame: MemberDelimiters, rules:
 def _rests(members: list[ObjectMember], frame: MemberDelimiters, rules: Rules) -> list[Node]:
     """For each place, what may follow from there on once something stands before it.
 
-    The end is part of it: an engine that reads terminals must see it beside a member that may be
+    The end is part of it: an engine that reads terminals must see it next to a member that may be
     left out, or it takes the beginning that they have in common for that member's.
     """
     rest = frame.end

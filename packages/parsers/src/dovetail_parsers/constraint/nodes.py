@@ -125,7 +125,7 @@ class Rules:
         return Ref(name)
 
     def define_once(self, name: str, build: Callable[[], Node]) -> Node:
-        """The rule of this name, built when it is first asked for. It may refer to itself."""
+        """The rule of this name, built when first needed. It may refer to itself."""
         if name not in self.nodes:
             self.nodes[name] = EMPTY
             self.define(name, build())

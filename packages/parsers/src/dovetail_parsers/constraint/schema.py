@@ -105,7 +105,7 @@ class ValueGrammar:
         return choice(*map(self.option, self.objects(schema)))
 
     def objects(self, schema: Schema) -> list[TypedOption]:
-        """The objects that a schema allows; any, if it speaks of none."""
+        """The objects that a schema allows; any, if it names none."""
         found = [
             option
             for option in self.options(schema)

@@ -86,7 +86,7 @@ class _MarkerResolver:
         return tuple(dict.fromkeys(map(self._sign, markers)))
 
     def _sign(self, marker: str) -> str:
-        """What tells a marker: the token that it begins with, or all of it."""
+        """What identifies a marker: the token that it begins with, or all of it."""
         first = self._pieces(marker)[0]
         return first.text if isinstance(first, Token) else marker
 

@@ -1,4 +1,4 @@
-"""Cohere Command R7B, A and later: an action with a JSON list; thoughts and text in tokens."""
+"""Cohere Command R7B, A and later: an action with a JSON list; reasoning and text in tokens."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family

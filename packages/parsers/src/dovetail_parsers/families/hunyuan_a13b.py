@@ -1,4 +1,4 @@
-"""Hunyuan-A13B: thoughts in `<think>`, the answer in an element of its own."""
+"""Hunyuan-A13B: reasoning in `<think>`, visible text in an element of its own."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

@@ -1,4 +1,4 @@
-"""Kimi-VL and the first Kimi thinkers: thoughts between triangles."""
+"""Kimi-VL and the first Kimi reasoning models: reasoning between triangles."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

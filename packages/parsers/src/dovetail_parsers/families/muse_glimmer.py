@@ -1,4 +1,4 @@
-"""Muse Glimmer: messages to a recipient. To itself it thinks, to the user it speaks, to a tool
+"""Muse Glimmer: messages to a recipient. To itself is reasoning, to the user is text, to a tool
 it writes an invocation; only there is an invocation a call.
 """
 

@@ -1,4 +1,4 @@
-"""Seed-OSS: Qwen3-Coder's form under its own wrapper and thought tags."""
+"""Seed-OSS: Qwen3-Coder's format with its own wrapper and reasoning tags."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

@@ -98,7 +98,7 @@ class _CallBuilder:
         return True
 
     def owns(self, fragment: CallFragment) -> bool:
-        """Whether the fragment goes on with this call. Without index and id only a name tells."""
+        """Whether the fragment continues this call. Without index and id only a name shows it."""
         if fragment.id and self._id:
             same = fragment.id == self._id
             return same and (fragment.index == self._index or fragment.index is None)

@@ -164,7 +164,7 @@ class ToolCallOut(msgspec.Struct, frozen=True):
 
 
 class ChatMessageOut(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said. Reasoning goes under one of its two names."""
+    """The model's message. Reasoning goes under one of its two names."""
 
     role: str = "assistant"
     content: str | None

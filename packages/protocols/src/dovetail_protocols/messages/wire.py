@@ -102,7 +102,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """One edit of the context; `keep` is `all` or says how many turns keep their thoughts."""
+    """One edit of the context; `keep` is `all` or how many turns keep their reasoning."""
 
     type: str
     keep: Any = None

@@ -21,7 +21,7 @@ _FAILURE_CODES = {
     "too_large": "invalid_prompt",
 }
 """Kind to the code of a failed response. A client gives up at the codes of its own faults, and at
-`server_is_overloaded` too: a server that is only busy says `server_error`, and is asked again."""
+`server_is_overloaded` too: a server that is only busy sends `server_error`, which is retried."""
 
 
 def failure_code(kind: str) -> str:

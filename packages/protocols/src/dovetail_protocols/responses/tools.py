@@ -28,7 +28,7 @@ class DeclaredTools(msgspec.Struct, frozen=True):
 
 
 class ResponsesTools(msgspec.Struct, frozen=True):
-    """Tools that the model may call, and the paths of those that nobody here can run."""
+    """Tools that the model may call, and the paths of unsupported ones."""
 
     specs: tuple[ToolSpec, ...]
     ignored: tuple[str, ...]

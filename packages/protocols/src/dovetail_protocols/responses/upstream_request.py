@@ -68,7 +68,7 @@ def build_responses_request(
 
 
 class _InputItemBuilder:
-    """Input items in the order of what they tell."""
+    """Build input items in the order of the turns."""
 
     __slots__ = ("_custom", "_dialect", "_items", "_names", "_reasoning_count")
 
@@ -111,7 +111,7 @@ class _InputItemBuilder:
             self._items.append({"type": "message", "role": role, "content": content})
 
     def _append_reasoning(self, block: ReasoningBlock) -> Item:
-        """A thought. The API wants an id; one by its place is the same in every request."""
+        """Reasoning. The API needs an id; one by its index is the same in every request."""
         self._reasoning_count += 1
         item: Item = {"type": "reasoning", "id": f"rs_{self._reasoning_count}", "summary": []}
         if block.text:
