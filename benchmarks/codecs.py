@@ -25,9 +25,9 @@ each delta written, one call of the encoder a delta, the best of several rounds.
 GROWN = """\
 ### Grown conversations
 
-Milliseconds for a request that is a turn longer than the one before it, with a `DecodeCache` that knows
-the one before; for the same request without a memory; and for a bare scan of its JSON, which finds
-where values end and makes nothing of them.
+Milliseconds for a request that is a turn longer than the one before it, with a `DecodeCache` that
+holds the one before; for the same request without a cache; and for a bare scan of its JSON, which
+finds where values end and makes nothing of them.
 """
 LIMIT = 3.0  # microseconds for a delta, the issue's own figure; reported, not asserted
 ROUNDS = 15

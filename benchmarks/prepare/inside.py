@@ -21,12 +21,12 @@ from dovetail.pipeline.preparation import ChatPreparer
 INTRO = """\
 Milliseconds of processor time, the best of several turns, for sessions that clients grow step by
 step (thoughts and their seals sent back, a user's question every 8 tool steps), with the template
-and tokenizer of Qwen3. *Decode* is from bytes to a request, with a `DecodeCache`; *scan* is a bare walk
-over the same JSON; *prepare* is stabilize, recall, render and tokenize. In a tool step a result of
-36 lines of code is new; with a question the template drops the thoughts of the last loop, which is
-rendered anew. Each turn is measured the first time it is seen, the sizes by turns. *From seals*: a
-replica that knows nothing but the key. *Cold*: nothing is known at all, and the tokenizer was just
-loaded. *tokenizers*: the bare library on the text of the whole prompt.
+and tokenizer of Qwen3. *Decode* is from bytes to a request, with a `DecodeCache`; *scan* is a bare
+walk over the same JSON; *prepare* is stabilize, recall, render and tokenize. In a tool step a
+result of 36 lines of code is new; with a question the template drops the thoughts of the last loop,
+which is rendered anew. Each turn is measured the first time it is seen, the sizes by turns. *From
+seals*: a replica that knows nothing but the key. *Cold*: nothing is known at all, and the tokenizer
+was just loaded. *tokenizers*: the bare library on the text of the whole prompt.
 """
 SIZES = (10_000, 40_000, 80_000, 160_000)
 TARGET = 80_000
