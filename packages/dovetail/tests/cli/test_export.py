@@ -51,7 +51,7 @@ def _arguments(folder: Path, *more: str) -> list[str | Path]:
 
 def _play(running: Running, agent: Agent) -> list[str]:
     """Run the script with this agent. Returns the public ids of the responses."""
-    agent.ask(f"What is the answer, {agent.name}?")
+    agent.add_user_message(f"What is the answer, {agent.name}?")
     response_ids = []
     for at in range(len(_outputs())):
         body = agent.body()
@@ -60,8 +60,8 @@ def _play(running: Running, agent: Agent) -> list[str]:
         reply = running.request("POST", path, body, **headers)
         assert reply.status == 200, reply.body
         response_ids.append(_response_id(reply.body))
-        calls = agent.hear(reply.body)
-        agent.answer([(call, f"file {at}.txt") for call in calls])
+        calls = agent.receive(reply.body)
+        agent.add_results([(call, f"file {at}.txt") for call in calls])
     return response_ids
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from completions_fixture import EngineWithServer
 from scripted_fixture import END, TOKENIZER, engine, ids
-from sglang_fixture import StandInEngine
+from sglang_fixture import EngineWithFakeSglang
 
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.registry import (
@@ -51,7 +51,7 @@ def scripted() -> TokenEngine:
 
 def sglang() -> TokenEngine:
     """The adapter with a fake server."""
-    return StandInEngine()
+    return EngineWithFakeSglang()
 
 
 def vllm() -> TokenEngine:

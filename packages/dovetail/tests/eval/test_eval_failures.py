@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 from http_fixture import run
-from upstream_environment import Answer, Asked, chunks, faked, refusal, stream, user
+from upstream_environment import (
+    FakeRequest,
+    FakeResponse,
+    chunks,
+    fake_upstream,
+    rejection,
+    stream,
+    user,
+)
 from watch_fixture import listening
 
 from dovetail.eval.client import APIS, ApiClient
@@ -21,22 +29,22 @@ from dovetail_model import Identity, Sampling, ToolCallBlock
 
 ONE = EvalPlan(TASKS[:1], apis=(), sampling=Sampling(max_tokens=100))
 TWO = replace(ONE, tasks=TASKS[:2])
-BROKEN = Answer(body=b"no chunk\r\n", headers=(("transfer-encoding", "chunked"),))
+BROKEN = FakeResponse(body=b"no chunk\r\n", headers=(("transfer-encoding", "chunked"),))
 
 
-def listed(**card: Any) -> Answer:
-    return Answer(body=json.dumps({"data": [{"id": "m", **card}]}).encode())
+def listed(**card: Any) -> FakeResponse:
+    return FakeResponse(body=json.dumps({"data": [{"id": "m", **card}]}).encode())
 
 
-def served(*responses: Answer, models: Answer | None = None) -> Any:
+def served(*responses: FakeResponse, models: FakeResponse | None = None) -> Any:
     """A server that gives these answers to chats, the last one again and again."""
     left = list(responses)
 
-    def reply(request: Asked) -> Answer:
+    def reply(request: FakeRequest) -> FakeResponse:
         if request.path == "/v1/models":
             return models or listed()
         if request.path != "/v1/chat/completions":
-            return refusal(404, "no such path")
+            return rejection(404, "no such path")
         return left.pop(0) if len(left) > 1 else left[0]
 
     return reply
@@ -46,7 +54,7 @@ def examined(reply: Any, **options: Any) -> EvalTarget:
     found: list[EvalTarget] = []
 
     async def scene() -> None:
-        async with faked(reply) as fake:
+        async with fake_upstream(reply) as fake:
             found.append(await inspect_target(EvalOptions(str(fake.endpoint), **options)))
 
     run(scene)
@@ -58,7 +66,7 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
     found: list[tuple[EvalTarget, list[PassMetrics], list[Any]]] = []
 
     async def scene() -> None:
-        async with faked(reply) as fake:
+        async with fake_upstream(reply) as fake:
             target = await inspect_target(EvalOptions(str(fake.endpoint)))
             passes = await run_eval(target, plan, lambda name, run: None)
             found.append((target, passes, fake.bodies()))
@@ -70,16 +78,16 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
 @pytest.mark.parametrize(
     ("models", "options", "words"),
     [
-        (refusal(401, "who are you?"), {}, "refuses our key (401): pass its own with --api-key"),
-        (Answer(body=b'{"data": []}'), {}, "serves no model yet"),
-        (refusal(404, "no"), {}, "does not list its models: name one (--model)"),
+        (rejection(401, "who are you?"), {}, "refuses our key (401): pass its own with --api-key"),
+        (FakeResponse(body=b'{"data": []}'), {}, "serves no model yet"),
+        (rejection(404, "no"), {}, "does not list its models: name one (--model)"),
         (listed(), {"model": "other"}, "no model 'other', only m"),
         (listed(max_model_len=2048), {}, "has 2,048 tokens, and the tasks need 6,000"),
         (listed(), {"api_key": "schlüssel"}, "no key has such characters"),
     ],
 )
 def test_unusable_targets_are_reported_at_once(
-    models: Answer, options: dict[str, Any], words: str
+    models: FakeResponse, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(EvalError) as fault:
         examined(served(stream(), models=models), **options)
@@ -107,9 +115,9 @@ def test_unreachable_server_is_reported_at_once() -> None:
 def test_server_kind_is_detected(card: dict[str, Any], version: bytes | None, engine: str) -> None:
     """Only a vLLM is asked for token ids; without a tokenizer all are spoken to in messages."""
 
-    def reply(request: Asked) -> Answer:
+    def reply(request: FakeRequest) -> FakeResponse:
         if request.path == "/version" and version is not None:
-            return Answer(body=version)
+            return FakeResponse(body=version)
         return served(stream(), models=listed(**card))(request)  # type: ignore[no-any-return]
 
     target = examined(reply)
@@ -120,7 +128,7 @@ def test_server_kind_is_detected(card: dict[str, Any], version: bytes | None, en
 
 def test_server_without_tools_gets_one_request() -> None:
     words = '"auto" tool choice requires --enable-auto-tool-choice'
-    target, (off,), bodies = tried(served(refusal(400, words)), TWO)
+    target, (off,), bodies = tried(served(rejection(400, words)), TWO)
     assert off.refused == f"status 400: {words}"
     assert off.faults == (f"write, request 1: status 400: {words}",)
     assert len(bodies) == 1
@@ -130,7 +138,7 @@ def test_server_without_tools_gets_one_request() -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_key_is_never_shown_even_if_the_server_quotes_it(status: int) -> None:
     words = "Incorrect API key provided: Bearer sk-secret"
-    target, (off,), _ = tried(served(refusal(status, words)))
+    target, (off,), _ = tried(served(rejection(status, words)))
     assert off.refused == f"status {status}: it refuses the key (--api-key)"
     assert "sk-secret" not in repr(off) + json.dumps(to_report_json(target, [off]))
 
@@ -149,10 +157,10 @@ def test_endless_response_is_aborted(limit: dict[str, Any]) -> None:
         {"tool_calls": [{"index": at, "id": f"c{at}", **_function("list_files", "{}")}]}
         for at in range(4)
     ]
-    endless = Answer(body=chunks(*many, reason=None, done=False), kind="text/event-stream")
+    endless = FakeResponse(body=chunks(*many, reason=None, done=False), kind="text/event-stream")
 
     async def scene() -> None:
-        async with faked(served(replace(endless, ends=False))) as fake:
+        async with fake_upstream(served(replace(endless, ends=False))) as fake:
             client = ApiClient(fake.endpoint, APIS["chat"], **limit)
             response = await client.send(user("Go."), lambda call: None)
         assert (
@@ -178,7 +186,7 @@ def test_truncated_response_leaves_other_counts() -> None:
     usage = {"prompt_tokens": 900, "completion_tokens": 5, "total_tokens": 905}
     whole = chunks({"content": "Done."}, done=False)
     whole += f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode()
-    good = Answer(body=whole, kind="text/event-stream")
+    good = FakeResponse(body=whole, kind="text/event-stream")
     _, (off,), _ = tried(served(good, BROKEN), TWO)
     assert len(off.faults) == 1
     assert off.prefixes.prompt == 900
@@ -187,7 +195,7 @@ def test_truncated_response_leaves_other_counts() -> None:
 def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
     """The server goes away while Dovetail finds out what it can do."""
 
-    def reply(request: Asked) -> Answer:
+    def reply(request: FakeRequest) -> FakeResponse:
         if request.method == "POST":
             return BROKEN
         return served(stream())(request)  # type: ignore[no-any-return]
@@ -199,7 +207,7 @@ def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
 def test_a_full_window_is_no_fault() -> None:
     words = "This model's maximum context length is 8192 tokens."
     first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
-    _, (off,), _ = tried(served(first, refusal(400, words)))
+    _, (off,), _ = tried(served(first, rejection(400, words)))
     assert off.faults == ()
     assert off.done[0].why == "the prompt did not fit into the model's window any more"
 
@@ -208,15 +216,15 @@ def test_a_full_window_is_no_fault() -> None:
     ("responses", "fault"),
     [
         ([stream({"content": "x"}, reason=None, done=False)], "stream ended before its answer"),
-        ([refusal(500, "out of memory")], "status 500: out of memory"),
+        ([rejection(500, "out of memory")], "status 500: out of memory"),
         (
-            [Answer(body=b"data: {oops\n\n" + chunks(), kind="text/event-stream")],
+            [FakeResponse(body=b"data: {oops\n\n" + chunks(), kind="text/event-stream")],
             "a frame of the stream could not be read",
         ),
         ([stream({"content": "x"}, reason="tool_calls")], "there are none"),
     ],
 )
-def test_faults_of_the_protocol_are_counted(responses: list[Answer], fault: str) -> None:
+def test_faults_of_the_protocol_are_counted(responses: list[FakeResponse], fault: str) -> None:
     _, (off,), _ = tried(served(*responses))
     assert [fault in one for one in off.faults] == [True]
     assert off.done[0].requests == 1

@@ -90,10 +90,10 @@ def test_a_long_session_that_was_never_broken_is_one_sample(kind: type[Agent]) -
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         agent = kind(session="long")
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         for at in range(LONG):
             result = await runner.run_blocks(agent, _line(at))
-            agent.answer([(call, f"result {at}\n" * 3) for call in result.calls])
+            agent.add_results([(call, f"result {at}\n" * 3) for call in result.calls])
         (sample,) = await exported(ledger, "long")
         assert len(sample.turns) == LONG
         check([sample], runner.expected_turns)
@@ -111,12 +111,12 @@ def test_a_sub_agent_has_samples_of_its_own() -> None:
             ClaudeCode(session="s", system="You are a helper."),
         )
         sub.headers = {**sub.headers, "x-claude-code-agent-id": "helper-1"}
-        main_line.ask("Go.")
-        sub.ask("Look.")
+        main_line.add_user_message("Go.")
+        sub.add_user_message("Look.")
         for at in range(3):  # by turns
             for agent in (main_line, sub):
                 result = await runner.run_blocks(agent, _line(at))
-                agent.answer([(call, "fine") for call in result.calls])
+                agent.add_results([(call, "fine") for call in result.calls])
         samples = await exported(ledger, "s")
         assert sorted((one.agent, len(one.turns)) for one in samples) == [("", 3), ("helper-1", 3)]
         check(samples, runner.expected_turns)
@@ -129,7 +129,7 @@ def test_a_fork_is_a_sample_of_its_own_and_nothing_counts_twice() -> None:
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         agent = MessagesAgent(session="s")
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         await _step(runner, agent, 0)
         short = copy.deepcopy(agent)
         await _step(runner, short, 7)
@@ -151,7 +151,7 @@ def test_a_client_that_edits_a_turn_begins_a_new_sample() -> None:
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         agent = MessagesAgent(session="s")
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         for at in range(2):
             await _step(runner, agent, at)
         agent.history[1]["content"][0]["text"] = "I never said that."
@@ -167,7 +167,7 @@ def test_a_client_that_edits_a_turn_begins_a_new_sample() -> None:
 
 async def _step(runner: RecordingRunner, agent: Agent, at: int) -> None:
     result = await runner.run_blocks(agent, _line(at))
-    agent.answer([(call, "fine") for call in result.calls])
+    agent.add_results([(call, "fine") for call in result.calls])
 
 
 def test_a_client_without_sessions_has_one_for_each_line() -> None:
@@ -176,7 +176,7 @@ def test_a_client_without_sessions_has_one_for_each_line() -> None:
         for _ in range(2):
             agent = OpenClaw()
             agent.headers = {}
-            agent.ask("Go.")
+            agent.add_user_message("Go.")
             for at in range(3):
                 body, headers = agent.request()
                 plain = {k: v for k, v in json.loads(body).items() if k != "prompt_cache_key"}
@@ -185,7 +185,7 @@ def test_a_client_without_sessions_has_one_for_each_line() -> None:
                 )
                 ids = [*runner.tokenizer.encode(f"Turn {at}."), runner.stop_id]
                 await runner.run_tokens(agent, prepared, ids)
-                agent.ask("And?")
+                agent.add_user_message("And?")
         listed = await ledger.list_sessions("")
         assert [one.turns for one in listed] == [3, 3]
         for one in listed:
@@ -204,11 +204,11 @@ def test_where_the_history_ends_a_turn_otherwise_the_models_own_end_is_left_out(
         runner, ledger = _runner(GPT)
         controls = runner.tokenizer.controls
         agent = MessagesAgent(session="s")
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         prepared = await runner.prepare(agent)
         output = runner.tokenizer.encode("<|channel|>final<|message|>Done.")
         await runner.run_tokens(agent, prepared, [*output, controls["<|return|>"]])
-        agent.ask("And now?")
+        agent.add_user_message("And now?")
         prepared = await runner.prepare(agent)
         await runner.run_tokens(agent, prepared, [*output, controls["<|return|>"]])
         (sample,) = await exported(ledger, "s")

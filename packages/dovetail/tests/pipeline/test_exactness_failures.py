@@ -65,7 +65,7 @@ async def test_known_turns_stand_under_another_head(
 ) -> None:
     session, runner, agent = await _run_until_middle(pair, kind)
     if change == "another git status":
-        agent.restate(SYSTEM + "\n\ngitStatus: M a.py\nM b.py")
+        agent.set_system(SYSTEM + "\n\ngitStatus: M a.py\nM b.py")
     else:
         (first, schema), *rest = agent.tools.items()
         agent.tools = {first: schema, "look_up": {"type": "object", "properties": {}}, **dict(rest)}

@@ -58,7 +58,7 @@ async def _step(runner: ScriptedRunner, agent: Any, *blocks: OutputBlock) -> Any
     """The model says something, and its calls are answered."""
     turn = await runner.run_blocks(agent, blocks)
     if turn.calls:
-        agent.answer([(call, "a file") for call in turn.calls])
+        agent.add_results([(call, "a file") for call in turn.calls])
     return turn
 
 
@@ -80,7 +80,7 @@ def test_unset_thinking_is_inherited_from_the_previous_turn() -> None:
         def closed(ids: Sequence[int]) -> bool:
             return "</think>" in loaded.tokenizer.decode(ids[-8:])
 
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         agent.thinking_type = "disabled"
         first = await _step(runner, agent, CALL)
         assert closed(first.prepared.prompt.ids)
@@ -90,7 +90,7 @@ def test_unset_thinking_is_inherited_from_the_previous_turn() -> None:
         assert (silent.prompt.origin, silent.diagnosis.reason) == ("grown", None)
         title_agent = Switching(agent.session)
         title_agent.thinking_type = None
-        title_agent.ask("A title, please.")
+        title_agent.add_user_message("A title, please.")
         assert not closed((await runner.prepare(title_agent)).prompt.ids)
         agent.thinking_type = "adaptive"
         assert not closed((await runner.prepare(agent)).prompt.ids)
@@ -137,10 +137,10 @@ def test_keep_all_keeps_the_reasoning_of_a_finished_loop() -> None:
     async def main() -> None:
         for name, preserved in (("GLM-4.7", True), ("Qwen3", False)):
             runner, agent = _runner(_model(name)), ClaudeCode()
-            agent.ask("Go.")
+            agent.add_user_message("Go.")
             await _step(runner, agent, THINK, CALL)
             last = await _step(runner, agent, THINK, DONE)
-            agent.ask("On.")
+            agent.add_user_message("On.")
             prepared = await runner.prepare(agent)
             assert (prepared.prompt.ids[: len(last.token_ids)] == last.token_ids) is preserved
             assert prepared.prompt.origin == ("grown" if preserved else "resumed")
@@ -153,7 +153,7 @@ def test_keep_all_keeps_the_reasoning_of_a_finished_loop() -> None:
 def test_tool_step_is_grown_and_reported() -> None:
     async def main() -> None:
         runner, agent = _runner(_model("Qwen3")), ClaudeCode()
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         first = await runner.prepare(agent)
         assert (first.diagnosis.reason, first.prompt.origin) == ("first", "cold")
         turn = await _step(runner, agent, THINK, CALL)
@@ -171,7 +171,7 @@ def test_tool_step_is_grown_and_reported() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda agent: agent.restate("Another system text."), "header"),
+        (lambda agent: agent.set_system("Another system text."), "header"),
         (lambda agent: agent.tools.pop("edit_file"), "tools"),
         (lambda agent: agent.history[0].update(content="Something else."), "history"),
         (lambda agent: None, None),
@@ -183,7 +183,7 @@ def test_prefix_diagnostics_name_the_change(
 ) -> None:
     async def main() -> None:
         runner, agent = _runner(_model("Qwen3")), Switching()
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         await _step(runner, agent, THINK, CALL)
         await _step(runner, agent, THINK, CALL)
         change(agent)
@@ -209,7 +209,7 @@ class Switching(MessagesAgent):
 def test_turning_thinking_off_keeps_the_prefix_if_only_the_prompt_end_changes() -> None:
     async def main() -> None:
         runner, agent = _runner(_model("Qwen3")), Switching()
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         await _step(runner, agent, THINK, CALL)
         last = await _step(runner, agent, THINK, CALL)
         agent.thinking_type = "disabled"
@@ -224,7 +224,7 @@ def test_tenants_do_not_share_turns() -> None:
     async def main() -> None:
         loaded = _model("Qwen3")
         runner, agent = _runner(loaded), MessagesAgent()
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         await _step(runner, agent, THINK, CALL)
         body, headers = agent.request()
         request = agent.codec.decode(body, headers)
@@ -256,10 +256,10 @@ def test_reasoning_of_finished_loops_is_cleared_once_on_a_late_resume() -> None:
         loaded = _model("Ministral-3")  # keeps all thoughts by itself
         runner = _runner(loaded, PromptSettings(resume_drop_thinking=3600.0), clock)
         agent = MessagesAgent()
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         await _step(runner, agent, THINK, CALL)
         await _step(runner, agent, ReasoningBlock("Old."), TextBlock("Found."))
-        agent.ask("And on.")
+        agent.add_user_message("And on.")
         await _step(runner, agent, ReasoningBlock("Running."), CALL)
         clock.now += 3599
         soon = await runner.prepare(agent)
@@ -288,7 +288,7 @@ def test_nothing_is_cleared_without_reasoning_or_if_turned_off() -> None:
         ):
             clock = Clock()
             runner, agent = _runner(_model("Qwen3"), settings, clock), PlainChat()
-            agent.ask("Go.")
+            agent.add_user_message("Go.")
             await _step(runner, agent, *blocks)
             clock.now += 1e9
             assert (await runner.prepare(agent)).prompt.origin == "grown"
@@ -324,7 +324,7 @@ def test_a_template_without_tools_carries_a_tool_loop() -> None:
         assert loaded.tool_parser == "hermes"
         for kind in (MessagesAgent, ChatAgent, PlainChat):
             runner, agent = _runner(loaded), kind()
-            agent.ask("Go.")
+            agent.add_user_message("Go.")
             first = await runner.prepare(agent)
             offered = loaded.tokenizer.decode(first.prompt.ids)
             assert '"name": "run_command"' in offered
@@ -337,7 +337,7 @@ def test_a_template_without_tools_carries_a_tool_loop() -> None:
             suffix = loaded.tokenizer.decode(prepared.prompt.ids[len(turn.token_ids) :])
             assert "a file" in suffix
             last = await _step(runner, agent, DONE)
-            agent.ask("On.")
+            agent.add_user_message("On.")
             prepared = await runner.prepare(agent)
             assert prepared.prompt.ids[: len(last.token_ids)] == last.token_ids
             assert prepared.diagnosis.reason is None
@@ -349,7 +349,7 @@ def test_counting_leaves_no_trace() -> None:
     async def main() -> None:
         loaded = _model("Qwen3")
         runner, agent = _runner(loaded), MessagesAgent()
-        agent.ask("Go.")
+        agent.add_user_message("Go.")
         body, headers = agent.request()
         request = agent.codec.decode(body, headers)
         counted = await runner.preparer.count_tokens(request)

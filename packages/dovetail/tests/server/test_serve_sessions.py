@@ -130,7 +130,7 @@ def test_the_prompt_has_the_same_ids_after_a_restart(tmp_path: Path) -> None:
 def _agent(kind: type[Agent]) -> Agent:
     """Each with words of its own: the engine's cache is shared."""
     agent = kind(session=f"session of {kind.name}", system=f"{kind.name} is who you are.")
-    agent.ask("What is the answer?")
+    agent.add_user_message("What is the answer?")
     return agent
 
 
@@ -142,9 +142,9 @@ def _step(running: Running, agent: Agent, at: int) -> tuple[Reply, Used]:
     path = _PATHS[agent.codec.call_id_prefix, "input" in body]
     reply = running.request("POST", path, body, **headers, x_dovetail_debug="prefix")
     assert reply.status == 200, reply.body
-    calls = agent.hear(reply.body)
+    calls = agent.receive(reply.body)
     assert len(calls) == (1 if at < STEPS - 1 else 0)
-    agent.answer([(call, f"file {at}.txt") for call in calls])
+    agent.add_results([(call, f"file {at}.txt") for call in calls])
     return reply, _used(reply.body)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo_environment import mocking
 from server_process import TOKENIZERS, Running, qwen_folder, served
-from sglang_fixture import MODEL_INFO, PATHS, SERVER_INFO, StandIn, listening
+from sglang_fixture import MODEL_INFO, PATHS, SERVER_INFO, FakeSglang, listening
 
 from dovetail.net.http_client import Endpoint
 from dovetail_tokenizers import Tokenizer, load_tokenizer
@@ -22,7 +22,7 @@ LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
 
 
 @contextmanager
-def standing(stand_in: StandIn) -> Iterator[Endpoint]:
+def standing(stand_in: FakeSglang) -> Iterator[Endpoint]:
     """Where it listens: a loop of its own, while the block runs."""
     there, over = threading.Event(), asyncio.Event()
     found: list[tuple[Endpoint, asyncio.AbstractEventLoop]] = []
@@ -60,7 +60,7 @@ def test_the_next_turn_goes_on_with_the_very_ids(
     info = {**SERVER_INFO, "enable_priority_scheduling": True}
     model = {**MODEL_INFO, "model_path": str(folder), "tokenizer_path": str(folder)}
     paths = {**PATHS, "/server_info": info, "/model_info": model}
-    stand_in = StandIn(output_ids, repeats=repeats, paths=paths)
+    stand_in = FakeSglang(output_ids, repeats=repeats, paths=paths)
     with (
         standing(stand_in) as there,
         served("--engine", "sglang", "--engine-url", str(there)) as it,
@@ -73,7 +73,7 @@ def test_the_next_turn_goes_on_with_the_very_ids(
         seen = {"type": "tool_result", "tool_use_id": call["id"], "content": "nothing"}
         again = {"role": "assistant", "content": response["content"]}
         send_messages(it, [first, again, {"role": "user", "content": [seen]}])
-    one, two = stand_in.asked
+    one, two = stand_in.requests
     previous = [*one["input_ids"], *output_ids]
     assert two["input_ids"][: len(previous)] == previous
     assert one["session_id"] == two["session_id"]

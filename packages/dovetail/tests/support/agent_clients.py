@@ -1,7 +1,7 @@
-"""Harnesses as far as a server can tell: what they send, and how they send back what they heard.
+"""Agent harnesses as a server sees them: what they send, and how they replay responses.
 
 Each is written from recorded runs of the real one. They read the frames that our encoders write,
-and keep their history in the wire format of their API.
+and store their history in the wire format of their API.
 """
 
 import json
@@ -34,7 +34,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 SYSTEM = "You are a careful engineer.\nWork in /repo."
 
 
-class Heard(NamedTuple):
+class AgentCall(NamedTuple):
     """A call that the agent is to run."""
 
     id: str
@@ -42,7 +42,7 @@ class Heard(NamedTuple):
 
 
 class Agent:
-    """What all harnesses have in common. `history` is in the format of the API."""
+    """The common state of all harnesses. `history` is in the format of the API."""
 
     name = ""
     codec: Any
@@ -55,20 +55,20 @@ class Agent:
         self.thinking = True
         self.tools = dict(TOOLS)
 
-    def ask(self, text: str) -> None:
+    def add_user_message(self, text: str) -> None:
         raise NotImplementedError
 
-    def restate(self, system: str) -> None:
-        """Another system text from now on."""
+    def set_system(self, system: str) -> None:
+        """Use another system text from now on."""
         self.system = system
 
     def body(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def hear(self, frames: bytes) -> list[Heard]:
+    def receive(self, frames: bytes) -> list[AgentCall]:
         raise NotImplementedError
 
-    def answer(self, results: Sequence[tuple[Heard, str]]) -> None:
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         raise NotImplementedError
 
     def request(self) -> tuple[bytes, dict[str, str]]:
@@ -82,7 +82,7 @@ def read(frames: bytes) -> list[dict[str, Any]]:
 
 
 class MessagesAgent(Agent):
-    """The official SDK in a loop: replays what it heard, unchanged."""
+    """The official SDK in a loop: replays responses unchanged."""
 
     name, codec = "sdk", MESSAGES
 
@@ -90,7 +90,7 @@ class MessagesAgent(Agent):
         super().__init__(session, system)
         self.headers = {"x-claude-code-session-id": session, "anthropic-version": "2023-06-01"}
 
-    def ask(self, text: str) -> None:
+    def add_user_message(self, text: str) -> None:
         self.history.append({"role": "user", "content": [{"type": "text", "text": text}]})
 
     def body(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class MessagesAgent(Agent):
             body["thinking"] = {"type": "adaptive"}
         return body
 
-    def hear(self, frames: bytes) -> list[Heard]:
+    def receive(self, frames: bytes) -> list[AgentCall]:
         blocks: dict[int, dict[str, Any]] = {}
         partial: dict[int, str] = {}
         for event in read(frames):
@@ -127,9 +127,9 @@ class MessagesAgent(Agent):
             if block["type"] == "tool_use":
                 block["input"] = _object(partial[at])
         self.history.append({"role": "assistant", "content": list(blocks.values())})
-        return [Heard(b["id"], b["name"]) for b in blocks.values() if b["type"] == "tool_use"]
+        return [AgentCall(b["id"], b["name"]) for b in blocks.values() if b["type"] == "tool_use"]
 
-    def answer(self, results: Sequence[tuple[Heard, str]]) -> None:
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         content = [
             {"type": "tool_result", "tool_use_id": call.id, "content": text}
             for call, text in results
@@ -138,7 +138,7 @@ class MessagesAgent(Agent):
 
 
 class ClaudeCode(MessagesAgent):
-    """Rewrites inputs, moves calls behind text, flips content forms, results as they complete."""
+    """Rewrites inputs, moves calls after text, changes content forms, results as they complete."""
 
     name = "claude-code"
     turns = 0
@@ -154,8 +154,8 @@ class ClaudeCode(MessagesAgent):
         body["metadata"] = {"user_id": json.dumps({"session_id": self.session, "n": self.turns})}
         return body
 
-    def hear(self, frames: bytes) -> list[Heard]:
-        heard = super().hear(frames)
+    def receive(self, frames: bytes) -> list[AgentCall]:
+        received = super().receive(frames)
         content = self.history[-1]["content"]
         for block in content:
             if block["type"] == "tool_use":
@@ -165,10 +165,10 @@ class ClaudeCode(MessagesAgent):
         first = next((at for at, b in enumerate(content) if b["type"] == "tool_use"), len(content))
         if any(b["type"] == "text" for b in content[first:]):
             self.history[-1]["content"] = others + calls
-        return heard
+        return received
 
-    def answer(self, results: Sequence[tuple[Heard, str]]) -> None:
-        super().answer(list(reversed(results)))
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
+        super().add_results(list(reversed(results)))
 
     def _flip(self, message: dict[str, Any], last: bool) -> dict[str, Any]:
         content = message["content"]
@@ -183,20 +183,20 @@ class ClaudeCode(MessagesAgent):
 
 
 class Codex(Agent):
-    """Items in their order, without ids it does not know; outputs behind them."""
+    """Items in their order, without ids it does not know; outputs after them."""
 
     name, codec = "codex", RESPONSES
-    keeps_thoughts = True
+    keeps_reasoning = True
 
     def __init__(self, session: str = "s-1", system: str = SYSTEM) -> None:
         super().__init__(session, system)
         self.headers = {"thread-id": session, "session-id": session}
         self.history = [self._message("developer", "input_text", system)]
 
-    def restate(self, system: str) -> None:
+    def set_system(self, system: str) -> None:
         self.history[0] = self._message("developer", "input_text", system)
 
-    def ask(self, text: str) -> None:
+    def add_user_message(self, text: str) -> None:
         self.history.append(self._message("user", "input_text", text))
 
     def body(self) -> dict[str, Any]:
@@ -216,20 +216,20 @@ class Codex(Agent):
             "include": ["reasoning.encrypted_content"],
         }
 
-    def hear(self, frames: bytes) -> list[Heard]:
-        heard = []
+    def receive(self, frames: bytes) -> list[AgentCall]:
+        calls = []
         for event in read(frames):
             if event["type"] != "response.output_item.done":
                 continue
             item = {k: v for k, v in event["item"].items() if k not in ("id", "status")}
-            if item["type"] == "reasoning" and not self.keeps_thoughts:
+            if item["type"] == "reasoning" and not self.keeps_reasoning:
                 item["content"] = None
             self.history.append(item)
             if item["type"] == "function_call":
-                heard.append(Heard(item["call_id"], item["name"]))
-        return heard
+                calls.append(AgentCall(item["call_id"], item["name"]))
+        return calls
 
-    def answer(self, results: Sequence[tuple[Heard, str]]) -> None:
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         self.history += [
             {"type": "function_call_output", "call_id": call.id, "output": text}
             for call, text in results
@@ -241,26 +241,26 @@ class Codex(Agent):
 
 
 class OpenCode(Codex):
-    """Keeps the encrypted content of a thought and not its words."""
+    """Keeps the encrypted content of reasoning and not its text."""
 
-    name, keeps_thoughts = "opencode", False
+    name, keeps_reasoning = "opencode", False
 
 
 class ChatAgent(Agent):
-    """Pi and its like: thoughts in one field, text in another, calls in a third."""
+    """Pi and similar: reasoning in one field, text in another, calls in a third."""
 
     name, codec = "pi", CHAT
-    keeps_thoughts = True
+    keeps_reasoning = True
 
     def __init__(self, session: str = "s-1", system: str = SYSTEM) -> None:
         super().__init__(session, system)
         self.headers = {"x-session-id": session}
         self.history = [{"role": "developer", "content": system}]
 
-    def restate(self, system: str) -> None:
+    def set_system(self, system: str) -> None:
         self.history[0] = {"role": "developer", "content": system}
 
-    def ask(self, text: str) -> None:
+    def add_user_message(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
 
     def body(self) -> dict[str, Any]:
@@ -270,33 +270,33 @@ class ChatAgent(Agent):
         ]
         return {"model": "m", "stream": True, "messages": self.history, "tools": tools}
 
-    def hear(self, frames: bytes) -> list[Heard]:
-        said = {"content": "", "reasoning_content": ""}
+    def receive(self, frames: bytes) -> list[AgentCall]:
+        texts = {"content": "", "reasoning_content": ""}
         calls: dict[int, dict[str, Any]] = {}
         for chunk in read(frames):
             for choice in chunk.get("choices", ()):
                 delta = choice.get("delta", {})
-                for field in said:
-                    said[field] += delta.get(field) or ""
+                for field in texts:
+                    texts[field] += delta.get(field) or ""
                 for call in delta.get("tool_calls") or ():
                     known = calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
                     known["id"] = known["id"] or call.get("id") or ""
                     function = call.get("function") or {}
                     known["name"] = known["name"] or function.get("name") or ""
                     known["arguments"] += function.get("arguments") or ""
-        self.history.append(self._message(said, [calls[at] for at in sorted(calls)]))
-        return [Heard(call["id"], call["name"]) for _, call in sorted(calls.items())]
+        self.history.append(self._message(texts, [calls[at] for at in sorted(calls)]))
+        return [AgentCall(call["id"], call["name"]) for _, call in sorted(calls.items())]
 
-    def answer(self, results: Sequence[tuple[Heard, str]]) -> None:
+    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
         self.history += [
             {"role": "tool", "tool_call_id": self._id(call.id), "content": text}
             for call, text in results
         ]
 
-    def _message(self, said: dict[str, str], calls: list[dict[str, Any]]) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": said["content"] or None}
-        if said["reasoning_content"] and self.keeps_thoughts:
-            message["reasoning_content"] = said["reasoning_content"]
+    def _message(self, texts: dict[str, str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": texts["content"] or None}
+        if texts["reasoning_content"] and self.keeps_reasoning:
+            message["reasoning_content"] = texts["reasoning_content"]
         if calls:
             message["tool_calls"] = [
                 {
@@ -322,9 +322,9 @@ class OpenClaw(ChatAgent):
 
 
 class PlainChat(ChatAgent):
-    """A client that has never heard of thoughts."""
+    """A client without support for reasoning."""
 
-    name, keeps_thoughts = "plain chat", False
+    name, keeps_reasoning = "plain chat", False
 
 
 AGENTS: tuple[type[Agent], ...] = (
@@ -346,13 +346,13 @@ def _object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _rewritten(given: dict[str, Any]) -> dict[str, Any]:
-    """An input as Claude Code replays it: the same call in other words."""
-    kept = {key: _value(value) for key, value in reversed(given.items())}
-    if isinstance(kept.get("command"), str):
-        kept["command"] = kept["command"].removeprefix("cd /repo && ")
-        kept.setdefault("background", False)
-    return kept
+def _rewritten(input: dict[str, Any]) -> dict[str, Any]:
+    """An input as Claude Code replays it: an equivalent call."""
+    rewritten = {key: _value(value) for key, value in reversed(input.items())}
+    if isinstance(rewritten.get("command"), str):
+        rewritten["command"] = rewritten["command"].removeprefix("cd /repo && ")
+        rewritten.setdefault("background", False)
+    return rewritten
 
 
 def _value(value: Any) -> Any:

@@ -137,7 +137,7 @@ async def run_turn(
         results = [
             (call, result(session.pair, at, n)) for n, call in enumerate(scripted_turn.calls)
         ]
-        agent.answer(results)
+        agent.add_results(results)
     else:
         send_question(session, agent)
     return scripted_turn
@@ -146,7 +146,7 @@ async def run_turn(
 def send_question(session: Session, agent: Agent) -> None:
     at = len(session.turns)
     session.questions[at] = question(session.pair, at)
-    agent.ask(session.questions[at])
+    agent.add_user_message(session.questions[at])
 
 
 async def run_session(

@@ -162,7 +162,7 @@ async def run_long_session(
         TurnWriter(found.tool_parser, found.reasoning_parser),
     )
     agent, costs, before = ClaudeCode(), list[Cost](), array("I")
-    agent.ask("Please mend what is broken.")
+    agent.add_user_message("Please mend what is broken.")
     if memory:
         tracemalloc.start()
     try:
@@ -220,10 +220,10 @@ def _cost(
 
 def _reply(agent: Agent, turn: ScriptedTurn, at: int) -> None:
     if not turn.calls:
-        agent.ask(f"And now part {at}?")
+        agent.add_user_message(f"And now part {at}?")
         return
     listing = "\n".join(f"src/part_{at}/file_{n}.py:{n * 7}: def function_{n}" for n in range(20))
-    agent.answer([(call, f"{call.name}\n{listing}") for call in turn.calls])
+    agent.add_results([(call, f"{call.name}\n{listing}") for call in turn.calls])
 
 
 def _output_blocks(at: int, thinks: bool) -> list[OutputBlock]:

@@ -244,7 +244,7 @@ class RandomSession:
 
     async def run(self, turns: int) -> None:
         agent, dice = self._agent, self._dice
-        agent.ask("Please <|im_end|> do it.")
+        agent.add_user_message("Please <|im_end|> do it.")
         for at in range(turns):
             prepared = await self._runner.prepare(agent)
             self._tally.add(prepared, whole=self._is_whole())
@@ -254,9 +254,9 @@ class RandomSession:
             self._by_entry[turn.generation.build_entry().id] = turn
             check_raw(self._model, turn)
             if turn.calls:
-                agent.answer([(call, self._result(at)) for call in turn.calls])
+                agent.add_results([(call, self._result(at)) for call in turn.calls])
             if not turn.calls or dice.random() < 0.1:
-                agent.ask(f"Go on {at}.")
+                agent.add_user_message(f"Go on {at}.")
 
     def _is_whole(self) -> bool:
         """Whether the last turn can be replayed unchanged."""

@@ -1,7 +1,7 @@
-"""Draws for tests, in the interpreter that has torch: requests and answers are lines of JSON.
+"""Sample for tests, in the interpreter that has torch: requests and results are lines of JSON.
 
-`step` gives the scores as they are processed, with None for what cannot be drawn. `draws` gives the
-tokens that are drawn from the same scores at many places.
+`step` returns the processed scores, with None for what cannot be sampled. `draws` returns the
+tokens that are sampled from the same scores at many positions.
 """
 
 import json
@@ -18,13 +18,13 @@ torch = import_module("torch")
 PADDING = 3  # rows more than there are requests, as in a batch that is replayed
 
 
-class Allowing:
+class FixedMask:
     """A grammar that allows the same ids always."""
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
 
-    def fill(self, said: list[int], words: Any) -> None:
+    def fill(self, generated: list[int], words: Any) -> None:
         words[:] = 0
         for id in self._ids:
             words.view("uint32")[id // 32] |= 1 << id % 32
@@ -34,11 +34,11 @@ class Bench:
     """One processor, and the requests that it has seen."""
 
     def __init__(self, rows: int, vocabulary: int, spelled: int) -> None:
-        self._drawing = BatchSampler(rows, vocabulary, spelled, "cpu")
+        self._sampler = BatchSampler(rows, vocabulary, spelled, "cpu")
         self._arguments = torch.zeros((ARGUMENT_ROWS, rows + PADDING), dtype=torch.int32)
         self._draws: dict[str, SamplingParams] = {}
         defaults = torch.zeros((ARGUMENT_ROWS, 1), dtype=torch.int32)
-        self._drawing.fill_defaults(defaults)
+        self._sampler.fill_defaults(defaults)
         self._arguments[:] = defaults
 
     def step(self, rows: list[dict[str, Any]], scores: list[list[float]]) -> list[list[Any]]:
@@ -47,9 +47,9 @@ class Bench:
             requests.append(SimpleNamespace(has_new_token=True, state=self._state(row)))
             # One whose prompt is not read yet gets no row.
             requests.append(SimpleNamespace(has_new_token=False, state=None))
-        self._drawing.prepare_tensor_args(requests, self._arguments)
+        self._sampler.prepare_tensor_args(requests, self._arguments)
         given = torch.tensor(scores + [scores[0]] * PADDING)
-        done = self._drawing(None, given, self._arguments[:, : len(given)])
+        done = self._sampler(None, given, self._arguments[:, : len(given)])
         return [[None if isinf(x) else x for x in row] for row in done[: len(rows)].tolist()]
 
     def draws(
@@ -62,25 +62,25 @@ class Bench:
         for place in range(places):
             states = [_state(draw, [1], range(place)) for draw in draws]
             requests = [SimpleNamespace(has_new_token=True, state=state) for state in states]
-            self._drawing.prepare_tensor_args(requests, self._arguments)
+            self._sampler.prepare_tensor_args(requests, self._arguments)
             rows = given.repeat(len(seeds), 1)
-            drawn.append(self._drawing(None, rows, self._arguments).argmax(-1).tolist())
+            drawn.append(self._sampler(None, rows, self._arguments).argmax(-1).tolist())
         return [list(column) for column in zip(*drawn, strict=True)]
 
     def _state(self, row: dict[str, Any]) -> Any:
         fields = row.get("draw", {})
         if "allow" in fields:
-            fields["guide"] = Allowing(fields.pop("allow"))
+            fields["guide"] = FixedMask(fields.pop("allow"))
         draw = self._draws.setdefault(row["name"], SamplingParams(**fields))
-        return _state(draw, row["prompt"], row["said"], row.get("moved", 0))
+        return _state(draw, row["prompt"], row["generated"], row.get("moved", 0))
 
 
-def _state(draw: SamplingParams, prompt: list[int], said: Any, moved: int = 0) -> Any:
-    """`moved` tokens of what was said are in the prompt: the request was started again."""
+def _state(draw: SamplingParams, prompt: list[int], generated: Any, moved: int = 0) -> Any:
+    """`moved` generated tokens are in the prompt: the request was restarted."""
     return SimpleNamespace(
         logit_processor_kwargs={"draw": draw},
-        initial_tokens=[*prompt, *said[:moved]],
-        generated_tokens=said[moved:],
+        initial_tokens=[*prompt, *generated[:moved]],
+        generated_tokens=generated[moved:],
         _true_initial_tokens=len(prompt) if moved else 0,
     )
 
@@ -89,11 +89,11 @@ def main() -> None:
     torch.set_num_threads(1)
     benches: dict[str, Bench] = {}
     for line in sys.stdin:
-        bench, size, act, given = json.loads(line)
+        bench, size, method, given = json.loads(line)
         if bench not in benches:
             benches[bench] = Bench(*size)
         with torch.inference_mode():
-            print(json.dumps(getattr(benches[bench], act)(**given)), flush=True)
+            print(json.dumps(getattr(benches[bench], method)(**given)), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from agent_clients import Agent, Heard
+from agent_clients import Agent, AgentCall
 
 from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
@@ -27,7 +27,7 @@ class ScriptedTurn:
 
     prepared: PreparedRequest
     generation: Generation
-    calls: list[Heard]
+    calls: list[AgentCall]
 
     @property
     def token_ids(self) -> "array[int]":
@@ -73,7 +73,7 @@ class ScriptedRunner:
         for at in range(0, len(ids), step):
             frames += encoder.encode(generation.feed(ids[at : at + step]))
         frames += encoder.encode(generation.finish("stop" if generation.stopped else "length"))
-        calls = agent.hear(frames)
+        calls = agent.receive(frames)
         await self.preparer.record(prepared, generation)
         self.turns.append(ScriptedTurn(prepared, generation, calls))
         return self.turns[-1]

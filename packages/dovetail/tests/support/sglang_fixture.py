@@ -1,7 +1,7 @@
-"""A stand-in for an SGLang server, for tests of the adapter: the protocol, and no model.
+"""A fake SGLang server, for tests of the adapter: the protocol, and no model.
 
 Its frames, paths and errors are those of SGLang 0.5.23, as its sources have them. What a real
-implementation sends is checked in test_sglang_mocker.py.
+implementation sends is checked in test_mocker.py.
 """
 
 import asyncio
@@ -50,14 +50,18 @@ def meta(count: int, prompt: int = 2, finish: Json | None = None, **more: Any) -
 def frames(
     parts: Sequence[Sequence[int]], finish: Json, *, repeats: bool, prompt: int = 2, cached: int = 0
 ) -> Iterator[Json]:
-    """An answer in these parts: each frame with all ids so far, or with the new ones."""
+    """A response in these parts: each frame with all ids so far, or with the new ones."""
     so_far: list[int] = []
     for number, part in enumerate(parts, 1):
         so_far += part
-        told = meta(len(so_far), prompt, finish if number == len(parts) else None)
+        meta_info = meta(len(so_far), prompt, finish if number == len(parts) else None)
         text = TOKENIZER.decode(so_far if repeats else list(part))
-        told_ids = list(so_far) if repeats else list(part)
-        yield {"text": text, "output_ids": told_ids, "meta_info": {**told, "cached_tokens": cached}}
+        output_ids = list(so_far) if repeats else list(part)
+        yield {
+            "text": text,
+            "output_ids": output_ids,
+            "meta_info": {**meta_info, "cached_tokens": cached},
+        }
 
 
 def event(frame: Json) -> bytes:
@@ -65,23 +69,23 @@ def event(frame: Json) -> bytes:
 
 
 @dataclass
-class StandIn:
-    """What the server answers, and what it was asked."""
+class FakeSglang:
+    """The responses of the server, and the requests it received."""
 
-    said: Sequence[int] = (*ids("a" * 1000), END)
+    output_ids: Sequence[int] = (*ids("a" * 1000), END)
     repeats: bool = True
     paths: Mapping[str, Json] = field(default_factory=lambda: dict(PATHS))
     status: int = 200
-    refusal: Json = field(default_factory=dict)
-    aborts_taken: int = 200
-    #: After so many tokens it says nothing more until it is told to give up.
+    rejection: Json = field(default_factory=dict)
+    abort_status: int = 200
+    #: After so many tokens it sends nothing more until an abort.
     halt: int | None = None
     script: Iterable[bytes] | None = None
-    asked: list[Json] = field(default_factory=list)
+    requests: list[Json] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
-    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
-    told_to_stop: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
+    abort_received: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: set["asyncio.Task[None] | None"] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,8 +97,8 @@ class StandIn:
             await writer.wait_closed()
 
     async def close(self) -> None:
-        """Waits for those that still talk."""
-        self.told_to_stop.set()
+        """Wait for open connections."""
+        self.abort_received.set()
         await asyncio.gather(*(task for task in self._serving if task is not None))
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,72 +111,72 @@ class StandIn:
             await self._generate(msgspec.json.decode(content), reader, writer)
         elif (method, path) == ("POST", "/abort_request"):
             self._abort(msgspec.json.decode(content)["rid"])
-            _answer(writer, self.aborts_taken, {})
+            _respond(writer, self.abort_status, {})
         else:
-            _answer(writer, 200 if path in self.paths else 404, self.paths.get(path, {}))
+            _respond(writer, 200 if path in self.paths else 404, self.paths.get(path, {}))
 
     def _abort(self, rid: str) -> None:
         self.aborted.append(rid)
-        self.told_to_stop.set()
+        self.abort_received.set()
 
     async def _generate(
-        self, asked: Json, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: Json, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self.asked.append(asked)
+        self.requests.append(request)
         if self.status != 200:
-            _answer(writer, self.status, self.refusal)
+            _respond(writer, self.status, self.rejection)
             return
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
         writer.write(b"connection: close\r\n\r\n")
-        for number, piece in enumerate(self.script or self._frames(asked), 1):
+        for number, piece in enumerate(self.script or self._frames(request), 1):
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0)
             if self.halt == number:
-                gone = asyncio.ensure_future(reader.read())
-                stopped = asyncio.ensure_future(self.told_to_stop.wait())
-                await asyncio.wait({gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    gone.exception()  # a reset is a way to hang up
-                    self.hung_up.set()
-                gone.cancel()
+                disconnect = asyncio.ensure_future(reader.read())
+                stopped = asyncio.ensure_future(self.abort_received.wait())
+                await asyncio.wait({disconnect, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if disconnect.done():
+                    disconnect.exception()  # a reset is a way to disconnect
+                    self.disconnected.set()
+                disconnect.cancel()
                 stopped.cancel()
                 writer.write(event({"meta_info": meta(0, finish={"type": "abort"})}))
                 return
 
-    def _frames(self, asked: Json) -> Iterator[bytes]:
-        params = asked["sampling_params"]
+    def _frames(self, request: Json) -> Iterator[bytes]:
+        params = request["sampling_params"]
         limit = params["max_new_tokens"]
-        said = list(self.said[:limit])
-        stopped = bool(said) and said[-1] in params.get("stop_token_ids", ())
-        finish = {"type": "stop", "matched": said[-1]} if stopped else {"type": "length"}
-        prompt = len(asked["input_ids"])
-        parts = [[id] for id in said]
+        output_ids = list(self.output_ids[:limit])
+        stopped = bool(output_ids) and output_ids[-1] in params.get("stop_token_ids", ())
+        finish = {"type": "stop", "matched": output_ids[-1]} if stopped else {"type": "length"}
+        prompt = len(request["input_ids"])
+        parts = [[id] for id in output_ids]
         yield from map(event, frames(parts, finish, repeats=self.repeats, prompt=prompt, cached=1))
         yield b"data: [DONE]\n\n"
 
 
-def _answer(writer: asyncio.StreamWriter, status: int, content: Json) -> None:
+def _respond(writer: asyncio.StreamWriter, status: int, content: Json) -> None:
     body = msgspec.json.encode(content)
     writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
 
 
 @asynccontextmanager
-async def listening(stand_in: StandIn) -> AsyncIterator[Endpoint]:
+async def listening(fake: FakeSglang) -> AsyncIterator[Endpoint]:
     """Where it listens while the block runs."""
-    server = await asyncio.start_server(stand_in.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     try:
         host, port = server.sockets[0].getsockname()
         yield Endpoint(host, port, headers={"authorization": "Bearer k"})
     finally:
         server.close()
-        await stand_in.close()
+        await fake.close()
 
 
 @asynccontextmanager
-async def running(stand_in: StandIn, **options: Any) -> AsyncIterator[SglangEngine]:
-    """An engine that was started before such a server."""
-    async with listening(stand_in) as endpoint:
+async def running(fake: FakeSglang, **options: Any) -> AsyncIterator[SglangEngine]:
+    """A started engine with such a server."""
+    async with listening(fake) as endpoint:
         engine = SglangEngine(endpoint, TOKENIZER, options=SglangOptions(**options))
         await engine.start()
         try:
@@ -181,19 +185,19 @@ async def running(stand_in: StandIn, **options: Any) -> AsyncIterator[SglangEngi
             await engine.stop()
 
 
-class StandInEngine:
-    """The adapter together with its own server, so that it can be made like any other engine."""
+class EngineWithFakeSglang:
+    """The adapter together with a fake server, as one engine."""
 
     name = "sglang"
 
     def __init__(self) -> None:
-        self._stand_in = StandIn()
+        self._fake = FakeSglang()
         self._server: asyncio.Server | None = None
         self._engine = SglangEngine(Endpoint(port=1), TOKENIZER)
         self.capabilities = self._engine.capabilities
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._stand_in.serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._fake.serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         self._engine = SglangEngine(Endpoint(host, port), TOKENIZER)
         await self._engine.start()
@@ -208,14 +212,14 @@ class StandInEngine:
         await self._engine.stop()
         if self._server is not None:
             self._server.close()
-            await self._stand_in.close()
+            await self._fake.close()
 
 
-def ask(max_tokens: int = 5000, **more: Any) -> EngineRequest:
+def make_request(max_tokens: int = 5000, **more: Any) -> EngineRequest:
     """A request with two prompt tokens."""
     stops = {"stop_ids": frozenset({END})}
     return EngineRequest("r", array("I", [1, 2]), max_tokens, **{**stops, **more})
 
 
-async def heard(engine: SglangEngine, request: EngineRequest) -> list[TokenDelta]:
+async def generate(engine: SglangEngine, request: EngineRequest) -> list[TokenDelta]:
     return [delta async for delta in iter_deltas(engine, request)]

@@ -1,7 +1,7 @@
-"""What was once asked of Dynamo's mocker, which serves SGLang's `/generate`, and what it answered.
+"""Recorded exchanges with Dynamo's mocker, which serves SGLang's `/generate`.
 
-`python sglang_recording.py URL SERVER` asks it all again and prints the lines to keep in
-recordings/sglang_mocker.jsonl. A recording answers only the very requests that it was made with.
+`python sglang_recording.py URL SERVER` sends all requests again and prints the lines of
+recordings/sglang_mocker.jsonl. A recording responds only to the very requests that it has.
 """
 
 import asyncio
@@ -26,31 +26,31 @@ MODEL = "qwen3-mock"
 HEALTH = "/health"
 
 
-def ask(first: int, length: int, max_tokens: int, **more: Any) -> EngineRequest:
-    """A request whose prompt is like no other's."""
+def make_request(first: int, length: int, max_tokens: int, **more: Any) -> EngineRequest:
+    """A request with a unique prompt."""
     prompt = array("I", range(first, first + length))
     return EngineRequest(f"r{first}", prompt, max_tokens, **more)
 
 
-ASKED = {
-    "plain": ask(100, 8, 5),
-    "longer": ask(200, 8, 24, sampling=Sampling(temperature=0.7, top_p=0.9, seed=5)),
-    "probabilities": ask(300, 8, 3, sampling=Sampling(logprobs=2)),
-    "stops": ask(400, 8, 5, stop_ids=frozenset(range(1000, 2000))),
-    "hints": ask(500, 8, 3, session="s", priority=2, cache_salt="k"),
-    "to the brim": ask(1000, WINDOW - 6, 100),
-    "too long": ask(2000, WINDOW + 44, 5),
-    "empty": ask(3000, 0, 5),
+REQUESTS = {
+    "plain": make_request(100, 8, 5),
+    "longer": make_request(200, 8, 24, sampling=Sampling(temperature=0.7, top_p=0.9, seed=5)),
+    "probabilities": make_request(300, 8, 3, sampling=Sampling(logprobs=2)),
+    "stops": make_request(400, 8, 5, stop_ids=frozenset(range(1000, 2000))),
+    "hints": make_request(500, 8, 3, session="s", priority=2, cache_salt="k"),
+    "to the brim": make_request(1000, WINDOW - 6, 100),
+    "too long": make_request(2000, WINDOW + 44, 5),
+    "empty": make_request(3000, 0, 5),
 }
 
 
-class Exchange(msgspec.Struct, frozen=True):
-    """One question and its answer. What `rid` was sent says nothing."""
+class RecordedExchange(msgspec.Struct, frozen=True):
+    """One request and its response, without regard to `rid`. The field names are the file's."""
 
     path: str
-    asked: msgspec.Raw
+    request: msgspec.Raw = msgspec.field(name="asked")
     status: int
-    answer: str
+    response: str = msgspec.field(name="answer")
 
 
 class Heading(msgspec.Struct, frozen=True):
@@ -59,48 +59,50 @@ class Heading(msgspec.Struct, frozen=True):
     server: str
 
 
-def load() -> tuple[str, list[Exchange]]:
+def load() -> tuple[str, list[RecordedExchange]]:
     """The server that was recorded, and all exchanges with it."""
     first, *lines = RECORDING.read_bytes().splitlines()
-    exchanges = [msgspec.json.decode(line, type=Exchange) for line in lines]
+    exchanges = [msgspec.json.decode(line, type=RecordedExchange) for line in lines]
     return msgspec.json.decode(first, type=Heading).server, exchanges
 
 
 async def record(endpoint: Endpoint, server: str) -> list[bytes]:
     """The lines of a recording."""
     lines = [msgspec.json.encode(Heading(server))]
-    for path, asked in _questions():
-        method = "POST" if asked else "GET"
-        status, answer = await fetch(endpoint, ClientRequest(method, path, asked))
-        words = answer.decode() if path != HEALTH else ""  # addresses of somebody's machine
-        told = Exchange(path, msgspec.Raw(asked or b"null"), status, words)
-        lines.append(msgspec.json.encode(told))
+    for path, body in _requests():
+        method = "POST" if body else "GET"
+        status, content = await fetch(endpoint, ClientRequest(method, path, body))
+        text = content.decode() if path != HEALTH else ""  # it has addresses of the machine
+        exchange = RecordedExchange(path, msgspec.Raw(body or b"null"), status, text)
+        lines.append(msgspec.json.encode(exchange))
     return lines
 
 
-def _questions() -> Iterator[tuple[str, bytes]]:
+def _requests() -> Iterator[tuple[str, bytes]]:
     for path in ("/v1/models", HEALTH):
         yield path, b""
-    for request in ASKED.values():
+    for request in REQUESTS.values():
         yield "/generate", encode_request(request, PromptEncoder(), "recorded", None)
 
 
 @asynccontextmanager
-async def replaying(exchanges: Iterable[Exchange], piece: int) -> AsyncIterator[Endpoint]:
-    """A server that answers as it was recorded, in pieces of so many bytes."""
-    known = {(told.path, _without_rid(told.asked)): told for told in exchanges}
+async def replaying(exchanges: Iterable[RecordedExchange], piece: int) -> AsyncIterator[Endpoint]:
+    """A server that responds as recorded, in pieces of so many bytes."""
+    known = {(one.path, _without_rid(one.request)): one for one in exchanges}
     serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.add(asyncio.current_task())
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = int(head.lower().partition("content-length: ")[2].partition("\r")[0] or 0)
-        content = await reader.readexactly(length)
-        told = known.get((head.split(" ", 2)[1], _without_rid(content or b"null")))
-        status, answer = (told.status, told.answer.encode()) if told else (404, b"{}")
+        body = await reader.readexactly(length)
+        exchange = known.get((head.split(" ", 2)[1], _without_rid(body or b"null")))
+        status, content = (
+            (exchange.status, exchange.response.encode()) if exchange else (404, b"{}")
+        )
         writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\n\r\n" % status)
-        for at in range(0, len(answer), piece):
-            writer.write(answer[at : at + piece])
+        for at in range(0, len(content), piece):
+            writer.write(content[at : at + piece])
             await asyncio.sleep(0)
         writer.close()
 
@@ -113,8 +115,8 @@ async def replaying(exchanges: Iterable[Exchange], piece: int) -> AsyncIterator[
         await asyncio.gather(*(task for task in serving if task is not None))
 
 
-def _without_rid(asked: bytes | msgspec.Raw) -> bytes:
-    fields = msgspec.json.decode(asked)
+def _without_rid(request: bytes | msgspec.Raw) -> bytes:
+    fields = msgspec.json.decode(request)
     if isinstance(fields, dict):
         fields.pop("rid", None)
     return msgspec.json.encode(fields, order="deterministic")

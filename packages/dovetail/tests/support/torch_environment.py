@@ -33,7 +33,7 @@ import json
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-folder, window, asked = sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)
+folder, window, prompts = sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)
 torch.manual_seed(0)
 config = Qwen3Config(
     vocab_size=151936, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -42,16 +42,16 @@ config = Qwen3Config(
 )
 Qwen3ForCausalLM(config).save_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-answers = []
-for prompt, count in asked:
+outputs = []
+for prompt, count in prompts:
     given = torch.tensor([prompt])
     with torch.no_grad():
         out = model.generate(
             given, attention_mask=torch.ones_like(given), max_new_tokens=count,
             do_sample=False, eos_token_id=-1, pad_token_id=151643,
         )
-    answers.append(out[0, len(prompt):].tolist())
-print(json.dumps(answers))
+    outputs.append(out[0, len(prompt):].tolist())
+print(json.dumps(outputs))
 """
 
 #: One line for each line of ids and a place: the logprobs that a plain forward pass gives the ids
@@ -71,25 +71,25 @@ for line in sys.stdin:
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, start - 1 : -1]
     known = logits.log_softmax(-1)
-    said = known.gather(1, torch.tensor(ids[start:]).unsqueeze(1)).squeeze(1)
+    sampled = known.gather(1, torch.tensor(ids[start:]).unsqueeze(1)).squeeze(1)
     top = known[:, :spelled].topk(best)
-    print(json.dumps([said.tolist(), top.indices.tolist(), top.values.tolist()]), flush=True)
+    print(json.dumps([sampled.tolist(), top.indices.tolist(), top.values.tolist()]), flush=True)
 """
 
 
 def need_torch() -> None:
-    """Skips where no interpreter with torch is named, or the tokenizer is missing."""
+    """Skip where no interpreter with torch is named, or the tokenizer is missing."""
     if not PYTHON:
         pytest.skip("DOVETAIL_TORCH_PYTHON names no interpreter with torch: make test-vllm")
     if not (TOKENIZERS / "qwen3").is_dir():
         pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
 
 
-def build(folder: Path, asked: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
-    """Lays the model out in a folder, and gives its own greedy answers to prompts."""
+def build(folder: Path, prompts: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
+    """Create the model in a folder, and return its greedy outputs for prompts."""
     done = subprocess.run(
         [PYTHON, "-c", _BUILD, str(folder), str(WINDOW)],
-        input=json.dumps([(list(prompt), count) for prompt, count in asked]),
+        input=json.dumps([(list(prompt), count) for prompt, count in prompts]),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -100,38 +100,38 @@ def build(folder: Path, asked: Sequence[tuple[Sequence[int], int]]) -> list[list
     config.pop("chat_template", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
-    return answers
+    outputs: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return outputs
 
 
-class Passed(NamedTuple):
+class ForwardResult(NamedTuple):
     """The logprobs of ids, and at each place the likeliest ids with theirs."""
 
-    said: list[float]
+    logprobs: list[float]
     best: list[list[tuple[int, float]]]
 
 
-class Forward:
+class ForwardProcess:
     """A plain forward pass of a model, in a process of its own."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
-    def ask(self, ids: Sequence[int], start: int, best: int, spelled: int) -> Passed:
+    def run(self, ids: Sequence[int], start: int, best: int, spelled: int) -> ForwardResult:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([list(ids), start, best, spelled]) + "\n")
         self._process.stdin.flush()
-        said, ids_of, values = json.loads(self._process.stdout.readline())
+        sampled, ids_of, values = json.loads(self._process.stdout.readline())
         pairs = zip(ids_of, values, strict=True)
-        return Passed(said, [list(zip(*pair, strict=True)) for pair in pairs])
+        return ForwardResult(sampled, [list(zip(*pair, strict=True)) for pair in pairs])
 
 
 @contextmanager
-def forward(folder: Path) -> Iterator[Forward]:
+def forward(folder: Path) -> Iterator[ForwardProcess]:
     """A process that has the model of a folder."""
     command = [PYTHON, "-c", _FORWARD, str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        yield Forward(process)
+        yield ForwardProcess(process)

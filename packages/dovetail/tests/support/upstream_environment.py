@@ -1,4 +1,4 @@
-"""An upstream of a few lines for tests: it says what a test wants and keeps what it was asked."""
+"""A fake upstream: it responds as a test defines and records its requests."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ LOOK = ToolSpec("look_up", "Looks.", {"type": "object", "properties": {"city": {
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the server says to one request. A stream without an end stays open."""
+class FakeResponse:
+    """The response to one request. A stream without an end stays open."""
 
     status: int = 200
     body: bytes = b""
@@ -27,46 +27,46 @@ class Answer:
 
 
 @dataclass
-class Asked:
+class FakeRequest:
     method: str
     path: str
     headers: dict[str, str]
     body: Any
 
 
-Reply = Callable[[Asked], Answer]
+Responder = Callable[[FakeRequest], FakeResponse]
 
 
 @dataclass
-class Fake:
-    """A running server. `hung_up` is set when a client went before the end."""
+class FakeUpstream:
+    """A running server. `disconnected` is set when a client disconnects before the end."""
 
     endpoint: Endpoint
-    asked: list[Asked] = field(default_factory=list)
-    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: list[FakeRequest] = field(default_factory=list)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
     def bodies(self, path: str = "/v1/chat/completions") -> list[Any]:
-        """What was asked there, probes for the API left out."""
-        return [one.body for one in self.asked if one.path == path and one.body]
+        """The bodies of requests to a path, without probes for the API."""
+        return [one.body for one in self.requests if one.path == path and one.body]
 
 
 @asynccontextmanager
-async def faked(reply: Reply) -> AsyncIterator[Fake]:
+async def fake_upstream(respond: Responder) -> AsyncIterator[FakeUpstream]:
     """A server on a loopback port."""
-    fake = Fake(Endpoint())
+    fake = FakeUpstream(Endpoint())
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await _request(reader)
-        fake.asked.append(asked)
-        answer = reply(asked)
-        head = {"content-type": answer.kind, "connection": "close", **dict(answer.headers)}
-        if answer.ends:
-            head["content-length"] = str(len(answer.body))
+        request = await _request(reader)
+        fake.requests.append(request)
+        response = respond(request)
+        head = {"content-type": response.kind, "connection": "close", **dict(response.headers)}
+        if response.ends:
+            head["content-length"] = str(len(response.body))
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-        writer.write(f"HTTP/1.1 {answer.status} X\r\n{lines}\r\n".encode() + answer.body)
+        writer.write(f"HTTP/1.1 {response.status} X\r\n{lines}\r\n".encode() + response.body)
         await writer.drain()
-        if not answer.ends and not await reader.read():
-            fake.hung_up.set()
+        if not response.ends and not await reader.read():
+            fake.disconnected.set()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -75,12 +75,12 @@ async def faked(reply: Reply) -> AsyncIterator[Fake]:
         yield fake
 
 
-async def _request(reader: asyncio.StreamReader) -> Asked:
+async def _request(reader: asyncio.StreamReader) -> FakeRequest:
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     method, path, _ = first.split(" ")
-    return Asked(method, path, headers, json.loads(body) if body else None)
+    return FakeRequest(method, path, headers, json.loads(body) if body else None)
 
 
 def chunks(*deltas: dict[str, Any], reason: str | None = "stop", done: bool = True) -> bytes:
@@ -92,13 +92,13 @@ def chunks(*deltas: dict[str, Any], reason: str | None = "stop", done: bool = Tr
     return (text + ("data: [DONE]\n\n" if done else "")).encode()
 
 
-def stream(*deltas: dict[str, Any], **more: Any) -> Answer:
-    return Answer(body=chunks(*deltas, **more), kind="text/event-stream")
+def stream(*deltas: dict[str, Any], **more: Any) -> FakeResponse:
+    return FakeResponse(body=chunks(*deltas, **more), kind="text/event-stream")
 
 
-def refusal(status: int, message: str, **more: Any) -> Answer:
+def rejection(status: int, message: str, **more: Any) -> FakeResponse:
     body = json.dumps({"error": {"message": message, **more}}).encode()
-    return Answer(status, body)
+    return FakeResponse(status, body)
 
 
 def upstream(endpoint: Endpoint, model: str = "m", **options: Any) -> OpenAIUpstream:
@@ -115,5 +115,5 @@ async def events(engine: OpenAIUpstream, request: Request) -> list[Event]:
         return [event async for batch in batches for event in batch]
 
 
-async def answer(engine: OpenAIUpstream, request: Request) -> Message:
+async def fetch_message(engine: OpenAIUpstream, request: Request) -> Message:
     return fold(await events(engine, request))

@@ -46,7 +46,7 @@ def _agents() -> list[Agent]:
     review.headers |= {"x-codex-parent-thread-id": "codex's", "x-openai-subagent": "review"}
     agents: list[Agent] = [claude, explorer, codex, review]
     for agent in agents:
-        agent.ask("Where is the xylophone?")
+        agent.add_user_message("Where is the xylophone?")
     return agents
 
 
@@ -55,7 +55,7 @@ def _step(running: Running, agent: Agent) -> None:
     path = "/v1/responses" if isinstance(agent, Codex) else "/v1/messages"
     reply = running.request("POST", path, agent.body(), **headers)
     assert reply.status == 200, reply.body
-    agent.answer([(call, "nothing") for call in agent.hear(reply.body)])
+    agent.add_results([(call, "nothing") for call in agent.receive(reply.body)])
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_payloads_are_announced_and_there(tmp_path: Path) -> None:
     assert line.payload is not None
     assert "xylophone" in (line.payload.request or "")
     agent = ClaudeCode()
-    agent.hear((line.payload.response or "").encode())
+    agent.receive((line.payload.response or "").encode())
     assert "zither" in repr(agent.history)
 
 

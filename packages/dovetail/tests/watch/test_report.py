@@ -95,8 +95,8 @@ async def step(address: str, agent: Any, result: str = "ok") -> None:
     if agent.codec.name == "chat":
         body["stream_options"] = {"include_usage": True}
     frames = await send_request(address, PATHS[agent.codec.name], body, **agent.headers)
-    calls = agent.hear(frames)
-    agent.answer([(call, result) for call in calls])
+    calls = agent.receive(frames)
+    agent.add_results([(call, result) for call in calls])
 
 
 def session(
@@ -112,7 +112,7 @@ def session(
     async def scene() -> None:
         async with plain_server(server) as stage, watched(stage, lens) as (address, notes):
             stage.engine.plan = stage.engine.says(*outputs)
-            agent.ask("What is the weather?")
+            agent.add_user_message("What is the weather?")
             for at in range(len(outputs)):
                 if change is not None:
                     change(agent, at)
@@ -171,8 +171,8 @@ class Counter(MessagesAgent):
 class Rewriter(MessagesAgent):
     """Numbers in other words, keys in another order."""
 
-    def hear(self, frames: bytes) -> Any:
-        calls = super().hear(frames)
+    def receive(self, frames: bytes) -> Any:
+        calls = super().receive(frames)
         for block in self.history[-1]["content"]:
             if block["type"] == "tool_use":
                 block["input"] = {"timeout": 5, **block["input"]}
@@ -269,7 +269,7 @@ def test_tools_that_change(change: Any, detail: str) -> None:
 
 def test_a_system_text_that_changes() -> None:
     def edit(agent: Any, at: int) -> None:
-        agent.restate(f"You are careful.\nIt is {'five' if at else 'four'} o'clock.")
+        agent.set_system(f"You are careful.\nIt is {'five' if at else 'four'} o'clock.")
 
     _, second, third = session(MessagesAgent(), LOOP, edit)
     assert codes(second) == ["system"]
@@ -450,8 +450,8 @@ def test_interleaved_reasoning_returned_in_another_order() -> None:
 class Grouping(MessagesAgent):
     """Puts calls behind everything else, as Claude Code does."""
 
-    def hear(self, frames: bytes) -> Any:
-        calls = super().hear(frames)
+    def receive(self, frames: bytes) -> Any:
+        calls = super().receive(frames)
         self.history[-1]["content"].sort(key=lambda block: block["type"] == "tool_use")
         return calls
 

@@ -63,7 +63,7 @@ class Used(NamedTuple):
 
 def steps(running: Running, agent: Agent) -> list[Used]:
     """A whole tool loop. What the server says of each step."""
-    agent.ask("What is the answer?")
+    agent.add_user_message("What is the answer?")
     return [step(running, agent, at) for at in range(STEPS)]
 
 
@@ -74,8 +74,8 @@ def step(running: Running, agent: Agent, at: int, **fields: str) -> Used:
     headers = {name.replace("-", "_"): value for name, value in agent.headers.items()}
     reply = running.request("POST", PATHS.get(agent.codec.name, "/v1/responses"), body, **headers)
     assert reply.status == 200, reply.body
-    calls = agent.hear(reply.body)
-    agent.answer([(call, f"file {at}.txt") for call in calls])
+    calls = agent.receive(reply.body)
+    agent.add_results([(call, f"file {at}.txt") for call in calls])
     return used(reply.body)
 
 
@@ -228,7 +228,7 @@ def test_fixing_serves_the_same_traffic_on_exact_turns(folder: Path) -> None:
         watching(url, folder, "--fix", *tokenizer(folder), "--json", report_path) as watch,
     ):
         agent = ClaudeCode("fixed session")
-        agent.ask("What is the answer?")
+        agent.add_user_message("What is the answer?")
         made = [step(watch, agent, at, model=NAME) for at in range(STEPS)]
         for before, after in pairwise(made):
             assert after.cached == (before.prompt + before.generated - 1) // BLOCK * BLOCK

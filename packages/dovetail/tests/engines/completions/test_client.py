@@ -250,8 +250,8 @@ def test_logprobs() -> None:
 FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
     ("refused", [status(401, b'{"error":"Unauthorized"}')], EngineError, "refuses the key"),
     ("broken off", [open_stream(TOKEN)], EngineUnavailable, "broke off"),
-    ("ended without a finish", [stream(TOKEN)], EngineUnavailable, "without responding_with why"),
-    ("ended at once", [stream()], EngineUnavailable, "without responding_with why"),
+    ("ended without a finish", [stream(TOKEN)], EngineUnavailable, "without saying why"),
+    ("ended at once", [stream()], EngineUnavailable, "without saying why"),
     ("no answer", [], EngineUnavailable, "broke off"),
     ("an error frame", [stream(TOKEN, b'{"error":{"message":"died"}}')], EngineError, "died"),
 ]

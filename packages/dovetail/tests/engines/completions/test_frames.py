@@ -167,8 +167,8 @@ BROKEN: list[tuple[str, list[bytes], type[DovetailError], str]] = [
     ("not JSON", [b"{"], EngineError, "vLLM sent what is not understood"),
     ("ids that are none", [choice(["7"])], EngineError, "not understood"),  # type: ignore[list-item]
     ("no ids", [choice(None)], EngineError, "does not tell token ids"),
-    ("no reason", [choice([7]), DONE], EngineUnavailable, "without responding_with why"),
-    ("nothing at all", [DONE], EngineUnavailable, "without responding_with why"),
+    ("no reason", [choice([7]), DONE], EngineUnavailable, "without saying why"),
+    ("nothing at all", [DONE], EngineUnavailable, "without saying why"),
     ("given up", [choice([7], "abort")], EngineUnavailable, "gave the request up"),
     ("failed", [choice([7], "error")], EngineError, "with 'error'"),
     (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from http_fixture import run
-from upstream_environment import Answer, Asked, Reply, faked
+from upstream_environment import FakeRequest, FakeResponse, Responder, fake_upstream
 
 from dovetail.engines.openai import create, discover
 from dovetail.engines.registry import EngineSetupError, UpstreamSetup
@@ -13,12 +13,12 @@ from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineError, EngineUnavailable
 
 
-def pages(**answers: Any) -> Reply:
+def pages(**answers: Any) -> Responder:
     """A server that has these pages; in their names __ stands for /."""
 
-    def reply(asked: Asked) -> Answer:
+    def reply(asked: FakeRequest) -> FakeResponse:
         found = answers.get(asked.path.strip("/").replace("/", "__"))
-        return Answer(404) if found is None else Answer(body=json.dumps(found).encode())
+        return FakeResponse(404) if found is None else FakeResponse(body=json.dumps(found).encode())
 
     return reply
 
@@ -27,7 +27,7 @@ def listed(*cards: dict[str, Any]) -> dict[str, Any]:
     return {"object": "list", "data": list(cards)}
 
 
-SERVERS: dict[str, tuple[Reply, int | None]] = {
+SERVERS: dict[str, tuple[Responder, int | None]] = {
     "vllm": (pages(v1__models=listed({"id": "m", "max_model_len": 4096})), 4096),
     "openrouter": (pages(v1__models=listed({"id": "m", "context_length": 131072})), 131072),
     "groq": (pages(v1__models=listed({"id": "m", "context_window": 8192})), 8192),
@@ -82,7 +82,7 @@ def test_the_window_is_found(server: str) -> None:
     reply, length = SERVERS[server]
 
     async def scene() -> None:
-        async with faked(reply) as fake:
+        async with fake_upstream(reply) as fake:
             found = await discover(fake.endpoint)
             assert (found.name, found.context_length) == ("m", length)
 
@@ -91,7 +91,7 @@ def test_the_window_is_found(server: str) -> None:
 
 def test_all_names_are_told() -> None:
     async def scene() -> None:
-        async with faked(pages(v1__models=listed({"id": "a"}, {"id": "b"}))) as fake:
+        async with fake_upstream(pages(v1__models=listed({"id": "a"}, {"id": "b"}))) as fake:
             assert (await discover(fake.endpoint)).names == ("a", "b")
 
     run(scene)
@@ -99,7 +99,7 @@ def test_all_names_are_told() -> None:
 
 def test_a_server_without_a_list_needs_a_name() -> None:
     async def scene() -> None:
-        async with faked(pages()) as fake:
+        async with fake_upstream(pages()) as fake:
             found = await discover(fake.endpoint)
             with pytest.raises(EngineSetupError, match="lists no models"):
                 create(UpstreamSetup(fake.endpoint, found))
@@ -110,17 +110,17 @@ def test_a_server_without_a_list_needs_a_name() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (Answer(401, b'{"error": {"message": "Who?"}}'), EngineError, "refuses our key"),
-        (Answer(body=b'{"data": []}'), EngineUnavailable, "no model yet"),
-        (Answer(body=b"<html>"), EngineError, "does not list models"),
-        (Answer(503, b"Loading"), EngineUnavailable, "not ready"),
+        (FakeResponse(401, b'{"error": {"message": "Who?"}}'), EngineError, "refuses our key"),
+        (FakeResponse(body=b'{"data": []}'), EngineUnavailable, "no model yet"),
+        (FakeResponse(body=b"<html>"), EngineError, "does not list models"),
+        (FakeResponse(503, b"Loading"), EngineUnavailable, "not ready"),
     ],
 )
 def test_what_is_wrong_with_an_address_is_said(
-    answer: Answer, kind: type[Exception], words: str
+    answer: FakeResponse, kind: type[Exception], words: str
 ) -> None:
     async def scene() -> None:
-        async with faked(lambda _: answer) as fake:
+        async with fake_upstream(lambda _: answer) as fake:
             with pytest.raises(kind, match=words):
                 await discover(fake.endpoint)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from http_fixture import NAME, THINKING_TEMPLATE, Stage, run, serving
-from upstream_environment import LOOK, answer, upstream, user
+from upstream_environment import LOOK, fetch_message, upstream, user
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.openai import OpenAIUpstream, discover
@@ -70,7 +70,7 @@ def test_interleaved_thoughts_and_calls_arrive_in_order(api: str) -> None:
             engine = behind(stage, api)
             await engine.start()
             stage.engine.plan = stage.engine.says(INTERLEAVED)
-            message = await answer(engine, user("Where?", tools=(LOOK,)))
+            message = await fetch_message(engine, user("Where?", tools=(LOOK,)))
             assert shape(message) == [
                 ("reasoning", "First Oslo."),
                 ("call", "look_up", '{"city": "Oslo"}'),
@@ -94,13 +94,13 @@ def test_the_second_turn_extends_the_prompt_of_the_first(api: str) -> None:
             await engine.start()
             stage.engine.asked.clear()
             stage.engine.plan = stage.engine.says(INTERLEAVED, "Done.")
-            first = await answer(engine, user("Where?", tools=(LOOK,)))
+            first = await fetch_message(engine, user("Where?", tools=(LOOK,)))
             calls = [block.id for block in first.blocks if isinstance(block, ToolCallBlock)]
             results = tuple(ToolResultBlock(id, (TextBlock("Sunny."),)) for id in calls)
             again = user(
                 "Where?", Turn("assistant", first.blocks), Turn("tool", results), tools=(LOOK,)
             )
-            second = await answer(engine, again)
+            second = await fetch_message(engine, again)
             assert shape(second) == [("text", "Done.")]
             before, after = (request.prompt for request in stage.engine.asked)
             said = stage.engine.tokenizer.encode(INTERLEAVED)
@@ -118,7 +118,7 @@ def test_the_probe_finds_that_it_reads_segments() -> None:
             assert (facts["api"], facts["reasoning_field"]) == ("chat", "reasoning_segments")
             assert facts["exact_turns"] is False
             thought = Turn("assistant", (ReasoningBlock("Distinct."), TextBlock("A.")))
-            await answer(engine, user("Q", thought, Turn("user", (TextBlock("Q2"),))))
+            await fetch_message(engine, user("Q", thought, Turn("user", (TextBlock("Q2"),))))
             prompt = stage.engine.tokenizer.decode(list(stage.engine.asked[-1].prompt))
             assert "Distinct." in prompt
 
@@ -136,7 +136,7 @@ def test_a_custom_tool_goes_there_and_back(api: str) -> None:
                 engine = behind(stage, api, custom_tools=known)
                 await engine.start()
                 stage.engine.plan = stage.engine.says(said)
-                message = await answer(engine, user("Go.", tools=(patch,)))
+                message = await fetch_message(engine, user("Go.", tools=(patch,)))
                 (call,) = message.blocks
                 assert isinstance(call, ToolCallBlock)
                 assert (call.name, call.arguments, call.custom) == ("patch", "a\nb", True)
@@ -154,7 +154,7 @@ def test_a_namespace_comes_back(api: str) -> None:
             engine = behind(stage, api)
             await engine.start()
             stage.engine.plan = stage.engine.says(said)
-            message = await answer(engine, user("Go.", tools=(find,)))
+            message = await fetch_message(engine, user("Go.", tools=(find,)))
             (call,) = message.blocks
             assert isinstance(call, ToolCallBlock)
             assert (call.namespace, call.name) == ("docs", "find")
@@ -174,10 +174,10 @@ def test_a_limit_cuts_there_and_the_cut_is_told(api: str) -> None:
 
             stage.engine.plan = obeys
             limited = user("Go.", sampling=Sampling(max_tokens=10))
-            assert (await answer(engine, limited)).finish == "length"
+            assert (await fetch_message(engine, limited)).finish == "length"
             assert stage.engine.asked[-1].max_tokens == 10
             beyond = user("Go.", sampling=Sampling(max_tokens=32000))
-            assert (await answer(engine, beyond)).finish == "context_window"
+            assert (await fetch_message(engine, beyond)).finish == "context_window"
 
     run(scene)
 
@@ -189,7 +189,7 @@ def test_a_prompt_that_does_not_fit_is_the_clients_to_shorten(api: str) -> None:
             engine = behind(stage, api)
             await engine.start()
             with pytest.raises(ContextOverflow, match=r"prompt is too long: \d+ tokens > 4095"):
-                await answer(engine, user("long " * 2000))
+                await fetch_message(engine, user("long " * 2000))
 
     run(scene)
 
@@ -224,7 +224,7 @@ def test_a_model_that_is_not_there_is_the_upstreams_fault() -> None:
                 Endpoint(port=stage.port), "other", api="chat", reasoning_field="none"
             )
             with pytest.raises(EngineError, match="no such model"):
-                await answer(engine, user("Hi."))
+                await fetch_message(engine, user("Hi."))
 
     run(scene)
 
@@ -236,7 +236,7 @@ def test_thinking_controls_reach_the_template() -> None:
             await engine.start()
             stage.engine.plan = stage.engine.says("Hm.\n</think>\n\nHi.")
             asked = user("Hi.", thinking=Thinking(enabled=True, effort="high"))
-            message = await answer(engine, asked)
+            message = await fetch_message(engine, asked)
             assert shape(message) == [("reasoning", "Hm."), ("text", "Hi.")]
 
     run(scene)
@@ -249,7 +249,7 @@ def test_a_required_call_is_asked_for() -> None:
             await engine.start()
             stage.engine.plan = stage.engine.says(CALL % "Oslo")
             choice = ToolChoice("named", "look_up", parallel=False)
-            message = await answer(engine, user("Go.", tools=(LOOK,), tool_choice=choice))
+            message = await fetch_message(engine, user("Go.", tools=(LOOK,), tool_choice=choice))
             assert message.finish == "tool_calls"
 
     run(scene)

@@ -7,7 +7,7 @@ import pytest
 from http_fixture import run
 from llama_server import THINKING_CHATML, llama_server
 from llamacpp_environment import need_weights
-from upstream_environment import LOOK, answer, upstream, user
+from upstream_environment import LOOK, fetch_message, upstream, user
 
 from dovetail.engines.openai import discover
 from dovetail.net.http_client import Endpoint
@@ -65,7 +65,7 @@ def test_text_with_its_cost(plain: Endpoint, api: str) -> None:
         engine = upstream(plain, api=api)
         await engine.start()
         for _ in range(2):
-            message = await answer(engine, user("The capital of France?", sampling=GREEDY))
+            message = await fetch_message(engine, user("The capital of France?", sampling=GREEDY))
         (said,) = message.blocks
         assert isinstance(said, TextBlock)
         assert said.text
@@ -89,7 +89,7 @@ def test_the_verdict_of_the_probe(server: str, field: str, request: pytest.Fixtu
         health = await engine.health()
         assert health.ready
         assert (health.facts or {})["reasoning_field"] == field
-        message = await answer(engine, user("Where?", *LOOP, tools=(LOOK,), sampling=GREEDY))
+        message = await fetch_message(engine, user("Where?", *LOOP, tools=(LOOK,), sampling=GREEDY))
         lost = [diagnostic.code for diagnostic in message.diagnostics]
         assert lost == (["reasoning_not_carried"] if field == "none" else [])
 
@@ -100,7 +100,7 @@ def test_a_prompt_that_does_not_fit(plain: Endpoint) -> None:
     async def scene() -> None:
         engine = upstream(plain, reasoning_field="none")
         with pytest.raises(ContextOverflow, match=r"prompt is too long: \d+ tokens > 1024"):
-            await answer(engine, user("word " * 2000, sampling=GREEDY))
+            await fetch_message(engine, user("word " * 2000, sampling=GREEDY))
 
     run(scene)
 
@@ -110,7 +110,7 @@ def test_a_limit_beyond_the_window_is_none(plain: Endpoint) -> None:
         engine = upstream(plain, reasoning_field="none")
         await engine.start()
         limit = Sampling(max_tokens=32000, temperature=0.0, stop=(" is",))
-        message = await answer(engine, user("The capital of France?", sampling=limit))
+        message = await fetch_message(engine, user("The capital of France?", sampling=limit))
         assert message.finish == "stop"
 
     run(scene)
@@ -120,7 +120,7 @@ def test_an_image_that_it_cannot_see_becomes_a_placeholder(plain: Endpoint) -> N
     async def scene() -> None:
         engine = upstream(plain, reasoning_field="none")
         seen = Turn("user", (TextBlock("What is this?"), ImageBlock("image/png", data="aGk=")))
-        message = await answer(engine, Request("m", turns=(seen,), sampling=GREEDY))
+        message = await fetch_message(engine, Request("m", turns=(seen,), sampling=GREEDY))
         assert message.usage.output_tokens == 4
 
     run(scene)
@@ -136,7 +136,7 @@ def test_raw_text_is_parsed_here(thinking: Endpoint) -> None:
         )
         await engine.start()
         assert ((await engine.health()).facts or {})["raw"] is True
-        message = await answer(engine, user("Where?", sampling=Sampling(max_tokens=80)))
+        message = await fetch_message(engine, user("Where?", sampling=Sampling(max_tokens=80)))
         thought, call = message.blocks
         assert isinstance(thought, ReasoningBlock)
         assert thought.text.strip() == "Hm."
@@ -154,7 +154,7 @@ def test_raw_history_is_written_in_the_models_notation(plain: Endpoint) -> None:
         asked = user("Where?", *LOOP, sampling=GREEDY)
         raw = upstream(plain, raw=True, tool_parser="hermes", reasoning_parser="qwen3")
         parsed = upstream(plain, reasoning_field="none")
-        written, left_out = await answer(raw, asked), await answer(parsed, asked)
+        written, left_out = await fetch_message(raw, asked), await fetch_message(parsed, asked)
         assert written.usage.input_tokens > left_out.usage.input_tokens + 20
         assert written.diagnostics == ()
 

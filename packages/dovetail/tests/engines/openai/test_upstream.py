@@ -9,14 +9,14 @@ import pytest
 from http_fixture import run
 from upstream_environment import (
     LOOK,
-    Answer,
-    Asked,
-    Reply,
-    answer,
+    FakeRequest,
+    FakeResponse,
+    Responder,
     chunks,
     events,
-    faked,
-    refusal,
+    fake_upstream,
+    fetch_message,
+    rejection,
     stream,
     upstream,
     user,
@@ -60,20 +60,22 @@ TOO_LARGE = (
 THINKING = Thinking(enabled=True, effort="max", template_kwargs={"x": 1})
 
 
-def chat(reply: Callable[[dict[str, Any]], Answer]) -> Reply:
+def chat(reply: Callable[[dict[str, Any]], FakeResponse]) -> Responder:
     """A server with one page, which gets the body of each request."""
 
-    def choose(asked: Asked) -> Answer:
+    def choose(asked: FakeRequest) -> FakeResponse:
         if asked.path == "/v1/chat/completions":
             return reply(asked.body)
         return (
-            Answer(body=b'{"data": [{"id": "m"}]}') if asked.path == "/v1/models" else Answer(404)
+            FakeResponse(body=b'{"data": [{"id": "m"}]}')
+            if asked.path == "/v1/models"
+            else FakeResponse(404)
         )
 
     return choose
 
 
-def fixed(given: Answer) -> Reply:
+def fixed(given: FakeResponse) -> Responder:
     return chat(lambda _: given)
 
 
@@ -84,69 +86,69 @@ def asking(**options: Any) -> Callable[[Any], OpenAIUpstream]:
 
 class TestRefusedFields:
     def test_a_field_that_only_refines_is_left_out_from_then_on(self) -> None:
-        def picky(body: dict[str, Any]) -> Answer:
+        def picky(body: dict[str, Any]) -> FakeResponse:
             for name in ("reasoning_effort", "chat_template_kwargs", "top_k"):
                 if name in body:
-                    return refusal(400, f"Unrecognized request argument supplied: {name}")
+                    return rejection(400, f"Unrecognized request argument supplied: {name}")
             return HI
 
         async def scene() -> None:
-            async with faked(chat(picky)) as fake:
+            async with fake_upstream(chat(picky)) as fake:
                 engine = asking()(fake)
                 asked = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=3, temperature=0.5))
-                assert (await answer(engine, asked)).finish == "stop"
+                assert (await fetch_message(engine, asked)).finish == "stop"
                 assert len(fake.bodies()) == 4
-                await answer(engine, asked)
+                await fetch_message(engine, asked)
                 assert len(fake.bodies()) == 5
                 assert fake.bodies()[-1]["temperature"] == 0.5
                 facts = (await engine.health()).facts or {}
                 refused = ["chat_template_kwargs", "reasoning_effort=max", "top_k"]
                 assert facts["fields_refused"] == refused
-                await answer(engine, user("Hi.", thinking=Thinking(effort="low")))
+                await fetch_message(engine, user("Hi.", thinking=Thinking(effort="low")))
                 assert fake.bodies()[-2]["reasoning_effort"] == "low"
 
         run(scene)
 
     def test_the_newer_name_of_the_limit(self) -> None:
-        def newer(body: dict[str, Any]) -> Answer:
+        def newer(body: dict[str, Any]) -> FakeResponse:
             if "max_tokens" in body:
-                return refusal(
+                return rejection(
                     400, "Unsupported 'max_tokens'. Use 'max_completion_tokens' instead."
                 )
             return HI
 
         async def scene() -> None:
-            async with faked(chat(newer)) as fake:
-                await answer(asking()(fake), user("Hi.", sampling=Sampling(max_tokens=5)))
+            async with fake_upstream(chat(newer)) as fake:
+                await fetch_message(asking()(fake), user("Hi.", sampling=Sampling(max_tokens=5)))
                 assert fake.bodies()[-1]["max_completion_tokens"] == 5
 
         run(scene)
 
     @pytest.mark.parametrize("message", [NO_SUCH_LIMIT, *TOO_LARGE])
     def test_a_limit_that_the_window_cannot_hold(self, message: str) -> None:
-        def small(body: dict[str, Any]) -> Answer:
+        def small(body: dict[str, Any]) -> FakeResponse:
             if "max_tokens" in body:
-                return refusal(400, message)
+                return rejection(400, message)
             return stream({"content": "Hi."}, reason="length")
 
         async def scene() -> None:
-            async with faked(chat(small)) as fake:
+            async with fake_upstream(chat(small)) as fake:
                 asked = user("Hi.", sampling=Sampling(max_tokens=32000))
-                assert (await answer(asking()(fake), asked)).finish == "context_window"
+                assert (await fetch_message(asking()(fake), asked)).finish == "context_window"
 
         run(scene)
 
     def test_images_that_a_server_cannot_see(self) -> None:
-        def blind(body: dict[str, Any]) -> Answer:
+        def blind(body: dict[str, Any]) -> FakeResponse:
             shown = isinstance(body["messages"][0]["content"], list)
-            return refusal(500, "image input is not supported") if shown else HI
+            return rejection(500, "image input is not supported") if shown else HI
 
         async def scene() -> None:
-            async with faked(chat(blind)) as fake:
+            async with fake_upstream(chat(blind)) as fake:
                 seen = Turn("user", (TextBlock("See"), ImageBlock(url="http://a/b.png")))
                 engine = asking()(fake)
                 for _ in range(2):
-                    await answer(engine, Request("m", turns=(seen,)))
+                    await fetch_message(engine, Request("m", turns=(seen,)))
                 assert len(fake.bodies()) == 3
                 assert fake.bodies()[-1]["messages"][0]["content"] == "See\n[image]"
 
@@ -164,21 +166,21 @@ class TestRefusedFields:
     def test_a_broken_image_does_not_blind_the_server_for_others(
         self, status: int, message: str
     ) -> None:
-        def reply(body: dict[str, Any]) -> Answer:
+        def reply(body: dict[str, Any]) -> FakeResponse:
             content = body["messages"][0]["content"]
             broken = isinstance(content, list) and "broken" in str(content)
-            return refusal(status, message) if broken else HI
+            return rejection(status, message) if broken else HI
 
         async def scene() -> None:
-            async with faked(chat(reply)) as fake:
+            async with fake_upstream(chat(reply)) as fake:
                 engine = asking()(fake)
                 for name, told in (("broken", None), ("sound", HI)):
                     seen = Turn("user", (ImageBlock(url=f"http://a/{name}.png"),))
                     if told is None:
                         with pytest.raises((InvalidRequest, Overloaded)):
-                            await answer(engine, Request("m", turns=(seen,)))
+                            await fetch_message(engine, Request("m", turns=(seen,)))
                     else:
-                        await answer(engine, Request("m", turns=(seen,)))
+                        await fetch_message(engine, Request("m", turns=(seen,)))
                 assert isinstance(fake.bodies()[-1]["messages"][0]["content"], list)
 
         run(scene)
@@ -195,49 +197,49 @@ class TestRefusedFields:
         ],
     )
     def test_many_words_for_no_images(self, message: str) -> None:
-        def blind(body: dict[str, Any]) -> Answer:
+        def blind(body: dict[str, Any]) -> FakeResponse:
             shown = isinstance(body["messages"][0]["content"], list)
-            return refusal(400, message) if shown else HI
+            return rejection(400, message) if shown else HI
 
         async def scene() -> None:
-            async with faked(chat(blind)) as fake:
+            async with fake_upstream(chat(blind)) as fake:
                 seen = Turn("user", (ImageBlock(url="http://a/b.png"),))
-                await answer(asking()(fake), Request("m", turns=(seen,)))
+                await fetch_message(asking()(fake), Request("m", turns=(seen,)))
                 assert fake.bodies()[-1]["messages"][0]["content"] == "[image]"
 
         run(scene)
 
     def test_what_was_left_out_in_vain_is_sent_again(self) -> None:
-        def strict(body: dict[str, Any]) -> Answer:
+        def strict(body: dict[str, Any]) -> FakeResponse:
             if "bad" in str(body["messages"]):
-                return refusal(400, "the messages of a top_k game must not be bad")
+                return rejection(400, "the messages of a top_k game must not be bad")
             return HI
 
         async def scene() -> None:
-            async with faked(chat(strict)) as fake:
+            async with fake_upstream(chat(strict)) as fake:
                 engine = asking()(fake)
                 with pytest.raises(InvalidRequest):
-                    await answer(engine, user("bad", sampling=Sampling(top_k=3)))
-                await answer(engine, user("good", sampling=Sampling(top_k=3)))
+                    await fetch_message(engine, user("bad", sampling=Sampling(top_k=3)))
+                await fetch_message(engine, user("good", sampling=Sampling(top_k=3)))
                 assert fake.bodies()[-1]["top_k"] == 3
 
         run(scene)
 
     def test_what_a_request_means_is_never_given_up(self) -> None:
         async def scene() -> None:
-            async with faked(fixed(refusal(400, "tools: not supported"))) as fake:
+            async with fake_upstream(fixed(rejection(400, "tools: not supported"))) as fake:
                 with pytest.raises(InvalidRequest, match="tools: not supported"):
-                    await answer(asking()(fake), user("Hi.", tools=(LOOK,)))
+                    await fetch_message(asking()(fake), user("Hi.", tools=(LOOK,)))
                 assert len(fake.bodies()) == 1
 
         run(scene)
 
     def test_a_server_that_refuses_everything_is_not_asked_for_ever(self) -> None:
         async def scene() -> None:
-            async with faked(fixed(refusal(400, "reasoning_effort top_k"))) as fake:
+            async with fake_upstream(fixed(rejection(400, "reasoning_effort top_k"))) as fake:
                 asked = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=1))
                 with pytest.raises(InvalidRequest):
-                    await answer(asking()(fake), asked)
+                    await fetch_message(asking()(fake), asked)
                 assert len(fake.bodies()) == 2
 
         run(scene)
@@ -246,7 +248,7 @@ class TestRefusedFields:
 class TestStreams:
     def test_no_usage_is_told(self) -> None:
         async def scene() -> None:
-            async with faked(fixed(HI)) as fake:
+            async with fake_upstream(fixed(HI)) as fake:
                 found = await events(asking()(fake), user("Hi."))
                 assert found[-3:] == [Diagnostic("usage_unknown"), Usage(), Finish("stop")]
 
@@ -260,8 +262,10 @@ class TestStreams:
         body = b": keep-alive\n\n" + chunks({"tool_calls": calls}, done=False)
 
         async def scene() -> None:
-            async with faked(fixed(Answer(body=body, kind="text/event-stream"))) as fake:
-                message = await answer(asking()(fake), user("Hi.", tools=(LOOK,)))
+            async with fake_upstream(
+                fixed(FakeResponse(body=body, kind="text/event-stream"))
+            ) as fake:
+                message = await fetch_message(asking()(fake), user("Hi.", tools=(LOOK,)))
                 ids = [block.id for block in message.blocks if isinstance(block, ToolCallBlock)]
                 assert (ids, message.finish) == (["a", "b"], "tool_calls")
 
@@ -271,8 +275,10 @@ class TestStreams:
         told = {"choices": [{"index": 0, "message": {"content": "Hi."}, "finish_reason": "stop"}]}
 
         async def scene() -> None:
-            async with faked(fixed(Answer(body=json.dumps(told).encode()))) as fake:
-                assert (await answer(asking()(fake), user("Hi."))).blocks == (TextBlock("Hi."),)
+            async with fake_upstream(fixed(FakeResponse(body=json.dumps(told).encode()))) as fake:
+                assert (await fetch_message(asking()(fake), user("Hi."))).blocks == (
+                    TextBlock("Hi."),
+                )
 
         run(scene)
 
@@ -280,8 +286,8 @@ class TestStreams:
         call = {"index": 0, "id": "a", "function": {"name": "other", "arguments": "{}"}}
 
         async def scene() -> None:
-            async with faked(fixed(stream({"tool_calls": [call]}))) as fake:
-                message = await answer(asking()(fake), user("Hi.", tools=(LOOK,)))
+            async with fake_upstream(fixed(stream({"tool_calls": [call]}))) as fake:
+                message = await fetch_message(asking()(fake), user("Hi.", tools=(LOOK,)))
                 assert message.diagnostics[0] == Diagnostic("unknown_tool")
 
         run(scene)
@@ -291,9 +297,9 @@ class TestStreams:
         call = {"index": 0, "id": "a", "function": {"name": "patch", "arguments": arguments}}
 
         async def scene() -> None:
-            async with faked(fixed(stream({"tool_calls": [call]}))) as fake:
+            async with fake_upstream(fixed(stream({"tool_calls": [call]}))) as fake:
                 asked = user("Hi.", tools=(ToolSpec("patch", custom=True),))
-                (block,) = (await answer(asking()(fake), asked)).blocks
+                (block,) = (await fetch_message(asking()(fake), asked)).blocks
                 assert isinstance(block, ToolCallBlock)
                 wrapped = arguments == '{"input": "a"}'
                 assert block.arguments == ("a" if wrapped else arguments)
@@ -308,47 +314,49 @@ class TestFailures:
             (stream({"content": "Hi."}, reason=None, done=False), EngineUnavailable),
             (stream({"content": "Hi."}, reason=None), EngineUnavailable),
             (
-                Answer(body=b'data: {"error": {"message": "It broke."}}\n\n', kind="text/plain"),
+                FakeResponse(
+                    body=b'data: {"error": {"message": "It broke."}}\n\n', kind="text/plain"
+                ),
                 EngineError,
             ),
-            (Answer(body=b"", kind="text/event-stream"), EngineUnavailable),
-            (Answer(429, b"{}", headers=(("retry-after", "3"),)), Overloaded),
+            (FakeResponse(body=b"", kind="text/event-stream"), EngineUnavailable),
+            (FakeResponse(429, b"{}", headers=(("retry-after", "3"),)), Overloaded),
         ],
     )
-    def test_a_broken_answer_is_an_error(self, given: Answer, kind: type[Exception]) -> None:
+    def test_a_broken_answer_is_an_error(self, given: FakeResponse, kind: type[Exception]) -> None:
         async def scene() -> None:
-            async with faked(fixed(given)) as fake:
+            async with fake_upstream(fixed(given)) as fake:
                 with pytest.raises(kind):
-                    await answer(asking()(fake), user("Hi."))
+                    await fetch_message(asking()(fake), user("Hi."))
 
         run(scene)
 
     def test_closing_hangs_up(self) -> None:
         endless = chunks({"content": "Hi."}, reason=None, done=False)
-        given = Answer(body=endless, kind="text/event-stream", ends=False)
+        given = FakeResponse(body=endless, kind="text/event-stream", ends=False)
 
         async def scene() -> None:
-            async with faked(fixed(given)) as fake:
+            async with fake_upstream(fixed(given)) as fake:
                 batches = asking()(fake).stream(user("Hi."))
                 assert await anext(batches) == [TextDelta("Hi.")]
                 await batches.aclose()
-                await asyncio.wait_for(fake.hung_up.wait(), 30)
+                await asyncio.wait_for(fake.disconnected.wait(), 30)
 
         run(scene)
 
     def test_silence_is_an_error(self) -> None:
-        given = Answer(body=b": \n\n", kind="text/event-stream", ends=False)
+        given = FakeResponse(body=b": \n\n", kind="text/event-stream", ends=False)
 
         async def scene() -> None:
-            async with faked(fixed(given)) as fake:
+            async with fake_upstream(fixed(given)) as fake:
                 with pytest.raises(EngineError, match="silent"):
-                    await answer(asking(timeout=0.01)(fake), user("Hi."))
+                    await fetch_message(asking(timeout=0.01)(fake), user("Hi."))
 
         run(scene)
 
     def test_health_tells_who_is_gone_and_who_refuses(self) -> None:
         async def scene() -> None:
-            async with faked(lambda _: Answer(401, b"Who?")) as fake:
+            async with fake_upstream(lambda _: FakeResponse(401, b"Who?")) as fake:
                 engine = asking()(fake)
                 health = await engine.health()
                 assert (health.ready, "refuses our key" in health.detail) == (False, True)
@@ -358,25 +366,25 @@ class TestFailures:
 
     def test_neither_api(self) -> None:
         async def scene() -> None:
-            async with faked(lambda asked: Answer(404)) as fake:
+            async with fake_upstream(lambda asked: FakeResponse(404)) as fake:
                 with pytest.raises(EngineError, match="neither"):
                     await asking(api="auto")(fake).start()
 
         run(scene)
 
 
-def counting(read: str | None, **more: Answer) -> Reply:
+def counting(read: str | None, **more: FakeResponse) -> Responder:
     """A server that counts words, and reads thoughts in one field."""
 
-    def reply(body: dict[str, Any]) -> Answer:
+    def reply(body: dict[str, Any]) -> FakeResponse:
         if not body.get("messages"):
-            return refusal(400, "messages?")
+            return rejection(400, "messages?")
         for name, refused in more.items():
             if any(name in message for message in body["messages"]):
                 return refused
         seen = sum(len(str(message.get(read, "")).split()) for message in body["messages"])
         told = {"choices": [], "usage": {"prompt_tokens": 20 + seen}}
-        return HI if body["stream"] else Answer(body=json.dumps(told).encode())
+        return HI if body["stream"] else FakeResponse(body=json.dumps(told).encode())
 
     return chat(reply)
 
@@ -388,17 +396,17 @@ class TestProbe:
             (counting("reasoning_content"), "reasoning_content"),
             (counting("reasoning"), "reasoning"),
             (counting("other"), "none"),
-            (counting("reasoning", reasoning_content=refusal(400, "?")), "reasoning"),
+            (counting("reasoning", reasoning_content=rejection(400, "?")), "reasoning"),
             (
-                fixed(Answer(body=b'{"choices": []}')),
+                fixed(FakeResponse(body=b'{"choices": []}')),
                 "reasoning_content, unproved: it does not count tokens",
             ),
-            (fixed(refusal(500, "no tools")), "reasoning_content, unproved: status 500"),
+            (fixed(rejection(500, "no tools")), "reasoning_content, unproved: status 500"),
         ],
     )
-    def test_verdicts(self, server: Reply, fact: str) -> None:
+    def test_verdicts(self, server: Responder, fact: str) -> None:
         async def scene() -> None:
-            async with faked(server) as fake:
+            async with fake_upstream(server) as fake:
                 engine = asking(api="auto", reasoning_field="auto")(fake)
                 await engine.start()
                 facts = (await engine.health()).facts or {}
@@ -407,15 +415,15 @@ class TestProbe:
         run(scene)
 
     def test_what_failed_is_asked_again_but_not_for_ever(self) -> None:
-        def flaky(body: dict[str, Any]) -> Answer:
-            return HI if body.get("stream") else refusal(503, "Loading")
+        def flaky(body: dict[str, Any]) -> FakeResponse:
+            return HI if body.get("stream") else rejection(503, "Loading")
 
         async def scene() -> None:
-            async with faked(chat(flaky)) as fake:
+            async with fake_upstream(chat(flaky)) as fake:
                 engine = asking(reasoning_field="auto")(fake)
                 await engine.start()
                 for _ in range(4):
-                    await answer(engine, user("Hi."))
+                    await fetch_message(engine, user("Hi."))
                 probes = [body for body in fake.bodies() if not body["stream"]]
                 assert len(probes) == 3
 
@@ -425,13 +433,13 @@ class TestProbe:
         asked = user("Q", Turn("assistant", (ReasoningBlock("t"), TextBlock("A"))))
 
         async def scene() -> None:
-            async with faked(counting("reasoning")) as fake:
-                await answer(asking(reasoning_field="auto")(fake), asked)
+            async with fake_upstream(counting("reasoning")) as fake:
+                await fetch_message(asking(reasoning_field="auto")(fake), asked)
                 assert fake.bodies()[-1]["messages"][1]["reasoning"] == "t"
-            async with faked(counting("other")) as fake:
+            async with fake_upstream(counting("other")) as fake:
                 engine = asking(reasoning_field="auto")(fake)
                 for _ in range(2):
-                    message = await answer(engine, asked)
+                    message = await fetch_message(engine, asked)
                 assert message.diagnostics[0] == Diagnostic("reasoning_not_carried")
                 facts = (await engine.health()).facts or {}
                 assert facts["not_carried"] == {"reasoning_not_carried": 2}
@@ -448,18 +456,18 @@ class TestResponsesAlone:
         said = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi."}
         body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in (said, end)).encode()
 
-        def reply(asked: Asked) -> Answer:
+        def reply(asked: FakeRequest) -> FakeResponse:
             if asked.path != "/v1/responses":
-                return Answer(404)
-            return Answer(body=body, kind="text/event-stream")
+                return FakeResponse(404)
+            return FakeResponse(body=body, kind="text/event-stream")
 
         async def scene() -> None:
-            async with faked(reply) as fake:
+            async with fake_upstream(reply) as fake:
                 engine = asking(api="auto", reasoning_field="auto")(fake)
                 facts = (await engine.health()).facts or {}
                 assert (facts["api"], facts["reasoning_field"]) == ("not known yet",) * 2
                 await engine.start()
-                assert (await answer(engine, user("Hi."))).blocks == (TextBlock("Hi."),)
+                assert (await fetch_message(engine, user("Hi."))).blocks == (TextBlock("Hi."),)
                 facts = (await engine.health()).facts or {}
                 assert (facts["api"], facts["reasoning_field"]) == ("responses", "items")
 
@@ -467,11 +475,11 @@ class TestResponsesAlone:
 
     def test_an_operator_may_name_the_field(self) -> None:
         async def scene() -> None:
-            async with faked(fixed(HI)) as fake:
+            async with fake_upstream(fixed(HI)) as fake:
                 engine = asking(reasoning_field="reasoning")(fake)
                 await engine.start()
                 turn = Turn("assistant", (ReasoningBlock("t"), TextBlock("A")))
-                await answer(engine, user("Q", turn))
+                await fetch_message(engine, user("Q", turn))
                 (body,) = fake.bodies()
                 assert body["messages"][1]["reasoning"] == "t"
 
@@ -486,15 +494,15 @@ class TestCallIds:
         Turn("tool", (ToolResultBlock("toolu_2", (TextBlock("Rainy."),)),)),
     )
 
-    def sent(self, model: str, reply: Reply) -> list[str]:
+    def sent(self, model: str, reply: Responder) -> list[str]:
         """The ids of calls and results, in their order, in the last request."""
         found: list[str] = []
 
         async def scene() -> None:
-            async with faked(reply) as fake:
+            async with fake_upstream(reply) as fake:
                 engine = upstream(fake.endpoint, model, api="chat", reasoning_field="none")
                 for _ in range(2):
-                    await answer(engine, user("Where?", *self.LOOP, tools=(LOOK,)))
+                    await fetch_message(engine, user("Where?", *self.LOOP, tools=(LOOK,)))
                 for message in fake.bodies()[-1]["messages"]:
                     found.extend(call["id"] for call in message.get("tool_calls", ()))
                     found.extend([message["tool_call_id"]] if "tool_call_id" in message else ())
@@ -519,9 +527,9 @@ class TestCallIds:
         assert call_id_format(RemoteModel("m", version="dovetail")) == "nine"
 
     def test_a_template_that_refuses_ids_gets_others(self) -> None:
-        def strict(body: dict[str, Any]) -> Answer:
+        def strict(body: dict[str, Any]) -> FakeResponse:
             if "toolu_1" in json.dumps(body):
-                return refusal(500, "Tool call IDs should be alphanumeric strings with length 9!")
+                return rejection(500, "Tool call IDs should be alphanumeric strings with length 9!")
             return HI
 
         assert self.sent("local", chat(strict))[0] == "call00000"
@@ -530,12 +538,12 @@ class TestCallIds:
 class TestOptions:
     def test_fields_for_every_request(self) -> None:
         async def scene() -> None:
-            async with faked(fixed(HI)) as fake:
+            async with fake_upstream(fixed(HI)) as fake:
                 session = Identity(session="s-1")
                 engine = asking(body='{"cache_prompt": true}')(fake)
-                await answer(engine, user("Hi.", identity=session))
+                await fetch_message(engine, user("Hi.", identity=session))
                 assert fake.bodies()[-1]["cache_prompt"] is True
-                assert fake.asked[-1].headers["x-session-id"] == "s-1"
+                assert fake.requests[-1].headers["x-session-id"] == "s-1"
 
         run(scene)
 
@@ -557,13 +565,13 @@ def test_unparsed_text_has_one_api() -> None:
 
 
 class TestRaw:
-    def parsed(self, given: Answer, **options: Any) -> Any:
+    def parsed(self, given: FakeResponse, **options: Any) -> Any:
         found: list[Any] = []
 
         async def scene() -> None:
-            async with faked(fixed(given)) as fake:
+            async with fake_upstream(fixed(given)) as fake:
                 engine = asking(**{**RAW, **options})(fake)
-                found.append(await answer(engine, user("Where?", tools=(LOOK,))))
+                found.append(await fetch_message(engine, user("Where?", tools=(LOOK,))))
 
         run(scene)
         return found[0]
@@ -606,8 +614,8 @@ class TestRaw:
         )
 
         async def scene() -> None:
-            async with faked(fixed(HI)) as fake:
-                await answer(asking(**RAW)(fake), user("Where?", *turns, tools=(LOOK,)))
+            async with fake_upstream(fixed(HI)) as fake:
+                await fetch_message(asking(**RAW)(fake), user("Where?", *turns, tools=(LOOK,)))
                 body = fake.bodies()[-1]
                 said = body["messages"][1]
                 assert set(said) == {"role", "content"}
@@ -622,9 +630,9 @@ class TestRaw:
         turn = Turn("assistant", (ReasoningBlock("t"), TextBlock("A")))
 
         async def scene() -> None:
-            async with faked(fixed(HI)) as fake:
+            async with fake_upstream(fixed(HI)) as fake:
                 engine = asking(raw=True, tool_parser="hermes")(fake)
-                message = await answer(engine, user("Q", turn))
+                message = await fetch_message(engine, user("Q", turn))
                 assert message.diagnostics[0] == Diagnostic("reasoning_not_carried")
                 assert fake.bodies()[-1]["messages"][1]["content"] == "A"
 
@@ -634,9 +642,9 @@ class TestRaw:
         turn = Turn("assistant", (TextBlock("A"), ToolCallBlock("a", "look_up", "{}")))
 
         async def scene() -> None:
-            async with faked(fixed(HI)) as fake:
+            async with fake_upstream(fixed(HI)) as fake:
                 engine = asking(raw=True, reasoning_parser="qwen3")(fake)
-                message = await answer(engine, user("Q", turn))
+                message = await fetch_message(engine, user("Q", turn))
                 assert Diagnostic("calls_not_carried") in message.diagnostics
                 assert fake.bodies()[-1]["messages"][1]["content"] == "A"
 
@@ -644,9 +652,9 @@ class TestRaw:
 
     def test_the_family_of_a_known_model_needs_no_name(self) -> None:
         async def scene() -> None:
-            async with faked(fixed(stream({"content": HERMES}))) as fake:
+            async with fake_upstream(fixed(stream({"content": HERMES}))) as fake:
                 engine = upstream(fake.endpoint, "Qwen/Qwen3-8B", api="chat", raw=True)
-                message = await answer(engine, user("Where?", tools=(LOOK,)))
+                message = await fetch_message(engine, user("Where?", tools=(LOOK,)))
                 assert message.finish == "tool_calls"
 
         run(scene)
@@ -676,19 +684,19 @@ class TestRaw:
 )
 def test_the_session_is_told_where_a_header_can_tell_it(session: str, header: str | None) -> None:
     async def scene() -> None:
-        async with faked(fixed(HI)) as fake:
+        async with fake_upstream(fixed(HI)) as fake:
             asked = user("Hi.", identity=Identity(session=session))
-            await answer(asking()(fake), asked)
-            assert fake.asked[-1].headers.get("x-session-id") == header
+            await fetch_message(asking()(fake), asked)
+            assert fake.requests[-1].headers.get("x-session-id") == header
 
     run(scene)
 
 
 def test_a_refused_key_is_not_quoted_to_clients() -> None:
     async def scene() -> None:
-        async with faked(fixed(refusal(401, "No such key: sk-secret"))) as fake:
+        async with fake_upstream(fixed(rejection(401, "No such key: sk-secret"))) as fake:
             with pytest.raises(EngineError) as told:
-                await answer(asking()(fake), user("Hi."))
+                await fetch_message(asking()(fake), user("Hi."))
             assert "sk-secret" not in told.value.message
 
     run(scene)

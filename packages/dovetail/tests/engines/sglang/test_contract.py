@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_environment import PYTHON
-from sglang_fixture import Json, ask, frames
-from sglang_recording import ASKED
+from sglang_fixture import Json, frames, make_request
+from sglang_recording import REQUESTS
 
 from dovetail.engines.engine import Constraint, EngineRequest
 from dovetail.engines.sglang.request import CONSTRAINT_FIELDS, encode_request
@@ -67,8 +67,11 @@ def sent(request: EngineRequest) -> Json:
 
 
 def test_requests() -> None:
-    requests = [*ASKED.values(), ask(sampling=EVERYTHING, session="s", cache_salt="k", priority=4)]
-    requests += [ask(constraint=Constraint(syntax, "x")) for syntax in CONSTRAINT_FIELDS]
+    requests = [
+        *REQUESTS.values(),
+        make_request(sampling=EVERYTHING, session="s", cache_salt="k", priority=4),
+    ]
+    requests += [make_request(constraint=Constraint(syntax, "x")) for syntax in CONSTRAINT_FIELDS]
     assert judged("GenerateRequest", [sent(one) for one in requests]) == [""] * len(requests)
 
 

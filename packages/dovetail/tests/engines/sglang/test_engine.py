@@ -11,12 +11,12 @@ from scripted_fixture import END, TOKENIZER, ids
 from sglang_fixture import (
     PATHS,
     SERVER_INFO,
-    StandIn,
-    ask,
+    FakeSglang,
     event,
     frames,
-    heard,
+    generate,
     listening,
+    make_request,
     running,
 )
 
@@ -42,9 +42,9 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 @pytest.mark.parametrize("repeats", [True, False])
 def test_an_answer(repeats: bool) -> None:
     async def main() -> None:
-        server = StandIn((*ids(TEXT), END), repeats=repeats)
+        server = FakeSglang((*ids(TEXT), END), repeats=repeats)
         async with running(server) as engine:
-            deltas = await heard(engine, ask())
+            deltas = await generate(engine, make_request())
         said = [id for delta in deltas for id in delta.ids]
         assert said == [*ids(TEXT), END]
         assert TOKENIZER.decode(said[:-1]) == TEXT
@@ -58,12 +58,14 @@ def test_an_answer(repeats: bool) -> None:
 
 def test_many_at_once_are_kept_apart() -> None:
     async def main() -> None:
-        server = StandIn()
+        server = FakeSglang()
         async with running(server) as engine:
-            answers = await asyncio.gather(*(heard(engine, ask(20 + n)) for n in range(16)))
+            answers = await asyncio.gather(
+                *(generate(engine, make_request(20 + n)) for n in range(16))
+            )
         for n, deltas in enumerate(answers):
             assert sum(len(delta.ids) for delta in deltas) == 20 + n
-        rids = [asked["rid"] for asked in server.asked]
+        rids = [asked["rid"] for asked in server.requests]
         assert len(set(rids)) == 16
         # SGLang aborts every request whose id begins with the one that it is given.
         assert not [a for a in rids for b in rids if a != b and b.startswith(a)]
@@ -74,24 +76,24 @@ def test_many_at_once_are_kept_apart() -> None:
 
 def test_hanging_up_closes_the_connection_and_tells_the_server() -> None:
     async def main() -> None:
-        server = StandIn(halt=1)
+        server = FakeSglang(halt=1)
         async with running(server) as engine:
-            async with aclosing(iter_deltas(engine, ask())) as deltas:
+            async with aclosing(iter_deltas(engine, make_request())) as deltas:
                 await anext(deltas)
-            await server.hung_up.wait()
-            await server.told_to_stop.wait()
-        assert server.aborted == [server.asked[0]["rid"]]
+            await server.disconnected.wait()
+            await server.abort_received.wait()
+        assert server.aborted == [server.requests[0]["rid"]]
 
     run(main())
 
 
 def test_a_task_that_is_cancelled_while_it_waits_tells_the_server() -> None:
     async def main() -> None:
-        server = StandIn(halt=1)
+        server = FakeSglang(halt=1)
         begun = asyncio.Event()
 
         async def listen(engine: SglangEngine) -> None:
-            async for _ in iter_deltas(engine, ask()):
+            async for _ in iter_deltas(engine, make_request()):
                 begun.set()
 
         async with running(server) as engine:
@@ -99,8 +101,8 @@ def test_a_task_that_is_cancelled_while_it_waits_tells_the_server() -> None:
             await begun.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await server.told_to_stop.wait()
-        assert server.aborted == [server.asked[0]["rid"]]
+            await server.abort_received.wait()
+        assert server.aborted == [server.requests[0]["rid"]]
 
     run(main())
 
@@ -111,24 +113,24 @@ def test_a_turn_that_ends_here_first_is_ended_there() -> None:
     async def main() -> None:
         parts = [[97], [END], [98], [99]]
         sent = [event(told) for told in frames(parts, {"type": "length"}, repeats=False)]
-        server = StandIn(script=sent, halt=3)
+        server = FakeSglang(script=sent, halt=3)
         async with running(server) as engine:
-            deltas = await heard(engine, ask())
+            deltas = await generate(engine, make_request())
             assert [id for delta in deltas for id in delta.ids] == [97, END]
-            await server.told_to_stop.wait()
-        assert server.aborted == [server.asked[0]["rid"]]
+            await server.abort_received.wait()
+        assert server.aborted == [server.requests[0]["rid"]]
 
     run(main())
 
 
 def test_a_server_without_aborts_is_not_told_again() -> None:
     async def main() -> None:
-        server = StandIn(halt=1, aborts_taken=404)
+        server = FakeSglang(halt=1, abort_status=404)
         async with running(server) as engine:
             for _ in range(3):
-                async with aclosing(iter_deltas(engine, ask())) as deltas:
+                async with aclosing(iter_deltas(engine, make_request())) as deltas:
                     await anext(deltas)
-                await server.told_to_stop.wait()
+                await server.abort_received.wait()
                 await asyncio.gather(*engine._aborts)
         assert len(server.aborted) == 1
 
@@ -137,21 +139,24 @@ def test_a_server_without_aborts_is_not_told_again() -> None:
 
 def test_stopping_gives_up_what_runs() -> None:
     async def main() -> None:
-        server = StandIn(halt=1)
-        async with running(server) as engine, aclosing(iter_deltas(engine, ask())) as deltas:
+        server = FakeSglang(halt=1)
+        async with (
+            running(server) as engine,
+            aclosing(iter_deltas(engine, make_request())) as deltas,
+        ):
             await anext(deltas)
             await engine.stop()
-            assert server.aborted == [server.asked[0]["rid"]]
+            assert server.aborted == [server.requests[0]["rid"]]
             with pytest.raises(EngineUnavailable, match="not running"):
                 await anext(deltas)
             with pytest.raises(EngineUnavailable, match="not running"):
-                await heard(engine, ask())
+                await generate(engine, make_request())
             assert not (await engine.health()).ready
 
     run(main())
 
 
-class Stuck(StandIn):
+class Stuck(FakeSglang):
     """A server that hangs: it takes connections and says nothing, whatever it is told."""
 
     def _abort(self, rid: str) -> None:
@@ -161,7 +166,10 @@ class Stuck(StandIn):
 def test_stopping_lets_go_of_a_server_that_hangs() -> None:
     async def main() -> None:
         server = Stuck(halt=1)
-        async with running(server) as engine, aclosing(iter_deltas(engine, ask())) as deltas:
+        async with (
+            running(server) as engine,
+            aclosing(iter_deltas(engine, make_request())) as deltas,
+        ):
             await anext(deltas)
             waiting = asyncio.ensure_future(anext(deltas))
             await engine.stop()
@@ -173,37 +181,40 @@ def test_stopping_lets_go_of_a_server_that_hangs() -> None:
 
 def test_what_ran_before_a_stop_does_not_go_on_behind_a_start() -> None:
     async def main() -> None:
-        server = StandIn()
-        async with running(server) as engine, aclosing(iter_deltas(engine, ask())) as deltas:
+        server = FakeSglang()
+        async with (
+            running(server) as engine,
+            aclosing(iter_deltas(engine, make_request())) as deltas,
+        ):
             await anext(deltas)
             await engine.stop()
             await engine.start()
             with pytest.raises(EngineUnavailable, match="not running"):
                 await anext(deltas)
-            assert (await heard(engine, ask(5)))[-1].finish == "length"
+            assert (await generate(engine, make_request(5)))[-1].finish == "length"
 
     run(main())
 
 
 PLAIN = [event(told) for told in frames([[97], [98]], {"type": "length"}, repeats=True)]
 NO_ROOM = {"error": {"message": "The input (2 tokens) is longer than the model's context length"}}
-FAILURES: list[tuple[str, StandIn, type[DovetailError], str]] = [
-    ("too long", StandIn(status=400, refusal=NO_ROOM), ContextOverflow, "longer than"),
-    ("refused", StandIn(status=400, refusal={"error": "no"}), InvalidRequest, "refuses"),
-    ("cut off", StandIn(script=PLAIN[:1]), EngineUnavailable, "without a word"),
-    ("ended early", StandIn(script=[PLAIN[0], b"data: [DONE]\n\n"]), EngineUnavailable, "why"),
-    ("no path", StandIn(status=404, refusal={}), EngineUnavailable, "no such model or path"),
+FAILURES: list[tuple[str, FakeSglang, type[DovetailError], str]] = [
+    ("too long", FakeSglang(status=400, rejection=NO_ROOM), ContextOverflow, "longer than"),
+    ("refused", FakeSglang(status=400, rejection={"error": "no"}), InvalidRequest, "refuses"),
+    ("cut off", FakeSglang(script=PLAIN[:1]), EngineUnavailable, "without a word"),
+    ("ended early", FakeSglang(script=[PLAIN[0], b"data: [DONE]\n\n"]), EngineUnavailable, "why"),
+    ("no path", FakeSglang(status=404, rejection={}), EngineUnavailable, "no such model or path"),
 ]
 
 
 @pytest.mark.parametrize(
     ("server", "kind", "words"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES]
 )
-def test_failures(server: StandIn, kind: type[DovetailError], words: str) -> None:
+def test_failures(server: FakeSglang, kind: type[DovetailError], words: str) -> None:
     async def main() -> None:
         async with running(server) as engine:
             with pytest.raises(kind, match=words):
-                await heard(engine, ask())
+                await generate(engine, make_request())
             assert server.aborted == []
 
     run(main())
@@ -211,18 +222,18 @@ def test_failures(server: StandIn, kind: type[DovetailError], words: str) -> Non
 
 def test_a_server_that_falls_silent_is_given_up() -> None:
     async def main() -> None:
-        server = StandIn(halt=1)
+        server = FakeSglang(halt=1)
         async with running(server, silence=0.05) as engine:
             with pytest.raises(EngineTimeout, match="silent"):
-                await heard(engine, ask())
-            await server.told_to_stop.wait()
+                await generate(engine, make_request())
+            await server.abort_received.wait()
 
     run(main())
 
 
 def test_nobody_there() -> None:
     async def main() -> None:
-        async with listening(StandIn()) as endpoint:
+        async with listening(FakeSglang()) as endpoint:
             pass
         engine = SglangEngine(Endpoint(endpoint.host, endpoint.port), TOKENIZER)
         with pytest.raises(EngineUnavailable, match="no connection"):
@@ -239,7 +250,7 @@ def test_nobody_there() -> None:
 def test_health_is_asked_where_it_costs_least(gone: tuple[str, ...], path: str) -> None:
     async def main() -> None:
         known = {**PATHS, "/health": {}}
-        server = StandIn(paths={name: known[name] for name in known if name not in gone})
+        server = FakeSglang(paths={name: known[name] for name in known if name not in gone})
         async with running(server) as engine:
             assert (await engine.health()).ready
         assert server.headers[-1].startswith(f"GET {path} ")
@@ -250,7 +261,7 @@ def test_health_is_asked_where_it_costs_least(gone: tuple[str, ...], path: str) 
 def test_abilities_are_those_of_the_server() -> None:
     async def main() -> None:
         info = {**SERVER_INFO, "grammar_backend": "outlines", "max_req_input_len": 10}
-        server = StandIn(
+        server = FakeSglang(
             paths={**PATHS, "/server_info": info | {"enable_priority_scheduling": True}}
         )
         async with running(server) as engine:
@@ -258,8 +269,8 @@ def test_abilities_are_those_of_the_server() -> None:
             assert engine.capabilities.context_length == 10
             assert engine.capabilities.cached_tokens
             with pytest.raises(ContextOverflow, match="10 tokens > 9 maximum"):
-                await heard(engine, EngineRequest("r", array("I", range(10)), 1))
-            await heard(engine, ask(5, priority=4))
-        assert server.asked[-1]["priority"] == 4
+                await generate(engine, EngineRequest("r", array("I", range(10)), 1))
+            await generate(engine, make_request(5, priority=4))
+        assert server.requests[-1]["priority"] == 4
 
     run(main())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_fixture import END, TOKENIZER
-from sglang_fixture import Json, ask, event, frames, meta
+from sglang_fixture import Json, event, frames, make_request, meta
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
@@ -36,7 +36,7 @@ def frame(ids: list[int] | None, count: int, finish: Json | None = None, **more:
 
 def read(told: Sequence[Json], request: EngineRequest | None = None) -> list[TokenDelta]:
     """The deltas of frames that come one by one, up to the one with a finish."""
-    reader, deltas = SglangFrameReader(request or ask(), TOKENIZER), []
+    reader, deltas = SglangFrameReader(request or make_request(), TOKENIZER), []
     for one in told:
         delta = reader.read([msgspec.json.encode(one)])
         if delta is not None:
@@ -139,17 +139,17 @@ def test_frames(told: list[Json], deltas: list[TokenDelta]) -> None:
 @pytest.mark.parametrize("limit", [1, 3, 4])
 def test_the_limit_holds_where_the_server_goes_on(limit: int, repeats: bool) -> None:
     told = list(frames([[5], [6, 7], [8]], {"type": "length"}, repeats=repeats))
-    deltas = read(told, ask(limit))
+    deltas = read(told, make_request(limit))
     assert [id for delta in deltas for id in delta.ids] == [5, 6, 7, 8][:limit]
     assert deltas[-1].finish == "length"
 
 
 def test_whether_the_server_has_ended_is_known() -> None:
-    reader = SglangFrameReader(ask(1), TOKENIZER)
+    reader = SglangFrameReader(make_request(1), TOKENIZER)
     cut = reader.read([msgspec.json.encode(frame([5], 1))])
     assert cut == TokenDelta([5], finish="length")
     assert not reader.is_finished
-    reader = SglangFrameReader(ask(1), TOKENIZER)
+    reader = SglangFrameReader(make_request(1), TOKENIZER)
     reader.read([msgspec.json.encode(frame([5], 1, LENGTH))])
     assert reader.is_finished
 
@@ -221,8 +221,8 @@ def test_what_does_not_add_up_is_an_error(
 
 
 def test_an_end_without_a_finish_is_a_failure() -> None:
-    reader = SglangFrameReader(ask(), TOKENIZER)
-    with pytest.raises(EngineUnavailable, match="without responding_with why"):
+    reader = SglangFrameReader(make_request(), TOKENIZER)
+    with pytest.raises(EngineUnavailable, match="without saying why"):
         reader.read([msgspec.json.encode(frame([5], 1)), b"[DONE]"])
 
 
@@ -247,7 +247,7 @@ def test_probabilities(repeats: bool, top: int) -> None:
         told.append(frame([97, 98, 99], 3, LENGTH, **probable(97, 98, 99)))
     else:
         told.append(frame([98, 99], 3, LENGTH, **probable(98, 99)))
-    first, last = read(told, ask(sampling=Sampling(logprobs=top)))
+    first, last = read(told, make_request(sampling=Sampling(logprobs=top)))
     assert first.logprobs == (expected(97, top),)
     assert last.logprobs == (expected(98, top), expected(99, top))
 
@@ -255,7 +255,7 @@ def test_probabilities(repeats: bool, top: int) -> None:
 def test_probabilities_that_are_missing_or_of_another_token() -> None:
     odd = [[None, 97, None], [-0.5, 5, None]]
     told = frame([97, 98, 99], 3, LENGTH, output_token_logprobs=odd)
-    (delta,) = read([told], ask(sampling=Sampling(logprobs=1)))
+    (delta,) = read([told], make_request(sampling=Sampling(logprobs=1)))
     assert [one.logprob for one in delta.logprobs] == [UNKNOWN_LOGPROB] * 3
 
 
@@ -280,7 +280,7 @@ def test_any_cut_of_any_answer_gives_its_ids(
     finish = {"type": "stop", "matched": END} if stops else {"type": "length"}
     sent = [event({**told, "text": "é漢🦜"}) for told in frames(parts, finish, repeats=repeats)]
     stream = b"".join(sent).replace(b",", b", ") if spaced else b"".join(sent)
-    payloads, reader = SseDataReader(), SglangFrameReader(ask(10**9), TOKENIZER)
+    payloads, reader = SseDataReader(), SglangFrameReader(make_request(10**9), TOKENIZER)
     deltas: list[TokenDelta] = []
     for piece in pieces(stream + DONE, cuts):
         found = payloads.feed(piece)
@@ -293,7 +293,7 @@ def test_any_cut_of_any_answer_gives_its_ids(
 
 
 def test_of_repeating_frames_that_came_together_only_the_last_is_read() -> None:
-    reader = SglangFrameReader(ask(), TOKENIZER)
+    reader = SglangFrameReader(make_request(), TOKENIZER)
     reader.read([msgspec.json.encode(frame([5], 1))])
     reader.read([msgspec.json.encode(frame([5, 6], 2))])
     last = msgspec.json.encode(frame([5, 6, 7, 8, 9], 5))

@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 
 import pytest
 from dynamo_environment import LOOKS, PAUSE, mocking
-from sglang_fixture import heard
-from sglang_recording import ASKED, MODEL, WINDOW, ask, load, replaying
+from sglang_fixture import generate
+from sglang_recording import MODEL, REQUESTS, WINDOW, load, make_request, replaying
 
 from dovetail.engines.engine import RemoteModel, TokenDelta
 from dovetail.engines.sglang import SglangEngine, discover
@@ -59,7 +59,7 @@ async def answer(endpoint: Endpoint, name: str) -> list[TokenDelta]:
     engine = SglangEngine(endpoint, TOKENIZER)
     await engine.start()
     try:
-        return await heard(engine, ASKED[name])
+        return await generate(engine, REQUESTS[name])
     finally:
         await engine.stop()
 
@@ -95,11 +95,13 @@ def test_answers(serving: Serving, name: str, count: int, finish: str) -> None:
 
 def test_the_ids_are_those_that_were_sent() -> None:
     for told in EXCHANGES:
-        asked = json.loads(bytes(told.asked))
-        name = next((n for n in ASKED if asked and asked["input_ids"] == list(ASKED[n].prompt)), "")
+        asked = json.loads(bytes(told.request))
+        name = next(
+            (n for n in REQUESTS if asked and asked["input_ids"] == list(REQUESTS[n].prompt)), ""
+        )
         if name not in ("plain", "longer", "probabilities"):
             continue
-        lines = [line[6:] for line in told.answer.splitlines() if line.startswith("data: {")]
+        lines = [line[6:] for line in told.response.splitlines() if line.startswith("data: {")]
         sent = [id for line in lines for id in json.loads(line)["output_ids"]]
         assert ids(answered(lambda: replaying(EXCHANGES, 7), name)) == sent
 
@@ -166,7 +168,7 @@ def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None
         engine = SglangEngine(mocker, TOKENIZER)
         await engine.start()
         before = await cancelled()
-        async with aclosing(iter_deltas(engine, ask(5000, 8, WINDOW - 20))) as deltas:
+        async with aclosing(iter_deltas(engine, make_request(5000, 8, WINDOW - 20))) as deltas:
             await anext(deltas)
         for _ in range(LOOKS):
             if await cancelled() > before:
@@ -179,4 +181,4 @@ def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None
 
 
 def test_the_recording_has_everything_that_is_asked() -> None:
-    assert [told.path for told in EXCHANGES].count("/generate") == len(ASKED)
+    assert [told.path for told in EXCHANGES].count("/generate") == len(REQUESTS)

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 from scripted_fixture import TOKENIZER
-from sglang_fixture import MODEL_INFO, MODELS, PATHS, SERVER_INFO, Json, StandIn, ask, listening
+from sglang_fixture import (
+    MODEL_INFO,
+    MODELS,
+    PATHS,
+    SERVER_INFO,
+    FakeSglang,
+    Json,
+    listening,
+    make_request,
+)
 
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, RemoteModel
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine, discover_model
@@ -34,7 +43,7 @@ def sent(request: EngineRequest, priority: PriorityOrder | None = None) -> Json:
 
 
 def params(**more: Any) -> Json:
-    told: Json = sent(ask(**more))["sampling_params"]
+    told: Json = sent(make_request(**more))["sampling_params"]
     return told
 
 
@@ -88,24 +97,24 @@ def test_constraints(syntax: ConstraintSyntax, member: str) -> None:
 def test_the_higher_priority_runs_sooner_whatever_the_server_takes(
     priority: PriorityOrder | None, number: int | None
 ) -> None:
-    assert sent(ask(priority=3), priority).get("priority") == number
+    assert sent(make_request(priority=3), priority).get("priority") == number
 
 
 def test_where_priorities_count_every_request_has_one() -> None:
-    assert sent(ask(), "higher")["priority"] == 0
+    assert sent(make_request(), "higher")["priority"] == 0
 
 
 def test_sessions_and_salts() -> None:
-    told = sent(ask(session="s", cache_salt="k"))
+    told = sent(make_request(session="s", cache_salt="k"))
     assert (told["session_id"], told["extra_key"]) == ("s", "k")
     assert "session_params" not in told
-    assert not {"session_id", "extra_key"} & sent(ask()).keys()
+    assert not {"session_id", "extra_key"} & sent(make_request()).keys()
 
 
 def test_log_probabilities_are_asked_for() -> None:
-    told = sent(ask(sampling=Sampling(logprobs=2)))
+    told = sent(make_request(sampling=Sampling(logprobs=2)))
     assert (told["return_logprob"], told["top_logprobs_num"]) == (True, 2)
-    assert "return_logprob" not in sent(ask())
+    assert "return_logprob" not in sent(make_request())
 
 
 LONG = "Requested token count exceeds the model's maximum context length of 8 tokens."
@@ -163,7 +172,7 @@ DISCOVERIES: list[tuple[str, dict[str, Json], RemoteModel]] = [
 
 def found(paths: dict[str, Json]) -> RemoteModel:
     async def main() -> RemoteModel:
-        async with listening(StandIn(paths=paths)) as endpoint:
+        async with listening(FakeSglang(paths=paths)) as endpoint:
             return await discover_model("sglang", endpoint)
 
     return asyncio.run(main())

@@ -24,7 +24,7 @@ from logprob_sessions import (
     check_shown,
 )
 from tiny_qwen3 import tiny_qwen3
-from torch_environment import PYTHON, Forward, forward, need_torch
+from torch_environment import PYTHON, ForwardProcess, forward, need_torch
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
@@ -62,7 +62,7 @@ class Bench:
     runner: asyncio.Runner
     engine: TransformersEngine
     model: Model
-    plain: Forward
+    plain: ForwardProcess
 
     def run(self, scene: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(scene)
@@ -86,9 +86,9 @@ class Bench:
         best = request.sampling.logprobs
         assert best is not None
         prompt = request.prompt.tolist()
-        plain = self.plain.ask([*prompt, *ids], len(prompt), best + EQUALS, SPELLED)
+        plain = self.plain.run([*prompt, *ids], len(prompt), best + EQUALS, SPELLED)
         assert [one.token for one in told] == [self._text(id) for id in ids]
-        assert [one.logprob for one in told] == pytest.approx(plain.said, abs=NEAR)
+        assert [one.logprob for one in told] == pytest.approx(plain.logprobs, abs=NEAR)
         for one, likeliest in zip(told, plain.best, strict=True):
             assert len(one.top) == best
             self._check_best(one, likeliest)
@@ -286,7 +286,7 @@ def test_what_the_model_gives_is_what_is_exported(bench: Bench, api: str, keep: 
     check_shown(api, shown, truths)
     for truth in truths:
         start = len(truth.prompt)
-        plain = bench.plain.ask([*truth.prompt, *truth.ids], start, 1, SPELLED)
+        plain = bench.plain.run([*truth.prompt, *truth.ids], start, 1, SPELLED)
         assert truth.logprobs == (
-            pytest.approx(plain.said, abs=NEAR) if keep or api != "messages" else []
+            pytest.approx(plain.logprobs, abs=NEAR) if keep or api != "messages" else []
         )

@@ -111,7 +111,7 @@ def some_scores(seed: int) -> list[float]:
 
 
 def row(name: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "prompt": [1, 2, 3, 2], "said": [], "scores": some_scores(1), **more}
+    return {"name": name, "prompt": [1, 2, 3, 2], "generated": [], "scores": some_scores(1), **more}
 
 
 def left(done: Sequence[float | None]) -> set[int]:
@@ -258,7 +258,7 @@ def test_greedy_changes_nothing_but_what_has_no_spelling(worker: Worker) -> None
 def test_noise_is_a_function_of_seed_place_and_token(worker: Worker, seed: int) -> None:
     draw = {"temperature": 2.0, "seed": seed}
     for place in (0, 1, 17):
-        given = row("a", draw=draw, said=[9] * place)
+        given = row("a", draw=draw, generated=[9] * place)
         (done,) = Batch(worker).step(given)
         noise = [(done[id] - given["scores"][id]) / 2.0 for id in range(SPELLED)]
         expected = [plain_noise(seed, place, id) for id in range(SPELLED)]
@@ -304,7 +304,7 @@ def test_penalties_follow_what_was_said(worker: Worker) -> None:
     said: list[list[int]] = [[], [], [], []]
     for step in range(4):
         order = [0, 1, 2, 3] if step % 2 else [3, 1, 0, 2]  # rows change their places
-        rows = [row(f"r{at}", draw=draws[at], said=said[at]) for at in order]
+        rows = [row(f"r{at}", draw=draws[at], generated=said[at]) for at in order]
         for at, one, done in zip(order, rows, batch.step(*rows), strict=True):
             assert done == penalized(one["scores"], one["prompt"], said[at], draws[at])
         for at in order:
@@ -318,7 +318,7 @@ def test_more_requests_with_penalties_than_slots(worker: Worker) -> None:
     said: dict[str, list[int]] = {name: [] for name in "abcde"}
     for pair in ("ab", "cd", "ae", "ab", "ec", "da"):
         draw = {"temperature": 0.0, "frequency": 0.5, "repetition": 1.1}
-        rows = [row(name, draw=draw, said=said[name]) for name in pair]
+        rows = [row(name, draw=draw, generated=said[name]) for name in pair]
         for name, one, done in zip(pair, rows, batch.step(*rows), strict=True):
             assert done == penalized(one["scores"], one["prompt"], said[name], draw)
             said[name] = [*said[name], ord(name), 5]
@@ -328,12 +328,12 @@ def test_more_requests_with_penalties_than_slots(worker: Worker) -> None:
 def test_a_request_that_was_started_again_goes_on_as_before(worker: Worker) -> None:
     draw = {"temperature": 1.0, "seed": 3, "frequency": 0.5, "repetition": 1.2}
     said = [5, 6, 5, 7]
-    (plain,) = Batch(worker).step(row("a", draw=draw, said=said))
-    (moved,) = Batch(worker).step(row("a", draw=draw, said=said, moved=3))
+    (plain,) = Batch(worker).step(row("a", draw=draw, generated=said))
+    (moved,) = Batch(worker).step(row("a", draw=draw, generated=said, moved=3))
     assert moved == plain
     batch = Batch(worker)
-    batch.step(row("a", draw=draw, said=said[:3]))
-    (resumed,) = batch.step(row("a", draw=draw, said=said, moved=3))
+    batch.step(row("a", draw=draw, generated=said[:3]))
+    (resumed,) = batch.step(row("a", draw=draw, generated=said, moved=3))
     assert resumed == plain
 
 
@@ -350,7 +350,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @real_torch
 def test_others_in_the_batch_change_nothing(worker: Worker) -> None:
-    rows = [row(name, draw=dict(draw), said=[4, 2]) for name, draw in KINDS.items()]
+    rows = [row(name, draw=dict(draw), generated=[4, 2]) for name, draw in KINDS.items()]
     together = Batch(worker).step(*rows)
     for one, done in zip(rows, together, strict=True):
         (alone,) = Batch(worker).step(one)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 from recording_proxy import Recorded, Recorder, recording
-from sdk_conversations import APIS, Shown, talker
+from sdk_conversations import APIS, TurnResult, start_conversation
 from server_process import Running, served
 from vllm_environment import NAME, REAL, Vllm, shared_vllm
 
@@ -54,10 +54,10 @@ def session(recorder: Recorder, name: str) -> list[Recorded]:
 def test_a_long_prompt_is_cached_on_the_second_turn(
     server: Running, recorder: Recorder, api: str
 ) -> None:
-    talk = talker(server, api, NAME, f"long-{api}", limit=8)
+    talk = start_conversation(server, api, NAME, f"long-{api}", limit=8)
     words = " ".join(WORDS[n * n % 97 % 8] for n in range(LONG))
-    first = talk.say(f"{api}: {words}")
-    second = talk.say("And now?")
+    first = talk.send(f"{api}: {words}")
+    second = talk.send("And now?")
     one, two = session(recorder, f"long-{api}")
     assert first.input == len(one.prompt) > LONG
     assert first.cached == one.cached
@@ -78,12 +78,14 @@ def follows(before: Recorded, after: Recorded) -> bool:
     return after.prompt[: len(known)] == known
 
 
-def talk_at_length(server: Running, number: int) -> list[Shown]:
+def talk_at_length(server: Running, number: int) -> list[TurnResult]:
     """One question and a long round of tools: the part of a session that the template keeps."""
-    talk = talker(server, APIS[number % 3], NAME, f"s{number}", limit=200)
-    shown = [talk.say(f"Session {number}.", must_call=True)]
+    talk = start_conversation(server, APIS[number % 3], NAME, f"s{number}", limit=200)
+    shown = [talk.send(f"Session {number}.", must_call=True)]
     while len(shown) < TURNS:
-        shown.append(talk.result(f"Result {len(shown)} of {number}: é 漢字 🦜", must_call=True))
+        shown.append(
+            talk.send_result(f"Result {len(shown)} of {number}: é 漢字 🦜", must_call=True)
+        )
     return shown
 
 
@@ -105,7 +107,7 @@ def whole_blocks(turn: Recorded) -> int:
     return (len(turn.prompt) + len(turn.generated) - 1) // BLOCK * BLOCK
 
 
-def check_what_was_shown(turns: Sequence[Shown], told: Sequence[Recorded]) -> None:
+def check_what_was_shown(turns: Sequence[TurnResult], told: Sequence[Recorded]) -> None:
     """The client is told the engine's own numbers, and every turn was a call that ended."""
     for turn, one in zip(turns, told, strict=True):
         assert (turn.input, turn.cached) == (len(one.prompt), one.cached)
@@ -125,9 +127,11 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
     tokenizer = load_tokenizer(vllm.folder)
 
     def chat(number: int) -> None:
-        talk = talker(server, APIS[number % 3], NAME, f"u{number}", limit=12, think=True)
+        talk = start_conversation(
+            server, APIS[number % 3], NAME, f"u{number}", limit=12, think=True
+        )
         for turn in range(8):
-            talk.say(f"Question {turn} of {number}: é 漢字?")
+            talk.send(f"Question {turn} of {number}: é 漢字?")
 
     with ThreadPoolExecutor(SESSIONS) as threads:
         list(threads.map(chat, range(SESSIONS)))
