@@ -23,7 +23,7 @@ from server_process import NAME, TIMEOUT_SECONDS, Running, dovetail, qwen_folder
 
 from dovetail.access.auth import ApiKeys
 from dovetail.net.tls import CertificateError, TlsCertificate
-from dovetail.server.reload import reload_on_change
+from dovetail.server.supervisor import reload_on_change
 
 
 @pytest.fixture

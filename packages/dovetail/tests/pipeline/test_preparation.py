@@ -13,8 +13,7 @@ from scripted_run import ScriptedRunner
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.models.loader import Model, load_model
-from dovetail.models.renderers import RendererCache
+from dovetail.models.loader import Model, RendererCache, load_model
 from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (

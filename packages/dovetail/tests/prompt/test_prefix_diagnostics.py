@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.prompt.prefix_diagnostics import (
-    DIVERGENCE_REASONS,
-    DivergenceReason,
     PrefixDiagnostics,
-    PrefixReport,
     PromptObservation,
     count_common_bytes,
+)
+from dovetail.prompt.prefix_report import (
+    DIVERGENCE_REASONS,
+    DivergenceReason,
+    PrefixReport,
     describe_prefix,
     prefix_headers,
 )

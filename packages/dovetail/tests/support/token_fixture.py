@@ -26,7 +26,7 @@ import dovetail_protocols
 import dovetail_tokenizers
 from dovetail.engines.engine import RemoteModel
 from dovetail.engines.vllm import VllmEngine
-from dovetail.engines.vllm.options import VllmOptions
+from dovetail.engines.vllm.engine import VllmOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore

@@ -11,7 +11,7 @@ from http_fixture import CALL, NAME, run, serving
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.http.options import HttpOptions
-from dovetail.prompt.prefix_diagnostics import DIVERGENCE_REASONS
+from dovetail.prompt.prefix_report import DIVERGENCE_REASONS
 from dovetail.telemetry.log import JsonFormatter, LogfmtFormatter, configure_logging, request_fields
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, Metrics
 from dovetail.telemetry.record import PrefixStats, RequestRecord

@@ -21,7 +21,7 @@ from dovetail.pipeline.registry import ModelRegistry
 from dovetail.server.build import DEFAULT_MODEL, SETUP_ERRORS, build_service
 from dovetail.server.http_server import create_server, run_server, wait_until_started
 from dovetail.server.process import notify
-from dovetail.server.reload import reload_on_change
+from dovetail.server.supervisor import reload_on_change
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder

@@ -21,8 +21,7 @@ from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver, ResponseSaver
 from dovetail.http.responses.run import read_chunks, send_stream
 from dovetail.http.tracker import RequestTracker
-from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, ClientDisconnected
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, ClientDisconnected, DisconnectGuard
 from dovetail.pipeline.choice_runner import warm_prefix
 from dovetail.pipeline.execution import require_token_model, run_request
 from dovetail.pipeline.raw import to_raw_model

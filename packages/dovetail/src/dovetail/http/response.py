@@ -12,8 +12,7 @@ from dovetail.http.errors import error_status, to_client_error
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import ResponseIds
 from dovetail.http.tracker import RequestTracker
-from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, DisconnectGuard
 from dovetail.net.response_writer import ResponseWriter
 from dovetail_model import Event, Fold, Request, error_from_failure
 from dovetail_protocols import Codec, StreamEncoder

@@ -20,7 +20,7 @@ from dovetail.http.pipeline_tracker import (
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import ModelEntry
-from dovetail.prompt.prefix_diagnostics import describe_prefix, prefix_headers
+from dovetail.prompt.prefix_report import describe_prefix, prefix_headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHistogram, Metrics
 from dovetail.telemetry.record import RequestContents, RequestRecord, RequestRecorder

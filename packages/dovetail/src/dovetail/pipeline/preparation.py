@@ -22,18 +22,17 @@ from dovetail.ledger.recognition import (
 )
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer
-from dovetail.models.loader import Model
-from dovetail.models.renderers import RendererCache
+from dovetail.models.loader import Model, RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.concurrency import MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import (
     PrefixDiagnostics,
-    PrefixReport,
     PromptObservation,
     count_common_ids,
 )
+from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.renderer import find_loop_start
 from dovetail.prompt.template import RenderError

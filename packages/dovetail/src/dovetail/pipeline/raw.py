@@ -15,7 +15,8 @@ from dovetail.pipeline.concurrency import run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.preparation import CallIdFactory, PreparedRequest
 from dovetail.pipeline.registry import TokenModel
-from dovetail.prompt.prefix_diagnostics import PrefixReport, PromptObservation
+from dovetail.prompt.prefix_diagnostics import PromptObservation
+from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt

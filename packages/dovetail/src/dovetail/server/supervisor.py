@@ -6,13 +6,17 @@ connections over them (SO_REUSEPORT): one that is dead or not ready yet gets non
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from dovetail.access.auth import ApiKeys
 from dovetail.access.shared_limits import create_shared_limit_store
+from dovetail.net.tls import TlsCertificate
 from dovetail.server.engine_supervisor import EngineSupervisor
 from dovetail.server.process import (
     LIMITS_FILE,
@@ -23,8 +27,43 @@ from dovetail.server.process import (
     describe_exit_status,
     notify,
 )
-from dovetail.server.reload import has_terminal
 from dovetail.settings.config import Config
+
+
+@asynccontextmanager
+async def reload_on_change(
+    keys: ApiKeys, certificate: TlsCertificate | None
+) -> AsyncIterator[None]:
+    """Keep keys and certificate up to date while the block runs."""
+
+    def reload() -> None:
+        keys.reload()
+        if certificate is not None:
+            certificate.reload()
+
+    loop = asyncio.get_running_loop()
+    handles_sighup = not has_terminal()
+    if handles_sighup:
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    watch_task = None if certificate is None else asyncio.create_task(certificate.watch())
+    try:
+        yield
+    finally:
+        if handles_sighup:
+            loop.remove_signal_handler(signal.SIGHUP)
+        if watch_task is not None:
+            watch_task.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch_task
+
+
+def has_terminal() -> bool:
+    """Whether a terminal is attached: there, SIGHUP means that the terminal is gone."""
+    try:
+        return sys.stdin is not None and os.isatty(sys.stdin.fileno())
+    except (OSError, ValueError):
+        return False
+
 
 WORKER_MODULE = "dovetail.cli.worker"
 CRASH_LOOP_SECONDS = 60.0  # a worker that crashes this soon is restarted with growing delays

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import ClientDisconnected, Message
+from dovetail.net.exchange import ClientDisconnected, DisconnectGuard, Message
 from dovetail_model import InternalError
 
 PEER_TIMEOUT_SECONDS = 2.0  # for a request to arrive, and for a response to begin

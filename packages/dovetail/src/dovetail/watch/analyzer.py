@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dovetail.pipeline.preparation import PreparedRequest
-from dovetail.prompt.prefix_diagnostics import PrefixReport
+from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.template import RenderError
 from dovetail.prompt.turn_order import order_turns
 from dovetail.watch.analysis import ExchangeAnalysis, PromptPrefix, TokenBasis, TrafficFinding

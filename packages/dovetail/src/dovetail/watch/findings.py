@@ -8,7 +8,7 @@ import msgspec
 from dovetail.ledger.equivalence import is_same_arguments
 from dovetail.ledger.turn_digest import digest_turn
 from dovetail.prompt.normalization import PromptNormalizer
-from dovetail.prompt.prefix_diagnostics import PrefixReport
+from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.turn_writer import is_interleaved
 from dovetail.prompt.volatile_text import NormalizationOptions, strip_preamble
 from dovetail.watch.analysis import TrafficFinding

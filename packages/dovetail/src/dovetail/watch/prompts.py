@@ -17,11 +17,11 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.turn_digest import compute_digest, digest_turn
-from dovetail.models.loader import Model
-from dovetail.models.renderers import RendererCache
+from dovetail.models.loader import Model, RendererCache
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
-from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PrefixReport, PromptObservation
+from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
+from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.template import RenderError
 from dovetail.prompt.tool_fallback import to_plain_messages
 from dovetail.prompt.turn_writer import TurnWriter

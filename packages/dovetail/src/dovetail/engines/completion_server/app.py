@@ -28,10 +28,10 @@ from dovetail.engines.completion_server.response import (
     merge_choices,
 )
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.net.disconnect import DisconnectGuard
 from dovetail.net.exchange import (
     EVENT_STREAM_CONTENT_TYPE,
     ClientDisconnected,
+    DisconnectGuard,
     Exchange,
     Receive,
     Scope,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dovetail.engines.llamacpp.engine import LlamaCppEngine
-from dovetail.engines.llamacpp.options import LlamaCppOptions
+from dovetail.engines.llamacpp.process import LlamaCppOptions
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 
 __all__ = ["LlamaCppEngine", "LlamaCppOptions", "create"]

@@ -18,8 +18,7 @@ from dovetail.engines.llamacpp.capacity import (
     trained_context_length,
 )
 from dovetail.engines.llamacpp.frames import LlamaCppFrameReader, TokenIdRecovery
-from dovetail.engines.llamacpp.options import LlamaCppOptions
-from dovetail.engines.llamacpp.process import LlamaCppProcess
+from dovetail.engines.llamacpp.process import LlamaCppOptions, LlamaCppProcess
 from dovetail.engines.llamacpp.request import encode_request, error_from_status
 from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch, send_request

@@ -9,14 +9,39 @@ import re
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from dovetail.engines.llamacpp.capacity import default_thread_count
-from dovetail.engines.llamacpp.options import LlamaCppOptions
 from dovetail.engines.process import EngineProcess, ProcessSpec
 from dovetail.net.http_client import Endpoint
 from dovetail.settings.installation import install_command
 from dovetail_model import EngineUnavailable
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class LlamaCppOptions(msgspec.Struct, frozen=True):
+    """Options by the names that the documentation uses. None selects a default for the machine.
+
+    `slots` generations run at once, each with a context window of its own: memory grows with
+    them. `host_cache_mib` is host memory for prompts that lost their slot, so that more sessions
+    than slots retain their cached prefix. A prompt is prefilled in batches of `batch` tokens:
+    between two of them a generation can be cancelled, and another one can run. `logs` forwards
+    llama.cpp's log. `tcp` makes it listen on a loopback port, which is required where there are
+    no unix sockets.
+    """
+
+    slots: PositiveInt = 2
+    threads: PositiveInt | None = None
+    gpu_layers: int | None = None
+    batch: PositiveInt = 512
+    host_cache_mib: int = 1024
+    logs: bool = False
+    tcp: bool = False
+    start_timeout: float = 600.0
+
 
 CHILD_SCRIPT = Path(__file__).with_name("child.py")
 LOG_LEVEL_ERROR, LOG_LEVEL_INFO = 1, 3  # llama.cpp's own levels: errors only, information

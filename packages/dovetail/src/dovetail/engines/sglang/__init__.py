@@ -1,9 +1,8 @@
 """Engine for an unmodified remote SGLang server: token ids over its native `/generate`."""
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
-from dovetail.engines.sglang.discovery import discover
+from dovetail.engines.sglang.discovery import SglangOptions, discover
 from dovetail.engines.sglang.engine import SglangEngine
-from dovetail.engines.sglang.options import SglangOptions
 
 __all__ = ["SglangEngine", "SglangOptions", "create", "discover"]
 

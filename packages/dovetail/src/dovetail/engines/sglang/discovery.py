@@ -12,9 +12,21 @@ import msgspec
 
 from dovetail.engines.engine import ConstraintSyntax, RemoteModel
 from dovetail.engines.sglang.frames import sglang_error_from_status
-from dovetail.engines.sglang.options import SglangOptions
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import EngineError
+
+
+class SglangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server does not report itself. Unset, it is queried.
+
+    `priority` is which numbers its scheduler runs first. `grammar_backend` is its flag of that
+    name. `silence` is the read timeout in seconds: a server sends nothing during a long prefill.
+    """
+
+    priority: Literal["higher", "lower", "off"] | None = None
+    grammar_backend: Literal["xgrammar", "llguidance", "outlines", "none"] | None = None
+    silence: float = 600.0
+
 
 MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")

@@ -15,13 +15,13 @@ from dovetail.engines.engine import (
 )
 from dovetail.engines.sglang.discovery import (
     SERVER_INFO_PATHS,
+    SglangOptions,
     SglangServerInfo,
     fetch_json,
     find_health_path,
     parse_server_info,
 )
 from dovetail.engines.sglang.frames import SERVER_NAME, SglangFrameReader, sglang_error_from_status
-from dovetail.engines.sglang.options import SglangOptions
 from dovetail.engines.sglang.request import encode_request
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail.engines.token_stream import TokenStreamReader

@@ -2,8 +2,7 @@
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.vllm.discovery import discover
-from dovetail.engines.vllm.engine import VllmEngine
-from dovetail.engines.vllm.options import VllmOptions
+from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
 
 __all__ = ["VllmEngine", "VllmOptions", "create", "discover"]
 

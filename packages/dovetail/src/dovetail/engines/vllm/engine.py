@@ -4,6 +4,8 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import (
     EngineCapabilities,
@@ -13,10 +15,24 @@ from dovetail.engines.engine import (
     TokenSink,
 )
 from dovetail.engines.vllm.discovery import PROBES, list_models, probe_constraints
-from dovetail.engines.vllm.options import VllmOptions
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
+
+
+class VllmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options by the names that the documentation uses.
+
+    `stream_interval` is the tokens of a frame of the stream, to reduce the work of both sides
+    with many streams. `silence` is the read timeout in seconds: a server sends nothing during a
+    long prefill. `probe` says whether to probe at the start, by requests of a few tokens, what
+    the server enforces; without it constraints are assumed to be enforced.
+    """
+
+    stream_interval: int | None = None
+    silence: float = 600.0
+    probe: bool = True
+
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)

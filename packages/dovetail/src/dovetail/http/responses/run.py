@@ -10,8 +10,7 @@ from typing import Protocol
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.response import STREAM_HEADERS
 from dovetail.http.responses.conversation import ResponseSaver
-from dovetail.net.disconnect import DisconnectGuard
-from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, Message
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, DisconnectGuard, Message
 from dovetail.responses.backend import StoredResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
