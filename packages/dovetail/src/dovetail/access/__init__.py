@@ -1,1 +1,1 @@
-"""Who may ask, and how much: keys, limits, and room."""
+"""Access control: API keys, rate limits and admission."""

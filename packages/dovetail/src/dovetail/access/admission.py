@@ -1,4 +1,4 @@
-"""How many requests are worked on at once, and who comes next when there is no room."""
+"""Limit how many requests run at once, and queue others by priority."""
 
 import asyncio
 import heapq
@@ -9,15 +9,15 @@ from itertools import count
 from dovetail_model import DovetailError, Hints
 from dovetail_protocols import Codec
 
-RETRY_AFTER_SECONDS = 2.0  # seconds
+RETRY_AFTER_SECONDS = 2.0
 QueuePosition = tuple[float, float, float, int]
 
 
 class AdmissionController:
-    """Lets in as many as there is room for. Others wait for a while, the most urgent in front.
+    """Admit requests up to a limit. Others wait in a queue, the most urgent first.
 
-    `most` are inside at once, `longest` wait, each for `patience` seconds at most. `refused` is
-    called for each that is turned away.
+    `max_running` run at once and `max_queued` wait, each for `queue_timeout` seconds at most.
+    `on_rejected` is called for each that is rejected.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class AdmissionController:
 
     @asynccontextmanager
     async def admit(self, codec: Codec, hints: Hints) -> AsyncIterator[None]:
-        """Room for one request, for as long as it lasts."""
+        """Hold a slot for one request while the block runs."""
         if self.running < self._max_running:
             self.running += 1
         else:
@@ -60,23 +60,23 @@ class AdmissionController:
             self._release()
 
     async def _wait(self, codec: Codec, hints: Hints) -> None:
-        """Returns when somebody who left has handed over the room."""
+        """Wait until a finished request hands over its slot."""
         if self.queued >= self._max_queued:
             self._on_rejected()
             raise busy_error(codec)
-        if len(self._queue) > 2 * self._max_queued:  # most of them have gone again
-            self._queue = [one for one in self._queue if not one[1].done()]
+        if len(self._queue) > 2 * self._max_queued:  # most of them have been cancelled
+            self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
             heapq.heapify(self._queue)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, (_queue_position(hints, next(self._sequence)), turn))
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._queue, (_queue_position(hints, next(self._sequence)), slot))
         self.queued += 1
         try:
             async with asyncio.timeout(self._queue_timeout):
-                await turn
+                await slot
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
-                self._release()  # the room came too late
-            turn.cancel()
+            if slot.done() and not slot.cancelled():
+                self._release()  # the slot came too late
+            slot.cancel()
             if isinstance(error, TimeoutError):
                 self._on_rejected()
                 raise busy_error(codec) from None
@@ -85,22 +85,22 @@ class AdmissionController:
             self.queued -= 1
 
     def _release(self) -> None:
-        """The room goes to the next in line who still waits."""
+        """Hand the slot to the next request that still waits."""
         while self._queue:
-            _, turn = heapq.heappop(self._queue)
-            if not turn.done():
-                turn.set_result(None)
+            _, slot = heapq.heappop(self._queue)
+            if not slot.done():
+                slot.set_result(None)
                 return
         self.running -= 1
 
 
-def _queue_position(hints: Hints, number: int) -> QueuePosition:
-    """Smaller is sooner: what must come first, then what is worth more, then who came first."""
+def _queue_position(hints: Hints, sequence: int) -> QueuePosition:
+    """Return the sort key: strict priority, priority, latency sensitivity, order of arrival."""
     return (
         -(hints.strict_priority or 0),
         -(hints.priority or 0),
         -(hints.latency_sensitivity or 0.0),
-        number,
+        sequence,
     )
 
 

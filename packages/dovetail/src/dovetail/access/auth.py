@@ -1,4 +1,4 @@
-"""Keys: who may ask, for which tenant, and how much."""
+"""API keys: authenticate callers, and find their tenants and rate limits."""
 
 import hmac
 import logging
@@ -24,7 +24,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and by which key: its hash, or that of an empty one where none is needed."""
+    """The sender of a request, as its API key identifies it.
+
+    key: Digest of the key; that of an empty one where none is needed.
+    """
 
     tenant: str = ""
     key: bytes = b""
@@ -32,20 +35,20 @@ class Caller:
     admin: bool = False
 
 
-#: Whoever asks before it is known who.
+#: The sender of a request that is not authenticated yet.
 ANONYMOUS = Caller()
 
 
 class ApiKeys:
-    """Known keys, as their hashes. Without any, everybody may ask, for the one tenant there is.
+    """Known keys, by their digests. Without any, everybody has access, as one tenant.
 
-    A key of the command line belongs to that tenant too, whose name is empty: turns stay known
-    when an operator begins to ask for a key. It is the operator's own, so it is an admin's. Keys
-    without limits of their own have those that are given; without keys all callers share them.
+    A key of the command line belongs to the tenant with the empty name too: turns stay known when
+    an operator begins to require a key. It is the operator's own, so it is an admin key. Keys
+    without limits of their own get `limits`; without keys all callers share them.
 
-    The file is read again when it changes. Where it cannot be used then, what was read before
-    stays. One without any key is no mistake by then, nor where it `may_be_empty` from the start:
-    it refuses everybody. What is no file, such as a pipe, is read once.
+    The file is reloaded when it changes. If the new version is invalid, the old keys stay. A file
+    without keys is valid then (and from the start if `may_be_empty`): it rejects everybody. What is
+    not a regular file, such as a pipe, is read once.
     """
 
     __slots__ = (
@@ -72,8 +75,8 @@ class ApiKeys:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
-        own = [ApiKey("", _digest(key), self._limits, admin=True) for key in plain if key]
-        self._static_keys = (*own, *hashed)
+        static_keys = [ApiKey("", _digest(key), self._limits, admin=True) for key in plain if key]
+        self._static_keys = (*static_keys, *hashed)
         self._file = file
         self._is_regular_file = file is not None and file.is_file()
         self._clock = clock
@@ -83,19 +86,19 @@ class ApiKeys:
         self._last_check = time.monotonic()
         self._table: dict[bytes, ApiKey] = {}
         try:
-            found = self._read_file()
+            file_keys = self._read_file()
         except EmptyKeyFileError:
             if not may_be_empty:
                 raise
-            found = []
-        self._install(found)
+            file_keys = []
+        self._install(file_keys)
 
     def __bool__(self) -> bool:
         """Whether a key is needed."""
         return bool(self._static_keys) or self._file is not None
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        """Whose key was sent. Raises if none of the keys that were sent is known."""
+        """Return the owner of the key in the headers. Raises if no key of them is known."""
         self._reload_if_changed()
         if not self:
             return Caller("", _digest(""), self._limits, admin=True)
@@ -103,15 +106,15 @@ class ApiKeys:
         if not sent:
             message = "No API key was sent: use x-api-key or Authorization: Bearer."
             raise _unauthenticated(message, "no_key")
-        found = [key for one in sent if (key := self._find(_digest(one))) is not None]
-        if not found:
+        known = [key for text in sent if (key := self._find(_digest(text))) is not None]
+        if not known:
             raise _unauthenticated("The API key is not known here.", "unknown_key")
-        key = next((key for key in found if not self._is_expired(key)), found[0])
+        key = next((key for key in known if not self._is_expired(key)), known[0])
         self._require_current(key)
         return Caller(key.tenant, key.digest, key.limits, key.admin)
 
     def revalidate(self, caller: Caller) -> Caller:
-        """The same caller later, with the limits of now. Raises where its key is no longer good."""
+        """Return the same caller with its current limits. Raises if its key is no longer valid."""
         self._reload_if_changed()
         if not self:
             return caller
@@ -122,26 +125,24 @@ class ApiKeys:
         return caller if key.limits == caller.limits else replace(caller, limits=key.limits)
 
     def reload(self, *, accept_empty: bool = True) -> None:
-        """Reads the file now. A version that cannot be used is told in the log, and not taken.
+        """Read the file now. An invalid version is logged and not used.
 
-        One that is empty may be about to be written, and if not `at_once` is looked at once more.
+        An empty one may be about to be written: with `accept_empty=False` it is read again later.
         """
         if not self._is_regular_file:
             return
         try:
-            found = self._read_file()
-        except (
-            EmptyKeyFileError
-        ):  # at the start that is a mistake; now the last one has been taken out
+            keys = self._read_file()
+        except EmptyKeyFileError:  # an error at startup; now the last key has been removed
             if not accept_empty and is_recently_changed(self._loaded_version):
                 return
-            found = []
+            keys = []
         except KeyFileError as error:
-            _log.error("keys_refused", extra={"fields": {"reason": str(error)}})
+            _log.error("keys_rejected", extra={"fields": {"reason": str(error)}})
             return
-        self._install(found)
-        level = logging.INFO if found else logging.WARNING
-        _log.log(level, "keys_read", extra={"fields": {"keys": len(found)}})
+        self._install(keys)
+        level = logging.INFO if keys else logging.WARNING
+        _log.log(level, "keys_reloaded", extra={"fields": {"keys": len(keys)}})
 
     def _read_file(self) -> list[ApiKey]:
         if self._file is None:
@@ -149,11 +150,11 @@ class ApiKeys:
         self._loaded_version = get_file_version(self._file, self._clock())
         return read_keys(self._file, self._limits)
 
-    def _install(self, found: Iterable[ApiKey]) -> None:
-        self._table = {self._table_key(key.digest): key for key in (*self._static_keys, *found)}
+    def _install(self, file_keys: Iterable[ApiKey]) -> None:
+        self._table = {self._table_key(key.digest): key for key in (*self._static_keys, *file_keys)}
 
     def _reload_if_changed(self) -> None:
-        """Whether the file is another one by now, at most every few seconds."""
+        """Reload the file if it has changed, checked at most every few seconds."""
         now = time.monotonic()
         if self._file is None or not self._is_regular_file:
             return
@@ -164,10 +165,10 @@ class ApiKeys:
             self.reload(accept_empty=False)
 
     def _find(self, digest: bytes) -> ApiKey | None:
-        """Takes as long for any key as for another, however many there are.
+        """Find a key in constant time, however many there are.
 
-        Where a key is looked for depends on a secret of this process; that it is the one is
-        found out by all of its hash.
+        The position in the table depends on a secret of this process; the match is confirmed by
+        comparing the whole digest.
         """
         key = self._table.get(self._table_key(digest))
         same = hmac.compare_digest(digest, _EMPTY_DIGEST if key is None else key.digest)
@@ -181,19 +182,19 @@ class ApiKeys:
 
     def _require_current(self, key: ApiKey) -> None:
         if key.expires is not None and self._is_expired(key):
-            moment = datetime.fromtimestamp(key.expires, UTC)
-            message = f"The API key has expired ({moment:%Y-%m-%d %H:%M} UTC)."
+            expiry = datetime.fromtimestamp(key.expires, UTC)
+            message = f"The API key has expired ({expiry:%Y-%m-%d %H:%M} UTC)."
             raise _unauthenticated(message, "expired_key")
 
 
 def require_admin(caller: Caller) -> None:
-    """Raises unless the caller may see what is about all tenants."""
+    """Raise unless the caller may see data of all tenants."""
     if not caller.admin:
         raise Forbidden("This is for keys that are marked admin.")
 
 
 def extract_keys(headers: Mapping[str, str]) -> list[str]:
-    """The keys that a client sent. Claude Code may send both headers, with different keys."""
+    """Return the keys that a client sent. Claude Code may send both headers, with two keys."""
     sent = [headers.get("x-api-key", "")]
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -202,7 +203,7 @@ def extract_keys(headers: Mapping[str, str]) -> list[str]:
 
 
 def exposure_warning(host: str, keys: ApiKeys) -> str | None:
-    """A warning, where anybody who reaches this machine may ask."""
+    """Return a warning if anybody who reaches this machine has access."""
     if keys or _is_loopback(host):
         return None
     return (

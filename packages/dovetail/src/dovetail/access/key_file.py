@@ -1,10 +1,10 @@
-"""The file of keys: a line for each, with the hash of the key and what its owner may do.
+"""The key file: a line per key, with its digest and what its owner may do.
 
 team-a:9f86d081…    requests=60 tokens=100000 concurrent=8
 team-a:60303ae2…    expires=2027-01-31   # the next key of the same tenant
 operator:fd61a03a…  requests=none admin
 
-What a line does not say is as the settings have it for all keys.
+Options that a line omits have the values that the settings give for all keys.
 """
 
 import re
@@ -25,18 +25,19 @@ _FORM = "not of the form tenant:sha256 (a tenant has no spaces, colons or #)"
 
 
 class KeyFileError(ValueError):
-    """A file of keys that cannot be used. Names the line, never what stands in it."""
+    """An invalid key file. The message names the line, never its content."""
 
 
 class EmptyKeyFileError(KeyFileError):
-    """A file without any key."""
+    """A key file without any key."""
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key, known by its hash alone. `expires` is a time of the clock, in seconds.
+    """An API key, known only by its digest.
 
-    `admin` may see what is about all tenants.
+    expires: Seconds since the epoch.
+    admin: May see data of all tenants.
     """
 
     tenant: str
@@ -47,7 +48,7 @@ class ApiKey:
 
 
 def read_keys(path: Path, limits: RateLimits = NO_LIMITS) -> list[ApiKey]:
-    """The keys of a file. Those that say nothing of limits get the ones that are given."""
+    """Read the keys of a file. Those without limits of their own get `limits`."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -62,7 +63,7 @@ def read_keys(path: Path, limits: RateLimits = NO_LIMITS) -> list[ApiKey]:
 
 
 def parse_keys(text: bytes, limits: RateLimits = NO_LIMITS) -> Iterator[ApiKey]:
-    """The keys of a file's text. Errors begin with where they are in the file."""
+    """Parse the text of a key file. Error messages begin with the position in the file."""
     try:
         lines = text.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -102,7 +103,7 @@ def _parse_key(words: list[str], limits: RateLimits) -> ApiKey:
 
 
 def _apply_option(key: ApiKey, name: str, value: str, word: str) -> ApiKey:
-    """The key with one more word of its line. What is not known is not shown: it may be a key."""
+    """Apply one more option of a line. An unknown one is not shown: it may be a key."""
     if name in _LIMITS:
         if value != "none" and not _COUNT.fullmatch(value):
             raise ValueError(f"{name}= wants a number from 1, or none")
@@ -116,13 +117,13 @@ def _apply_option(key: ApiKey, name: str, value: str, word: str) -> ApiKey:
 
 
 def _parse_time(text: str) -> float:
-    """A day, which counts to its end, or a time, in UTC unless it says otherwise."""
+    """Parse a day, which counts to its end, or a time, in UTC by default."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError("expires= wants a day, as 2027-01-31, or a time") from None
-    if not 1970 < found.year < 9999:
+    if not 1970 < time.year < 9999:
         raise ValueError("expires= wants a year between 1970 and 9999")
     if len(text) <= len("2027-01-31"):
-        found += timedelta(days=1)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        time += timedelta(days=1)
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

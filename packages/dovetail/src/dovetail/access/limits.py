@@ -1,8 +1,8 @@
-"""How much one key may ask: requests and tokens a minute, and requests at once.
+"""Rate limits of a key: requests and tokens per minute, and concurrent requests.
 
-A minute's worth may come in one go, then more as time passes: of each key only the moment is kept
-at which all that was asked so far will be made up for (GCRA). What an answer costs is known when it
-is over, so tokens are paid afterwards: who has spent more than there was waits.
+A minute's worth may come at once, then more as time passes: the only state per key is the time at
+which everything so far will be made up for (GCRA). The cost of a response is known when it has
+finished, so tokens are charged afterwards: a key that has spent more than it had must wait.
 """
 
 import time
@@ -15,14 +15,14 @@ from dovetail_model import RateLimited, Usage
 from dovetail_protocols import LimitStatus
 
 MINUTE_SECONDS = 60.0
-CONCURRENCY_RETRY_SECONDS = 2.0  # seconds after which one who had too many at once may try again
+CONCURRENCY_RETRY_SECONDS = 2.0  # retry hint for too many concurrent requests
 _MIN_EVICT_STATES = 1024
 _ROUNDING_TOLERANCE = 1e-3  # of one request: sums of small times must not make it one fewer
 
 
 @dataclass(frozen=True)
 class RateLimits:
-    """What one key may do: a minute, and at once. None is no limit."""
+    """Limits of one key: per minute, and concurrently. None is no limit."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -36,7 +36,7 @@ NO_LIMITS = RateLimits()
 
 
 class LimitState(Protocol):
-    """What is kept of a key: when requests and tokens are made up for, and how many are inside."""
+    """State of a key: when requests and tokens are made up for, and how many requests run."""
 
     requests: float
     tokens: float
@@ -45,18 +45,21 @@ class LimitState(Protocol):
     def in_flight(self) -> int: ...
 
     def add_in_flight(self, by: int) -> None:
-        """So many more are inside."""
+        """Change the number of running requests."""
 
 
 class LimitStore(Protocol):
-    """The rows of all keys."""
+    """The states of all keys."""
 
     def lock(self, key: bytes) -> AbstractContextManager[LimitState]:
-        """The row of a key, which nobody else changes meanwhile."""
+        """Hold the state of a key, which nothing else changes meanwhile."""
 
 
 class RateLimitExceeded(RateLimited):
-    """A limit of the key is reached. `reason` names it."""
+    """A limit of the key is reached.
+
+    reason: Name of the limit.
+    """
 
     reason: str
 
@@ -66,7 +69,7 @@ class RateLimitExceeded(RateLimited):
 
 
 class RateLimiter:
-    """Keeps every key within its limits."""
+    """Enforce the limits of every key."""
 
     __slots__ = ("_clock", "_store")
 
@@ -75,31 +78,31 @@ class RateLimiter:
         self._clock = clock
 
     def status(self, key: bytes, limits: RateLimits) -> list[LimitStatus]:
-        """How the key stands with the limits that it has."""
+        """Return the current state of the limits of a key."""
         if limits.requests is None and limits.tokens is None:
             return []
         now = self._clock()
-        with self._store.lock(key) as row:
-            owed = _minute_limits(row, limits)
-        return [_limit_status(name, limit, due - now) for name, limit, due in owed]
+        with self._store.lock(key) as state:
+            minute_limits = _minute_limits(state, limits)
+        return [_limit_status(name, limit, due - now) for name, limit, due in minute_limits]
 
     def acquire(self, key: bytes, limits: RateLimits) -> "RateLimitLease":
-        """One more request of the key. Raises where that is one too many."""
-        visit = RateLimitLease(self._store, self._clock, key, limits)
+        """Admit one more request of the key. Raises where that is one too many."""
+        lease = RateLimitLease(self._store, self._clock, key, limits)
         if not limits:
-            return visit
-        with self._store.lock(key) as row:
+            return lease
+        with self._store.lock(key) as state:
             now = self._clock()
-            _check_limits(row, limits, now)
+            _check_limits(state, limits, now)
             if limits.requests is not None:
-                row.requests = max(row.requests, now) + MINUTE_SECONDS / limits.requests
+                state.requests = max(state.requests, now) + MINUTE_SECONDS / limits.requests
             if limits.concurrent is not None:
-                row.add_in_flight(+1)
-        return visit
+                state.add_in_flight(+1)
+        return lease
 
 
 class RateLimitLease:
-    """A request that was let in, under the limits of that moment."""
+    """An admitted request, under the limits of that moment."""
 
     __slots__ = ("_clock", "_key", "_limits", "_store")
 
@@ -112,21 +115,21 @@ class RateLimitLease:
         self._limits = limits
 
     def release(self, usage: Usage | None) -> None:
-        """The request is over: what had to be read for it, and what was said, is paid for."""
+        """Finish the request and charge its tokens: uncached input and output."""
         limits = self._limits
         if limits.concurrent is None and (limits.tokens is None or usage is None):
             return
-        with self._store.lock(self._key) as row:
+        with self._store.lock(self._key) as state:
             if limits.concurrent is not None:
-                row.add_in_flight(-1)
+                state.add_in_flight(-1)
             if limits.tokens is not None and usage is not None:
                 fresh = max(0, usage.input_tokens - usage.cached_tokens)
                 cost = (fresh + usage.output_tokens) * MINUTE_SECONDS / limits.tokens
-                row.tokens = max(row.tokens, self._clock()) + cost
+                state.tokens = max(state.tokens, self._clock()) + cost
 
 
 class MemoryLimitState:
-    """A row in this process alone."""
+    """State of a key in this process alone."""
 
     __slots__ = ("in_flight", "requests", "tokens")
 
@@ -140,7 +143,7 @@ class MemoryLimitState:
 
 
 class MemoryLimitStore:
-    """The rows of one process. Those that have nothing to tell any more are forgotten."""
+    """States in one process. Idle ones are evicted."""
 
     __slots__ = ("_clock", "_evict_at", "_states")
 
@@ -154,29 +157,29 @@ class MemoryLimitStore:
 
     @contextmanager
     def lock(self, key: bytes) -> Iterator[MemoryLimitState]:
-        found = self._states.get(key)
-        if found is None:
+        state = self._states.get(key)
+        if state is None:
             self._evict_idle()
-            found = self._states[key] = MemoryLimitState()
-        yield found
+            state = self._states[key] = MemoryLimitState()
+        yield state
 
     def _evict_idle(self) -> None:
         if len(self._states) < self._evict_at:
             return
         now = self._clock()
-        self._states = {k: row for k, row in self._states.items() if not is_idle(row, now)}
+        self._states = {k: state for k, state in self._states.items() if not is_idle(state, now)}
         self._evict_at = max(_MIN_EVICT_STATES, 2 * len(self._states))
 
 
-def is_idle(row: LimitState, now: float) -> bool:
-    """Whether a row says no more than a new one would."""
-    return row.requests <= now and row.tokens <= now and not row.in_flight
+def is_idle(state: LimitState, now: float) -> bool:
+    """Return whether a state equals a new one."""
+    return state.requests <= now and state.tokens <= now and not state.in_flight
 
 
-def _check_limits(row: LimitState, limits: RateLimits, now: float) -> None:
-    """Raises where a limit is reached: the one that takes longest to come back from."""
+def _check_limits(state: LimitState, limits: RateLimits, now: float) -> None:
+    """Raise where a limit is reached: the one with the longest wait."""
     waits = []
-    if limits.concurrent is not None and row.in_flight >= limits.concurrent:
+    if limits.concurrent is not None and state.in_flight >= limits.concurrent:
         waits.append(
             (
                 CONCURRENCY_RETRY_SECONDS,
@@ -184,27 +187,29 @@ def _check_limits(row: LimitState, limits: RateLimits, now: float) -> None:
                 f"{_format_count(limits.concurrent, 'requests')} at once",
             )
         )
-    for name, limit, due in _minute_limits(row, limits):
+    for name, limit, due in _minute_limits(state, limits):
         wait = _wait_seconds(limit, due - now)
         if wait > 0:
             waits.append((wait, name, f"{_format_count(limit, name)} a minute"))
     if waits:
-        wait, reason, words = max(waits)
-        raise RateLimitExceeded(f"The limit of {words} for this key is reached.", reason, wait)
+        wait, reason, description = max(waits)
+        raise RateLimitExceeded(
+            f"The limit of {description} for this key is reached.", reason, wait
+        )
 
 
 def _format_count(count: int, things: str) -> str:
     return f"{count} {things if count > 1 else things.removesuffix('s')}"
 
 
-def _minute_limits(row: LimitState, limits: RateLimits) -> list[tuple[str, int, float]]:
-    """The limits a minute that there are, and when all that was asked will be made up for."""
-    known = (("requests", limits.requests, row.requests), ("tokens", limits.tokens, row.tokens))
+def _minute_limits(state: LimitState, limits: RateLimits) -> list[tuple[str, int, float]]:
+    """Return the limits per minute, and when each will be made up for."""
+    known = (("requests", limits.requests, state.requests), ("tokens", limits.tokens, state.tokens))
     return [(name, limit, due) for name, limit, due in known if limit is not None]
 
 
 def _wait_seconds(limit: int, owed: float) -> float:
-    """Seconds until there is room for one more."""
+    """Return seconds until there is room for one more."""
     one = MINUTE_SECONDS / limit
     wait = owed + one - MINUTE_SECONDS
     return wait if wait > one * _ROUNDING_TOLERANCE else 0.0

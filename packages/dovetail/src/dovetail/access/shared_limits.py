@@ -1,8 +1,8 @@
-"""What is kept of keys by several processes of one server: a file that all of them map.
+"""Rate limit states shared by the worker processes of one server: a file that all of them map.
 
-A head, then places of one size. A key has its place where its hash says, or soon behind. Of the
-requests that are inside each process has a count of its own, so that what one leaves behind when it
-dies can be told apart, and is forgotten when the next one takes its number.
+A header, then slots of one size. A key has the slot of its hash, or one of the next. Each process
+has a count of its own of running requests, so that what a crashed one leaves behind can be told
+apart, and is reset when the next process takes its number.
 """
 
 import fcntl
@@ -18,35 +18,35 @@ from dovetail.access.limits import is_idle
 
 DEFAULT_SLOTS = 1 << 14
 _MAGIC = b"dovetlm1"
-_HEADER = struct.Struct("=8sII48x")  # magic, places, processes
+_HEADER = struct.Struct("=8sII48x")  # magic, slots, processes
 _SLOT = struct.Struct("=32sdd")  # key, then when requests and tokens are made up for
 _COUNT = struct.Struct("=q")
 _TIME = struct.Struct("=d")
 _REQUESTS_AT, _TOKENS_AT = 32, 40
 _EMPTY_KEY = bytes(32)
 _MAX_PROBES = 64
-_LOCK_TIMEOUT_SECONDS = 0.1  # seconds that a lock is waited for
+_LOCK_TIMEOUT_SECONDS = 0.1
 _LOCK_RETRY_SECONDS = 0.0002
 
 
 class SharedLimitStoreError(OSError):
-    """A file that is no shared book, or not one for this process."""
+    """A file that is no store of limits, or not one for this process."""
 
 
 def create_shared_limit_store(path: Path, workers: int, slots: int = DEFAULT_SLOTS) -> None:
-    """Makes the file, empty and for this user alone. What stood there before is gone."""
+    """Create the file, empty and for this user alone. An existing one is replaced."""
     path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-    place = os.open(path, flags, 0o600)
+    file = os.open(path, flags, 0o600)
     try:
-        os.ftruncate(place, _HEADER.size + slots * _slot_size(workers))
-        os.pwrite(place, _HEADER.pack(_MAGIC, slots, workers), 0)
+        os.ftruncate(file, _HEADER.size + slots * _slot_size(workers))
+        os.pwrite(file, _HEADER.pack(_MAGIC, slots, workers), 0)
     finally:
-        os.close(place)
+        os.close(file)
 
 
 class SharedLimitStore:
-    """The rows of all processes, as the process of one number sees them."""
+    """The states of all processes, as seen by the process of one number."""
 
     __slots__ = ("_file", "_map", "_slot_size", "_slots", "_worker", "_workers")
 
@@ -76,7 +76,7 @@ class SharedLimitStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone, or nearly always: where a process stands still with the lock, others go on.
+        """Hold the lock, or go on without it when another process hangs while holding it.
 
         A count that is off by one is better than a server that hangs.
         """
@@ -99,7 +99,7 @@ class SharedLimitStore:
         return True
 
     def _find_state(self, key: bytes) -> "SharedLimitState":
-        """The key's place, or a free one. A place that was used once is never empty again."""
+        """Find the slot of a key, or a free one. A used slot is never empty again."""
         first = int.from_bytes(key[:8], "big")
         now, free = time.monotonic(), -1
         for probe in range(_MAX_PROBES):
@@ -112,7 +112,7 @@ class SharedLimitStore:
             if owner == _EMPTY_KEY:
                 break
         if free < 0:
-            free = self._slot_offset(first % self._slots)  # all are in use: one is forgotten
+            free = self._slot_offset(first % self._slots)  # all are in use: evict one
         self._map[free : free + self._slot_size] = key.ljust(self._slot_size, b"\0")
         return self._state_at(free)
 
@@ -123,16 +123,16 @@ class SharedLimitStore:
         return _HEADER.size + number * self._slot_size
 
     def _reset_worker_counts(self) -> None:
-        mine = _SLOT.size + self._worker * _COUNT.size
+        count_offset = _SLOT.size + self._worker * _COUNT.size
         with self._locked():
             for number in range(self._slots):
-                at = self._slot_offset(number) + mine
+                at = self._slot_offset(number) + count_offset
                 if _COUNT.unpack_from(self._map, at)[0]:
                     _COUNT.pack_into(self._map, at, 0)
 
 
 class SharedLimitState:
-    """A place of the file as a row."""
+    """A slot of the file."""
 
     __slots__ = ("_at", "_map", "_worker", "_workers")
 
@@ -164,7 +164,7 @@ class SharedLimitState:
         return sum(counts)
 
     def add_in_flight(self, by: int) -> None:
-        """Never below none: the place may have become another key's meanwhile."""
+        """Change the count, never below 0: the slot may have become that of another key."""
         at = self._at + _SLOT.size + self._worker * _COUNT.size
         count: int = _COUNT.unpack_from(self._map, at)[0]
         _COUNT.pack_into(self._map, at, max(0, count + by))

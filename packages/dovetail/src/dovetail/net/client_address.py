@@ -1,7 +1,7 @@
-"""Where requests come from: the address of a connection, or what a proxy that is known says of it.
+"""Resolve the client address of a request: the connection's, or one reported by a trusted proxy.
 
-Anybody can write `X-Forwarded-For`. Each proxy adds who came to it at the end, so what stands there
-is believed from the end on, and only for as long as it was written by a proxy that is trusted.
+Anybody can write `X-Forwarded-For`. Each proxy appends the address of its own client, so the header
+is read from its end, for as long as the address before was that of a trusted proxy.
 """
 
 import re
@@ -14,16 +14,19 @@ from dovetail.net.exchange import Scope
 _Address = IPv4Address | IPv6Address
 _FORWARDED = b"x-forwarded-for"
 _MAX_HOPS = 32
-_MAX_HOP_CHARS = 64  # characters
+_MAX_HOP_CHARS = 64
 _MAPPED = "::ffff:"  # how an IPv4 address looks to a server that listens on IPv6
-#: An address, some proxies add a port, and then one of IPv6 stands in brackets.
+#: An address. Some proxies add a port; an IPv6 address is in brackets then.
 _HOP = re.compile(
     r"\[([0-9a-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9a-f:.]+)", re.IGNORECASE
 )
 
 
 class ClientAddressResolver:
-    """Tells addresses. They are personal data: where they are not `told`, nobody behind has any."""
+    """Resolve client addresses.
+
+    They are personal data: with `enabled=False` no address is passed on.
+    """
 
     __slots__ = ("_enabled", "_proxies")
 
@@ -33,7 +36,7 @@ class ClientAddressResolver:
         self._enabled = enabled
 
     def set_client(self, scope: Scope) -> None:
-        """Has the scope of a request, or of a socket, name the client that it comes from."""
+        """Replace the client in the scope of a request or WebSocket by the resolved one."""
         client = scope.get("client")
         if client is None:
             return
@@ -43,7 +46,7 @@ class ClientAddressResolver:
         scope["client"] = None if address is None else (address, client[1])
 
     def normalize(self, address: str) -> str | None:
-        """The address of a connection, as it is told."""
+        """Normalize the address of a connection. None if addresses are disabled."""
         if not self._enabled:
             return None
         if ":" not in address:
@@ -51,21 +54,21 @@ class ClientAddressResolver:
         plain = address.partition("%")[0]
         return plain[len(_MAPPED) :] if plain.startswith(_MAPPED) and "." in plain else plain
 
-    def _forwarded_for(self, connected: str, scope: Scope) -> str:
-        found = _parse_hop(connected)
-        if found is None or not self._is_trusted(found):
-            return connected
+    def _forwarded_for(self, peer: str, scope: Scope) -> str:
+        client = _parse_hop(peer)
+        if client is None or not self._is_trusted(client):
+            return peer
         forwarded = b",".join(
             value for name, value in scope["headers"] if name.lower() == _FORWARDED
         )
         for hop in reversed(forwarded.decode("latin-1").rsplit(",", _MAX_HOPS)[-_MAX_HOPS:]):
-            before = _parse_hop(hop.strip())
-            if before is None:
+            address = _parse_hop(hop.strip())
+            if address is None:
                 break
-            found = before
-            if not self._is_trusted(found):
+            client = address
+            if not self._is_trusted(client):
                 break
-        return str(found)
+        return str(client)
 
     def _is_trusted(self, address: _Address) -> bool:
         return any(address in network for network in self._proxies)
@@ -79,17 +82,17 @@ def _parse_network(text: str) -> IPv4Network | IPv6Network:
 
 
 def _parse_hop(hop: str) -> _Address | None:
-    """The address that a proxy has written, if it is one."""
+    """Parse the address that a proxy has written. None if it is none."""
     return _parse_address(hop) if len(hop) <= _MAX_HOP_CHARS else None
 
 
 @lru_cache(1024)
 def _parse_address(hop: str) -> _Address | None:
-    form = _HOP.fullmatch(hop)
-    if form is None or form.lastindex is None:
+    match = _HOP.fullmatch(hop)
+    if match is None or match.lastindex is None:
         return None
     try:
-        address = ip_address(form[form.lastindex])
+        address = ip_address(match[match.lastindex])
     except ValueError:
         return None
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address

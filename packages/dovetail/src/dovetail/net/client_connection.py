@@ -1,8 +1,8 @@
-"""One connection to an engine, and the one answer on it.
+"""One connection to an engine, with one request and its response.
 
-The loop brings bytes, and whoever is poured to gets them in the same call: between the engine's
-socket and what is done with a token no task is switched. Others read at their own pace. A watch
-ends the connection when the server has been silent for too long.
+The event loop delivers bytes, and with `stream_to` the consumer gets them in the same call: no task
+switch between the engine's socket and the handling of a token. Other callers read at their own
+pace. A timer aborts the connection when the server has been silent for too long.
 """
 
 import asyncio
@@ -13,12 +13,16 @@ import httptools
 
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-#: Bytes of status line and headers that are read before the answer is called nonsense.
+#: Bytes of status line and headers that are read before the response is considered invalid.
 MAX_HEAD_BYTES = 1 << 18
 
 
 class ResponseParser:
-    """One answer. `begun` once its head has come, `complete` once its body has ended."""
+    """Parse one response.
+
+    head_complete: Whether status and headers have arrived.
+    complete: Whether the body has ended.
+    """
 
     __slots__ = (
         "_head_bytes",
@@ -40,17 +44,17 @@ class ResponseParser:
         self.status = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what was read, and gives the part of the body that is in it.
+        """Parse the bytes that were read, and return the part of the body in them.
 
-        Raises `ValueError` with what is wrong with it.
+        Raises `ValueError` that describes a protocol error.
         """
         if not self.head_complete:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as fault:
-            if not self.complete:  # what comes behind an answer is nobody's
-                raise ValueError(str(fault)) from fault
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.complete:  # data after the response is ignored
+                raise ValueError(str(error)) from error
         if not self.head_complete and self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError("its head does not end")
         parts = self._parts
@@ -59,23 +63,23 @@ class ResponseParser:
         return body
 
     def close(self) -> None:
-        """The connection has ended. Raises `ValueError` if the answer has not."""
+        """End the input: the connection was closed. `ValueError` if the response is incomplete."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         if not self.head_complete or (framed and not self.complete):
             raise ValueError("the connection was closed in the middle")
         self.complete = True
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.head_complete:  # trailers are not wanted
+        if not self.head_complete:  # trailers are ignored
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         if self.complete:
-            return  # a second answer, that nobody asked for
+            return  # a second response, which was not requested
         self.status = self._parser.get_status_code()
-        if self.status < 200:  # "continue": the answer comes behind it
+        if self.status < 200:  # "continue": the response follows
             self.headers.clear()
         else:
             self.head_complete = True
@@ -89,57 +93,57 @@ class ResponseParser:
 
 
 class SseDataReader:
-    """The data of server-sent events, in any pieces. Names and comments are passed over."""
+    """Extract the data of server-sent events from chunks. Names and comments are skipped."""
 
     __slots__ = ("_data", "_line")
 
     def __init__(self) -> None:
-        self._line: list[bytes] = []  # a line that has not ended, in pieces
+        self._line: list[bytes] = []  # parts of a line that has not ended
         self._data: list[bytes] = []
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        """The data of all events that this piece completes."""
-        if not self._line and not self._data and piece.startswith(b"data: "):
-            whole = piece[6:-2].split(b"\n\ndata: ")
-            # Nothing but whole events of one line each: what nearly every piece is.
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the data of all events that this chunk completes."""
+        if not self._line and not self._data and chunk.startswith(b"data: "):
+            events = chunk[6:-2].split(b"\n\ndata: ")
+            # Only whole events of one line each, which nearly every chunk is.
             if (
-                piece.endswith(b"\n\n")
-                and piece.count(b"\n") == 2 * len(whole)
-                and b"\r" not in piece
+                chunk.endswith(b"\n\n")
+                and chunk.count(b"\n") == 2 * len(events)
+                and b"\r" not in chunk
             ):
-                return whole
-        return self._split_lines(piece)
+                return events
+        return self._split_lines(chunk)
 
-    def _split_lines(self, piece: bytes) -> list[bytes]:
-        if b"\n" not in piece:
-            self._line.append(piece)
+    def _split_lines(self, chunk: bytes) -> list[bytes]:
+        if b"\n" not in chunk:
+            self._line.append(chunk)
             return []
         if self._line:
-            piece = b"".join([*self._line, piece])
-        *lines, rest = piece.split(b"\n")
+            chunk = b"".join([*self._line, chunk])
+        *lines, rest = chunk.split(b"\n")
         self._line = [rest] if rest else []
-        found: list[bytes] = []
+        events: list[bytes] = []
         data = self._data
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 data.append(line[6:] if line.startswith(b"data: ") else line[5:])
             elif data and not line:
-                found.append(data[0] if len(data) == 1 else b"\n".join(data))
+                events.append(data[0] if len(data) == 1 else b"\n".join(data))
                 data.clear()
-        return found
+        return events
 
 
-MAX_UNREAD_BYTES = 128 << 10  # bytes that wait for a slow reader before no more are taken
+MAX_UNREAD_BYTES = 128 << 10  # buffered for a slow reader before reading pauses
 
-#: Takes a part of a body. False: nothing more until there is room again.
+#: Take a part of a body. False: call `DrainChunks` before the next part.
 PushChunk = Callable[[bytes], bool]
-#: Waits for room. False: no more is wanted.
+#: Wait for room. False: no more is wanted.
 DrainChunks = Callable[[], Awaitable[bool]]
 
 
 class ClientConnection(asyncio.Protocol):
-    """Connected, asked once, and read once: poured out, or by and by."""
+    """A connection that carries one request and one response, pushed or read in chunks."""
 
     __slots__ = (
         "_error",
@@ -164,10 +168,10 @@ class ClientConnection(asyncio.Protocol):
         self._read_timeout = read_timeout
         self._response = ResponseParser()
         self._loop = asyncio.get_running_loop()
-        self._push: PushChunk | None = None  # who the body is poured to
-        self._full = False  # whether they have no room
+        self._push: PushChunk | None = None  # consumer of the body
+        self._full = False  # whether the consumer has no room
         self._unread = bytearray()
-        self._paused = False  # whether nothing is read from the socket
+        self._paused = False  # whether reading from the socket is paused
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._last_activity = self._loop.time()
@@ -182,16 +186,16 @@ class ClientConnection(asyncio.Protocol):
         return self._response.headers
 
     def send(self, request: Sequence[bytes]) -> None:
-        """Sends what is asked. A server may refuse before it has read everything."""
+        """Send the request. A server may respond before it has read everything."""
         self._transport.writelines(request)
 
     async def read_head(self) -> None:
-        """Returns once status and headers are there."""
+        """Wait for status and headers."""
         while not self._response.head_complete:
             await self._wait_for_data()
 
     async def read(self) -> bytes | None:
-        """More of the body; None at its end."""
+        """Return more of the body; None at its end."""
         while not self._unread:
             if self._response.complete:
                 return None
@@ -200,15 +204,15 @@ class ClientConnection(asyncio.Protocol):
         return self._take_unread()
 
     async def stream_to(self, push: PushChunk, drain: DrainChunks) -> None:
-        """The body to `take`, up to its end, each part in the call that brings it.
+        """Push the body to `push`, up to its end, each part in the call that receives it.
 
-        Where `take` returns False, `wait` says whether there is to be more.
+        Where `push` returns False, `drain` waits for room and returns whether there is to be more.
         """
         self._push = push
         try:
-            self._push_body(push, self._take_unread())  # what came with the head
+            self._push_body(push, self._take_unread())  # what arrived with the head
             if not self._full:
-                self._resume_reading()  # so much may have come that no more was taken
+                self._resume_reading()  # it may have been paused by the amount of data
             while True:
                 if self._full:
                     self._full = False
@@ -223,23 +227,23 @@ class ClientConnection(asyncio.Protocol):
             self._push = None
 
     def abort(self) -> None:
-        """Closes at once: what was not sent yet is not wanted any more."""
+        """Close at once and discard data that was not sent yet."""
         self._stop_timer()
         self._transport.abort()
 
-    # What the loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._timer = self._loop.call_later(self._read_timeout, self._check_timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Runs for every token."""
+        """Handle data. Runs for every token."""
         self._last_activity = self._loop.time()
         try:
             body = self._response.feed(data)
-        except ValueError as fault:
-            self._fail(EngineUnavailable(f"{self._name} broke off its answer ({fault})"))
+        except ValueError as error:
+            self._fail(EngineUnavailable(f"{self._name} broke off its answer ({error})"))
             return
         if self._push is not None:
             if self._error is None:
@@ -259,8 +263,8 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             self._response.close()
-        except ValueError as fault:
-            self._fail(EngineUnavailable(f"{self._name} broke off its answer ({fault})"))
+        except ValueError as error:
+            self._fail(EngineUnavailable(f"{self._name} broke off its answer ({error})"))
         self._wake()
 
     def _take_unread(self) -> bytes:
@@ -270,11 +274,11 @@ class ClientConnection(asyncio.Protocol):
 
     def _push_body(self, push: PushChunk, body: bytes) -> None:
         try:
-            more = not body or push(body)
-        except Exception as error:  # it is the one who pours that has to know
+            has_room = not body or push(body)
+        except Exception as error:  # raised to the caller of `stream_to`
             self._fail(error)
             return
-        if not more:
+        if not has_room:
             self._full = True
             self._pause_reading()
             self._wake()
@@ -282,7 +286,7 @@ class ClientConnection(asyncio.Protocol):
             self._wake()
 
     async def _wait_for_data(self) -> None:
-        """Returns when something has happened. Raises what is wrong with the line."""
+        """Wait until something has happened. Raises the error of the connection."""
         if self._error is not None:
             raise self._error
         self._last_activity = self._loop.time()
@@ -297,19 +301,21 @@ class ClientConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _fail(self, error: Exception) -> None:
-        """The first thing that goes wrong is told; the rest follows from it."""
+        """Record the first error; others are consequences of it."""
         self._error = self._error or error
         self._wake()
 
     def _check_timeout(self) -> None:
-        """One timer for the whole line: setting one for every read would cost more than reading.
+        """Check the one timer of the connection: one timer per read would cost more than reading.
 
-        While nobody waits for the server, the silence is not its own.
+        While nothing waits for the server, its silence does not count.
         """
         now = self._loop.time()
-        until = now if self._waiter is None else self._last_activity
-        if now < until + self._read_timeout:
-            self._timer = self._loop.call_at(until + self._read_timeout, self._check_timeout)
+        last_activity = now if self._waiter is None else self._last_activity
+        if now < last_activity + self._read_timeout:
+            self._timer = self._loop.call_at(
+                last_activity + self._read_timeout, self._check_timeout
+            )
             return
         self._timer = None
         self._fail(EngineTimeout(f"{self._name} was silent for {self._read_timeout:g} s"))

@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 class ClientDisconnected(Exception):
-    """The client hung up."""
+    """The client has disconnected."""
 
 
 class Exchange:

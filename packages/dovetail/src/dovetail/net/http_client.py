@@ -1,8 +1,8 @@
-"""A small HTTP/1.1 client for engines: one connection a request, the body as it comes.
+"""A small HTTP/1.1 client for engines: one connection per request, streamed response bodies.
 
-Closing a reply closes its connection, which is how every engine learns that nobody wants the rest.
-That is why connections are not kept for another request. Faults of the line are errors of
-`dovetail_model`; a status is the caller's to judge.
+Closing a response closes its connection, which is how every engine learns that the rest is not
+wanted. That is why connections are not reused. Connection failures are errors of `dovetail_model`;
+the caller judges the status.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from dovetail.net.client_connection import ClientConnection, DrainChunks, PushCh
 from dovetail.net.trace_context import propagation_headers
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-MAX_BODY_BYTES = 64 << 20  # bytes of an answer that is read whole
+MAX_BODY_BYTES = 64 << 20  # of a response that is read whole
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where an engine listens: a TCP address or a unix socket, and what each request carries."""
+    """Address of an engine (TCP or unix socket), and the headers of every request to it."""
 
     host: str = "127.0.0.1"
     port: int = 80
@@ -37,7 +37,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, headers: Mapping[str, str] | None = None) -> "Endpoint":
-        """The endpoint of an address such as `http://host:8000/base` or `unix:///a/b.sock`."""
+        """Parse an address such as `http://host:8000/base` or `unix:///a/b.sock`."""
         parts = urlsplit(url)
         if parts.scheme == "unix" and parts.path:
             return cls(socket=parts.path, headers=headers or {})
@@ -52,7 +52,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Host and port as a request names them."""
+        """Value of the Host header."""
         if self.socket is not None:
             return "localhost"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -65,7 +65,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds to wait for a connection, and for the next byte of an answer."""
+    """Seconds to wait for a connection, and for the next byte of a response."""
 
     connect: float = 10.0
     read: float = 300.0
@@ -73,7 +73,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What is asked of an endpoint."""
+    """A request to an endpoint."""
 
     method: str
     path: str
@@ -83,7 +83,7 @@ class ClientRequest:
 
 
 class ClientResponse:
-    """An answer whose head has come. Its body is read once, in pieces or whole."""
+    """A response whose head has arrived. Its body is read once, in chunks or whole."""
 
     __slots__ = ("_connection", "headers", "status")
 
@@ -93,19 +93,19 @@ class ClientResponse:
         self.headers: Mapping[str, str] = connection.headers
 
     async def iter_chunks(self) -> AsyncGenerator[bytes]:
-        """The body as it comes."""
+        """Yield the body as it arrives."""
         while (data := await self._connection.read()) is not None:
             yield data
 
     async def stream_to(self, push: PushChunk, drain: DrainChunks) -> None:
-        """The body to `take`, up to its end, each part in the call that brings it.
+        """Push the body to `push`, up to its end, each part in the call that receives it.
 
-        Where `take` returns False, `wait` says whether there is to be more.
+        Where `push` returns False, `drain` waits for room and returns whether there is to be more.
         """
         await self._connection.stream_to(push, drain)
 
     async def read(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-        """The whole body. A server that never ends is told from one that has much to say."""
+        """Read the whole body, which may have `max_bytes`."""
         parts, size = [], 0
         async with aclosing(self.iter_chunks()) as chunks:
             async for chunk in chunks:
@@ -117,7 +117,7 @@ class ClientResponse:
 
 
 class ConnectionGroup:
-    """The connections that are open for somebody: all of them can be broken off at once."""
+    """Open connections that can be aborted together."""
 
     __slots__ = ("_open",)
 
@@ -125,9 +125,9 @@ class ConnectionGroup:
         self._open: set[ClientConnection] = set()
 
     def abort_all(self) -> None:
-        """Whoever reads on, or still waits for an answer, is told that the connection broke."""
-        for line in self._open:
-            line.abort()
+        """Abort all connections. Their readers get `EngineUnavailable`."""
+        for connection in self._open:
+            connection.abort()
 
     @contextmanager
     def track(self, connection: ClientConnection) -> Iterator[None]:
@@ -143,22 +143,22 @@ class ConnectionGroup:
 async def send_request(
     endpoint: Endpoint, request: ClientRequest, connections: ConnectionGroup | None = None
 ) -> AsyncIterator[ClientResponse]:
-    """The answer to a call. Leaving the block drops the connection, finished or not."""
-    line = await _connect(endpoint, request.timeouts)
-    with (connections or ConnectionGroup()).track(line):
-        line.send(_encode_request(str(endpoint), endpoint, request))
-        await line.read_head()
-        yield ClientResponse(line)
+    """Send a request and yield the response. Leaving the block drops the connection."""
+    connection = await _connect(endpoint, request.timeouts)
+    with (connections or ConnectionGroup()).track(connection):
+        connection.send(_encode_request(str(endpoint), endpoint, request))
+        await connection.read_head()
+        yield ClientResponse(connection)
 
 
 async def fetch(endpoint: Endpoint, request: ClientRequest) -> tuple[int, bytes]:
-    """Status and whole body of a short answer."""
-    async with send_request(endpoint, request) as reply:
-        return reply.status, await reply.read()
+    """Return status and whole body of a short response."""
+    async with send_request(endpoint, request) as response:
+        return response.status, await response.read()
 
 
 def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> list[bytes]:
-    """A request's bytes. What would break its frame is refused."""
+    """Encode a request. A header that would break the message is an error."""
     headers = {
         "host": endpoint.authority,
         "connection": "close",
@@ -176,44 +176,44 @@ def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> li
             headers=list(headers.items()),
         )
     except (h11.LocalProtocolError, UnicodeError):
-        # What h11 says of it quotes the header, which may be a key.
+        # h11's message quotes the header, which may be a key.
         raise EngineUnavailable(f"a request to {name} cannot be sent as HTTP") from None
     return [h11.Connection(h11.CLIENT).send(head) or b"", request.body]
 
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Read once: the certificates of a system take longer to load than an answer to come."""
+    """Load the certificates of the system once: it takes longer than a request."""
     return ssl.create_default_context()
 
 
-def _describe_error(fault: Exception) -> str:
-    """Why there is no connection. The system's own text would name the address once more."""
-    if isinstance(fault, ssl.SSLError):
-        return getattr(fault, "verify_message", "") or fault.reason or "TLS failed"
-    if isinstance(fault, socket.gaierror):
+def _describe_error(error: Exception) -> str:
+    """Describe why there is no connection. The text of the system would repeat the address."""
+    if isinstance(error, ssl.SSLError):
+        return getattr(error, "verify_message", "") or error.reason or "TLS failed"
+    if isinstance(error, socket.gaierror):
         return "no such host"
-    number = getattr(fault, "errno", None)
-    return os.strerror(number) if number else type(fault).__name__
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else type(error).__name__
 
 
 async def _connect(endpoint: Endpoint, timeouts: Timeouts) -> ClientConnection:
     loop, name = asyncio.get_running_loop(), str(endpoint)
 
-    def line() -> ClientConnection:
+    def new_connection() -> ClientConnection:
         return ClientConnection(name, timeouts.read)
 
     try:
         async with asyncio.timeout(timeouts.connect):
             if endpoint.socket is not None:
-                _, connected = await loop.create_unix_connection(line, endpoint.socket)
+                _, connection = await loop.create_unix_connection(new_connection, endpoint.socket)
             else:
-                secure = _ssl_context() if endpoint.tls else None
-                _, connected = await loop.create_connection(
-                    line, endpoint.host, endpoint.port, ssl=secure
+                ssl_context = _ssl_context() if endpoint.tls else None
+                _, connection = await loop.create_connection(
+                    new_connection, endpoint.host, endpoint.port, ssl=ssl_context
                 )
-    except TimeoutError as fault:
-        raise EngineTimeout(f"no connection to {name} in {timeouts.connect:g} s") from fault
-    except (OSError, ValueError) as fault:
-        raise EngineUnavailable(f"no connection to {name} ({_describe_error(fault)})") from fault
-    return connected
+    except TimeoutError as error:
+        raise EngineTimeout(f"no connection to {name} in {timeouts.connect:g} s") from error
+    except (OSError, ValueError) as error:
+        raise EngineUnavailable(f"no connection to {name} ({_describe_error(error)})") from error
+    return connection

@@ -1,8 +1,8 @@
-"""One connection: HTTP/1.1 that bounds what a client can make grow, hold open or leave hanging.
+"""HTTP/1.1 connections with bounds on what a client can make grow, hold open or leave hanging.
 
 uvicorn leaves these to its parser and to the system, and neither bounds them: headers or trailers
-without end, requests queued behind one that runs, bodies that nobody waits for any more, clients
-that never read, clients that are gone and never said so.
+without end, requests queued behind one that runs, bodies that are not awaited any more, clients
+that never read, clients that vanished without closing.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION, DirectWriter
 
-MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of all that comes without a byte of a body
+MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of any data without a byte of a body
 MAX_HEADERS = 512
-MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the one that is answered
-MAX_OPEN_FILES = 65536  # that a process asks the system for, where it may
-RESERVED_FILES = 64  # file descriptors that are kept from clients: for engines, stores and logs
-#: What a connection is refused with, and counted as. A 426 is the application's: counted there.
+MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the running one
+MAX_OPEN_FILES = 65536  # requested from the system, where permitted
+RESERVED_FILES = 64  # file descriptors reserved for engines, stores and logs
+#: Status of a refused connection, and the reason it is counted under. The application counts 426.
 _REASONS = {
     b"400": "malformed",
     b"408": "slow_headers",
@@ -59,15 +59,15 @@ DEFAULT_TIMEOUTS = ConnectionTimeouts()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """What is refused is refused once: nothing that follows on the connection is read."""
+    """uvicorn's HTTP protocol with bounds. After a refusal nothing more of the connection is read."""
 
     _reading_headers = True
-    _request_incomplete = False  # a request has begun to come, and not all of it is here
-    _body_received = False  # something of a body has come: in this piece, in this request
+    _request_incomplete = False  # a request has begun to arrive and is incomplete
+    _body_received = False  # part of a body has arrived: in this data, in this request
     _body_begun = False
-    _bytes_without_body = 0  # bytes since the last one of a body
+    _bytes_without_body = 0  # bytes since a body's last byte
     _header_bytes = 0
-    _upgrade_declined = False  # the request that comes asks for a protocol that is not spoken here
+    _upgrade_declined = False  # the request wants an upgrade to an unsupported protocol
     _input_ignored = False
     _active_cycle: RequestResponseCycle | None = None
     _header_timer: asyncio.TimerHandle | None = None
@@ -79,11 +79,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         *args: Any,
         on_refused: Callable[[str], None] = lambda reason: None,
         timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
-        **more: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **more)
+        super().__init__(*args, **kwargs)
         self._timeouts = timeouts
-        self._on_refused = on_refused  # hears why, in one word
+        self._on_refused = on_refused  # called with the reason, one word
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -94,15 +94,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """uvicorn tells only the request that came last, which may be waiting behind another."""
+        """Clean up. uvicorn notifies only the last request, which may be waiting behind another."""
         for timer in (self._header_timer, self._linger_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
         self.pipeline.clear()
-        running = self._active_cycle
-        if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+        cycle = self._active_cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -136,14 +136,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             elif self._upgrade_declined:
                 self._reparse_without_upgrade(data[upgrade.args[0] :])
             else:
-                # The application says that there are no sockets; whether what follows is a body
-                # or another request, the parser cannot tell.
+                # The application responds that WebSockets are disabled. The parser cannot know
+                # whether what follows is a body or another request.
                 self._refuse(b"426 Upgrade Required")
 
     def _reparse_without_upgrade(self, rest: bytes) -> None:
-        """The parser leaves out the body of a request that asks for another protocol.
+        """Parse a request again without its wish for an upgrade.
 
-        Java's client asks for HTTP/2 so: without that wish, it is a request like any other.
+        The parser leaves out the body of a request that wants to upgrade; Java's client asks
+        for HTTP/2 in this way.
         """
         head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
@@ -162,7 +163,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._start_header_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """What stands behind a body is no header: a proxy in front has not looked at it."""
+        """Add a header. Trailers are ignored: a proxy in front has not checked them."""
         if not self._reading_headers:
             return
         self._header_bytes += len(name) + len(value)
@@ -208,8 +209,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._start_stall_timer()
         elif self._request_incomplete and self.cycle.response_complete:
-            never = self.expect_100_continue and not self._body_begun
-            seconds = 0 if never else self._timeouts.body_linger_seconds
+            body_not_sent = self.expect_100_continue and not self._body_begun
+            seconds = 0 if body_not_sent else self._timeouts.body_linger_seconds
             self._linger_timer = self.loop.call_later(seconds, self.transport.close)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -231,7 +232,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
-        """From here on the connection is a socket's, unless an answer is still owed on it."""
+        """Hand the connection over to the WebSocket protocol, unless a response is pending."""
         if self._response_pending():
             self._refuse(b"400 Bad Request")
             return
@@ -242,9 +243,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self._active_cycle is not None and not self._active_cycle.response_complete
 
     def close_when_idle(self) -> None:
-        """The connection is used no more: at once if nothing is under way, else after that."""
+        """Close the connection: at once if it is idle, else after the running response."""
         if self.cycle is None or self._reading_headers:
-            return  # a request comes in, and shall be answered
+            return  # a request is arriving and gets its response
         if self.cycle.response_complete:
             self.transport.close()
         else:
@@ -260,55 +261,55 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(b"408 Request Timeout")
 
     def _start_stall_timer(self) -> None:
-        """A closed connection, too, stays until its last bytes are read."""
+        """Start the stall timer. A closed connection, too, stays until its last bytes are read."""
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(
                 self._timeouts.stall_seconds, self.transport.abort
             )
 
-    def _refuse(self, status: bytes, more: bytes = b"") -> None:
-        """Ends the connection; where a whole request waits for its answer, behind that one."""
+    def _refuse(self, status: bytes, headers: bytes = b"") -> None:
+        """End the connection, after the response to a complete request if there is one."""
         self._input_ignored = True
         if (reason := _REASONS.get(status[:3])) is not None:
             self._on_refused(reason)
         self.pipeline.clear()
-        running = self._active_cycle
-        if running is not None and not running.response_complete:
-            if not running.more_body:
-                running.keep_alive = False
+        cycle = self._active_cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                cycle.keep_alive = False
                 return
-            if running.response_started:
+            if cycle.response_started:
                 self.transport.close()
                 self._start_stall_timer()
                 return
         if not self.transport.is_closing():
             head = b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n"
-            self.transport.write(head + more + b"\r\n")
+            self.transport.write(head + headers + b"\r\n")
             self.transport.close()
             self._start_stall_timer()
 
 
 def raise_file_limit() -> None:
-    """Takes what the system grants for the asking: each client is a file, and 1024 are few."""
+    """Raise the limit of open files as far as permitted: each client is one, and 1024 are few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
         with suppress(OSError, ValueError):  # a sandbox may forbid it
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def max_connections() -> int:
-    """How many clients may be connected, by what the system lets this process open."""
+    """Return how many clients may be connected, from the limit of open files."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft - RESERVED_FILES
 
 
 def _enable_keepalive(transport: asyncio.Transport, timeouts: ConnectionTimeouts) -> None:
-    """Has the system find out about clients that have vanished, also where nothing is sent."""
-    connected = transport.get_extra_info("socket")
-    if connected is None or connected.family == socket.AF_UNIX:
+    """Enable TCP keep-alive, which finds clients that vanished even when nothing is sent."""
+    client_socket = transport.get_extra_info("socket")
+    if client_socket is None or client_socket.family == socket.AF_UNIX:
         return
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", timeouts.keepalive_idle_seconds),
         ("TCP_KEEPINTVL", timeouts.keepalive_interval_seconds),
@@ -316,4 +317,4 @@ def _enable_keepalive(transport: asyncio.Transport, timeouts: ConnectionTimeouts
         ("TCP_USER_TIMEOUT", int(timeouts.stall_seconds * 1000)),
     ):
         if hasattr(socket, name):  # not every system has all of them
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            client_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

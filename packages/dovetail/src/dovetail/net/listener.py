@@ -1,4 +1,4 @@
-"""Where a server listens, and the loop that it runs in."""
+"""Listening sockets, and the uvicorn configuration of small servers."""
 
 import gc
 import socket
@@ -16,7 +16,7 @@ BACKLOG = 4_096
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """A TCP address, or a unix socket. Port 0 takes a free one."""
+    """A TCP address or a unix socket. Port 0 picks a free one."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -24,7 +24,7 @@ class ListenAddress:
 
 
 def open_listener(address: ListenAddress) -> tuple[socket.socket, str]:
-    """A socket that takes connections, and its URL."""
+    """Return a listening socket and its URL."""
     if address.path is not None:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(address.path))
@@ -37,12 +37,12 @@ def open_listener(address: ListenAddress) -> tuple[socket.socket, str]:
 
 
 def serve_app(app: Callable[..., Any], listener: socket.socket) -> None:
-    """Serves until interrupted."""
+    """Serve until interrupted."""
     uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
 
 def uvicorn_config(app: Callable[..., Any]) -> uvicorn.Config:
-    """How uvicorn runs it: no access log, no lifespan, connections kept."""
+    """Configure uvicorn: no access log, no lifespan, long keep-alive."""
     return uvicorn.Config(
         app,
         http=DirectHttpProtocol,
@@ -53,13 +53,12 @@ def uvicorn_config(app: Callable[..., Any]) -> uvicorn.Config:
     )
 
 
-GC_THRESHOLD_OBJECTS = (
-    10_000  # objects before the collector looks: most of a stream's are gone by then anyway
-)
+#: New objects before a collection. Most objects of a stream are freed by then.
+GC_THRESHOLD_OBJECTS = 10_000
 
 
 def freeze_gc() -> None:
-    """What was loaded by now stays: the collector looks at it no more."""
+    """Exclude everything loaded so far from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD_OBJECTS)

@@ -13,7 +13,7 @@ DIRECT_WRITER_EXTENSION = "dovetail.direct"
 
 
 class BodyWriter(Protocol):
-    """Writes the body of a response that has started."""
+    """Write the body of a response that has started."""
 
     def write(self, data: bytes) -> bool:
         """Write a part. False: `drain` before writing the next one."""
@@ -36,7 +36,7 @@ class DirectHttpProtocol(HttpToolsProtocol):
 
 
 class DirectWriter:
-    """Writes chunks to the connection. Drops what is written after the client has hung up."""
+    """Write chunks to the connection. Drops what is written after the client has disconnected."""
 
     __slots__ = ("_cycle", "_flow", "_write")
 
@@ -60,7 +60,7 @@ class DirectWriter:
 
 
 class ResponseWriter:
-    """Writes the body of one response: directly if the server allows it, else by ASGI messages.
+    """Write the body of one response: directly if the server allows it, else by ASGI messages.
 
     With `start_response`, the first write starts the response in a task of its own; without it, the
     response has started already. What is written until the response has started is buffered, and so
@@ -134,7 +134,7 @@ class ResponseWriter:
             self.write = self._direct.write
 
 
-def _consume_exception(sending: "asyncio.Task[None]") -> None:
+def _consume_exception(task: "asyncio.Task[None]") -> None:
     """Leave an exception to whoever drains; if nobody does, the client is gone."""
-    if not sending.cancelled():
-        sending.exception()
+    if not task.cancelled():
+        task.exception()

@@ -1,4 +1,4 @@
-"""The certificate that HTTPS is served with, read again when it is renewed."""
+"""The TLS certificate of the server, reloaded when it is renewed."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from cryptography import x509
 
 from dovetail.settings.file_version import FileVersion, get_file_version
 
-CHECK_INTERVAL_SECONDS = 5.0  # seconds
-EXPIRY_WARNING_SECONDS = 14 * 86_400.0  # seconds in which one that ends is told of when it is read
+CHECK_INTERVAL_SECONDS = 5.0
+EXPIRY_WARNING_SECONDS = 14 * 86_400.0  # warn when loading one that expires sooner
 
 _log = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ class CertificateError(OSError):
 
 
 class TlsCertificate:
-    """A certificate with its chain, and its key: in a file of its own, or in the same one.
+    """A certificate with its chain and key: the key in a file of its own, or in the same one.
 
-    `context` stays the same object: connections that are made after a renewal get the new one.
-    `expires` is when clients refuse it, a time of the clock in seconds, if that can be read.
+    context: The same object for the life of the server; new connections get a renewed certificate.
+    expires_at: When clients begin to reject it, in seconds since the epoch; NaN if unreadable.
     """
 
     __slots__ = ("_cert", "_clock", "_key", "_loaded_versions", "context", "expires_at")
@@ -43,40 +43,42 @@ class TlsCertificate:
         self.expires_at = self._read_expiry()
 
     def reload(self) -> None:
-        """Takes the files as they are now. Where they do not fit together, the old ones stay."""
+        """Load the files again. If they do not match each other, keep the old certificate."""
         self._loaded_versions = self._file_versions()
         try:
-            _load(_new_context(), self._cert, self._key)  # half of a pair would break the real one
+            _load(
+                _new_context(), self._cert, self._key
+            )  # test first: half of a pair would break the context in use
             _load(self.context, self._cert, self._key)
         except CertificateError as error:
-            _log.error("certificate_refused", extra={"fields": {"reason": str(error)}})
+            _log.error("certificate_rejected", extra={"fields": {"reason": str(error)}})
             return
-        _log.info("certificate_read", extra={"fields": {"file": str(self._cert)}})
+        _log.info("certificate_reloaded", extra={"fields": {"file": str(self._cert)}})
         self.expires_at = self._read_expiry()
 
     def reload_if_changed(self) -> None:
-        """Reads the files again where they have changed."""
+        """Load the files again if they have changed."""
         if self._file_versions() != self._loaded_versions:
             self.reload()
 
     async def watch(self) -> None:
-        """Looks every few seconds, for as long as the server runs."""
+        """Check for changes every few seconds, for as long as the server runs."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             self.reload_if_changed()
 
     def _read_expiry(self) -> float:
-        """When it ends. One that has ended is served, since nothing better is there, and told."""
+        """Return when it expires. An expired one is served, as there is none better, and logged."""
         try:
-            until = x509.load_pem_x509_certificate(_read_file(self._cert)).not_valid_after_utc
-        except ValueError:  # OpenSSL reads more than this does, and it is OpenSSL that serves it
+            expiry = x509.load_pem_x509_certificate(_read_file(self._cert)).not_valid_after_utc
+        except ValueError:  # OpenSSL accepts more formats, and it is what serves it
             return nan
-        left = until.timestamp() - self._clock()
-        if left < EXPIRY_WARNING_SECONDS:
-            event = "certificate_expired" if left <= 0 else "certificate_expires_soon"
-            fields = {"file": str(self._cert), "until": f"{until:%Y-%m-%d %H:%M} UTC"}
+        seconds_left = expiry.timestamp() - self._clock()
+        if seconds_left < EXPIRY_WARNING_SECONDS:
+            event = "certificate_expired" if seconds_left <= 0 else "certificate_expiring"
+            fields = {"file": str(self._cert), "expires_at": f"{expiry:%Y-%m-%d %H:%M} UTC"}
             _log.warning(event, extra={"fields": fields})
-        return until.timestamp()
+        return expiry.timestamp()
 
     def _file_versions(self) -> tuple[FileVersion, FileVersion]:
         now = self._clock()
@@ -97,26 +99,26 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     password_requested: list[bool] = []
 
     def password() -> str:
-        """Whoever starts a server may be no human: OpenSSL would wait at the terminal."""
+        """Do not wait for a password at the terminal, as OpenSSL would."""
         password_requested.append(True)
         return ""
 
     try:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:
-        why = (
+        reason = (
             "the key has a passphrase, which cannot be asked for here"
             if password_requested
             else _describe_error(error)
         )
         if cert == key and b"PRIVATE KEY-----" not in _read_file(cert):
-            why = "there is no key in the same file: --tls-key-path says where it is"
-        what = f"the certificate {cert} and its key cannot be used"
-        raise CertificateError(f"{what}: {why}") from error
+            reason = "there is no key in the same file: --tls-key-path says where it is"
+        subject = f"the certificate {cert} and its key cannot be used"
+        raise CertificateError(f"{subject}: {reason}") from error
 
 
 def _read_file(path: Path) -> bytes:
-    """What stands in a file; nothing, if it is gone by now."""
+    """Read a file; empty if it is gone by now."""
     try:
         return path.read_bytes()
     except OSError:
@@ -124,7 +126,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _describe_error(error: Exception) -> str:
-    """OpenSSL's own words are for those who know its code."""
+    """Describe an error of OpenSSL, whose own messages are for those who know its code."""
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
         return "the key is not that of the certificate"

@@ -1,6 +1,6 @@
-"""Which trace a request belongs to, by the W3C's headers, and what its own requests carry on.
+"""W3C trace context: the trace that a request belongs to, and headers to propagate it.
 
-Held beside the task that answers, so that engines need not be told through every hand.
+Held in a context variable, so that engines need no parameter for it.
 """
 
 import re
@@ -17,7 +17,7 @@ _SAMPLED_FLAG = 1
 
 @dataclass(frozen=True)
 class SpanRef:
-    """A span: the trace that it is in, its own id, and whether anybody records it."""
+    """A span: its trace, its own id, and whether it is sampled."""
 
     trace: str
     span: str
@@ -29,7 +29,12 @@ class SpanRef:
 
 @dataclass(frozen=True)
 class TraceContext:
-    """A request's place: the client's span, our own where spans are made, the client's state."""
+    """Position of a request in a trace.
+
+    parent: Span of the client.
+    own: Span of this server, if it makes spans.
+    state: `tracestate` of the client.
+    """
 
     parent: SpanRef | None
     own: SpanRef | None
@@ -41,30 +46,30 @@ StartSpan = Callable[[SpanRef | None], SpanRef]
 
 @runtime_checkable
 class SpanFactory(Protocol):
-    """Who makes spans for requests."""
+    """Start spans for requests."""
 
     def start_span(self, parent: SpanRef | None) -> SpanRef: ...
 
 
 _NO_TRACE = TraceContext(None, None)
-_current: ContextVar[TraceContext] = ContextVar("traced", default=_NO_TRACE)
+_current: ContextVar[TraceContext] = ContextVar("trace_context", default=_NO_TRACE)
 
 
 def parse_traceparent(header: str | None) -> SpanRef | None:
-    """The span that a header names. None for one that is not sound, as the W3C wants it."""
-    found = _TRACEPARENT.fullmatch(header) if header is not None else None
-    if found is None:
+    """Parse the span that a header names. None if it is invalid, as the W3C specifies."""
+    match = _TRACEPARENT.fullmatch(header) if header is not None else None
+    if match is None:
         return None
-    version, trace, span, flags, more = found.groups()
-    known = version != "ff" and (version != "00" or more is None)
-    if not known or set(trace) == {"0"} or set(span) == {"0"}:
+    version, trace, span, flags, rest = match.groups()
+    is_valid = version != "ff" and (version != "00" or rest is None)
+    if not is_valid or set(trace) == {"0"} or set(span) == {"0"}:
         return None
     return SpanRef(trace, span, bool(int(flags, 16) & _SAMPLED_FLAG))
 
 
 @contextmanager
 def trace_scope(headers: Mapping[str, str], start_span: StartSpan | None = None) -> Iterator[None]:
-    """What runs inside belongs to the trace that the headers name; `begin` makes a span in it."""
+    """Run the block in the trace that the headers name; `start_span` makes a span in it."""
     parent = parse_traceparent(headers.get("traceparent"))
     state = headers.get("tracestate", "") if parent is not None else ""
     own = start_span(parent) if start_span is not None else None
@@ -76,14 +81,14 @@ def trace_scope(headers: Mapping[str, str], start_span: StartSpan | None = None)
 
 
 def current_trace() -> TraceContext:
-    """The place of the request that is being answered here."""
+    """Return the trace context of the current request."""
     return _current.get()
 
 
 def propagation_headers() -> dict[str, str]:
-    """Headers for what is asked on the way: our span as the parent, else the client's own."""
-    place = _current.get()
-    last = place.own or place.parent
-    if last is None:
+    """Return headers for outgoing requests: our span as the parent, else that of the client."""
+    context = _current.get()
+    span = context.own or context.parent
+    if span is None:
         return {}
-    return {"traceparent": str(last)} | ({"tracestate": place.state} if place.state else {})
+    return {"traceparent": str(span)} | ({"tracestate": context.state} if context.state else {})
