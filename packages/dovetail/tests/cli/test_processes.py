@@ -166,7 +166,7 @@ def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
     assert {line["event"] for line in warnings} == {"warning_emitted"}
     assert [line["event"] for line in (serving, draining, stopped)] == [
         "server_started",
-        "draining",
+        "drain_started",
         "server_stopped",
     ]
     port = running.url.rpartition(":")[2]

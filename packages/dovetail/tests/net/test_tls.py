@@ -133,7 +133,7 @@ def test_one_that_ends_is_told_of(authority: Authority, caplog: pytest.LogCaptur
     certificate = TlsCertificate(issued.cert, issued.key)
     assert not caplog.records
     assert certificate.expires_at > time.time() + 80 * 86_400
-    for days, event in ((1, "certificate_expires_soon"), (-1, "certificate_expired")):
+    for days, event in ((1, "certificate_expiring"), (-1, "certificate_expired")):
         authority.issue("server", days=days)
         certificate.reload_if_changed()
         assert caplog.records[-1].getMessage() == event
@@ -153,7 +153,7 @@ def test_a_certificate_that_stays_is_not_read_again(
         authority.issue("server")
         certificate.reload_if_changed()
         certificate.reload_if_changed()
-    assert [record.getMessage() for record in caplog.records] == ["certificate_read"]
+    assert [record.getMessage() for record in caplog.records] == ["certificate_reloaded"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -234,8 +234,8 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
     )
     assert " status=401 peer=203.0.113.9 " in log
     assert " status=200 peer=127.0.0.1 " in log
-    assert "event=keys_read" in log
-    assert "event=certificate_read" in log
+    assert "event=keys_reloaded" in log
+    assert "event=certificate_reloaded" in log
     assert "must-not-be-seen" not in log
     assert "Traceback" not in log
 

@@ -1,4 +1,4 @@
-"""The ASGI application. No framework: a table of routes, and one way to answer errors."""
+"""The ASGI application: routes requests to endpoints, tracks them, and sends errors."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class App:
-    """Serves a service to any ASGI server, which has to support `lifespan`."""
+    """Serve a registry of models to any ASGI server, which has to support `lifespan`."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class App:
         self.service = service
         self.recorders = recorders
         self._begin_span = next(
-            (one.start_span for one in recorders if isinstance(one, SpanFactory)), None
+            (recorder.start_span for recorder in recorders if isinstance(recorder, SpanFactory)),
+            None,
         )
         self.options = options or HttpOptions()
         self.metrics = metrics or Metrics()
@@ -66,7 +67,7 @@ class App:
         self.startup_error: str | None = None  # why the service did not start
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
         self._codecs = (MESSAGES, RESPONSES, self._chat, COMPLETIONS)
-        #: What a scrape is answered with: all numbers, also of other processes where there are any.
+        #: Renders the metrics, including those of other worker processes if there are any.
         self.render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] = (
             self._render_own_metrics
         )
@@ -101,20 +102,20 @@ class App:
                 await self._websockets.serve(scope, receive, send)
 
     async def forget_response(self, key: ResponseKey) -> None:
-        """Lets go of what this process still has of a response that was deleted."""
+        """Drop what this process still holds of a response that was deleted."""
         self._websockets.forget_response(*key)
         await self.background.forget(key)
 
     async def _respond(self, exchange: ApiExchange) -> None:
-        """One request, in the trace that its client names."""
+        """Handle a request in the trace that its client names."""
         with trace_scope(exchange.headers, self._begin_span):
             await self._track(exchange)
 
     async def _track(self, exchange: ApiExchange) -> None:
-        """One request. Whatever goes wrong is told in the client's own dialect."""
+        """Handle and track a request. Errors are sent in the format of the API."""
         route = self.routes.find(exchange.path, exchange.method)
         endpoint = "unknown" if route is None else route.endpoint
-        account = RequestTracker(
+        tracker = RequestTracker(
             exchange,
             endpoint,
             self.metrics,
@@ -122,66 +123,63 @@ class App:
             recorders=self.recorders,
         )
         if route is not None and not route.counted:
-            await self._dispatch(exchange, account, route)
-            if (
-                account.is_key_rejected
-            ):  # probes are many, but whoever tries keys on them is told of
-                account.start()
-                self._finish(exchange, account)
+            await self._dispatch(exchange, tracker, route)
+            if tracker.is_key_rejected:  # probes are not logged, but attempts to guess a key are
+                tracker.start()
+                self._finish(exchange, tracker)
             return
-        account.start()
+        tracker.start()
         capture = PayloadCapture(exchange) if self.options.capture_payloads else None
         try:
-            await self._dispatch(exchange, account, route)
+            await self._dispatch(exchange, tracker, route)
         finally:
-            if not account.detached:
-                self._finish(exchange, account, None if capture is None else capture.response_body)
+            if not tracker.detached:
+                self._finish(exchange, tracker, None if capture is None else capture.response_body)
 
     async def _dispatch(
-        self, exchange: ApiExchange, account: RequestTracker, found: Route | None
+        self, exchange: ApiExchange, tracker: RequestTracker, path_route: Route | None
     ) -> None:
-        """Handle a request. `found` is the route of its path, which may be for another method."""
+        """Handle a request. `path_route` is the route of its path, perhaps for another method."""
         try:
             route = self.routes.match(exchange)
             if route.needs_key:
                 exchange.caller = self.options.keys.authenticate(exchange.headers)
                 exchange.tenant = exchange.caller.tenant
-            await route.handler(exchange, account)
+            await route.handler(exchange, tracker)
         except ClientDisconnected:
-            account.on_disconnect()
+            tracker.on_disconnect()
         except Exception as error:
-            codec = select_error_codec(exchange, found, self._codecs, self._chat)
+            codec = select_error_codec(exchange, path_route, self._codecs, self._chat)
             failure = to_client_error(error)
-            account.on_error(failure, error_status(failure, codec))
+            tracker.on_error(failure, error_status(failure, codec))
             if isinstance(failure, MemoryLimitReached):
                 self.metrics.count_rate_limited(failure.reason)
             if exchange.status is not None:
-                raise  # the server cuts the connection: half an answer must not look whole
+                raise  # the server aborts the connection: this response is incomplete
             await send_error(exchange, codec, failure)
 
     def _finish(
-        self, exchange: ApiExchange, account: RequestTracker, response_body: bytes | None = None
+        self, exchange: ApiExchange, tracker: RequestTracker, response_body: bytes | None = None
     ) -> None:
-        """The request is over. Strangers who are refused do not fill the log."""
+        """Finish the record of a request. Rejected strangers must not fill the log."""
         if (
-            account.has_error
+            tracker.has_error
             and exchange.caller is ANONYMOUS
             and not self._log_throttle.allow(exchange.peer)
         ):
-            account.suppress_log()
-        account.finish(response_body)
+            tracker.suppress_log()
+        tracker.finish(response_body)
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
-        """Starts the service before the first request, stops it after the last."""
+        """Start the service before the first request, stop it after the last."""
         await receive()
         try:
             await self.service.start()
         except Exception as error:
-            # What we say ourselves is clear without the way it took through the code: whoever
-            # started the server tells it.
+            # Our own errors need no traceback: whoever started the server prints them.
             if not isinstance(error, DovetailError):
                 fields = {"reason": str(error)}
-                _log.error("start_failed", exc_info=error, extra={"fields": fields})
+                _log.error("startup_failed", exc_info=error, extra={"fields": fields})
             self.startup_error = str(error)
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
@@ -208,11 +206,11 @@ class App:
         await exchange.respond(200, self._openapi_document)
 
     def _generation_route(self, path: str, codec: Codec, summary: str) -> Route:
-        async def handle(exchange: ApiExchange, account: RequestTracker) -> None:
+        async def handle(exchange: ApiExchange, tracker: RequestTracker) -> None:
             if codec.models_etag_header is not None:
                 etag = self._catalog.current().etag
                 exchange.extra_headers.append((codec.models_etag_header, etag))
-            await self._generation.generate(exchange, account, codec)
+            await self._generation.generate(exchange, tracker, codec)
 
         return Route("POST", path, handle, summary, codec=codec)
 
@@ -261,11 +259,11 @@ class App:
         return table
 
     def _websocket_routes(self) -> list[Route]:
-        """Where a client may ask for a WebSocket."""
+        """Return the routes that can be upgraded to a WebSocket."""
         if not self.options.websockets:
             return []
 
-        async def accept(exchange: ApiExchange, account: RequestTracker) -> None:
+        async def accept(exchange: ApiExchange, tracker: RequestTracker) -> None:
             exchange.extra_headers.append((MODELS_ETAG_HEADER, self._catalog.current().etag))
             await self._websockets.accept(exchange)
 
@@ -274,7 +272,7 @@ class App:
 
     def _health_routes(self) -> list[Route]:
         probes = HealthEndpoints(self.service, self.options.keys, self.draining)
-        open_to_all: list[tuple[str, Handler, str]] = [
+        public_routes: list[tuple[str, Handler, str]] = [
             ("/", _without_tracker(probes.root), "Name and version"),
             ("/live", _without_tracker(probes.live), "Whether the process answers"),
             ("/ready", probes.ready, "Whether every engine is ready"),
@@ -283,7 +281,7 @@ class App:
         return [
             *(
                 Route("GET", path, handler, summary, needs_key=False, counted=False)
-                for path, handler, summary in open_to_all
+                for path, handler, summary in public_routes
             ),
             Route(
                 "GET",
@@ -297,9 +295,9 @@ class App:
 
 
 def _without_tracker(handler: Callable[[ApiExchange], Awaitable[None]]) -> Handler:
-    """A handler that has nothing to add to its request's account."""
+    """Adapt a handler that does not use the tracker."""
 
-    async def handle(exchange: ApiExchange, account: RequestTracker) -> None:
+    async def handle(exchange: ApiExchange, tracker: RequestTracker) -> None:
         await handler(exchange)
 
     return handle

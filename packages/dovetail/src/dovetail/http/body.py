@@ -1,4 +1,4 @@
-"""Reading a body: whole, in time, and never larger than allowed, also when decompressed."""
+"""Read request bodies with limits on time and on size, also after decompression."""
 
 import asyncio
 import zlib
@@ -15,8 +15,8 @@ from dovetail.net.exchange import ClientDisconnected
 from dovetail_model import RequestTooLarge
 
 _MAX_GZIP_MEMBERS = 16
-_OUTPUT_CHUNK_BYTES = 1 << 18  # bytes that are decompressed at a time
-_ZSTD_INPUT_CHUNK_BYTES = 512  # bytes of zstd at a time: each may become 2^15 times as many
+_OUTPUT_CHUNK_BYTES = 1 << 18  # decompressed at a time
+_ZSTD_INPUT_CHUNK_BYTES = 512  # each byte may become 2^15 bytes
 _ZSTD_MAX_WINDOW_BYTES = 8 << 20  # what RFC 9659 allows for content encodings
 _MAX_CODINGS = 4
 
@@ -26,9 +26,9 @@ Codings = list[tuple[str, Callable[[bytes], Chunks]]]
 
 
 async def read_body(exchange: ApiExchange, limit: int, seconds: float) -> bytes:
-    """The body as the client meant it: of at most so many bytes, within so many seconds.
+    """Read and decompress a body: at most `limit` bytes, within `seconds`.
 
-    It is held from its first byte until the request is over.
+    Its memory is reserved from its first byte until the request has finished.
     """
     headers = exchange.headers
     length = headers.get("content-length", "")
@@ -46,31 +46,31 @@ async def read_body(exchange: ApiExchange, limit: int, seconds: float) -> bytes:
 
 
 def decode_content(body: bytes, coding: str, limit: int) -> bytes:
-    """A body without its `Content-Encoding`."""
+    """Remove the `Content-Encoding` of a body."""
     return _remove_codings(body, _parse_codings(coding), limit)
 
 
 def _remove_codings(body: bytes, codings: Codings, limit: int) -> bytes:
-    for name, pieces in reversed(codings):
-        body = _decompress(name, pieces, body, limit)
+    for name, decompress in reversed(codings):
+        body = _decompress(name, decompress, body, limit)
     return body
 
 
 async def _receive(exchange: ApiExchange, limit: int) -> bytes:
-    """All that was sent."""
+    """Receive the whole body."""
     receive = exchange.receive
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
-        return _check_size(body, limit)  # in one piece, as nearly always
-    whole = bytearray()  # not a list of parts: a client may send them byte by byte
+        return _check_size(body, limit)  # one message, as nearly always
+    parts = bytearray()  # not a list: a client may send single bytes
     while True:
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        whole += message.get("body", b"")
-        reserve_memory(exchange, len(_check_size(whole, limit)), limit)
+        parts += message.get("body", b"")
+        reserve_memory(exchange, len(_check_size(parts, limit)), limit)
         if not message.get("more_body", False):
-            return bytes(whole)
+            return bytes(parts)
         message = await receive()
 
 
@@ -81,7 +81,7 @@ def _check_size(body: Body, limit: int) -> Body:
 
 
 def _parse_codings(header: str) -> Codings:
-    """How to undo what was done to the body, in the order in which it was done."""
+    """Return the decompressors of a header, in the order in which the encodings were applied."""
     names = [name for part in header.lower().split(",") if (name := part.strip())]
     names = [name for name in names if name != "identity"]
     for name in names:
@@ -94,22 +94,22 @@ def _parse_codings(header: str) -> Codings:
 
 
 def _decompress(name: str, decompress: Callable[[bytes], Chunks], body: bytes, limit: int) -> bytes:
-    """The content, given up as soon as it is larger than allowed."""
-    found: list[bytes] = []
+    """Decompress, and stop as soon as the content is larger than allowed."""
+    chunks: list[bytes] = []
     size = 0
     try:
-        for piece in decompress(body):
-            size += len(piece)
+        for chunk in decompress(body):
+            size += len(chunk)
             if size > limit:
                 raise _too_large(limit)
-            found.append(piece)
+            chunks.append(chunk)
     except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
         raise HttpError(f"The request body is not valid {name}: {error}") from error
-    return b"".join(found)
+    return b"".join(chunks)
 
 
 def _decompress_gzip(body: bytes) -> Chunks:
-    """One gzip member or several, one after the other; each costs a copy of what is left."""
+    """Decompress gzip members. Each costs a copy of what is left."""
     for _ in range(_MAX_GZIP_MEMBERS):
         if not body:
             return
@@ -119,45 +119,45 @@ def _decompress_gzip(body: bytes) -> Chunks:
 
 
 def _decompress_deflate(body: bytes) -> Chunks:
-    """As the standard says, with a zlib header, or as some clients send it, without."""
+    """Decompress with a zlib header, as the standard demands, or without, as some clients do."""
     has_header = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
     yield from _inflate(body, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
 
 
 def _inflate(body: bytes, window: int) -> Generator[bytes, None, bytes]:
-    """Gives pieces, and returns what stands behind the stream."""
+    """Yield chunks, and return the data after the stream."""
     inflater = zlib.decompressobj(window)
     while not inflater.eof:
-        piece = inflater.decompress(body, _OUTPUT_CHUNK_BYTES)
+        chunk = inflater.decompress(body, _OUTPUT_CHUNK_BYTES)
         body = inflater.unconsumed_tail
-        if not piece and not body and not inflater.eof:
+        if not chunk and not body and not inflater.eof:
             raise EOFError("it is cut off")
-        yield piece
+        yield chunk
     return inflater.unused_data
 
 
 def _decompress_brotli(body: bytes) -> Chunks:
     decompressor = brotli.Decompressor()
     while not decompressor.is_finished():
-        piece = decompressor.process(body, output_buffer_limit=_OUTPUT_CHUNK_BYTES)
+        chunk = decompressor.process(body, output_buffer_limit=_OUTPUT_CHUNK_BYTES)
         body = b""
-        if not piece and not decompressor.is_finished():
+        if not chunk and not decompressor.is_finished():
             raise EOFError("it is cut off")
-        yield piece
+        yield chunk
 
 
 def _decompress_zstd(body: bytes) -> Chunks:
-    """One frame or several. The library has no bound on its output, so it is fed in small bites."""
-    engine = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
-    frame = engine.decompressobj()
+    """Decompress frames. The library has no bound on its output, so the input chunks are small."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
+    frame = decompressor.decompressobj()
     view = memoryview(body)
     at = 0
     while at < len(view):
         if frame.eof:
-            frame = engine.decompressobj()
-        bite = view[at : at + _ZSTD_INPUT_CHUNK_BYTES]
-        yield frame.decompress(bite)
-        at += len(bite) - len(frame.unused_data)
+            frame = decompressor.decompressobj()
+        chunk = view[at : at + _ZSTD_INPUT_CHUNK_BYTES]
+        yield frame.decompress(chunk)
+        at += len(chunk) - len(frame.unused_data)
     if not frame.eof:
         raise EOFError("it is cut off")
 

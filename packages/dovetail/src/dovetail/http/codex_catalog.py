@@ -1,6 +1,6 @@
-"""A profile out of the catalog that the user's own Codex brings along, and its alias.
+"""The model catalog for Codex: entries of the served models, and profiles of the installed Codex.
 
-Nothing of it is ours to ship: it is read from the installed program when it is needed.
+Profiles are not ours to ship: they are read from the installed program when needed.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ Json = dict[str, Any]
 
 CODEX_PROGRAM = "codex"
 _CATALOG_ARGUMENTS = ("debug", "models", "--bundled")
-_TIMEOUT_SECONDS = 30.0  # seconds
+_TIMEOUT_SECONDS = 30.0
 
-#: What an entry says of the model itself, whichever profile it is shown under.
+#: Fields of the model itself, whichever profile it is shown under.
 _MODEL_FIELDS = (
     "slug",
     "display_name",
@@ -42,7 +42,7 @@ _MODEL_FIELDS = (
     "input_modalities",
     "supports_parallel_tool_calls",
 )
-#: What a profile says of its own service: prices, offers, and forms that only that service has.
+#: Fields of a profile on its own service: prices, offers, and formats that only that service has.
 _SERVICE_FIELDS: Json = {
     "additional_speed_tiers": [],
     "service_tiers": [],
@@ -56,11 +56,11 @@ _SERVICE_FIELDS: Json = {
 
 
 class CodexProfileError(ValueError):
-    """A profile that cannot be had, and why."""
+    """A profile that is not available, and why."""
 
 
 def read_profile(slug: str) -> Json:
-    """The entry of a slug in the bundled catalog of the installed Codex."""
+    """Read the entry of a slug in the bundled catalog of the installed Codex."""
     entries = {entry["slug"]: entry for entry in _read_bundled_catalog()}
     if slug not in entries:
         known = ", ".join(entries)
@@ -69,22 +69,22 @@ def read_profile(slug: str) -> Json:
 
 
 def apply_profile(entry: Mapping[str, Any], profile: Mapping[str, Any]) -> Json:
-    """A model's entry under a profile: its instructions, tools and ways, with our limits.
+    """Show a model under a profile: with its instructions and tools, and our limits.
 
     Tool output has the profile's budget unless the window is too small for it.
     """
-    own = {name: entry[name] for name in _MODEL_FIELDS if name in entry}
+    model_fields = {name: entry[name] for name in _MODEL_FIELDS if name in entry}
     if "truncation_policy" in profile:
         budgets = (entry["truncation_policy"], profile["truncation_policy"])
-        own["truncation_policy"] = min(budgets, key=_budget_tokens)
-    silent = {name: value for name, value in _SERVICE_FIELDS.items() if name in profile}
-    return {**profile, **silent, **own}
+        model_fields["truncation_policy"] = min(budgets, key=_budget_tokens)
+    service_fields = {name: value for name, value in _SERVICE_FIELDS.items() if name in profile}
+    return {**profile, **service_fields, **model_fields}
 
 
 def _budget_tokens(policy: object) -> float:
-    """The size of a budget, at the four bytes a token that Codex reckons with.
+    """Return the size of a budget in tokens, at the four bytes a token that Codex assumes.
 
-    One in a form that is not known yet counts as none: ours is smaller then.
+    An unknown format counts as unlimited: ours is smaller then.
     """
     match policy:
         case {"mode": "tokens", "limit": int(limit)}:
@@ -102,9 +102,9 @@ def _read_bundled_catalog() -> list[Json]:
             "a codex profile is read from codex itself, which is not installed here: "
             "npm install -g @openai/codex"
         )
-    told = _run_codex(program)
+    output = _run_codex(program)
     try:
-        entries = json.loads(told)["models"]
+        entries = json.loads(output)["models"]
         if not all(isinstance(entry["slug"], str) for entry in entries):
             raise TypeError
     except (ValueError, KeyError, TypeError) as error:
@@ -116,7 +116,7 @@ def _read_bundled_catalog() -> list[Json]:
 
 def _run_codex(program: str) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *_CATALOG_ARGUMENTS],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -127,15 +127,15 @@ def _run_codex(program: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CodexProfileError(f"`{_command()}` could not be run: {error}") from error
-    if done.returncode != 0:
+    if process.returncode != 0:
         raise CodexProfileError(
-            f"`{_command()}` failed (is codex up to date?): {_error_line(done.stderr)}"
+            f"`{_command()}` failed (is codex up to date?): {_error_line(process.stderr)}"
         )
-    return done.stdout
+    return process.stdout
 
 
 def _error_line(stderr: str) -> str:
-    """The line of a program's complaint that names the error; usage may follow it."""
+    """Return the line of the output that names the error; usage may follow it."""
     lines = [line for line in stderr.splitlines() if line.strip()] or ["it says nothing"]
     return next((line for line in lines if "error" in line.lower()), lines[-1])
 
@@ -144,7 +144,7 @@ def _command() -> str:
     return " ".join((CODEX_PROGRAM, *_CATALOG_ARGUMENTS))
 
 
-#: What a user reads beside each level when choosing one.
+#: Shown with each level when a user chooses one.
 LEVEL_DESCRIPTIONS = {
     "none": "Answers without thinking",
     "minimal": "Hardly thinks",
@@ -157,57 +157,57 @@ LEVEL_DESCRIPTIONS = {
 _DEFAULT_LEVEL = "medium"
 
 
-def supported_levels(served: TokenModel) -> tuple[str, ...]:
-    """The levels that make a difference; none where the template leaves no choice.
+def supported_levels(entry: TokenModel) -> tuple[str, ...]:
+    """Return the levels that make a difference; none where the template leaves no choice.
 
-    A template that only turns thinking on and off has two: `none` and the usual one.
+    A template that only turns thinking on and off has two: `none` and the default.
     """
-    facts = served.model.profile
-    if served.model.reasoning_parser is None:
+    profile = entry.model.profile
+    if entry.model.reasoning_parser is None:
         return ()
-    harder = [level for level in facts.efforts if level != "none"]
-    if not facts.thinking_switches:
-        return facts.efforts
-    return ("none", *(harder or [_DEFAULT_LEVEL]))
+    levels = [level for level in profile.efforts if level != "none"]
+    if not profile.thinking_switches:
+        return profile.efforts
+    return ("none", *(levels or [_DEFAULT_LEVEL]))
 
 
-def default_level(served: TokenModel, supported: tuple[str, ...]) -> str | None:
-    """The level that a request which says nothing has already: Codex names one in every request.
+def default_level(entry: TokenModel, supported: tuple[str, ...]) -> str | None:
+    """Return the level of a request that names none: Codex names one in every request.
 
-    Naming another would overrule what the operator or the template's author chose.
+    Naming another would override what the operator or the template's author chose.
     """
     if not supported:
         return None
-    silent = _render_probe(served, Thinking())
+    default_prompt = _render_probe(entry, Thinking())
     for level in supported:
-        asked = Thinking(enabled=level != "none", effort=level)
-        if silent is not None and _render_probe(served, asked) == silent:
+        thinking = Thinking(enabled=level != "none", effort=level)
+        if default_prompt is not None and _render_probe(entry, thinking) == default_prompt:
             return level
     return _DEFAULT_LEVEL if _DEFAULT_LEVEL in supported else supported[len(supported) // 2]
 
 
-def _render_probe(served: TokenModel, thinking: Thinking) -> str | None:
-    """A short prompt under what is asked about thoughts; None if the template refuses it."""
-    model = served.model
+def _render_probe(entry: TokenModel, thinking: Thinking) -> str | None:
+    """Render a short prompt with these thinking options; None if the template rejects them."""
+    model = entry.model
     text = "x" if model.profile.content == "string" else [{"type": "text", "text": "x"}]
-    switches = served.preparer.template_switches(thinking)
+    switches = entry.preparer.template_switches(thinking)
     try:
         return model.template.render([{"role": "user", "content": text}], switches=switches)
     except RenderError:
         return None
 
 
-MAX_TOOL_OUTPUT_TOKENS = 10_000  # tokens of one tool's output: what Codex gives its own models
+MAX_TOOL_OUTPUT_TOKENS = 10_000  # of one tool's output, as for Codex's own models
 MIN_TOOL_OUTPUT_TOKENS = 1_000
-MAX_RESERVED_TOKENS = 20_000  # tokens that are kept for an answer and for the results of its calls
+MAX_RESERVED_TOKENS = 20_000  # for a response and the results of its calls
 
 
-def build_entry(name: str, model: ModelEntry, priority: int = 1) -> Json:
-    """What Codex should know of a model under one of its names. The lowest priority is first.
+def build_entry(name: str, entry: ModelEntry, priority: int = 1) -> Json:
+    """Build the entry of a model under one of its names. The lowest priority is first.
 
     `supports_reasoning_summaries` and `supports_parallel_tool_calls` are read by older versions.
     """
-    thoughts = _reasoning_fields(model)
+    reasoning_fields = _reasoning_fields(entry)
     return {
         "slug": name,
         "display_name": name,
@@ -215,13 +215,13 @@ def build_entry(name: str, model: ModelEntry, priority: int = 1) -> Json:
         "visibility": "list",
         "supported_in_api": True,
         "priority": priority,
-        **_context_fields(model.context_length),
-        **thoughts,
-        "supports_reasoning_summaries": thoughts["supports_reasoning_summary_parameter"],
-        "supports_parallel_tool_calls": _supports_parallel_tool_calls(model),
-        "input_modalities": ["text", "image"] if isinstance(model, UpstreamModel) else ["text"],
+        **_context_fields(entry.context_length),
+        **reasoning_fields,
+        "supports_reasoning_summaries": reasoning_fields["supports_reasoning_summary_parameter"],
+        "supports_parallel_tool_calls": _supports_parallel_tool_calls(entry),
+        "input_modalities": ["text", "image"] if isinstance(entry, UpstreamModel) else ["text"],
         "shell_type": "default",
-        "apply_patch_tool_type": "freeform" if _supports_tool_calls(model) else None,
+        "apply_patch_tool_type": "freeform" if _supports_tool_calls(entry) else None,
         "support_verbosity": False,  # no template reads it
         "supports_search_tool": False,
         "experimental_supported_tools": [],
@@ -231,64 +231,68 @@ def build_entry(name: str, model: ModelEntry, priority: int = 1) -> Json:
 
 @cache
 def load_instructions() -> str:
-    """Our own words to a coding agent. They do not depend on the model: prefixes stay shared."""
+    """Our own instructions for a coding agent. Independent of the model: prefixes stay shared."""
     return files(__package__).joinpath("codex_instructions.md").read_text("utf-8")
 
 
 def _context_fields(length: int) -> Json:
-    """Limits in proportion to the window. An answer that finds no room is worse than a summary.
+    """Return limits in proportion to the window. A response without room is worse than a summary.
 
-    Codex reckons four bytes a token: an output full of figures may be four times its budget.
+    Codex assumes four bytes per token: an output full of figures may be four times its budget.
     """
-    room = min(MAX_RESERVED_TOKENS, length // 3)
+    reserved = min(MAX_RESERVED_TOKENS, length // 3)
     output = max(MIN_TOOL_OUTPUT_TOKENS, min(MAX_TOOL_OUTPUT_TOKENS, length // 16))
     return {
         "context_window": length,
         "max_context_window": length,
-        "auto_compact_token_limit": length - room,
+        "auto_compact_token_limit": length - reserved,
         "effective_context_window_percent": 95,
         "truncation_policy": {"mode": "tokens", "limit": output},
     }
 
 
-def _reasoning_fields(offered: ModelEntry) -> Json:
-    """Levels and summaries. Of an upstream's thoughts nothing is known: it may have some."""
-    thinks = isinstance(offered, UpstreamModel) or offered.model.reasoning_parser is not None
-    taken = supported_levels(offered) if isinstance(offered, TokenModel) else ()
-    usual = default_level(offered, taken) if isinstance(offered, TokenModel) else None
+def _reasoning_fields(entry: ModelEntry) -> Json:
+    """Return levels and summaries. Upstream models may have reasoning: it is not known."""
+    has_reasoning = isinstance(entry, UpstreamModel) or entry.model.reasoning_parser is not None
+    levels = supported_levels(entry) if isinstance(entry, TokenModel) else ()
+    default = default_level(entry, levels) if isinstance(entry, TokenModel) else None
     return {
-        "default_reasoning_level": usual,
+        "default_reasoning_level": default,
         "supported_reasoning_levels": [
-            {"effort": level, "description": LEVEL_DESCRIPTIONS[level]} for level in taken
+            {"effort": level, "description": LEVEL_DESCRIPTIONS[level]} for level in levels
         ],
-        # Codex shows thoughts only to users whose requests ask for a summary.
-        "supports_reasoning_summary_parameter": thinks,
-        "default_reasoning_summary": "auto" if thinks else "none",
+        # Codex shows reasoning only to users whose requests ask for a summary.
+        "supports_reasoning_summary_parameter": has_reasoning,
+        "default_reasoning_summary": "auto" if has_reasoning else "none",
     }
 
 
-def _supports_tool_calls(offered: ModelEntry) -> bool:
-    return isinstance(offered, UpstreamModel) or offered.model.tool_parser is not None
+def _supports_tool_calls(entry: ModelEntry) -> bool:
+    return isinstance(entry, UpstreamModel) or entry.model.tool_parser is not None
 
 
-def _supports_parallel_tool_calls(offered: ModelEntry) -> bool:
-    return isinstance(offered, UpstreamModel) or (
-        _supports_tool_calls(offered) and offered.model.profile.many_calls
+def _supports_parallel_tool_calls(entry: ModelEntry) -> bool:
+    return isinstance(entry, UpstreamModel) or (
+        _supports_tool_calls(entry) and entry.model.profile.many_calls
     )
 
 
 Profile = Mapping[str, Any]
 
 
-def build_catalog(named: Iterable[tuple[str, ModelEntry]], profile: Profile | None = None) -> Json:
-    """The catalog of models under their names, as the file that Codex takes has it."""
-    entries = [build_entry(name, one, place) for place, (name, one) in enumerate(named, 1)]
-    return {"models": [apply_profile(one, profile) if profile else one for one in entries]}
+def build_catalog(
+    named_models: Iterable[tuple[str, ModelEntry]], profile: Profile | None = None
+) -> Json:
+    """Build the catalog of models under their names, in the format of the file that Codex reads."""
+    entries = [
+        build_entry(name, entry, priority) for priority, (name, entry) in enumerate(named_models, 1)
+    ]
+    return {"models": [apply_profile(entry, profile) if profile else entry for entry in entries]}
 
 
 @dataclass(frozen=True)
 class PublishedCatalog:
-    """A state of the catalog. The tag is weak: it stands for what the entries say.
+    """A version of the catalog. Its tag is weak: it stands for the content of the entries.
 
     Replicas of one server have the same tag, and a proxy that compresses leaves it as it is.
     """
@@ -298,7 +302,7 @@ class PublishedCatalog:
 
 
 class CodexCatalog:
-    """The catalog of a service. It changes with the windows, which engines tell when they start."""
+    """The catalog of a registry. It changes with context lengths, which engines report later."""
 
     __slots__ = ("_context_lengths", "_named", "_profile", "_published")
 
@@ -309,10 +313,10 @@ class CodexCatalog:
         self._published = PublishedCatalog([], "")
 
     def current(self) -> PublishedCatalog:
-        """The catalog as it is now. Cheap: it is asked for with every answer to Codex."""
-        windows = [one.context_length for _, one in self._named]
-        if windows != self._context_lengths:
-            self._context_lengths = windows
+        """Return the current catalog. Cheap, as it is called for every response to Codex."""
+        lengths = [entry.context_length for _, entry in self._named]
+        if lengths != self._context_lengths:
+            self._context_lengths = lengths
             models = build_catalog(self._named, self._profile)["models"]
             digest = hashlib.blake2b(msgspec.json.encode(models), digest_size=12).hexdigest()
             self._published = PublishedCatalog(models, f'W/"{digest}"')

@@ -1,4 +1,4 @@
-"""Numbers of the replicas, read when somebody asks for them."""
+"""Metrics of replicas and stores, collected at each scrape."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,7 +11,7 @@ from dovetail.storage.faults import StoreFaults
 
 
 class ReplicaCollector(Collector):
-    """Shows what the pools of a service know of themselves."""
+    """Collect metrics of the replica pools."""
 
     def __init__(self, service: ModelRegistry) -> None:
         self._service = service
@@ -28,21 +28,21 @@ class ReplicaCollector(Collector):
         )
         for name, pool in self._pools():
             up.add_metric([name], pool.available_count)
-            restarts.add_metric([name], sum(worker.restarts for worker in pool.replicas))
+            restarts.add_metric([name], sum(replica.restarts for replica in pool.replicas))
             warmed.add_metric([name], pool.warmed_prompts)
         return up, restarts, warmed
 
     def _pools(self) -> Iterator[tuple[str, ReplicaPool]]:
-        for one in self._service.entries:
-            if isinstance(one.engine, ReplicaPool):
-                yield one.name, one.engine
+        for entry in self._service.entries:
+            if isinstance(entry.engine, ReplicaPool):
+                yield entry.name, entry.engine
 
 
 _MODEL_LABELS = ("model",)
 
 
 class StoreCollector(Collector):
-    """Shows what the stores of turns and of responses could not do."""
+    """Collect failures of the stores of turns and of responses."""
 
     def __init__(self, stores: Sequence[StoreFaults]) -> None:
         self._stores = stores
@@ -56,12 +56,12 @@ class StoreCollector(Collector):
         lost = CounterMetricFamily(
             "dovetail_store_lost", "Turns or responses that were not kept.", labels=_STORE_LABELS
         )
-        waiting = GaugeMetricFamily(
+        pending = GaugeMetricFamily(
             "dovetail_store_waiting",
             "What is kept once the store is there again.",
             labels=_STORE_LABELS,
         )
-        away = GaugeMetricFamily(
+        unavailable = GaugeMetricFamily(
             "dovetail_store_away",
             "1 where a store did not answer when last asked.",
             labels=_STORE_LABELS,
@@ -69,9 +69,9 @@ class StoreCollector(Collector):
         for store in self._stores:
             failed.add_metric([store.name], store.failures)
             lost.add_metric([store.name], store.lost)
-            waiting.add_metric([store.name], store.pending)
-            away.add_metric([store.name], store.unavailable)
-        return failed, lost, waiting, away
+            pending.add_metric([store.name], store.pending)
+            unavailable.add_metric([store.name], store.unavailable)
+        return failed, lost, pending, unavailable
 
 
 _STORE_LABELS = ("store",)

@@ -1,6 +1,6 @@
-"""A server that is told to stop: what runs is finished, what is new is sent elsewhere.
+"""Drain the server: running requests finish, new ones are rejected.
 
-It goes on listening meanwhile, so that whoever comes is told to come back later.
+The server goes on listening meanwhile, so that new clients are told to retry elsewhere.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from dovetail.http.errors import HttpError
 from dovetail_protocols import Codec
 
-RETRY_AFTER_SECONDS = 2.0  # seconds: another server may have taken over by then
+RETRY_AFTER_SECONDS = 2.0  # another server may have taken over by then
 
 _log = logging.getLogger(__name__)
 
 
 class ServerDraining(HttpError):
-    """The server is about to stop. A load balancer knows this status, and tries another server.
+    """The server is about to stop. A load balancer knows this status and tries another server.
 
-    Its kind is the one that clients of the codec's API retry.
+    Its kind is the one that clients of the API retry.
     """
 
     reason = "draining"
@@ -32,9 +32,9 @@ class ServerDraining(HttpError):
 
 
 class DrainController:
-    """Whether the server ends, and the answers that it still works on.
+    """Whether the server is draining, and the requests that still run.
 
-    They have `patience` seconds.
+    `timeout`: Seconds that they have to finish.
     """
 
     __slots__ = ("_active", "_start_callbacks", "started", "timeout")
@@ -47,64 +47,67 @@ class DrainController:
 
     @property
     def active_requests(self) -> int:
-        """How many answers are not over yet."""
+        """Number of requests that have not finished."""
         return len(self._active)
 
     def on_start(self, callback: Callable[[], None]) -> None:
-        """Has something done as soon as the server is told to stop."""
+        """Register a callback for the start of the drain."""
         self._start_callbacks.append(callback)
 
     def start(self) -> None:
-        """Nothing new is taken from now on."""
+        """Start to drain: reject new requests from now on."""
         if self.started:
             return
         self.started = True
-        _log.warning("draining", extra={"fields": {"running": self.active_requests}})
-        for act in self._start_callbacks:
-            act()
+        _log.warning("drain_started", extra={"fields": {"active_requests": self.active_requests}})
+        for callback in self._start_callbacks:
+            callback()
 
     @asynccontextmanager
     async def track(self, codec: Codec) -> AsyncIterator[None]:
-        """One answer, for as long as the block lasts. Raises where the server ends."""
+        """Count a request as active while the block runs. Raises if the server is draining."""
         if self.started:
             raise ServerDraining("The server is about to stop, and takes no more requests.", codec)
         task = asyncio.current_task()
-        if task in self._active:  # it is part of one that is counted already
+        if task in self._active:  # part of a request that is counted already
             yield
             return
-        answer = self._active[task] = _ActiveRequest(task, codec)
+        request = self._active[task] = _ActiveRequest(task, codec)
         try:
             yield
         except asyncio.CancelledError:
-            answer.raise_if_aborted()
+            request.raise_if_aborted()
             raise
         finally:
             del self._active[task]
 
     async def run_abortable(self, work: Awaitable[None]) -> None:
-        """The part of an answer that can be broken off so that its stream tells."""
-        answer = self._active.get(asyncio.current_task())
+        """Run the part of a request that can be aborted with an error at the end of its stream."""
+        request = self._active.get(asyncio.current_task())
         try:
             await work
         except asyncio.CancelledError:
-            if answer is not None:
-                answer.raise_if_aborted()
+            if request is not None:
+                request.raise_if_aborted()
             raise
         finally:
-            if answer is not None:
-                answer.completed = True
+            if request is not None:
+                request.completed = True
 
     def abort_all(self) -> None:
-        """Nobody waits any longer: what is not said yet stays unsaid, and its client is told."""
-        unsaid = [one for one in self._active.values() if not one.completed]
-        if unsaid:
-            _log.warning("broken_off", extra={"fields": {"answers": len(unsaid)}})
-        for answer in unsaid:
-            answer.abort()
+        """Abort the requests that are not completed, with an error to their clients."""
+        unfinished = [request for request in self._active.values() if not request.completed]
+        if unfinished:
+            _log.warning("requests_aborted", extra={"fields": {"requests": len(unfinished)}})
+        for request in unfinished:
+            request.abort()
 
 
 class _ActiveRequest:
-    """An answer that a task works on. `said`: all of it is, if not read yet."""
+    """A request that a task handles.
+
+    completed: Whether all of the response was generated, if not sent.
+    """
 
     __slots__ = ("_aborted", "_codec", "_task", "completed")
 
@@ -120,7 +123,7 @@ class _ActiveRequest:
             self._task.cancel()
 
     def raise_if_aborted(self) -> None:
-        """Raises the error that is told, where the task was cancelled by us."""
+        """Raise the error for the client if `abort` has cancelled the task."""
         if self._aborted and self._task is not None:
             self._task.uncancel()
             raise ServerDraining("The server stopped before the answer was complete.", self._codec)

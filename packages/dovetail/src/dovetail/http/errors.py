@@ -1,4 +1,4 @@
-"""Refusals that are about HTTP itself, and how any error becomes an answer."""
+"""Errors of HTTP itself, and the conversion of any error to a response."""
 
 import logging
 from typing import ClassVar
@@ -15,19 +15,19 @@ from dovetail_model import (
 )
 from dovetail_protocols import Codec
 
-RETRY_AFTER_SECONDS = 2.0  # seconds in which an engine may be back, or have room
+RETRY_AFTER_SECONDS = 2.0  # an engine may be available by then
 _log = logging.getLogger(__name__)
 
 
 class HttpError(ClientError):
-    """A request that is wrong before any API has a say. Its status is HTTP's own."""
+    """A request that is invalid before any API is involved. Its status is that of HTTP."""
 
     status: ClassVar[int] = 400
     headers: tuple[tuple[str, str], ...] = ()
 
 
 class UnknownRoute(HttpError):
-    """No such address. The codec of its API gives the kind of error."""
+    """No such path. The codec of its API gives the kind of error."""
 
     status = 404
 
@@ -49,25 +49,25 @@ class UnsupportedEncoding(HttpError):
 
 
 class WebSocketDisabled(HttpError):
-    """Codex asks for a WebSocket first. This status makes it turn to HTTP at once."""
+    """Codex tries a WebSocket first. This status makes it fall back to HTTP at once."""
 
     status = 426
     headers = (("upgrade", "HTTP/1.1"),)
 
 
 def to_client_error(error: Exception) -> DovetailError:
-    """The error as a client may hear of it. What was not foreseen is logged, not told.
+    """Convert an error to one that may be shown to a client. An unexpected one is only logged.
 
-    An engine that is away or full is worth a second try, so clients hear when.
+    Errors of an engine that is unavailable or full get a `retry_after`.
     """
     if isinstance(error, EngineError):
-        safe = to_public_error(error)
+        public_error = to_public_error(error)
         if isinstance(error, EngineUnavailable | Overloaded) and error.retry_after is None:
-            safe.retry_after = RETRY_AFTER_SECONDS
-        return safe
+            public_error.retry_after = RETRY_AFTER_SECONDS
+        return public_error
     if isinstance(error, DovetailError):
         return error
-    _log.error("unforeseen", exc_info=error)
+    _log.error("request_failed", exc_info=error)
     return InternalError("The server failed. Its log says why.")
 
 
@@ -78,10 +78,10 @@ def error_status(error: DovetailError, codec: Codec) -> int:
 
 
 async def send_error(exchange: ApiExchange, codec: Codec, error: DovetailError) -> None:
-    """Answers with an error in the client's own dialect."""
+    """Send an error in the format of the API."""
     status = error_status(error, codec)
-    more = error.headers if isinstance(error, HttpError) else ()
+    headers = error.headers if isinstance(error, HttpError) else ()
     if isinstance(error, UnknownRoute):
         error = codec.unknown_route_error(error.message)
-    answer = codec.encode_error(error)
-    await exchange.respond(status, answer.body, headers=[*answer.headers, *more])
+    encoded = codec.encode_error(error)
+    await exchange.respond(status, encoded.body, headers=[*encoded.headers, *headers])

@@ -1,4 +1,4 @@
-"""A request to one of the APIs, and the capture of what was sent and received."""
+"""A request to one of the APIs, and the capture of its payloads."""
 
 import re
 from time import perf_counter
@@ -14,14 +14,14 @@ _VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class ApiExchange(Exchange):
-    """What a handler gets.
+    """A request as handlers get it.
 
-    started_at: When the request arrived, as `perf_counter` tells it.
+    started_at: When the request arrived, in the time of `perf_counter`.
     request_id: Id that the client sent, or a new one.
-    caller: Who sent the request, as the API key tells.
+    caller: The sender, as its API key identifies it.
     tenant: Tenant of the caller; "" if there is none.
     transport: Whether the request came over HTTP or as a message of a WebSocket.
-    local_responses: Responses that the WebSocket connection keeps for itself.
+    local_responses: Responses that only this WebSocket connection can refer to.
     warm_only: Nothing is to be generated; the next request of the connection continues this one.
     held_bytes: Bytes that the request is counted with until it is over.
     extra_headers: Headers of the response, whatever it turns out to be.
@@ -49,29 +49,29 @@ class ApiExchange(Exchange):
         self.warm_only = False
         self.held_bytes = 0
         self.extra_headers: list[tuple[str, str]] = []
-        given = self.headers.get("x-request-id", "")
-        self.request_id = given if _VALID_REQUEST_ID.fullmatch(given) else new_id("req_")
+        client_id = self.headers.get("x-request-id", "")
+        self.request_id = client_id if _VALID_REQUEST_ID.fullmatch(client_id) else new_id("req_")
 
     @property
     def is_upgrade(self) -> bool:
-        """Whether this is the request for a WebSocket, not one that came over it."""
+        """Whether this is the handshake of a WebSocket, not a request over it."""
         return self.transport == "websocket" and self.method == "GET"
 
     def wants_debug(self, topic: str) -> bool:
-        """Whether the client asked for more about its request, in `x-dovetail-debug`."""
-        asked = self.headers.get("x-dovetail-debug")
-        return asked is not None and topic in (word.strip() for word in asked.lower().split(","))
+        """Whether the client requested this topic in `x-dovetail-debug`."""
+        topics = self.headers.get("x-dovetail-debug")
+        return topics is not None and topic in (word.strip() for word in topics.lower().split(","))
 
     def _common_headers(self) -> Headers:
         ids = (("x-request-id", self.request_id), ("request-id", self.request_id))
         return (*ids, *self.extra_headers)
 
 
-MAX_PAYLOAD_BYTES = 1 << 20  # bytes of a request's body, and of an answer, that are kept
+MAX_PAYLOAD_BYTES = 1 << 20  # captured of a request's body, and of the response
 
 
 class PayloadCapture:
-    """Stands between an exchange and its client. Every byte has to come by: nothing goes direct."""
+    """Capture what an exchange sends. Disables direct writes, which would bypass it."""
 
     __slots__ = ("_chunks", "_max_bytes", "_send", "_size")
 
@@ -81,14 +81,14 @@ class PayloadCapture:
         self._size = 0
         self._send = exchange.send
         exchange.send = self._forward
-        others = exchange.extensions.items()
+        extensions = exchange.extensions.items()
         exchange.extensions = {
-            name: value for name, value in others if name != DIRECT_WRITER_EXTENSION
+            name: value for name, value in extensions if name != DIRECT_WRITER_EXTENSION
         }
 
     @property
     def response_body(self) -> bytes:
-        """The beginning of what was sent."""
+        """The beginning of the response."""
         return b"".join(self._chunks)
 
     async def _forward(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The endpoints that generate: the same way for each API, told apart by its codec."""
+"""The endpoints that generate: one implementation for all APIs, parameterized by the codec."""
 
 import time
 from contextlib import ExitStack, suppress
@@ -8,14 +8,13 @@ import msgspec
 
 from dovetail.access.admission import AdmissionController
 from dovetail.access.limits import RateLimitExceeded
+from dovetail.access.rate_limits import RateLimitGate
 from dovetail.http.body import read_body
 from dovetail.http.drain import DrainController
 from dovetail.http.errors import error_status
-from dovetail.http.exchange import MAX_PAYLOAD_BYTES as MOST_KEPT
-from dovetail.http.exchange import ApiExchange
+from dovetail.http.exchange import MAX_PAYLOAD_BYTES, ApiExchange
 from dovetail.http.ids import ResponseIds, call_id_factory, new_id, new_response_number
 from dovetail.http.options import HttpOptions
-from dovetail.http.rate_limits import RateLimitGate
 from dovetail.http.response import BufferedResponse, StreamingResponse
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver, ResponseSaver
@@ -39,9 +38,10 @@ from dovetail_protocols import (
 
 @dataclass(frozen=True)
 class DecodedRequest:
-    """A request that was read, and how its answer is to be kept.
+    """A decoded request.
 
-    `encoder` is its stream, where that was begun already.
+    saver: Stores the response, if it is to be stored.
+    encoder: Encoder of the stream, if the stream was begun already.
     """
 
     request: Request
@@ -50,7 +50,7 @@ class DecodedRequest:
 
 
 class GenerationEndpoint:
-    """Answers the requests that a model answers."""
+    """Handle the requests that generate."""
 
     def __init__(
         self,
@@ -72,15 +72,20 @@ class GenerationEndpoint:
             on_rejected=lambda: metrics.count_rate_limited("busy"),
         )
         self._raw_models = {
-            one.name: to_raw_model(one) for one in service.entries if isinstance(one, TokenModel)
+            entry.name: to_raw_model(entry)
+            for entry in service.entries
+            if isinstance(entry, TokenModel)
         }
 
-    async def generate(self, exchange: ApiExchange, account: RequestTracker, codec: Codec) -> None:
-        """One request, from its body to the end of its answer."""
+    async def generate(self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec) -> None:
+        """Handle a request, from its body to the end of its response."""
         try:
-            with ExitStack() as visit:
-                visit.enter_context(self._gate.lease(exchange, account, codec))
-                await self._generate(exchange, account, codec, visit)
+            with ExitStack() as lease:
+                caller, headers = exchange.caller, exchange.extra_headers
+                lease.enter_context(
+                    self._gate.lease(caller, codec, headers, usage=lambda: tracker.usage)
+                )
+                await self._generate(exchange, tracker, codec, lease)
         except RateLimitExceeded as error:
             errors = codec.stream_errors
             if errors is None or not errors.covers(error):
@@ -88,9 +93,9 @@ class GenerationEndpoint:
             request = await self._decode_without_input(exchange, errors)
             if not request.stream:
                 raise
-            account.on_error(error, error_status(error, codec))
+            tracker.on_error(error, error_status(error, codec))
             frames = errors.encode(request, error, new_id, time.time)
-            await _send_whole_stream(exchange, account, frames)
+            await _send_whole_stream(exchange, tracker, frames)
 
     async def _decode_without_input(self, exchange: ApiExchange, errors: StreamErrors) -> Request:
         """Decode only the form of the response: rejecting a request must cost next to nothing."""
@@ -99,12 +104,12 @@ class GenerationEndpoint:
         return self._add_server_fields(exchange, errors.decode(body, exchange.headers))
 
     async def _decode(
-        self, exchange: ApiExchange, account: RequestTracker, codec: Codec
+        self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec
     ) -> "DecodedRequest":
         options, memory = self._options, self._service.memory
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
         if options.capture_payloads:
-            account.request_body = body[:MOST_KEPT]
+            tracker.request_body = body[:MAX_PAYLOAD_BYTES]
         if codec.stateful is None:
             return DecodedRequest(
                 self._add_server_fields(exchange, codec.decode(body, exchange.headers, memory))
@@ -117,121 +122,127 @@ class GenerationEndpoint:
         return DecodedRequest(request, await conversation.create_saver(request))
 
     async def _generate(
-        self, exchange: ApiExchange, account: RequestTracker, codec: Codec, visit: ExitStack
+        self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec, lease: ExitStack
     ) -> None:
-        asked = await self._decode(exchange, account, codec)
+        decoded = await self._decode(exchange, tracker, codec)
         if exchange.warm_only:
-            await self._warm(exchange, account, asked)
-        elif asked.saver is not None and asked.saver.background:
-            await self._run_in_background(exchange, account, (asked.request, asked.saver), visit)
+            await self._warm(exchange, tracker, decoded)
+        elif decoded.saver is not None and decoded.saver.background:
+            await self._run_in_background(
+                exchange, tracker, (decoded.request, decoded.saver), lease
+            )
         else:
-            await self._respond(exchange, account, codec, asked)
+            await self._respond(exchange, tracker, codec, decoded)
 
     async def _warm(
-        self, exchange: ApiExchange, account: RequestTracker, asked: "DecodedRequest"
+        self, exchange: ApiExchange, tracker: RequestTracker, decoded: "DecodedRequest"
     ) -> None:
-        """An answer of nothing. It is kept, so that the next request can go on from it.
+        """Respond without output, and store the response, so that the next request can continue it.
 
-        Meanwhile the engine may read what that request will begin with.
+        Meanwhile the engine may prefill the beginning of that request.
         """
-        served = self._service.find(asked.request.model)
-        account.on_decoded(asked.request, served)
+        entry = self._service.find(decoded.request.model)
+        tracker.on_decoded(decoded.request, entry)
         async with self._draining.track(RESPONSES):
-            frames = new_encoder(RESPONSES, asked).encode([Usage(), Finish("stop")])
-            if asked.saver is not None:
-                frames += await asked.saver.release_held_frame()
-            if isinstance(served, TokenModel):
-                warm_prefix(served, asked.request)
-            await _send_whole_stream(exchange, account, frames)
+            frames = new_encoder(RESPONSES, decoded).encode([Usage(), Finish("stop")])
+            if decoded.saver is not None:
+                frames += await decoded.saver.release_held_frame()
+            if isinstance(entry, TokenModel):
+                warm_prefix(entry, decoded.request)
+            await _send_whole_stream(exchange, tracker, frames)
 
     async def _run_in_background(
         self,
         exchange: ApiExchange,
-        account: RequestTracker,
+        tracker: RequestTracker,
         task: tuple[Request, ResponseSaver],
-        visit: ExitStack,
+        lease: ExitStack,
     ) -> None:
-        """Answers whether the client stays or not. It is told at once where to look."""
-        request, keeping = task
+        """Generate whether the client stays or not. It gets the id of the response at once."""
+        request, saver = task
         self._service.find(request.model)
         async with self._draining.track(RESPONSES):
             self._background.check_capacity(exchange.tenant)
-        account.stream_not_requested = not request.stream
-        leaving = visit.pop_all()
-        streamed = DecodedRequest(msgspec.structs.replace(request, stream=True), keeping)
+        tracker.stream_not_requested = not request.stream
+        background_lease = lease.pop_all()
+        stream_request = DecodedRequest(msgspec.structs.replace(request, stream=True), saver)
         ids = ResponseIds(request.identity.response_number)
-        encoder = RESPONSES.stream(streamed.request, ids, time.time, keeping.on_end)
+        encoder = RESPONSES.stream(stream_request.request, ids, time.time, saver.on_end)
 
-        async def work(apart: ApiExchange) -> None:
-            with leaving:
-                begun = replace(streamed, encoder=encoder)
-                await self._respond(apart, account, RESPONSES, begun)
+        async def work(detached: ApiExchange) -> None:
+            with background_lease:
+                started = replace(stream_request, encoder=encoder)
+                await self._respond(detached, tracker, RESPONSES, started)
 
-        frames, queued = self._background.start(exchange, account, keeping, encoder, work)
+        frames, queued = self._background.start(exchange, tracker, saver, encoder, work)
         if request.stream:
             with suppress(ClientDisconnected):
                 await send_stream(exchange, read_chunks(frames))
             return
-        await keeping.wait_persisted()
-        await exchange.respond(200, queued, headers=account.debug_headers())
+        await saver.wait_persisted()
+        await exchange.respond(200, queued, headers=tracker.debug_headers())
 
     async def _respond(
-        self, exchange: ApiExchange, account: RequestTracker, codec: Codec, asked: "DecodedRequest"
+        self,
+        exchange: ApiExchange,
+        tracker: RequestTracker,
+        codec: Codec,
+        decoded: "DecodedRequest",
     ) -> None:
-        """Answers a request that was read."""
-        request = asked.request
-        served = self._service.find(request.model)
-        account.on_decoded(request, served)
+        """Respond to a decoded request."""
+        request = decoded.request
+        entry = self._service.find(request.model)
+        tracker.on_decoded(request, entry)
         if codec.raw_prompts:
-            served = self._raw_models[require_token_model(served).name]
+            entry = self._raw_models[require_token_model(entry).name]
         try:
             async with (
                 self._draining.track(codec),
-                DisconnectGuard(exchange.receive) as lifeline,
+                DisconnectGuard(exchange.receive) as guard,
                 self._admission.admit(codec, request.hints),
             ):
-                await self._run(exchange, account, codec, (served, asked), lifeline)
+                await self._run(exchange, tracker, codec, (entry, decoded), guard)
         except DovetailError as error:
             errors = codec.stream_errors
-            started = exchange.status is not None or asked.encoder is not None
+            started = exchange.status is not None or decoded.encoder is not None
             if errors is None or not errors.covers(error) or not request.stream or started:
                 raise
-            account.on_error(error, error_status(error, codec))
+            tracker.on_error(error, error_status(error, codec))
             frames = errors.encode(request, error, new_id, time.time)
-            await _send_whole_stream(exchange, account, frames)
+            await _send_whole_stream(exchange, tracker, frames)
 
     async def _run(
         self,
         exchange: ApiExchange,
-        account: RequestTracker,
+        tracker: RequestTracker,
         codec: Codec,
         task: "tuple[ModelEntry, DecodedRequest]",
-        lifeline: DisconnectGuard,
+        guard: DisconnectGuard,
     ) -> None:
-        served, asked = task
-        request, keeping = asked.request, asked.saver
-        account.on_admitted()
-        watch = account.create_observer()
+        entry, decoded = task
+        request, saver = decoded.request, decoded.saver
+        tracker.on_admitted()
+        observer = tracker.create_observer()
         new_call_id = call_id_factory(codec.call_id_prefix)
         if request.stream:
-            encoder = asked.encoder or new_encoder(codec, asked)
-            ending = None if keeping is None else keeping.release_held_frame
-            pause = self._options.keep_alive
-            streaming = StreamingResponse(exchange, account, codec, encoder, pause, ending)
-            told = run_request(served, request, new_call_id, streaming, watch)
-            await streaming.run(self._draining.run_abortable(told), lifeline)
+            encoder = decoded.encoder or new_encoder(codec, decoded)
+            final_frames = None if saver is None else saver.release_held_frame
+            keep_alive = self._options.keep_alive
+            stream = StreamingResponse(exchange, tracker, codec, encoder, keep_alive, final_frames)
+            generation = run_request(entry, request, new_call_id, stream, observer)
+            await stream.run(self._draining.run_abortable(generation), guard)
             return
-        whole = BufferedResponse(request, codec, account)
-        await run_request(served, request, new_call_id, whole, watch)
-        body = whole.encode_body()
-        lifeline.release()
-        if keeping is not None:
-            keeping.save(body)
-            await keeping.wait_visible()
-        await exchange.respond(200, body, headers=account.debug_headers())
+        response = BufferedResponse(request, codec, tracker)
+        await run_request(entry, request, new_call_id, response, observer)
+        body = response.encode_body()
+        guard.release()
+        if saver is not None:
+            saver.save(body)
+            await saver.wait_visible()
+        await exchange.respond(200, body, headers=tracker.debug_headers())
 
     def _add_server_fields(self, exchange: ApiExchange, request: Request) -> Request:
-        """The request with what the server knows of it: whose it is, which side channels it has."""
+        """Add what the server knows of the request: tenant, number and side channels."""
         tenant = exchange.tenant or request.identity.tenant
         identity = msgspec.structs.replace(
             request.identity, tenant=tenant, response_number=new_response_number()
@@ -244,17 +255,17 @@ class GenerationEndpoint:
         return request
 
 
-async def _send_whole_stream(exchange: ApiExchange, account: RequestTracker, frames: bytes) -> None:
+async def _send_whole_stream(exchange: ApiExchange, tracker: RequestTracker, frames: bytes) -> None:
     """Send a stream that is complete already."""
-    headers = account.debug_headers()
+    headers = tracker.debug_headers()
     await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
     await exchange.end(frames)
 
 
-def new_encoder(codec: Codec, asked: DecodedRequest) -> StreamEncoder:
-    """The stream of an answer, which is kept when it ends."""
-    request = asked.request
+def new_encoder(codec: Codec, decoded: DecodedRequest) -> StreamEncoder:
+    """Create the encoder of a stream, which is stored when it ends."""
+    request = decoded.request
     ids = ResponseIds(request.identity.response_number)
-    if asked.saver is None or codec.stateful is None:
+    if decoded.saver is None or codec.stateful is None:
         return codec.stream(request, ids, time.time)
-    return codec.stateful.stream(request, ids, time.time, asked.saver.on_end)
+    return codec.stateful.stream(request, ids, time.time, decoded.saver.on_end)

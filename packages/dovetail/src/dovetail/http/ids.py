@@ -1,28 +1,28 @@
-"""Outward ids: globally unique, not to be guessed."""
+"""Public ids: globally unique and hard to guess."""
 
 import re
 import secrets
 from collections.abc import Callable
 
-_ID_BYTES = 12  # 24 characters: letters and digits alone, which every client takes
+_ID_BYTES = 12  # 24 hexadecimal digits, which every client accepts
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{24})[0-9a-f]{4,8}")
 
 
 def new_id(prefix: str) -> str:
-    """An id in the style of the API that gave the prefix."""
+    """Create an id with the prefix of an API."""
     return prefix + secrets.token_hex(_ID_BYTES)
 
 
 def new_response_number() -> str:
-    """The part of an id behind its prefix, to be given out later."""
+    """Create the part of an id after its prefix, to be used later."""
     return secrets.token_hex(_ID_BYTES)
 
 
 class ResponseIds:
-    """Where an answer gets its ids. The first it asks for is its own, and has this number.
+    """Issue the ids of a response. The first is the id of the response itself, with this number.
 
-    So the answer can be found again by its id, whatever API it was given by; and by the id of
-    anything in it, which has the same number and one more behind it.
+    So the response can be found by its id, whatever API returned it, and by the id of any of its
+    items, which has the same number and another one appended.
     """
 
     __slots__ = ("_issued", "_number")
@@ -34,16 +34,16 @@ class ResponseIds:
     def __call__(self, prefix: str) -> str:
         if not self._number:
             return new_id(prefix)
-        given, self._issued = self._issued, self._issued + 1
-        return f"{prefix}{self._number}{given:04x}" if given else prefix + self._number
+        position, self._issued = self._issued, self._issued + 1
+        return f"{prefix}{self._number}{position:04x}" if position else prefix + self._number
 
 
 def parse_response_number(item_id: str) -> str | None:
-    """The number of the answer in which an item is, by the item's id. None: it is no id of ours."""
-    found = _ITEM_ID.fullmatch(item_id)
-    return None if found is None else found[1]
+    """Return the number of the response that an item belongs to. None: it is no id of ours."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return None if match is None else match[1]
 
 
 def call_id_factory(prefix: str) -> Callable[[], str]:
-    """Where the calls of an answer get their ids."""
+    """Return a function that issues ids of tool calls."""
     return lambda: new_id(prefix)

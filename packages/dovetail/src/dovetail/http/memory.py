@@ -1,7 +1,8 @@
-"""What this process holds of requests, in bytes: bodies and messages, until they are answered.
+"""Memory of requests in this process, in bytes: bodies and messages until their requests finish.
 
-A request is counted by the size of its body, decompressed and with all that it goes on from, until
-it is over. What is made of a body (text, tokens, an answer) takes several times its size.
+A request is counted by the size of its body, decompressed and with the conversation that it
+continues, until it has finished. What is made of a body (text, tokens, a response) takes several
+times its size.
 """
 
 from collections import Counter
@@ -9,11 +10,11 @@ from collections import Counter
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
 
-RETRY_AFTER_SECONDS = 2.0  # seconds
+RETRY_AFTER_SECONDS = 2.0
 
 
 class MemoryLimitReached(HttpError):
-    """Too much is held already. All clients come back after this one."""
+    """The memory limit is reached. Clients retry after this error."""
 
     kind = "engine_unavailable"
     reason = "held_bytes"
@@ -21,9 +22,10 @@ class MemoryLimitReached(HttpError):
 
 
 class RequestMemory:
-    """The bytes of all clients. `most` may be held; by default, so many of the largest bodies.
+    """Bytes of the requests of all clients.
 
-    `of` has what requests of each tenant hold: one with a name may have no more than half.
+    max_bytes: Limit; None stands for a number of bodies of the largest size.
+    bytes_by_tenant: Bytes of each tenant. A tenant with a name may have no more than half.
     """
 
     total_bytes = 0
@@ -35,16 +37,18 @@ class RequestMemory:
         self.bytes_by_tenant: Counter[str] = Counter()
 
     def is_exceeded_by(self, size: int, limit: int, tenant: str = "") -> bool:
-        """Whether a request of this size, which is counted already, is one too many.
+        """Return whether a request of this size, which is counted already, is one too many.
 
-        Each may have so many bytes as the limit says: one alone is never too much. Neither are
-        small ones, so that those who send much do not shut out all others.
+        A single request may always have `limit` bytes. Small ones are always admitted, so that
+        clients with large requests do not lock out all others.
         """
         if size <= self.small_request_bytes:
             return False
-        most = self.max_bodies * limit if self.max_bytes is None else max(self.max_bytes, limit)
-        return self.total_bytes > most or (
-            tenant != "" and self.bytes_by_tenant[tenant] > max(most // 2, limit)
+        max_bytes = (
+            self.max_bodies * limit if self.max_bytes is None else max(self.max_bytes, limit)
+        )
+        return self.total_bytes > max_bytes or (
+            tenant != "" and self.bytes_by_tenant[tenant] > max(max_bytes // 2, limit)
         )
 
 
@@ -52,7 +56,7 @@ request_memory = RequestMemory()
 
 
 def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
-    """A request takes so many bytes now, until it is over. Raises where there is no room for it."""
+    """Set the bytes of a request until it has finished. Raises where there is no room for them."""
     _set_held_bytes(exchange, size)
     if request_memory.is_exceeded_by(size, limit, exchange.tenant):
         raise MemoryLimitReached(
@@ -61,15 +65,15 @@ def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
 
 
 def release_memory(exchange: ApiExchange) -> None:
-    """The request is over."""
+    """Release the bytes of a finished request."""
     _set_held_bytes(exchange, 0)
 
 
 def _set_held_bytes(exchange: ApiExchange, size: int) -> None:
-    more, tenant = size - exchange.held_bytes, exchange.tenant
+    increase, tenant = size - exchange.held_bytes, exchange.tenant
     exchange.held_bytes = size
-    request_memory.total_bytes += more
+    request_memory.total_bytes += increase
     if tenant:
-        request_memory.bytes_by_tenant[tenant] += more
+        request_memory.bytes_by_tenant[tenant] += increase
         if not request_memory.bytes_by_tenant[tenant]:
             del request_memory.bytes_by_tenant[tenant]

@@ -1,4 +1,4 @@
-"""What is served, in the form of the API that asks."""
+"""The model endpoints, in the format of OpenAI, Anthropic or Codex."""
 
 import re
 from datetime import UTC, datetime
@@ -20,101 +20,103 @@ NamedModels = list[tuple[str, ModelEntry]]
 
 
 class ModelsEndpoints:
-    """Lists of models, and single ones. Their names may have slashes."""
+    """Lists of models, and single ones. Names may have slashes."""
 
     def __init__(self, service: ModelRegistry, catalog: CodexCatalog) -> None:
         self._service = service
         self._catalog = catalog
 
     async def list(self, exchange: ApiExchange) -> None:
-        found = list(self._service.iter_entries())
+        named_models = list(self._service.iter_entries())
         if is_anthropic_client(exchange):
-            await exchange.respond(200, msgspec.json.encode(_anthropic_page(exchange, found)))
+            await exchange.respond(
+                200, msgspec.json.encode(_anthropic_page(exchange, named_models))
+            )
         elif "client_version" in exchange.query:
-            await self._list_for_codex(exchange, found)
+            await self._list_for_codex(exchange, named_models)
         else:
-            await exchange.respond(200, msgspec.json.encode(_openai_list(found)))
+            await exchange.respond(200, msgspec.json.encode(_openai_list(named_models)))
 
-    async def _list_for_codex(self, exchange: ApiExchange, found: NamedModels) -> None:
-        """Both lists: Codex reads `models` and says which version of it asks."""
-        published = self._catalog.current()
-        tags = [("etag", published.etag), (MODELS_ETAG_HEADER, published.etag)]
-        if _matches_etag(exchange, published.etag):
-            await exchange.start_response(304, JSON_CONTENT_TYPE, tags)
+    async def _list_for_codex(self, exchange: ApiExchange, named_models: NamedModels) -> None:
+        """Send both lists: Codex reads `models`, and sends its version."""
+        catalog = self._catalog.current()
+        headers = [("etag", catalog.etag), (MODELS_ETAG_HEADER, catalog.etag)]
+        if _matches_etag(exchange, catalog.etag):
+            await exchange.start_response(304, JSON_CONTENT_TYPE, headers)
             await exchange.end()
             return
-        body = {**_openai_list(found), "models": published.models}
-        await exchange.respond(200, msgspec.json.encode(body), headers=tags)
+        body = {**_openai_list(named_models), "models": catalog.models}
+        await exchange.respond(200, msgspec.json.encode(body), headers=headers)
 
     async def get(self, exchange: ApiExchange) -> None:
-        """The model of a name, under the name that was asked for: an alias stays one."""
+        """Return a model under the requested name: an alias stays one."""
         name = exchange.path.removeprefix("/v1/models/")
-        served = self._service.find(name)
-        entry = (
-            _anthropic_entry(name, served)
+        entry = self._service.find(name)
+        body = (
+            _anthropic_entry(name, entry)
             if is_anthropic_client(exchange)
-            else _openai_entry(name, served)
+            else _openai_entry(name, entry)
         )
-        await exchange.respond(200, msgspec.json.encode(entry))
+        await exchange.respond(200, msgspec.json.encode(body))
 
 
 def is_anthropic_client(exchange: ApiExchange) -> bool:
-    """Which of the two forms a client reads: only Anthropic's name their version."""
+    """Return whether the client is one of Anthropic's: only those send their version."""
     return MESSAGES.client_header in exchange.headers
 
 
 def _matches_etag(exchange: ApiExchange, etag: str) -> bool:
-    """Whether the client has this state already. Tags are compared without regard to weakness."""
+    """Return whether the client has this state already. Weakness of tags is ignored."""
     known = [tag.strip() for tag in exchange.headers.get("if-none-match", "").split(",")]
     return "*" in known or etag.removeprefix("W/") in (tag.removeprefix("W/") for tag in known)
 
 
-def _openai_list(found: NamedModels) -> Json:
-    return {"object": "list", "data": [_openai_entry(name, served) for name, served in found]}
+def _openai_list(named_models: NamedModels) -> Json:
+    return {"object": "list", "data": [_openai_entry(name, entry) for name, entry in named_models]}
 
 
-def _openai_entry(name: str, served: ModelEntry) -> Json:
-    """OpenAI's entry with the limits under the names that vLLM and OpenRouter made known."""
+def _openai_entry(name: str, entry: ModelEntry) -> Json:
+    """OpenAI's entry, with limits under the names that vLLM and OpenRouter use."""
     return {
         "id": name,
         "object": "model",
-        "created": int(served.created),
+        "created": int(entry.created),
         "owned_by": "dovetail",
-        "root": served.name,
-        "max_model_len": served.context_length,
-        "context_length": served.context_length,
-        "max_output_tokens": served.context_length,
+        "root": entry.name,
+        "max_model_len": entry.context_length,
+        "context_length": entry.context_length,
+        "max_output_tokens": entry.context_length,
     }
 
 
-def _anthropic_entry(name: str, served: ModelEntry) -> Json:
+def _anthropic_entry(name: str, entry: ModelEntry) -> Json:
     return {
         "type": "model",
         "id": name,
         "display_name": name,
-        "created_at": datetime.fromtimestamp(int(served.created), UTC).isoformat(),
+        "created_at": datetime.fromtimestamp(int(entry.created), UTC).isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": served.context_length,
-        "max_tokens": served.context_length,
+        "max_input_tokens": entry.context_length,
+        "max_tokens": entry.context_length,
     }
 
 
-def _anthropic_page(exchange: ApiExchange, found: NamedModels) -> Json:
-    """Anthropic's list comes in pages."""
+def _anthropic_page(exchange: ApiExchange, named_models: NamedModels) -> Json:
+    """A page of Anthropic's list."""
     query = exchange.query
-    names = [name for name, _ in found]
+    names = [name for name, _ in named_models]
     limit = query.get("limit", str(_MAX_PAGE_MODELS))
     if not _LIMIT_PATTERN.fullmatch(limit) or not 1 <= int(limit) <= _MAX_PAGE_MODELS:
         raise InvalidRequest(f"limit: a number from 1 to {_MAX_PAGE_MODELS}", param="limit")
-    start, end = 0, len(found)
+    start, end = 0, len(named_models)
     if query.get("after_id") in names:
         start = names.index(query["after_id"]) + 1
     if query.get("before_id") in names:
         end = names.index(query["before_id"])
         start = max(start, end - int(limit))
-    page = found[start:end][: int(limit)]
+    page = named_models[start:end][: int(limit)]
     return {
-        "data": [_anthropic_entry(name, served) for name, served in page],
+        "data": [_anthropic_entry(name, entry) for name, entry in page],
         "has_more": start + len(page) < end,
         "first_id": page[0][0] if page else None,
         "last_id": page[-1][0] if page else None,

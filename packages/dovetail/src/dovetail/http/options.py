@@ -1,4 +1,4 @@
-"""What can be set about the HTTP side."""
+"""Options of the HTTP server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,17 +67,27 @@ DEFAULT_BACKGROUND_OPTIONS = BackgroundOptions()
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Limits, keys and forms.
+    """Limits, keys and formats.
 
-    `book` has what is left of each key's limits, `peers` tell where requests come from.
-    `metrics_need_key` shows numbers to admins only.
-    `max_body_bytes` bounds a body as it comes and again once it is decompressed. Beyond
-    `max_concurrent` requests, `max_queued` wait for room, `queue_timeout` seconds. Those that run
-    when the server is told to stop have `drain_timeout` seconds. `keep_alive` is
-    the silence, in seconds, after which a stream shows a sign of life. `dispatch` names the side
-    channels that every stream gets, whether the client asked or not. `keep_payloads` has bodies
-    and answers kept for those who record requests. `codex_profile` is the
-    entry of Codex's own catalog under which it is shown the models.
+    keys: API keys.
+    limit_store: Rate limit states of the keys.
+    client_addresses: Resolves client addresses behind proxies.
+    max_body_bytes: Size of a body as received, and again when decompressed.
+    max_concurrent: Requests that run at once.
+    max_queued: Requests that wait beyond `max_concurrent`.
+    queue_timeout: Seconds that a request waits at most.
+    drain_timeout: Seconds that running requests have when the server is stopped.
+    body_timeout: Seconds in which a body must arrive.
+    keep_alive: Seconds of silence after which a stream sends a keep-alive.
+    messages_api: Whether to serve Anthropic's Messages API.
+    websockets: Whether to serve the Responses API over WebSockets.
+    websocket_options, background_options: Their limits and timeouts.
+    metrics_need_key: Whether metrics are shown to admins only.
+    reasoning_field: Name of the field with the reasoning in Chat Completions.
+    dispatch: Side channels of every stream, whether requested or not.
+    log_prefix: Whether to log prefix diagnostics.
+    capture_payloads: Whether to capture bodies of requests and responses for recorders.
+    codex_profile: Entry of Codex's own catalog under which it is shown the models.
     """
 
     keys: ApiKeys = field(default_factory=ApiKeys)
@@ -105,18 +115,18 @@ class HttpOptions:
 def build_http_options(
     config: Config, limit_store: LimitStore | None = None, *, reloading: bool = False
 ) -> HttpOptions:
-    """What the settings say of it. Raises where keys or profile cannot be read.
+    """Build the options from the settings. Raises where keys or profile cannot be read.
 
-    `again`: the server runs already, so its keys may all have been taken out.
+    `reloading`: The server runs already, so the key file may have become empty.
     """
     limits = RateLimits(
         config.rate_limit_requests, config.rate_limit_tokens, config.max_concurrent_per_key
     )
-    wanted: list[DispatchChannel] = []
+    dispatch: list[DispatchChannel] = []
     if config.enable_streaming_tool_dispatch:
-        wanted.append("tools")
+        dispatch.append("tools")
     if config.enable_streaming_reasoning_dispatch:
-        wanted.append("reasoning")
+        dispatch.append("reasoning")
     try:
         file = config.api_key_file
         keys = ApiKeys(config.api_key, file=file, may_be_empty=reloading, limits=limits)
@@ -135,7 +145,7 @@ def build_http_options(
         websockets=config.enable_responses_websocket,
         metrics_need_key=config.metrics_need_key,
         reasoning_field=config.reasoning_field_name,
-        dispatch=frozenset(wanted),
+        dispatch=frozenset(dispatch),
         log_prefix=config.log_prefix,
         capture_payloads=config.trace_payloads and config.trace_file is not None,
         codex_profile=read_profile(config.codex_profile) if config.codex_profile else None,

@@ -1,6 +1,6 @@
-"""When the parts of an answer came: thoughts and calls, as the events tell them.
+"""Track a request in the pipeline: its prompt, its replicas, and when parts of the output came.
 
-Of several choices the first one's are kept. What a model can make grow is bounded.
+Of several choices the parts of the first are recorded. What a model can make grow is bounded.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ from dovetail_model import (
     Usage,
 )
 
-MAX_PARTS = 256  # thoughts, and calls, of one answer
+MAX_PARTS = 256  # reasoning spans, and tool calls, of one response
 _DELTA_TYPES = frozenset((TextDelta, ReasoningDelta, CallArgs))
 
 
 class OutputTimeline:
-    """The parts of one answer. It is shown the batches in which something may begin or end."""
+    """Times of the parts of one response. Gets the batches in which something begins or ends."""
 
     __slots__ = (
         "_reasoning_spans",
@@ -45,32 +45,32 @@ class OutputTimeline:
     )
 
     def __init__(self) -> None:
-        self._reasoning_started_at: float | None = None  # when the one that is open began
+        self._reasoning_started_at: float | None = None  # start of the open one
         self._reasoning_spans: list[ReasoningSpan] = []
         self._tool_calls: dict[int, tuple[CallOpen, float, float | None]] = {}
         self.diagnostics: dict[str, int] = {}
-        #: When the answer ended.
+        #: When the response ended.
         self.ended_at: float | None = None
 
     def add(self, choice: int, events: list[Event], at: float) -> type[Event] | None:
-        """Takes a batch. Gives the kind of event that goes on with what the batch left open."""
+        """Add a batch. Returns the type of events that would continue what the batch left open."""
         for event in events:
-            mark = _HANDLERS.get(type(event))
-            if mark is not None and (choice == 0 or type(event) is Diagnostic):
-                mark(self, event, at)
+            handler = _HANDLERS.get(type(event))
+            if handler is not None and (choice == 0 or type(event) is Diagnostic):
+                handler(self, event, at)
         last = type(events[-1])
         return last if choice == 0 and last in _DELTA_TYPES else None
 
     def reasoning_spans(self, start: float, end: float) -> tuple[ReasoningSpan, ...]:
-        """The thoughts from `start` on; one that was never closed ends at `end`."""
+        """Return the reasoning spans relative to `start`; an open one ends at `end`."""
         if self._reasoning_started_at is not None:
             self._close_reasoning(end)
         return tuple(
-            ReasoningSpan(one.begin - start, one.end - start) for one in self._reasoning_spans
+            ReasoningSpan(span.begin - start, span.end - start) for span in self._reasoning_spans
         )
 
     def tool_calls(self, start: float, tool_names: frozenset[str]) -> tuple[ToolCallRecord, ...]:
-        """The calls from `start` on. A name that is not `known` is the model's own words."""
+        """Return the calls relative to `start`. Names that are not in `tool_names` are omitted."""
         return tuple(
             ToolCallRecord(
                 opened.id or "",
@@ -121,12 +121,12 @@ _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
 }
 
 
-_MAX_NAME_CHARS = 256  # characters of what a client calls things
+_MAX_NAME_CHARS = 256  # of names that clients choose
 _MAX_RESULTS = 256
 
 
 def truncate_name(name: str) -> str:
-    """A client's own name for something, no longer than a line can bear."""
+    """Truncate a name that a client chose to what fits a log line."""
     return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS]
 
 
@@ -135,31 +135,30 @@ def truncate_optional_name(name: str | None) -> str | None:
 
 
 def client_traceparent(header: str | None) -> str | None:
-    """The client's own span, by the W3C's header, if it is sound."""
-    found = parse_traceparent(header)
-    return None if found is None else str(found)
+    """Return the client's span of the W3C header if it is valid."""
+    span = parse_traceparent(header)
+    return None if span is None else str(span)
 
 
 def new_tool_result_ids(request: Request) -> tuple[str, ...]:
-    """The calls whose results are new in this request: those behind the last assistant turn."""
-    found: list[str] = []
+    """Return the calls whose results are new: those after the last assistant turn."""
+    ids: list[str] = []
     for turn in reversed(request.turns):
         if turn.role == "assistant":
             break
-        found += (b.call_id for b in reversed(turn.blocks) if isinstance(b, ToolResultBlock))
-    return tuple(truncate_name(id) for id in islice(reversed(found), _MAX_RESULTS))
+        ids += (b.call_id for b in reversed(turn.blocks) if isinstance(b, ToolResultBlock))
+    return tuple(truncate_name(id) for id in islice(reversed(ids), _MAX_RESULTS))
 
 
 def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
-    """How the prompt stands beside the last one of its session."""
+    """Compare the prompt with the last one of its session."""
     diagnosis = prepared.diagnosis
-    begins = all(turn.role != "assistant" for turn in prepared.request.turns)
+    is_first = all(turn.role != "assistant" for turn in prepared.request.turns)
     return PrefixStats(
         common=diagnosis.common_tokens,
         total=diagnosis.total_tokens,
-        lost=0
-        if begins
-        else diagnosis.reprefilled_tokens,  # of a sub-agent beside its caller nothing is
+        # A sub-agent in the session of its caller begins anew: nothing of it is prefilled again.
+        lost=0 if is_first else diagnosis.reprefilled_tokens,
         reused=diagnosis.reused_tokens,
         reason=diagnosis.reason,
         turns=_count_turns(prepared),
@@ -167,17 +166,21 @@ def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
 
 
 def _count_turns(prepared: PreparedRequest) -> dict[str, int]:
-    """How the assistant turns stand in the prompt, from the first that was not there before."""
+    """Count the assistant turns by how they were rendered, from the first new one."""
     prompt, turns = prepared.prompt, prepared.request.turns
     start = prompt.history.anchor_index or 0
     end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
-    spoken = sum(turns[at].role == "assistant" for at in range(start, end))
-    exact, written = len(prompt.exact_turns | prompt.unchanged_turns), len(prompt.rewritten_turns)
-    return {"exact": exact, "written": written, "natural": max(0, spoken - exact - written)}
+    assistant_turns = sum(turns[at].role == "assistant" for at in range(start, end))
+    exact, rewritten = len(prompt.exact_turns | prompt.unchanged_turns), len(prompt.rewritten_turns)
+    return {
+        "exact": exact,
+        "written": rewritten,
+        "natural": max(0, assistant_turns - exact - rewritten),
+    }
 
 
 class PipelineTracker:
-    """The way of one request through the pipeline. What is counted at once, is."""
+    """The way of one request through the pipeline. Counters are updated at once."""
 
     __slots__ = (
         "_cached_reported",
@@ -200,11 +203,11 @@ class PipelineTracker:
         self.prepared: PreparedRequest | None = None
         self.prepared_at: float | None = None
         self.prefix: PrefixStats | None = None
-        self.replica: int | None = None  # the last that was asked
+        self.replica: int | None = None  # the last one
         self.migrations = 0
-        self.carried_tokens = 0  # tokens that went along
-        self.notes: dict[str, None] = {}  # what a client hears without asking
-        self.usage_by_choice: dict[int, Usage] = {}  # of each choice, its tokens when it was over
+        self.carried_tokens = 0  # tokens passed on in migrations
+        self.notes: dict[str, None] = {}  # reported to the client without request
+        self.usage_by_choice: dict[int, Usage] = {}  # set when a choice finishes
 
     def create_observer(self) -> RequestObserver:
         return RequestObserver(
@@ -218,7 +221,7 @@ class PipelineTracker:
         )
 
     def reprefilled_tokens(self, usage: Usage | None) -> int | None:
-        """Prompt tokens that had been read before and were read again; None where nobody says."""
+        """Return the prompt tokens that were prefilled again; None if not reported."""
         if usage is None or self.prefix is None or not self._cached_reported:
             return None
         return max(0, self.prefix.common - usage.cached_tokens)
@@ -231,26 +234,26 @@ class PipelineTracker:
         self._metrics.count_prompt(self._model, self.prefix, failed)
 
     def _on_note(self, note: str) -> None:
-        """Something that the client demanded and does not get."""
+        """Note something that the client requested and does not get."""
         self.notes[note] = None
 
     def _on_inexact(self) -> None:
         self._metrics.count_inexact_turn(self._model)
 
     def _on_migrated(self, carried: int) -> None:
-        """Another replica goes on, and is given what was said so far."""
+        """Count a migration: another replica continues, with the output so far."""
         self.migrations += 1
         self.carried_tokens += carried
         self._metrics.count_migration(self._model, carried)
 
     def _on_sent_upstream(self, turns: int) -> None:
-        """The turns went to an upstream as text: how they stand in its prompt is not known."""
+        """Count turns sent upstream as text: how they are rendered is not known."""
         self._metrics.count_replayed_turns(self._model, {"relayed": turns})
 
     def _on_replica_selected(self, replica: int) -> None:
         self.replica = replica
 
     def _on_choice_finished(self, choice: int, usage: Usage, cached_reported: bool) -> None:
-        """A choice is over, be it because the client hung up. An upstream's is told by events."""
+        """Record the usage of a finished or cancelled choice. Upstreams report theirs by events."""
         self.usage_by_choice[choice] = usage
         self._cached_reported |= cached_reported

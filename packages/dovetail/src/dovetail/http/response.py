@@ -1,7 +1,7 @@
-"""An answer as a stream of frames. `hear` is the hot path: it runs for every batch of tokens.
+"""Responses: streamed or buffered. `StreamingResponse.write` runs for every batch of tokens.
 
-Nothing here switches tasks, unless a client reads slowly: then nothing more is asked of the engine
-until the client has caught up.
+Nothing here switches tasks unless a client reads slowly: then nothing more is requested from the
+engine until the client has caught up.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
 
 class StreamingResponse:
-    """Sends one answer.
+    """Stream one response.
 
-    An error before the first frame is raised: it can still be a status. A later one is told in
-    the stream, which then ends. `ending` gives frames that had to wait for something.
+    An error before the first frame is raised: it can still be a status. A later one is sent in the
+    stream, which then ends. `final_frames` returns frames that had to wait for something.
     """
 
     __slots__ = (
@@ -43,24 +43,24 @@ class StreamingResponse:
     def __init__(
         self,
         exchange: ApiExchange,
-        account: RequestTracker,
+        tracker: RequestTracker,
         codec: Codec,
         encoder: StreamEncoder,
         keep_alive: float,
         final_frames: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._exchange = exchange
-        self._tracker = account
+        self._tracker = tracker
         self._codec = codec
         self._encoder = encoder
         self._keep_alive_seconds = keep_alive
         self._final_frames = final_frames
         self._timer: asyncio.TimerHandle | None = None
         self._writer = ResponseWriter(exchange, self._start_response)
-        self._encode, self._track_events = encoder.encode, account.on_events
+        self._encode, self._track_events = encoder.encode, tracker.on_events
 
     async def run(self, generation: Awaitable[None], guard: DisconnectGuard) -> None:
-        """The whole stream. The body ends as soon as the answer does."""
+        """Run the whole stream. The body ends as soon as the generation does."""
         self._schedule_keep_alive(self._keep_alive_seconds)
         try:
             await generation
@@ -81,14 +81,14 @@ class StreamingResponse:
         await self._exchange.end()
 
     def write(self, choice: int, events: list[Event]) -> bool:
-        """More of the answer."""
+        """Send more of the output."""
         self._track_events(choice, events)
         frames = self._encode(events, choice)
         writer = self._writer
         return writer.write(frames) if frames or not writer.started else True
 
     async def drain(self) -> None:
-        """Returns when the client has caught up."""
+        """Wait until the client has caught up."""
         await self._writer.drain()
 
     async def _start_response(self) -> None:
@@ -96,14 +96,14 @@ class StreamingResponse:
         await self._exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
 
     def _track_failure(self) -> None:
-        """A failure that the pipeline told as an event counts as the status it would have been."""
+        """Record a failure that was emitted as an event, with the status it would have had."""
         failure = self._tracker.failure
         if failure is not None:
             error = error_from_failure(failure)
             self._tracker.on_error(error, error_status(error, self._codec))
 
     def _send_failure(self, error: Exception) -> None:
-        """The pipeline has told its own failures; an encoder that has ended says no more."""
+        """Send a failure that the pipeline has not emitted itself; an ended encoder ignores it."""
         failure = to_client_error(error)
         self._tracker.on_error(failure, error_status(failure, self._codec))
         frames = self._encoder.encode([failure.to_failure()])
@@ -114,18 +114,18 @@ class StreamingResponse:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._check_keep_alive)
 
     def _check_keep_alive(self) -> None:
-        """Has there been silence for so long that the client needs a sign of life?
+        """Send a keep-alive if there was silence for too long.
 
-        One that does not read what there is would not see it.
+        A client that does not read what is there would not see it.
         """
-        left = self._keep_alive_seconds - self._tracker.idle_seconds()
-        if left <= 0 and self._writer.started and not self._writer.full:
+        seconds_left = self._keep_alive_seconds - self._tracker.idle_seconds()
+        if seconds_left <= 0 and self._writer.started and not self._writer.full:
             tracker = self._tracker
             in_reasoning = tracker.awaits_first_token and tracker.starts_in_reasoning
             frames = self._encoder.keep_alive(in_reasoning=in_reasoning)
             if frames:
                 self._writer.write(frames)
-        self._schedule_keep_alive(left if left > 0 else self._keep_alive_seconds)
+        self._schedule_keep_alive(seconds_left if seconds_left > 0 else self._keep_alive_seconds)
 
     def _stop_keep_alive(self) -> None:
         if self._timer is not None:
@@ -133,14 +133,14 @@ class StreamingResponse:
 
 
 class BufferedResponse:
-    """Folds an answer while it comes."""
+    """Collect a response that is not streamed."""
 
     __slots__ = ("_codec", "_folds", "_request", "_tracker")
 
-    def __init__(self, request: Request, codec: Codec, account: RequestTracker) -> None:
+    def __init__(self, request: Request, codec: Codec, tracker: RequestTracker) -> None:
         self._request = request
         self._codec = codec
-        self._tracker = account
+        self._tracker = tracker
         self._folds = [Fold() for _ in range(max(1, request.sampling.n))]
 
     def write(self, choice: int, events: list[Event]) -> bool:
@@ -151,10 +151,10 @@ class BufferedResponse:
         return True
 
     async def drain(self) -> None:
-        """There always is."""
+        """Return at once: there always is room."""
 
     def encode_body(self) -> bytes:
-        """The body. An answer that broke is an error, never a short answer."""
+        """Encode the body. A failed response is an error, never a short response."""
         messages = [fold.message() for fold in self._folds]
         for message in messages:
             if message.failure is not None:

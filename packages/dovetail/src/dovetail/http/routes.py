@@ -1,4 +1,4 @@
-"""Which address leads where."""
+"""The route table, and the OpenAPI document that describes it."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,8 +18,7 @@ Handler = Callable[[ApiExchange, RequestTracker], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Route:
-    """An address. One that ends with a slash stands for all that begin with it, and `{id}` for
-    any one part.
+    """A path. One that ends with a slash matches all that begin with it, `{id}` any one segment.
 
     needs_key: Whether a key is required if the server has keys.
     counted: Whether requests appear in metrics and logs.
@@ -36,13 +35,13 @@ class Route:
 
     @property
     def endpoint(self) -> str:
-        """How metrics and logs call it."""
+        """Name in metrics and logs."""
         path = self.path.replace("{id}", "id")
         return path.removeprefix("/v1").strip("/").replace("/", "_") or "root"
 
 
 class RouteTable:
-    """All addresses."""
+    """All routes."""
 
     __slots__ = ("_exact", "_patterns", "_prefix_routes", "_upgrades", "all")
 
@@ -62,14 +61,14 @@ class RouteTable:
         ]
 
     def find(self, path: str, method: str = "") -> Route | None:
-        """The route of an address; of several, the one for this method, else any."""
+        """Return the route of a path; of several, the one for this method, else any."""
         found = self._routes_at(path)
         return next(
             (r for r in found if method in _allowed_methods(r)), found[0] if found else None
         )
 
     def match(self, exchange: ApiExchange) -> Route:
-        """The route of a request. Raises where there is none, or not for this method."""
+        """Return the route of a request. Raises where there is none, or not for this method."""
         upgrade = self._upgrades.get(exchange.path) if exchange.is_upgrade else None
         if upgrade is not None:
             return upgrade
@@ -83,24 +82,28 @@ class RouteTable:
         if exchange.headers.get("upgrade", "").lower() == "websocket":
             raise WebSocketDisabled("WebSockets are not offered here: use HTTP.")
         allowed = [
-            method for one in self._routes_at(exchange.path) for method in _allowed_methods(one)
+            method for other in self._routes_at(exchange.path) for method in _allowed_methods(other)
         ]
         raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(allowed))
 
     def _routes_at(self, path: str) -> list[Route]:
-        """All routes of an address."""
+        """Return all routes of a path."""
         found = self._exact.get(path)
         if found is None:
-            found = next((routes for form, routes in self._patterns if form.fullmatch(path)), None)
+            found = next(
+                (routes for pattern, routes in self._patterns if pattern.fullmatch(path)), None
+            )
         if found is None:
             found = [r for r in self._prefix_routes if path.startswith(r.path) and path != r.path]
         return found
 
     def _suggest_path(self, path: str) -> str:
-        """What was probably meant: clients add `/v1` by themselves, or do not."""
-        for meant in (path.removeprefix("/v1"), f"/v1{path}"):
-            if meant != path and self.find(meant) is not None:
-                return f" Did you mean {meant}? Then the base URL has a /v1 too many or too few."
+        """Return a hint on the intended path: some clients add `/v1` by themselves."""
+        for candidate in (path.removeprefix("/v1"), f"/v1{path}"):
+            if candidate != path and self.find(candidate) is not None:
+                return (
+                    f" Did you mean {candidate}? Then the base URL has a /v1 too many or too few."
+                )
         return ""
 
 
@@ -112,9 +115,9 @@ def select_error_codec(
     exchange: ApiExchange, route: Route | None, codecs: Sequence[Codec], default: Codec
 ) -> Codec:
     """Select the codec that encodes an error: that of the route, of the path, or of the client."""
-    dialect = None if route is None else route.codec
-    if dialect is not None:
-        return dialect
+    route_codec = None if route is None else route.codec
+    if route_codec is not None:
+        return route_codec
     path = exchange.path.replace("/v1/v1/", "/v1/", 1)  # a base URL with a /v1 too many
     for codec in codecs:
         if path.startswith(codec.path_prefix):
@@ -151,7 +154,7 @@ _REQUEST_PROPERTIES: dict[str, Json] = {
 
 
 def build_document(routes: Iterable[Route]) -> bytes:
-    """The document, made once."""
+    """Build the OpenAPI document."""
     paths: dict[str, Json] = {}
     for route in routes:
         path = f"{route.path}{{model}}" if route.path == "/v1/models/" else route.path

@@ -1,4 +1,4 @@
-"""Counting, and text to ids and back, in the forms that users of vLLM know."""
+"""Token counts, tokenization and detokenization, in the formats of Anthropic and vLLM."""
 
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TokenizeBody(msgspec.Struct):
-    """A text, or a conversation as Chat Completions have it."""
+    """A text, or a conversation in the format of Chat Completions."""
 
     model: str | None = None
     prompt: str | None = None
@@ -39,64 +39,64 @@ class TokensEndpoints:
         self._options = options
 
     async def count_tokens(self, exchange: ApiExchange) -> None:
-        """Anthropic's count: exact, by the same rendering as the real request."""
+        """Count for Anthropic's API: exact, by the same rendering as the real request."""
         request = decode_count(
             await self._read_body(exchange), exchange.headers, self._service.memory
         )
-        served = self._service.find(request.model)
-        tokens = await count_tokens(served, _with_tenant(request, exchange.tenant))
+        entry = self._service.find(request.model)
+        tokens = await count_tokens(entry, _with_tenant(request, exchange.tenant))
         await exchange.respond(200, encode_count(tokens))
 
     async def tokenize(self, exchange: ApiExchange) -> None:
         body = await self._read_body(exchange)
-        asked = _decode_json(body, TokenizeBody)
-        served = self._find_model(asked.model)
-        ids = await self._encode(asked, body, exchange, served)
-        answer: dict[str, Any] = {
+        request = _decode_json(body, TokenizeBody)
+        entry = self._find_model(request.model)
+        ids = await self._encode(request, body, exchange, entry)
+        response: dict[str, Any] = {
             "count": len(ids),
-            "max_model_len": served.context_length,
+            "max_model_len": entry.context_length,
             "tokens": ids,
         }
-        if asked.return_token_strs:
-            decode = served.model.tokenizer.decode
-            answer["token_strs"] = await run_in_thread(
+        if request.return_token_strs:
+            decode = entry.model.tokenizer.decode
+            response["token_strs"] = await run_in_thread(
                 len(ids), lambda: [decode([id]) for id in ids]
             )
-        await exchange.respond(200, msgspec.json.encode(answer))
+        await exchange.respond(200, msgspec.json.encode(response))
 
     async def detokenize(self, exchange: ApiExchange) -> None:
-        asked = _decode_json(await self._read_body(exchange), DetokenizeBody)
-        tokenizer = self._find_model(asked.model).model.tokenizer
-        for id in (min(asked.tokens, default=0), max(asked.tokens, default=0)):
+        request = _decode_json(await self._read_body(exchange), DetokenizeBody)
+        tokenizer = self._find_model(request.model).model.tokenizer
+        for id in (min(request.tokens, default=0), max(request.tokens, default=0)):
             if not 0 <= id < tokenizer.size:
                 raise InvalidRequest(f"tokens: the model has no token {id}", param="tokens")
-        text = await run_in_thread(len(asked.tokens), lambda: tokenizer.decode(asked.tokens))
+        text = await run_in_thread(len(request.tokens), lambda: tokenizer.decode(request.tokens))
         await exchange.respond(200, msgspec.json.encode({"prompt": text}))
 
     async def _encode(
-        self, asked: TokenizeBody, body: bytes, exchange: ApiExchange, served: TokenModel
+        self, request: TokenizeBody, body: bytes, exchange: ApiExchange, entry: TokenModel
     ) -> list[int]:
-        if asked.messages is None:
-            if asked.prompt is None:
+        if request.messages is None:
+            if request.prompt is None:
                 raise InvalidRequest("prompt: Field required, or messages", param="prompt")
-            text, encode = asked.prompt, served.model.tokenizer.encode
+            text, encode = request.prompt, entry.model.tokenizer.encode
             return await run_in_thread(len(text), lambda: encode(text))
-        if asked.add_generation_prompt is False:
+        if request.add_generation_prompt is False:
             raise Unsupported(
                 "add_generation_prompt: a prompt always asks for an answer here",
                 param="add_generation_prompt",
             )
-        fields = {**msgspec.json.decode(body), "model": served.name}
-        request = CHAT.decode(msgspec.json.encode(fields), exchange.headers)
-        # A session of its own: the conversation that it may belong to must not notice.
-        request = msgspec.structs.replace(request, identity=Identity(exchange.tenant))
-        prepared = await served.preparer.prepare(request)
+        fields = {**msgspec.json.decode(body), "model": entry.name}
+        chat_request = CHAT.decode(msgspec.json.encode(fields), exchange.headers)
+        # A session of its own: it must not affect the conversation that it may belong to.
+        chat_request = msgspec.structs.replace(chat_request, identity=Identity(exchange.tenant))
+        prepared = await entry.preparer.prepare(chat_request)
         return prepared.prompt.ids.tolist()
 
     def _find_model(self, name: str | None) -> TokenModel:
-        """The model of a name. Where none is named, the first."""
-        found = self._service.entries[0] if name is None else self._service.find(name)
-        return require_token_model(found)
+        """Return the model of a name. Without a name, the first."""
+        entry = self._service.entries[0] if name is None else self._service.find(name)
+        return require_token_model(entry)
 
     async def _read_body(self, exchange: ApiExchange) -> bytes:
         options = self._options

@@ -1,4 +1,4 @@
-"""The account of one request: what happened to it and when, for metrics, logs, traces, headers."""
+"""Track one request: what happens to it and when, for metrics, logs, traces and headers."""
 
 import logging
 import time
@@ -26,14 +26,14 @@ from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHi
 from dovetail.telemetry.record import RequestContents, RequestRecord, RequestRecorder
 from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
 
-CLIENT_CLOSED_REQUEST = 499  # no status that anybody gets: the client is gone
-MAX_PENDING_TIMES = 64  # batches whose times may wait: counted in one go, each costs a fraction
+CLIENT_CLOSED_REQUEST = 499  # logged, never sent: the client is gone
+MAX_PENDING_TIMES = 64  # batches whose times are counted together, which is cheaper
 
 _log = logging.getLogger(__name__)
 
 
 class RequestTracker:
-    """Kept from the first byte of a request to the last of its answer."""
+    """Collect what happens to a request, from its first byte to the last of its response."""
 
     __slots__ = (
         "_admitted_at",
@@ -86,43 +86,41 @@ class RequestTracker:
         self._decoded_at: float | None = None
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
-        self._open_event_type: type[Event] | None = None  # more of what is open: nothing to look at
+        self._open_event_type: type[Event] | None = None  # more of this type needs no inspection
         self._timeline = OutputTimeline()
         self._last_events: list[list[Event]] = []  # of each choice, the last events
         self._error: str | None = None
         self._reason: str | None = None
         self._status: int | None = None
         self._cancelled = False
-        self.stream_not_requested = (
-            False  # whether no stream was asked for, though the answer is one
-        )
-        self.detached = False  # whether the answer outlives the request, and then closes this
-        self.request_body: bytes | None = None  # what was asked, where payloads are kept
-        self._event_times = [
-            exchange.started_at
-        ]  # when the engine was heard: the last is not forgotten
+        #: Whether the client did not request a stream, though the response is generated as one.
+        self.stream_not_requested = False
+        self.detached = False  # whether the response outlives the request, and calls `finish`
+        self.request_body: bytes | None = None  # if payloads are captured
+        #: Times of batches that are not counted yet, and of the last one that is.
+        self._event_times = [exchange.started_at]
 
     def start(self) -> None:
-        """The request is counted from now on."""
+        """Count the request from now on."""
         self._metrics.start_request(self._endpoint)
 
-    def on_decoded(self, request: Request, served: ModelEntry) -> None:
-        """The request is understood and its model is known."""
+    def on_decoded(self, request: Request, entry: ModelEntry) -> None:
+        """Record that the request is decoded and its model is known."""
         self._decoded_at = perf_counter()
         self._request = request
-        self._model = served.name
-        self._pipeline = PipelineTracker(self._metrics, served.name)
-        self._intervals = self._metrics.inter_token_histogram(served.name)
+        self._model = entry.name
+        self._pipeline = PipelineTracker(self._metrics, entry.name)
+        self._intervals = self._metrics.inter_token_histogram(entry.name)
         self._last_events = [[] for _ in range(max(1, request.sampling.n))]
         self._queued = True
         self._metrics.add_queued(+1)
 
     def on_admitted(self) -> None:
-        """There is room for the request."""
+        """Record that the request is admitted."""
         self._admitted_at = perf_counter()
 
     def create_observer(self) -> RequestObserver:
-        """What the pipeline tells this account."""
+        """Create the callbacks for the pipeline."""
         return self._pipeline.create_observer()
 
     @property
@@ -130,7 +128,7 @@ class RequestTracker:
         return self._pipeline.prepared
 
     def on_events(self, choice: int, events: list[Event]) -> None:
-        """More of the answer. Runs for every batch of tokens, so it does next to nothing."""
+        """Record a batch of events. Runs for every batch of tokens, so it does next to nothing."""
         self._event_times.append(perf_counter())
         self._last_events[choice] = events
         if (
@@ -145,27 +143,27 @@ class RequestTracker:
             self._check_first_token(events)
         elif len(self._event_times) > MAX_PENDING_TIMES:
             self._record_intervals()
-        flowing = self._open_event_type
+        open_type = self._open_event_type
         for event in events:
-            if type(event) is not flowing:
+            if type(event) is not open_type:
                 self._update_timeline(choice, events)
                 return
 
     def _update_timeline(self, choice: int, events: list[Event]) -> None:
-        """Something begins or ends with this batch."""
-        flowing = self._timeline.add(choice, events, self._event_times[-1])
+        """Record that something begins or ends with this batch."""
+        open_type = self._timeline.add(choice, events, self._event_times[-1])
         if choice == 0:
-            self._open_event_type = flowing
+            self._open_event_type = open_type
 
     def _check_first_token(self, events: list[Event]) -> None:
-        """The true input tokens are told before the model has said anything."""
+        """Record the first output. The number of input tokens may be reported before."""
         del self._event_times[:-1]
         if len(events) > 1 or type(events[0]) is not Usage:
             self._first_token_at = self._event_times[-1]
             self._leave_queue()
 
     def _record_intervals(self) -> None:
-        """The times between batches, from the first tokens on."""
+        """Record the times between batches, from the first tokens on."""
         times, counts = self._event_times, self._intervals.counts
         for before, now in pairwise(times):
             counts[bisect_left(INTER_TOKEN_BUCKETS_SECONDS, now - before)] += 1
@@ -174,54 +172,54 @@ class RequestTracker:
 
     @property
     def awaits_first_token(self) -> bool:
-        """Whether the model has said nothing yet."""
+        """Whether there is no output yet."""
         return self._first_token_at is None
 
     @property
     def starts_in_reasoning(self) -> bool:
-        """Whether the prompt has opened a thought that the model goes on with."""
+        """Whether the prompt ends in reasoning that the model continues."""
         return self.prepared is not None and self.prepared.prompt.in_reasoning
 
     def idle_seconds(self) -> float:
-        """Seconds since something was heard."""
+        """Return the seconds since the last batch."""
         return perf_counter() - self._event_times[-1]
 
     @property
     def failure(self) -> Failure | None:
-        """The failure that the answer ended with, if it did."""
+        """The failure that the response ended with, if any."""
         ends = (events[-1] for events in self._last_events if events)
         return next((end for end in ends if isinstance(end, Failure)), None)
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens of all choices. Their prompt is one, and counted once."""
-        told = list(self._pipeline.usage_by_choice.values()) or [
+        """The usage of all choices. They share a prompt, which is counted once."""
+        reported = list(self._pipeline.usage_by_choice.values()) or [
             e for events in self._last_events for e in events[-2:] if isinstance(e, Usage)
         ]
-        if not told:
+        if not reported:
             return self._prompt_usage()
         return Usage(
-            input_tokens=max(usage.input_tokens for usage in told),
-            output_tokens=sum(usage.output_tokens for usage in told),
-            cached_tokens=min(usage.cached_tokens for usage in told),
-            reasoning_tokens=sum(usage.reasoning_tokens for usage in told),
+            input_tokens=max(usage.input_tokens for usage in reported),
+            output_tokens=sum(usage.output_tokens for usage in reported),
+            cached_tokens=min(usage.cached_tokens for usage in reported),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in reported),
         )
 
     def debug_headers(self) -> list[tuple[str, str]]:
-        """What the client asked to be told about its request."""
-        found: list[tuple[str, str]] = []
+        """Return the headers with the diagnostics that the client requested."""
+        headers: list[tuple[str, str]] = []
         if self.prepared is not None and self._exchange.wants_debug("prefix"):
-            found += prefix_headers(self.prepared.diagnosis)
+            headers += prefix_headers(self.prepared.diagnosis)
         notes = [
             *self._pipeline.notes,
             *(self._request_notes() if self._exchange.wants_debug("notes") else ()),
         ]
         if notes or self._exchange.wants_debug("notes"):
-            found.append(("x-dovetail-diagnostics", ", ".join(notes)))
-        return found
+            headers.append(("x-dovetail-diagnostics", ", ".join(notes)))
+        return headers
 
     def _request_notes(self) -> list[str]:
-        """What was done to the request that its sender may not expect."""
+        """Return what was done to the request that its sender may not expect."""
         notes = list(dict.fromkeys(self.prepared.prompt.notes)) if self.prepared else []
         if self._request is not None:
             notes += [f"ignored:{path}" for path in self._request.ignored]
@@ -232,47 +230,47 @@ class RequestTracker:
 
     @property
     def has_error(self) -> bool:
-        """Whether the request was answered with an error."""
+        """Whether the request ended with an error."""
         return self._error is not None
 
     @property
     def is_key_rejected(self) -> bool:
-        """Whether its key was not good enough."""
+        """Whether the key was rejected."""
         return self._status in (401, 403)
 
     def suppress_log(self) -> None:
-        """The request is counted, and leaves no line: strangers send as many as they like."""
+        """Count the request without a log line: strangers send as many as they like."""
         self._log_suppressed = True
 
     def on_disconnect(self) -> None:
         self._status = CLIENT_CLOSED_REQUEST
 
     def on_cancelled(self) -> None:
-        """Its client wants the answer no more, and was told that it ended so."""
+        """Record that the client cancelled the response."""
         self._cancelled, self._status = True, 200
 
     def finish(self, response_body: bytes | None = None) -> None:
-        """The request is over. `answer` is what was sent, where payloads are kept."""
+        """Finish the record. `response_body` is what was sent, if payloads are captured."""
         release_memory(self._exchange)
         self._record_intervals()
         self._leave_queue()
-        end = self._build_record()
-        self._metrics.record_request(end)
+        record = self._build_record()
+        self._metrics.record_request(record)
         if self._log_suppressed:
             return
-        log_request(end, self._exchange.peer)
+        log_request(record, self._exchange.peer)
         if self._recorders:
-            made = self.prepared
-            inside = RequestContents(
-                ids=None if made is None else made.prompt.ids,
-                key=b"" if made is None else made.owner.chain_key,
+            prepared = self.prepared
+            contents = RequestContents(
+                ids=None if prepared is None else prepared.prompt.ids,
+                key=b"" if prepared is None else prepared.owner.chain_key,
                 body=self.request_body,
                 response_body=response_body,
             )
             for recorder in self._recorders:
                 try:
-                    recorder.record_request(end, inside)
-                except Exception:  # who records may fail: the request did not
+                    recorder.record_request(record, contents)
+                except Exception:  # a failed recorder must not fail the request
                     _log.exception("recorder_failed")
 
     def _leave_queue(self) -> None:
@@ -284,7 +282,7 @@ class RequestTracker:
         exchange, request, now = self._exchange, self._request, perf_counter()
         start, duration = exchange.started_at, now - exchange.started_at
         identity = request.identity if request is not None else None
-        course, usage = self._pipeline, self.usage
+        pipeline, usage = self._pipeline, self.usage
         return RequestRecord(
             id=exchange.request_id,
             endpoint=self._endpoint,
@@ -304,17 +302,17 @@ class RequestTracker:
             usage=usage,
             decoded=self._elapsed(self._decoded_at),
             admitted=self._elapsed(self._admitted_at),
-            prepared=self._elapsed(course.prepared_at),
+            prepared=self._elapsed(pipeline.prepared_at),
             first_token=self._elapsed(self._first_token_at),
             last_event=self._elapsed(self._timeline.ended_at),
             reasoning_spans=self._timeline.reasoning_spans(start, self._timeline.ended_at or now),
             calls=self._timeline.tool_calls(start, _tool_names(request)),
             results=() if request is None else new_tool_result_ids(request),
-            prefix=course.prefix,
-            reprefilled=course.reprefilled_tokens(usage),
-            replica=course.replica,
-            migrations=course.migrations,
-            carried=course.carried_tokens,
+            prefix=pipeline.prefix,
+            reprefilled=pipeline.reprefilled_tokens(usage),
+            replica=pipeline.replica,
+            migrations=pipeline.migrations,
+            carried=pipeline.carried_tokens,
             diagnostics=self._timeline.diagnostics,
             finish=self._finish_reason(),
             error=self._error,
@@ -324,7 +322,7 @@ class RequestTracker:
         )
 
     def _elapsed(self, at: float | None) -> float | None:
-        """Seconds from the request's beginning."""
+        """Return seconds since the request arrived."""
         return None if at is None else at - self._exchange.started_at
 
     def _prefix_line(self) -> str | None:
@@ -333,7 +331,7 @@ class RequestTracker:
         return describe_prefix(self.prepared.diagnosis)
 
     def _finish_reason(self) -> str | None:
-        """Why the answer ended; of several choices, the first one's reason."""
+        """Return the finish reason; of several choices, that of the first."""
         if self.failure is not None:
             return "error"
         if self._cancelled:
@@ -342,7 +340,7 @@ class RequestTracker:
         return next((end.reason for end in ends if isinstance(end, Finish)), None)
 
     def _prompt_usage(self) -> Usage | None:
-        """What is known of an answer that nobody heard the end of."""
+        """Return what is known of the usage of a response without an end."""
         if self.prepared is None or self._first_token_at is None:
             return None
         return Usage(input_tokens=len(self.prepared.prompt.ids))

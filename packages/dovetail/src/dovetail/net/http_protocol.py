@@ -59,7 +59,7 @@ DEFAULT_TIMEOUTS = ConnectionTimeouts()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with bounds. After a refusal nothing more of the connection is read."""
+    """uvicorn's HTTP protocol with bounds. After a refusal nothing more is read."""
 
     _reading_headers = True
     _request_incomplete = False  # a request has begun to arrive and is incomplete

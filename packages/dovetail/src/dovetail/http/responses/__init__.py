@@ -1,1 +1,1 @@
-"""Responses that are kept: going on from them, looking them up, work in the background."""
+"""Stored responses: conversations that continue them, retrieval, and background runs."""

@@ -1,4 +1,4 @@
-"""What a response goes on from, and how it is kept before its client sees the end of it."""
+"""Resolve the history that a response continues, and store responses before their stream ends."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _PREFIX = "resp_"
 
 
 class ConversationResolver:
-    """One request: its own body, all that it goes on from, and the body of both."""
+    """One request: its own body, the history that it continues, and the body with both."""
 
     __slots__ = (
         "_exchange",
@@ -40,71 +40,71 @@ class ConversationResolver:
         "previous_responses",
     )
 
-    def __init__(self, kept: ResponseStore, exchange: ApiExchange, own: bytes) -> None:
-        self._store = kept
+    def __init__(self, store: ResponseStore, exchange: ApiExchange, body: bytes) -> None:
+        self._store = store
         self._exchange = exchange
-        self._own_body = own
+        self._own_body = body
         self._local_slot = (
             None if exchange.local_responses is None else exchange.local_responses.reserve()
         )
         self._previous_id: str | None = None
         self.previous_responses: Sequence[StoredResponse] = ()
-        self.body = own
+        self.body = body
 
     async def resolve(self, limit: int) -> None:
-        """Finds what the request goes on from, and the items that it only names.
+        """Find the history that the request continues, and the items that it refers to by id.
 
-        PreviousNotFound, ResponseNotFound for an item, or TooLarge beyond the limit.
+        Raises PreviousNotFound, ResponseNotFound for an item, or RequestTooLarge beyond the limit.
         """
         await self._resolve_item_references(limit)
         self._previous_id = previous_response_id(self._own_body)
         if self._previous_id is None:
             return
         exchange = self._exchange
-        before = await self._store.get_chain(
+        previous = await self._store.get_chain(
             exchange.tenant, self._previous_id, limit, exchange.local_responses
         )
-        self.previous_responses = before
+        self.previous_responses = previous
         self.body = prepend_history(
-            self._own_body, (items for one in before for items in one.items)
+            self._own_body, (items for response in previous for items in response.items)
         )
         if len(self.body) > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
         reserve_memory(exchange, len(self.body), limit)
 
     async def _resolve_item_references(self, limit: int) -> None:
-        """Items that were answered before and are named by their ids, as some clients do."""
-        named = item_references(self._own_body)
-        if not named:
+        """Insert items of earlier responses that some clients refer to by their ids."""
+        references = item_references(self._own_body)
+        if not references:
             return
         exchange = self._exchange
-        numbers = [number for id in named if (number := parse_response_number(id)) is not None]
+        numbers = [number for id in references if (number := parse_response_number(id)) is not None]
         ids = [f"{_PREFIX}{number}" for number in numbers]
         outputs = await self._store.get_outputs(
             exchange.tenant, ids, limit, exchange.local_responses
         )
-        found: dict[str, bytes] = {}
+        items: dict[str, bytes] = {}
         for output in outputs:
-            found |= items_by_id(output)
+            items |= items_by_id(output)
         size = len(self._own_body)
-        for id in named:
-            if id not in found:
-                shown = f" with id '{id}'" if is_valid_id(id) else ""
-                raise ResponseNotFound(f"Item{shown} not found.", param="input")
-            size += len(found[id])
+        for id in references:
+            if id not in items:
+                name = f" with id '{id}'" if is_valid_id(id) else ""
+                raise ResponseNotFound(f"Item{name} not found.", param="input")
+            size += len(items[id])
         if size > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
-        self._own_body = self.body = resolve_references(self._own_body, found)
+        self._own_body = self.body = resolve_references(self._own_body, items)
         reserve_memory(exchange, len(self.body), limit)
 
     async def create_saver(self, request: Request) -> "ResponseSaver | None":
-        """How the answer is to be kept, if anybody wants it."""
-        echo, place = request.echo, self._local_slot
-        if not isinstance(echo, ResponsesEcho) or not (echo.store or place is not None):
+        """Create the saver of the response; None if it is not to be stored."""
+        echo, slot = request.echo, self._local_slot
+        if not isinstance(echo, ResponsesEcho) or not (echo.store or slot is not None):
             return None
         if echo.store:
             await self._store.drain()
-        blank = StoredResponse(
+        template = StoredResponse(
             tenant=self._exchange.tenant,
             id="",
             created_at=time.time(),
@@ -115,12 +115,12 @@ class ConversationResolver:
             background=echo.background,
         )
         return ResponseSaver(
-            self._store if echo.store else None, place, self.previous_responses, blank
+            self._store if echo.store else None, slot, self.previous_responses, template
         )
 
 
 class ResponseSaver:
-    """Keeps one response: for everybody, for its connection, or for both."""
+    """Store one response: in the store, for its connection, or both."""
 
     __slots__ = (
         "_held_frame",
@@ -133,15 +133,15 @@ class ResponseSaver:
 
     def __init__(
         self,
-        kept: ResponseStore | None,
-        place: CacheReservation | None,
-        before: Sequence[StoredResponse],
-        blank: StoredResponse,
+        store: ResponseStore | None,
+        local_slot: CacheReservation | None,
+        previous_responses: Sequence[StoredResponse],
+        template: StoredResponse,
     ) -> None:
-        self._store = kept
-        self._local_slot = place
-        self._previous_responses = before
-        self._template = blank
+        self._store = store
+        self._local_slot = local_slot
+        self._previous_responses = previous_responses
+        self._template = template
         self._held_frame = b""
         self.response: StoredResponse | None = None
 
@@ -150,9 +150,9 @@ class ResponseSaver:
         return self._template.background
 
     def save(self, response: bytes, *, heartbeat_at: float = 0.0) -> StoredResponse:
-        """The response object as it is now. From here on it is found."""
+        """Store the response object as it is now. From here on it can be retrieved."""
         head, output = split_response(response)
-        kept = self.response = msgspec.structs.replace(
+        stored = self.response = msgspec.structs.replace(
             self._template,
             id=msgspec.json.decode(head["id"]),
             status=cast("ResponseStatus", msgspec.json.decode(head["status"])),
@@ -161,17 +161,17 @@ class ResponseSaver:
             heartbeat_at=heartbeat_at,
         )
         if self._store is not None:
-            self._store.put(kept)
+            self._store.put(stored)
         if self._local_slot is not None:
-            self._local_slot.put(self._previous_responses, kept)
-        return kept
+            self._local_slot.put(self._previous_responses, stored)
+        return stored
 
     def disable_store(self) -> None:
-        """From now on it is not kept for everybody."""
+        """Stop writing to the store."""
         self._store = None
 
     def on_end(self, response: bytes, frame: bytes) -> bytes:
-        """The end of a stream. Where others may be asked for it next, it waits for the store."""
+        """Store the response at the end of its stream. Hold the last frame where peers need it."""
         self.save(response)
         if self._store is None or not self._store.has_peers:
             return frame
@@ -179,17 +179,17 @@ class ResponseSaver:
         return b""
 
     async def release_held_frame(self) -> bytes:
-        """What was held back: returned when the response is where others find it."""
+        """Return the held frame when the response is visible to peers."""
         await self.wait_visible()
-        held, self._held_frame = self._held_frame, b""
-        return held
+        frame, self._held_frame = self._held_frame, b""
+        return frame
 
     async def wait_visible(self) -> None:
-        """Returns when the response is where others find it, if others may be asked for it next."""
+        """Return when the response is visible to peers, if there are any."""
         if self._store is not None and self._store.has_peers:
             await self.wait_persisted()
 
     async def wait_persisted(self) -> None:
-        """Returns when the response, as it is now, outlives this process."""
+        """Return when the response, as it is now, outlives this process."""
         if self._store is not None and self.response is not None:
             await self._store.wait_stored(self.response)

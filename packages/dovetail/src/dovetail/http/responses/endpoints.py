@@ -1,4 +1,4 @@
-"""The endpoints about responses that are kept, and about conversations as a whole."""
+"""The endpoints of stored responses, and the token count of a whole conversation."""
 
 import asyncio
 import hashlib
@@ -31,17 +31,17 @@ from dovetail_protocols import (
     with_default_model,
 )
 
-_DEFAULT_PAGE_ITEMS, _MAX_PAGE_ITEMS = 20, 100  # items of a page
+_DEFAULT_PAGE_ITEMS, _MAX_PAGE_ITEMS = 20, 100  # items
 _TRUE_VALUES = ("true", "1")
-_CHUNK_BYTES = 1 << 18  # bytes of an answer that are sent in one go
-_MAX_SENDING_BODIES = 16  # answers as large as a body may be: what is not read yet is in memory
-_RETRY_AFTER_SECONDS = 2.0  # seconds
+_CHUNK_BYTES = 1 << 18  # of a response body, sent at a time
+_MAX_SENDING_BODIES = 16  # of the largest size: what clients have not read is in memory
+_RETRY_AFTER_SECONDS = 2.0
 
 ForgetResponse = Callable[[ResponseKey], Awaitable[None]]
 
 
 class ResponsesEndpoints:
-    """What a client may ask of responses once they are there."""
+    """Retrieve, delete, cancel and list stored responses."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class ResponsesEndpoints:
         self._store = service.response_store
         self._background = background
         self._forget = forget
-        self._sending_bytes = 0  # bytes of large answers that are being read
+        self._sending_bytes = 0  # bytes of large response bodies that are being sent
 
     def routes(self) -> list[Route]:
-        one = "/v1/responses/{id}"
+        path = "/v1/responses/{id}"
         table: list[tuple[str, str, Handler, str]] = [
             (
                 "POST",
@@ -66,32 +66,32 @@ class ResponsesEndpoints:
                 self._count_input_tokens,
                 "Exact size of an input",
             ),
-            ("GET", one, self._get, "A response that is kept"),
-            ("DELETE", one, self._delete, "Forget a response"),
-            ("GET", f"{one}/input_items", self._list_input_items, "What a response was given"),
-            ("POST", f"{one}/cancel", self._cancel, "Call off a response in the background"),
+            ("GET", path, self._get, "A response that is kept"),
+            ("DELETE", path, self._delete, "Forget a response"),
+            ("GET", f"{path}/input_items", self._list_input_items, "What a response was given"),
+            ("POST", f"{path}/cancel", self._cancel, "Call off a response in the background"),
         ]
         return [Route(*columns, codec=RESPONSES) for columns in table]
 
-    async def _get(self, exchange: ApiExchange, account: RequestTracker) -> None:
+    async def _get(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         query = exchange.query
         if query.get("stream", "").lower() in _TRUE_VALUES:
             after = _parse_int(query, "starting_after", -1)
-            await self._require_response(exchange)  # and not held for as long as somebody follows
+            await self._require_response(exchange)  # not held in memory while the client follows
             await self._background.follow(exchange, _response_id(exchange), after)
             return
         await self._send(exchange, _encode_response(await self._require_response(exchange)))
 
-    async def _delete(self, exchange: ApiExchange, account: RequestTracker) -> None:
+    async def _delete(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         id = _response_id(exchange)
         key = (exchange.tenant, id)
         if not await self._store.delete(*key):
             raise _not_found(id)
         await asyncio.gather(self._forget(key), self._background.peers.forget(key))
-        answer = {"id": id, "object": "response", "deleted": True}
-        await exchange.respond(200, msgspec.json.encode(answer))
+        body = {"id": id, "object": "response", "deleted": True}
+        await exchange.respond(200, msgspec.json.encode(body))
 
-    async def _cancel(self, exchange: ApiExchange, account: RequestTracker) -> None:
+    async def _cancel(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         response = await self._require_response(exchange)
         if not response.background:
             raise InvalidRequest("Cannot cancel a synchronous response.")
@@ -99,8 +99,8 @@ class ResponsesEndpoints:
             response = await self._background.cancel(response)
         await self._send(exchange, _encode_response(response))
 
-    async def _list_input_items(self, exchange: ApiExchange, account: RequestTracker) -> None:
-        """The items that the model was given, with those of the responses before."""
+    async def _list_input_items(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
+        """List the input items of the model, with those of the responses before."""
         query = exchange.query
         limit = _parse_int(query, "limit", _DEFAULT_PAGE_ITEMS)
         if not 1 <= limit <= _MAX_PAGE_ITEMS:
@@ -120,12 +120,12 @@ class ResponsesEndpoints:
         more = start + limit < len(items)
         await self._send(exchange, encode_items(page, has_more=more))
 
-    async def _count_input_tokens(self, exchange: ApiExchange, account: RequestTracker) -> None:
-        """By the same rendering as the real request."""
+    async def _count_input_tokens(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
+        """Count by the same rendering as the real request."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        named = with_default_model(body, self._service.entries[0].name)
-        conversation = ConversationResolver(self._store, exchange, named)
+        body_with_model = with_default_model(body, self._service.entries[0].name)
+        conversation = ConversationResolver(self._store, exchange, body_with_model)
         await conversation.resolve(options.max_body_bytes)
         memory = self._service.memory
         request = RESPONSES.decode(conversation.body, exchange.headers, memory)
@@ -135,7 +135,7 @@ class ResponsesEndpoints:
         await exchange.respond(200, encode_input_tokens(tokens))
 
     async def _send(self, exchange: ApiExchange, body: bytes) -> None:
-        """A large answer leaves piece by piece, and there are only so many: not everybody reads."""
+        """Send a body, a large one in chunks and only so many at once: not every client reads."""
         if len(body) <= _CHUNK_BYTES:
             await exchange.respond(200, body)
             return
@@ -153,11 +153,11 @@ class ResponsesEndpoints:
 
     async def _require_response(self, exchange: ApiExchange) -> StoredResponse:
         id = _response_id(exchange)
-        found = await self._store.get(exchange.tenant, id)
-        found = found or self._background.find_running((exchange.tenant, id))
-        if found is None:
+        response = await self._store.get(exchange.tenant, id)
+        response = response or self._background.find_running((exchange.tenant, id))
+        if response is None:
             raise _not_found(id)
-        return await self._background.refresh(found)
+        return await self._background.refresh(response)
 
 
 def _response_id(exchange: ApiExchange) -> str:
@@ -169,35 +169,37 @@ def _encode_response(response: StoredResponse) -> bytes:
 
 
 def _not_found(id: str) -> ResponseNotFound:
-    named = f" with id '{id}'" if is_valid_id(id) else ""
-    return ResponseNotFound(f"Response{named} not found.")
+    name = f" with id '{id}'" if is_valid_id(id) else ""
+    return ResponseNotFound(f"Response{name} not found.")
 
 
 def _parse_int(query: dict[str, str], name: str, default: int) -> int:
-    given = query.get(name)
-    if given is None:
+    value = query.get(name)
+    if value is None:
         return default
-    if not given.isdecimal() or len(given) > 9:
+    if not value.isdecimal() or len(value) > 9:
         raise InvalidRequest(f"{name}: Expected a number", param=name)
-    return int(given)
+    return int(value)
 
 
 def _iter_input_items(chain: Sequence[StoredResponse]) -> Iterator[dict[str, Any]]:
-    """All that the last response was given, each item under an id of its own."""
+    """Yield all input items of the last response, each with an id of its own."""
     seen: set[str] = set()
-    for one in chain:
-        for part in (one.input, one.output) if one is not chain[-1] else (one.input,):
+    for response in chain:
+        for part in (
+            (response.input, response.output) if response is not chain[-1] else (response.input,)
+        ):
             for at, item in enumerate(msgspec.json.decode(b"[%b]" % part)):
                 id = item.get("id")
                 if not isinstance(id, str) or id in seen:
-                    id = item_id(item, _position_digest(one.id, at, part is one.input))
+                    id = item_id(item, _position_digest(response.id, at, part is response.input))
                 seen.add(id)
                 yield complete_item(item, id)
 
 
-def _position_digest(*place: object) -> str:
-    """The same for the same place, so that pages fit together."""
-    return hashlib.sha256(repr(place).encode()).hexdigest()[:24]
+def _position_digest(*position: object) -> str:
+    """Return the same digest for the same position, so that pages are consistent."""
+    return hashlib.sha256(repr(position).encode()).hexdigest()[:24]
 
 
 def _index_after(items: Sequence[dict[str, Any]], after: str | None) -> int:

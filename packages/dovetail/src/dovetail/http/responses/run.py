@@ -1,4 +1,4 @@
-"""One response in the making, and the frames that it has made so far."""
+"""A response that runs in the background, and its frames so far."""
 
 import asyncio
 import re
@@ -15,13 +15,13 @@ from dovetail.responses.backend import StoredResponse
 from dovetail_model import DovetailError
 from dovetail_protocols import ResponsesEncoder
 
-CHUNK_BYTES = 1 << 16  # bytes that are sent in one go
+CHUNK_BYTES = 1 << 16  # sent at a time
 
 ResponseKey = tuple[str, str]  # tenant and id
 
 
 class FrameLog:
-    """The stream of one response so far, and who waits for more."""
+    """The frames of one stream so far, and a signal for more."""
 
     __slots__ = ("_changed", "chunks", "ended", "size")
 
@@ -42,7 +42,7 @@ class FrameLog:
         self._notify()
 
     def batch_end(self, at: int) -> int:
-        """Where those end that are sent in one go: a few, or one that is large and not copied."""
+        """Return the end of the chunks to send together: several small ones, or a large one."""
         size, end = len(self.chunks[at]), at + 1
         while end < len(self.chunks) and size + len(self.chunks[end]) <= CHUNK_BYTES:
             size += len(self.chunks[end])
@@ -50,31 +50,31 @@ class FrameLog:
         return end
 
     def head(self, size: int) -> bytes:
-        """So many bytes of them, as far as there are."""
-        found: list[bytes] = []
+        """Return the first `size` bytes."""
+        parts: list[bytes] = []
         for frames in self.chunks:
             if size <= 0:
                 break
-            found.append(frames[:size])
+            parts.append(frames[:size])
             size -= len(frames)
-        return b"".join(found)
+        return b"".join(parts)
 
     async def wait(self) -> None:
-        """Returns when there are more of them, or the end."""
+        """Wait for more frames, or for the end."""
         await self._changed.wait()
 
     def _notify(self) -> None:
-        waiting, self._changed = self._changed, asyncio.Event()
-        waiting.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 class BackgroundRun:
-    """One response in the making. It is the client that the answer is sent to."""
+    """A response in progress. It acts as the client that the response is sent to."""
 
     __slots__ = ("_encoder", "_saver", "cancelled", "deleted", "frames", "task")
 
-    def __init__(self, keeping: ResponseSaver, encoder: ResponsesEncoder) -> None:
-        self._saver = keeping
+    def __init__(self, saver: ResponseSaver, encoder: ResponsesEncoder) -> None:
+        self._saver = saver
         self._encoder = encoder
         self.frames = FrameLog()
         self.cancelled = asyncio.Event()
@@ -83,11 +83,11 @@ class BackgroundRun:
 
     @property
     def response(self) -> StoredResponse | None:
-        """As it was last kept. None: it was deleted."""
+        """As last stored. None: it was deleted."""
         return None if self.deleted else self._saver.response
 
     async def receive(self) -> Message:
-        """It never says anything, unless the response is called off."""
+        """Wait for the cancellation of the run."""
         await self.cancelled.wait()
         return {"type": "http.disconnect"}
 
@@ -95,7 +95,7 @@ class BackgroundRun:
         self.frames.append(message.get("body") or b"")
 
     async def stop(self) -> None:
-        """Calls it off, and returns when it is over: what it ended as is in the store then."""
+        """Cancel the run, and return when it has finished: its final state is stored then."""
         self.cancelled.set()
         if self.task is not None:
             await asyncio.wait({self.task})
@@ -109,9 +109,9 @@ class BackgroundRun:
         self.frames.append(await self._saver.release_held_frame())
 
     def save_progress(self) -> StoredResponse | None:
-        """Keeps the response as it is now, with a sign of life. None: it is over."""
-        known = self._saver.response
-        if known is None or not known.running:
+        """Store the response as it is now, with a heartbeat. None: it has finished."""
+        stored = self._saver.response
+        if stored is None or not stored.running:
             return None
         encoder = self._encoder
         now = encoder.in_progress() if self.frames.chunks else encoder.queued()
@@ -121,7 +121,7 @@ class BackgroundRun:
         await self._saver.wait_persisted()
 
     def mark_deleted(self) -> None:
-        """It was deleted: what becomes of it is not kept."""
+        """Mark the response as deleted: it is not stored any more."""
         self.deleted = True
         self._saver.disable_store()
 
@@ -130,23 +130,24 @@ _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
 
 class ResponsePeers(Protocol):
-    """The other processes of this server. Of a response, one of them at most is at work."""
+    """The other worker processes. At most one of them runs a given response."""
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
-        """The stream of a response, from behind a frame on. None: it is at hand nowhere.
+        """Return the stream of a response, after a frame. None: no process has it.
 
-        Where its process falls it raises: what is not whole must not look so. It is to be closed.
+        The stream raises if its process dies: a truncated stream must not look complete. The caller
+        closes it.
         """
 
     async def cancel(self, key: ResponseKey) -> bool:
-        """Returns when it is called off and in the store. False: nobody works on it."""
+        """Return when it is cancelled and stored. False: no peer runs it."""
 
     async def forget(self, key: ResponseKey) -> None:
-        """Has them forget what they hold of a response that was deleted."""
+        """Have the peers drop what they hold of a deleted response."""
 
 
 class NoResponsePeers:
-    """There are no others."""
+    """A server with a single process."""
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
         return None
@@ -159,9 +160,9 @@ class NoResponsePeers:
 
 
 async def read_chunks(frames: FrameLog, after: int = -1) -> AsyncGenerator[bytes]:
-    """The frames with a higher number, a little at a time.
+    """Yield the frames with a higher number, a chunk at a time.
 
-    What is not taken yet stays with the frames: there may be many who follow, and they share them.
+    What is not taken yet stays in the log, which all followers share.
     """
     at = 0
     while at < len(frames.chunks) or not frames.ended:
@@ -176,24 +177,24 @@ async def read_chunks(frames: FrameLog, after: int = -1) -> AsyncGenerator[bytes
 
 
 async def send_stream(exchange: ApiExchange, stream: AsyncGenerator[bytes]) -> None:
-    """A stream to whoever stays to see it, no more at a time than is read."""
+    """Send a stream to a client, no faster than it reads."""
     async with aclosing(stream):
         await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, STREAM_HEADERS)
-        async with DisconnectGuard(exchange.receive) as lifeline:
-            async for part in stream:
-                await exchange.write(part)
-            lifeline.release()
+        async with DisconnectGuard(exchange.receive) as guard:
+            async for chunk in stream:
+                await exchange.write(chunk)
+            guard.release()
     await exchange.end()
 
 
 def _frames_after(frames: bytes, after: int) -> list[bytes]:
-    """The frames with a higher number. They are in order, so mostly it is all or none."""
+    """Return the frames with a higher number. They are in order, so mostly it is all or none."""
     first = _SEQUENCE_NUMBER.search(frames)
     if after < 0 or (first is not None and int(first[1]) > after):
         return [frames]
-    found: list[bytes] = []
+    selected: list[bytes] = []
     for frame in frames.split(b"\n\n"):
         number = _SEQUENCE_NUMBER.search(frame)
         if number is not None and int(number[1]) > after:
-            found.append(frame + b"\n\n")
-    return found
+            selected.append(frame + b"\n\n")
+    return selected

@@ -1,5 +1,5 @@
-"""The Responses API over WebSockets: each message that asks is a request like any other.
+"""The Responses API over WebSockets: each `response.create` message is a request like any other.
 
-A message becomes an `Exchange` whose answer leaves as messages, so that everything between (keys,
-limits, admission, the pipeline, accounts) is the way that HTTP takes too.
+A message becomes an `ApiExchange` whose response is sent as messages, so that everything between
+(keys, limits, admission, the pipeline, tracking) is shared with HTTP.
 """

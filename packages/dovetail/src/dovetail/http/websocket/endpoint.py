@@ -1,4 +1,4 @@
-"""All open sockets: who gets one, and what becomes of them when the server stops."""
+"""All open WebSockets: accept them, and close them when the server drains."""
 
 from dovetail.http.drain import DrainController, ServerDraining
 from dovetail.http.errors import HttpError
@@ -17,14 +17,14 @@ _DENIAL_RESPONSE_EXTENSION = "websocket.http.response"  # ASGI's extension
 
 
 class TooManyWebSockets(HttpError):
-    """Not 429: Codex takes that for the end of its session."""
+    """Too many WebSockets. Not 429, which Codex takes for the end of its session."""
 
     kind = "engine_unavailable"
     status = 503
 
 
 class WebSocketEndpoint:
-    """Opens sockets by `accept`, which is a handler like any other, and serves them by `serve`."""
+    """Accept WebSockets by `accept`, a handler like any other, and serve them by `serve`."""
 
     __slots__ = (
         "_draining",
@@ -54,24 +54,24 @@ class WebSocketEndpoint:
         draining.on_start(self._drain_sessions)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request for a socket, refused as any request is, or the whole life of the socket."""
+        """Handle the handshake of a WebSocket, and then all of its messages."""
         exchange = _handshake_exchange(scope, receive, send)
         await self._respond(exchange)
         if exchange.status != SWITCHING_PROTOCOLS:
             return
         local = ConnectionCache(budget=self._local_budget)
-        source = WebSocketContext(scope, send, local)
-        connection = WebSocketSession(
-            source, receive, self._respond, self._max_message_bytes, self._options
+        context = WebSocketContext(scope, send, local)
+        session = WebSocketSession(
+            context, receive, self._respond, self._max_message_bytes, self._options
         )
-        self._sessions.add(connection)
+        self._sessions.add(session)
         self._metrics.add_websockets(+1)
         if self._draining.started:
-            connection.drain()
+            session.drain()
         try:
-            await connection.run()
+            await session.run()
         finally:
-            self._sessions.discard(connection)
+            self._sessions.discard(session)
             local.close()
             self._metrics.add_websockets(-1)
 
@@ -81,7 +81,7 @@ class WebSocketEndpoint:
                 "The server is about to stop, and opens no more sockets.", RESPONSES
             )
         if "origin" in exchange.headers:
-            # Browsers let any page connect to this machine and read what comes: only we can refuse.
+            # Browsers let any page connect to this machine and read messages: only we can refuse.
             raise Forbidden("WebSockets are for programs: a web page may not open one.")
         if len(self._sessions) >= self._options.max_connections:
             raise TooManyWebSockets("Too many WebSockets are open: use HTTP.", retry_after=5.0)
@@ -91,32 +91,32 @@ class WebSocketEndpoint:
         await exchange.send({"type": "websocket.accept", "headers": lines})
 
     def forget_response(self, tenant: str, id: str) -> None:
-        """A response was deleted: no socket holds it any more."""
-        for connection in self._sessions:
-            connection.forget_response(tenant, id)
+        """Drop a deleted response from all sessions."""
+        for session in self._sessions:
+            session.forget_response(tenant, id)
 
     def _drain_sessions(self) -> None:
-        for connection in list(self._sessions):
-            connection.drain()
+        for session in list(self._sessions):
+            session.drain()
 
 
 def _handshake_exchange(scope: Scope, receive: Receive, send: Send) -> ApiExchange:
-    """The request for a socket. An answer to it is HTTP's, under names that ASGI has for it.
+    """The handshake of a WebSocket as an exchange. Responses have the names of ASGI's extension.
 
-    A server that does not know those names can only refuse, without a reason.
+    A server without that extension can only reject the handshake without a reason.
     """
-    answers = _DENIAL_RESPONSE_EXTENSION in (scope.get("extensions") or {})
+    can_respond = _DENIAL_RESPONSE_EXTENSION in (scope.get("extensions") or {})
 
-    async def tell(message: Message) -> None:
+    async def send_handshake(message: Message) -> None:
         kind = message["type"]
         if kind == "websocket.accept":
-            await receive()  # what announces the request
+            await receive()  # the connect message
             await send(message)
-        elif answers:
+        elif can_respond:
             await send({**message, "type": f"websocket.{kind}"})
         elif kind == "http.response.start":
             await send({"type": "websocket.close"})
 
-    exchange = ApiExchange({**scope, "method": "GET"}, receive, tell)
+    exchange = ApiExchange({**scope, "method": "GET"}, receive, send_handshake)
     exchange.transport = "websocket"
     return exchange

@@ -1,4 +1,4 @@
-"""What a client sends over a socket: one kind of message, which asks for a response."""
+"""Messages of a WebSocket: decode requests, and encode events and errors."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,11 +15,13 @@ _MAX_STREAM_ID_CHARS = 128
 
 
 class WebSocketRequest(msgspec.Struct, frozen=True):
-    """A message. `body` is what the same request would be over HTTP, as a stream.
+    """A message with a request.
 
-    `warms`: nothing is to be generated, the next message goes on from this one. `lane` keeps its
-    messages in order, apart from those of other lanes. `told` are the headers of this very
-    request: those of the connection are as old as the connection. `fault` is what is wrong with it.
+    body: The body of the same request over HTTP, as a stream.
+    stream_id: Messages with the same id are handled in order, apart from others.
+    warm_only: Nothing is to be generated; the next message continues this one.
+    headers: Headers of this very request: those of the connection are as old as the connection.
+    error: What is wrong with the message.
     """
 
     body: bytes = b""
@@ -34,25 +36,25 @@ class WebSocketRequest(msgspec.Struct, frozen=True):
 
 
 def decode_message(data: str | bytes) -> WebSocketRequest:
-    """A message as it came. Never raises: a fault is told where the answer would be."""
+    """Decode a message. Never raises: an error is sent in place of the response."""
     try:
         return _decode_fields(data)
-    except (InvalidRequest, Unsupported) as fault:
-        return WebSocketRequest(error=fault)
+    except (InvalidRequest, Unsupported) as error:
+        return WebSocketRequest(error=error)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return WebSocketRequest(error=InvalidRequest(f"The message is no JSON object: {error}"))
 
 
 def _decode_fields(data: str | bytes) -> WebSocketRequest:
     fields = _decoder.decode(data)
-    lane = _decode_stream_id(fields.pop("stream_id", None))
+    stream_id = _decode_stream_id(fields.pop("stream_id", None))
     try:
-        return _build_request(fields, lane)
-    except (InvalidRequest, Unsupported) as fault:
-        return WebSocketRequest(stream_id=lane, error=fault)
+        return _build_request(fields, stream_id)
+    except (InvalidRequest, Unsupported) as error:
+        return WebSocketRequest(stream_id=stream_id, error=error)
 
 
-def _build_request(fields: _Fields, lane: str | None) -> WebSocketRequest:
+def _build_request(fields: _Fields, stream_id: str | None) -> WebSocketRequest:
     kind = _decode_value(fields.pop("type", None))
     if kind != "response.create":
         raise InvalidRequest(
@@ -60,29 +62,29 @@ def _build_request(fields: _Fields, lane: str | None) -> WebSocketRequest:
         )
     if _decode_value(fields.get("background")) is True:
         raise Unsupported("background: Not offered over WebSockets", param="background")
-    generates = _decode_value(fields.pop("generate", None))
-    if generates not in (None, True, False):
+    generate = _decode_value(fields.pop("generate", None))
+    if generate not in (None, True, False):
         raise InvalidRequest("generate: Expected a boolean", param="generate")
-    warms = generates is False or _is_prewarm(_decode_value(fields.get("prompt_cache_options")))
-    fields["stream"] = msgspec.Raw(_TRUE)  # there is no other way over a socket
+    warm_only = generate is False or _is_prewarm(_decode_value(fields.get("prompt_cache_options")))
+    fields["stream"] = msgspec.Raw(_TRUE)  # over a WebSocket there is no other way
     return WebSocketRequest(
         msgspec.json.encode(fields),
-        lane,
-        warms,
+        stream_id,
+        warm_only,
         _decode_metadata_headers(fields.get("client_metadata")),
     )
 
 
 def _decode_stream_id(raw: msgspec.Raw | None) -> str | None:
-    lane = _decode_value(raw)
-    if lane is None:
+    stream_id = _decode_value(raw)
+    if stream_id is None:
         return None
-    if not isinstance(lane, str) or not 0 < len(lane) <= _MAX_STREAM_ID_CHARS:
+    if not isinstance(stream_id, str) or not 0 < len(stream_id) <= _MAX_STREAM_ID_CHARS:
         raise InvalidRequest(
             f"stream_id: Expected a text of 1 to {_MAX_STREAM_ID_CHARS} characters",
             param="stream_id",
         )
-    return lane
+    return stream_id
 
 
 def _is_prewarm(options: Any) -> bool:
@@ -90,7 +92,7 @@ def _is_prewarm(options: Any) -> bool:
 
 
 def _decode_metadata_headers(raw: msgspec.Raw | None) -> dict[str, str]:
-    """Headers that Codex puts into the message, since it has no others for it."""
+    """Return headers that Codex puts into the message, as it cannot send others with it."""
     metadata = _decode_value(raw)
     if not isinstance(metadata, dict):
         return {}
@@ -111,30 +113,30 @@ _DATA = b"\ndata: "
 _TYPE_FIELD = b'{"type":'
 _DATA_WITH_TYPE = _DATA + _TYPE_FIELD
 _EVENT = b"event: "
-#: Of an error's headers, those that tell a client something about it.
+#: Headers of an error that are sent with it.
 _ERROR_HEADERS = ("retry-after", "x-ratelimit-", "x-request-id")
 
 
 def split_messages(frames: bytes, suffix: bytes = b"") -> list[bytes]:
-    """The messages that whole frames of an event stream stand for. Comments stand for none.
+    """Convert whole frames of an event stream to messages. Comments are dropped.
 
-    `lane` is what the events of a lane have more, as the end of a JSON object.
+    `suffix` replaces the end of each JSON object, to add the stream id.
     """
-    found = []
-    for part in frames.split(b"\n\n"):
-        at = part.find(_DATA)
+    messages = []
+    for frame in frames.split(b"\n\n"):
+        at = frame.find(_DATA)
         if at < 0:
             continue
-        data = part[at + 7 :]
-        if not data.startswith(_TYPE_FIELD):  # the name of the event is told nowhere else then
-            name = part[:at].removeprefix(_EVENT)
+        data = frame[at + 7 :]
+        if not data.startswith(_TYPE_FIELD):  # the type of the event is only in its name then
+            name = frame[:at].removeprefix(_EVENT)
             data = _TYPE_FIELD + msgspec.json.encode(name.decode()) + b"," + data[1:]
-        found.append(data[:-1] + suffix if suffix else data)
-    return found
+        messages.append(data[:-1] + suffix if suffix else data)
+    return messages
 
 
 def single_message(frames: bytes) -> bytes | None:
-    """The message of a frame that comes alone, as that of a token does; None where it is not so."""
+    """Return the message of a single frame, as that of a token; None if it is not a single one."""
     at = frames.find(b"\n")
     if frames.rfind(b"\n", 0, -2) != at or not frames.startswith(_DATA_WITH_TYPE, at):
         return None
@@ -142,12 +144,12 @@ def single_message(frames: bytes) -> bytes | None:
 
 
 def encode_stream_suffix(stream_id: str | None) -> bytes:
-    """What each event of this lane ends with."""
+    """Encode the end of each event of this stream id."""
     return b"" if stream_id is None else b',"stream_id":' + msgspec.json.encode(stream_id) + b"}"
 
 
 def encode_frame(message: bytes) -> bytes:
-    """A message as a server puts it on the wire: one frame, of text."""
+    """Encode a message as one WebSocket frame of text."""
     size = len(message)
     return (
         _FRAME_HEADERS[size] if size < _CACHED_HEADERS else _encode_frame_header(size)
@@ -162,24 +164,31 @@ def _encode_frame_header(size: int) -> bytes:
     return b"\x81\x7f" + size.to_bytes(8, "big")
 
 
-_CACHED_HEADERS = 1024  # bytes: the event of a token is smaller
+_CACHED_HEADERS = 1024  # the event of a token is smaller
 _FRAME_HEADERS = [_encode_frame_header(size) for size in range(_CACHED_HEADERS)]
 
 
 def is_event_stream(status: int, headers: RawHeaders) -> bool:
-    """Whether an answer is a stream of events."""
+    """Return whether a response is an event stream."""
     return status == 200 and (b"content-type", EVENT_STREAM_CONTENT_TYPE.encode()) in list(headers)
 
 
 def encode_error_message(
     status: int, headers: RawHeaders, body: bytes, suffix: bytes = b""
 ) -> bytes:
-    """An answer that is an error, as a message.
+    """Encode an error response as a message.
 
-    Clients look for its headers in two places: beside the error (Codex) and in it (OpenAI's own).
+    Clients look for its headers in two places: next to the error (Codex) and in it (OpenAI).
     """
     error: dict[str, Any] = msgspec.json.decode(body)["error"]
     lines = {name.decode().lower(): value.decode() for name, value in headers}
-    told = {name: value for name, value in lines.items() if name.startswith(_ERROR_HEADERS)}
-    made = {"type": "error", "status": status, "error": {**error, "headers": told}, "headers": told}
-    return msgspec.json.encode(made)[:-1] + (suffix or b"}")
+    error_headers = {
+        name: value for name, value in lines.items() if name.startswith(_ERROR_HEADERS)
+    }
+    message = {
+        "type": "error",
+        "status": status,
+        "error": {**error, "headers": error_headers},
+        "headers": error_headers,
+    }
+    return msgspec.json.encode(message)[:-1] + (suffix or b"}")

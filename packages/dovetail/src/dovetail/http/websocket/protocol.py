@@ -1,7 +1,7 @@
-"""The connection under a socket: uvicorn's, with bounds that it leaves to others.
+"""uvicorn's WebSocket protocol with bounds on what a client can make grow or hold open.
 
-A message in pieces without end, a client that never reads, one that is gone and never said so: each
-would hold memory for good.
+A fragmented message without end, a client that never reads, or one that vanished without closing:
+each would hold memory for good.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dovetail.http.memory import request_memory
 from dovetail.http.options import DEFAULT_WEBSOCKET_OPTIONS, WebSocketOptions
 from dovetail.http.websocket.messages import encode_frame, single_message, split_messages
 
-#: Under this name the connection is offered, among the `extensions` of ASGI's scope.
+#: Key of the connection in the `extensions` of the ASGI scope.
 WEBSOCKET_TRANSPORT_EXTENSION = "dovetail.carrier"
 CLOSE_POLICY_VIOLATION = 1008
 CLOSE_MESSAGE_TOO_BIG = 1009
@@ -27,25 +27,28 @@ _BAD_REQUEST_RESPONSE = (
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.WARNING)
-# uvicorn says so of every socket that is refused. Each has its line already, where it may have one:
-# strangers must not fill the log.
+# uvicorn logs this for every WebSocket that is refused. Refusals are logged as requests already,
+# and throttled there: strangers must not fill the log.
 _INCOMPLETE_HANDSHAKE = "ASGI callable returned without completing handshake."
 _log.addFilter(lambda record: record.msg != _INCOMPLETE_HANDSHAKE)
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """One connection. `over`: the client has closed it, or is gone."""
+    """One connection.
+
+    client_closed: Whether the client has closed it or is gone.
+    """
 
     client_closed = False
-    _message_timer: asyncio.TimerHandle | None = None  # runs while a message has begun to come
-    _held_bytes = 0  # bytes of a message that is not here as a whole
+    _message_timer: asyncio.TimerHandle | None = None  # runs while a message is incomplete
+    _held_bytes = 0  # bytes of an incomplete message
 
     def __init__(
-        self, *args: Any, options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS, **more: Any
+        self, *args: Any, options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS, **kwargs: Any
     ) -> None:
-        super().__init__(*args, **more)
+        super().__init__(*args, **kwargs)
         self._options = options
-        # Both would log who came from where, and at their lowest level what was said.
+        # Both would log client addresses, and at the debug level message contents.
         self.logger = _log
         self.conn.logger = _log
         self.conn.debug = False
@@ -68,11 +71,11 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            offered: dict[str, Any] = {
+            extensions: dict[str, Any] = {
                 **(self.scope["extensions"] or {}),
                 WEBSOCKET_TRANSPORT_EXTENSION: WebSocketTransport(self),
             }
-            self.scope["extensions"] = offered
+            self.scope["extensions"] = extensions
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= self._options.max_fragments:
@@ -82,7 +85,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def data_received(self, data: bytes) -> None:
-        """Also where the request for a socket cannot be read: nobody else answers it then."""
+        """Handle data. A handshake that cannot be parsed gets its response here."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self.transport.write(_BAD_REQUEST_RESPONSE)
@@ -94,7 +97,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self._await_message_end()
 
     def handle_ping(self) -> None:
-        """Who asks for signs of life and does not read them would have them wait here for ever."""
+        """Send a pong, unless the client does not read: pongs would accumulate."""
         if self.writable.is_set():
             super().handle_ping()
         else:
@@ -122,7 +125,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def _on_message_timeout(self) -> None:
-        """What has come of a message would be held for as long as its client likes."""
+        """Close the connection, which would hold an incomplete message without end."""
         if self.client_closed or self.close_sent or not self.handshake_complete:
             self.transport.abort()
             return
@@ -135,7 +138,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self._message_timer = None
 
     def keepalive_timeout(self) -> None:
-        """Who does not answer does not read either: what waits to be sent would wait for ever."""
+        """Abort: a client that does not respond does not read either."""
         super().keepalive_timeout()
         self.transport.abort()
 
@@ -149,14 +152,14 @@ class WebSocketTransport:
         self._protocol = protocol
 
     def open_writer(self, suffix: bytes) -> "DirectWebSocketWriter":
-        """Where the frames of one stream leave; `lane` is what each of its events ends with."""
+        """Open a writer for the frames of one stream; each of its events ends with `suffix`."""
         return DirectWebSocketWriter(self._protocol, suffix)
 
 
 class DirectWebSocketWriter:
-    """Frames become messages, straight to the connection. `write` runs for every token.
+    """Write frames as messages directly to the connection. `write` runs for every token.
 
-    What is written when the client has hung up is nobody's.
+    What is written after the client has disconnected is dropped.
     """
 
     __slots__ = ("_is_writable", "_protocol", "_suffix", "_write")
@@ -175,7 +178,7 @@ class DirectWebSocketWriter:
                 self._write(encode_frame(message))
             else:
                 self._write(
-                    b"".join([encode_frame(one) for one in split_messages(frames, self._suffix)])
+                    b"".join([encode_frame(part) for part in split_messages(frames, self._suffix)])
                 )
         return self._is_writable()
 

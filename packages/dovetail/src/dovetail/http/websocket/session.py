@@ -1,4 +1,4 @@
-"""One open socket: messages come in, are answered lane by lane, and end with the connection."""
+"""One open WebSocket: receive requests, and run them in order per stream id."""
 
 import asyncio
 from collections import deque
@@ -29,7 +29,7 @@ from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail_model import RateLimited
 
-#: Headers that belong to the one request that opened the socket.
+#: Headers that belong only to the handshake.
 _HANDSHAKE_HEADERS = frozenset(
     {
         *("connection", "upgrade", "content-encoding", "content-length", "content-type"),
@@ -37,14 +37,14 @@ _HANDSHAKE_HEADERS = frozenset(
     }
 )
 _METADATA_HEADERS = ("traceparent", "tracestate")
-#: What servers raise at a message for a connection that is closed, by the client or by themselves.
+#: Raised by servers when a message is sent to a closed connection.
 CLOSED_ERRORS = (OSError, RuntimeError)
 
 
 class WebSocketResponseAdapter:
-    """The answer to one message, told as ASGI has it and sent as messages.
+    """Send the ASGI messages of a response as WebSocket messages.
 
-    An answer that is no stream is an error, since streams are all that is asked for here.
+    A response that is no stream is an error, as requests over WebSockets are always streams.
     """
 
     __slots__ = (
@@ -58,25 +58,25 @@ class WebSocketResponseAdapter:
         "_stream_suffix",
     )
 
-    def __init__(self, asked: WebSocketRequest, send: Send, gone: asyncio.Event) -> None:
-        self._pending_request: WebSocketRequest | None = asked
-        self._stream_suffix = encode_stream_suffix(asked.stream_id)
+    def __init__(self, request: WebSocketRequest, send: Send, disconnected: asyncio.Event) -> None:
+        self._pending_request: WebSocketRequest | None = request
+        self._stream_suffix = encode_stream_suffix(request.stream_id)
         self._send = send
-        self._disconnected = gone
+        self._disconnected = disconnected
         self._status = 0
         self._headers: RawHeaders = ()
         self._is_stream = False
         self._body_chunks: list[bytes] = []
 
     async def receive(self) -> Message:
-        """The body, once; then nothing until the client hangs up."""
-        asked, self._pending_request = self._pending_request, None
-        if asked is None:
+        """Return the body, once; then wait for the disconnect."""
+        request, self._pending_request = self._pending_request, None
+        if request is None:
             await self._disconnected.wait()
             return {"type": "http.disconnect"}
-        if asked.error is not None:
-            raise asked.error
-        return {"type": "http.request", "body": asked.body, "more_body": False}
+        if request.error is not None:
+            raise request.error
+        return {"type": "http.request", "body": request.body, "more_body": False}
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -89,22 +89,22 @@ class WebSocketResponseAdapter:
             return
         self._body_chunks.append(body)
         if not message.get("more_body", False):
-            whole = b"".join(self._body_chunks)
+            content = b"".join(self._body_chunks)
             await self._send_messages(
-                [encode_error_message(self._status, self._headers, whole, self._stream_suffix)]
+                [encode_error_message(self._status, self._headers, content, self._stream_suffix)]
             )
 
-    async def _send_messages(self, told: Iterable[bytes]) -> None:
-        """As with HTTP, nobody minds what is sent to a client that has hung up."""
-        for one in told:
+    async def _send_messages(self, messages: Iterable[bytes]) -> None:
+        """Send messages. As with HTTP, sending to a disconnected client is no error."""
+        for message in messages:
             if self._disconnected.is_set():
                 return
             with suppress(*CLOSED_ERRORS):
-                await self._send({"type": "websocket.send", "text": one.decode()})
+                await self._send({"type": "websocket.send", "text": message.decode()})
 
 
 class WebSocketContext:
-    """Where messages come from: a connection, and the responses that it holds for itself."""
+    """The connection that requests come from, and the responses that only it holds."""
 
     __slots__ = ("disconnected", "local_responses", "scope", "send")
 
@@ -116,38 +116,41 @@ class WebSocketContext:
 
 
 def create_exchange(request: WebSocketRequest, context: WebSocketContext) -> ApiExchange:
-    """The request that a message is, as if it had been posted to the socket's own address."""
+    """Create the exchange of a request, as if it had been posted to the path of the WebSocket."""
     scope = context.scope
-    answer = WebSocketResponseAdapter(request, context.send, context.disconnected)
+    response = WebSocketResponseAdapter(request, context.send, context.disconnected)
     transport: WebSocketTransport | None
     transport = (scope.get("extensions") or {}).get(WEBSOCKET_TRANSPORT_EXTENSION)
     extensions: dict[str, DirectWebSocketWriter] = {}
     if transport is not None:
         suffix = encode_stream_suffix(request.stream_id)
         extensions[DIRECT_WRITER_EXTENSION] = transport.open_writer(suffix)
-    posted = {
+    request_scope = {
         **scope,
         "method": "POST",
         "headers": _request_headers(scope["headers"], request),
         "extensions": extensions,
     }
-    exchange = ApiExchange(posted, answer.receive, answer.send)
+    exchange = ApiExchange(request_scope, response.receive, response.send)
     exchange.transport = "websocket"
     exchange.local_responses = context.local_responses
     exchange.warm_only = request.warm_only
     return exchange
 
 
-def _request_headers(lines: RawHeaders, asked: WebSocketRequest) -> list[tuple[bytes, bytes]]:
-    """Those of the connection, without what is another request's or said anew by this one."""
-    kept = [
+def _request_headers(headers: RawHeaders, request: WebSocketRequest) -> list[tuple[bytes, bytes]]:
+    """Return the headers of the connection, without those of the handshake and those replaced."""
+    inherited = [
         (name, value)
-        for name, value in lines
-        if (own := name.decode("latin-1").lower()) not in _HANDSHAKE_HEADERS
-        and own not in asked.headers
+        for name, value in headers
+        if (lower_name := name.decode("latin-1").lower()) not in _HANDSHAKE_HEADERS
+        and lower_name not in request.headers
     ]
-    told = [(name, asked.headers[name]) for name in _METADATA_HEADERS if name in asked.headers]
-    return [*kept, *((name.encode(), value.encode("latin-1", "replace")) for name, value in told)]
+    own = [(name, request.headers[name]) for name in _METADATA_HEADERS if name in request.headers]
+    return [
+        *inherited,
+        *((name.encode(), value.encode("latin-1", "replace")) for name, value in own),
+    ]
 
 
 CLOSE_GOING_AWAY = 1001
@@ -158,7 +161,7 @@ ExchangeHandler = Callable[[ApiExchange], Awaitable[None]]
 
 
 class WebSocketSession:
-    """A socket that was accepted. Each lane answers one message at a time, in their order."""
+    """An accepted WebSocket. Requests with the same stream id run one at a time, in order."""
 
     __slots__ = (
         "_closing",
@@ -188,32 +191,32 @@ class WebSocketSession:
         self._max_message_bytes = max_message_bytes
         self._queues: dict[str | None, deque[WebSocketRequest]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queued_bytes = 0  # bytes
+        self._queued_bytes = 0
         self._draining = False
         self._closing = False
 
     async def run(self) -> None:
-        """Until the client hangs up, or has nothing to say for too long."""
+        """Run until the client disconnects or is idle for too long."""
         try:
             while (data := await self._receive_message()) is not None:
                 await self._accept_request(decode_message(data))
         finally:
-            self._context.disconnected.set()  # what is still answered is answered to nobody
+            self._context.disconnected.set()  # running requests are cancelled
             if self._tasks:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def drain(self) -> None:
-        """The server is about to stop: no more than what is under way is answered."""
+        """Close after the running and queued requests: the server is about to stop."""
         self._draining = True
         if not self._queues:
             self._close_soon(CLOSE_SERVICE_RESTART, "the server restarts")
 
     def forget_response(self, tenant: str, id: str) -> None:
-        """A response was deleted."""
+        """Drop a deleted response."""
         self._context.local_responses.delete(tenant, id)
 
     async def _receive_message(self) -> str | bytes | None:
-        """The next message; None when there will be none."""
+        """Return the next message; None when there will be none."""
         while True:
             try:
                 async with asyncio.timeout(self._options.idle_timeout_seconds):
@@ -228,59 +231,59 @@ class WebSocketSession:
             data: bytes = message.get("bytes") or b""
             return data if text is None else text
 
-    async def _accept_request(self, asked: WebSocketRequest) -> None:
+    async def _accept_request(self, request: WebSocketRequest) -> None:
         if self._closing:
             return
-        line = self._queues.get(asked.stream_id)
-        if not self._has_room(asked, line):
-            what = "lanes are at work" if line is None else "messages wait"
-            busy = RateLimited(f"Too many {what} on this connection.", retry_after=1.0)
-            await self._run_request(msgspec.structs.replace(asked, error=busy))
-        elif line is not None:
-            self._add_queued_bytes(asked.size)
-            line.append(asked)
+        queue = self._queues.get(request.stream_id)
+        if not self._has_room(request, queue):
+            reason = "lanes are at work" if queue is None else "messages wait"
+            busy = RateLimited(f"Too many {reason} on this connection.", retry_after=1.0)
+            await self._run_request(msgspec.structs.replace(request, error=busy))
+        elif queue is not None:
+            self._add_queued_bytes(request.size)
+            queue.append(request)
         else:
-            self._queues[asked.stream_id] = deque()
-            task = asyncio.create_task(self._run_queue(asked))
+            self._queues[request.stream_id] = deque()
+            task = asyncio.create_task(self._run_queue(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _has_room(self, asked: WebSocketRequest, line: deque[WebSocketRequest] | None) -> bool:
-        if line is None:
+    def _has_room(self, request: WebSocketRequest, queue: deque[WebSocketRequest] | None) -> bool:
+        if queue is None:
             return len(self._queues) < self._options.max_streams
         waiting = sum(len(one) for one in self._queues.values())
         if (
             waiting >= self._options.max_queued_messages
-            or self._queued_bytes + asked.size > self._max_message_bytes
+            or self._queued_bytes + request.size > self._max_message_bytes
         ):
             return False
-        return not request_memory.is_exceeded_by(asked.size, self._max_message_bytes)
+        return not request_memory.is_exceeded_by(request.size, self._max_message_bytes)
 
     def _add_queued_bytes(self, size: int) -> None:
-        """So many bytes more wait, or fewer."""
+        """Change the number of queued bytes."""
         self._queued_bytes += size
         request_memory.total_bytes += size
 
-    async def _run_queue(self, asked: WebSocketRequest) -> None:
-        """A lane, from its first message until none waits."""
-        line = self._queues[asked.stream_id]
+    async def _run_queue(self, request: WebSocketRequest) -> None:
+        """Run the requests of a stream id until none waits."""
+        queue = self._queues[request.stream_id]
         try:
-            await self._run_request(asked)
-            while line and not self._context.disconnected.is_set():
-                asked = line.popleft()
-                self._add_queued_bytes(-asked.size)
-                await self._run_request(asked)
+            await self._run_request(request)
+            while queue and not self._context.disconnected.is_set():
+                request = queue.popleft()
+                self._add_queued_bytes(-request.size)
+                await self._run_request(request)
         finally:
-            self._queues.pop(asked.stream_id, None)
-            self._add_queued_bytes(-sum(one.size for one in line))
+            self._queues.pop(request.stream_id, None)
+            self._add_queued_bytes(-sum(waiting.size for waiting in queue))
         if self._draining and not self._queues:
             await self._close(CLOSE_SERVICE_RESTART, "the server restarts")
 
-    async def _run_request(self, asked: WebSocketRequest) -> None:
+    async def _run_request(self, request: WebSocketRequest) -> None:
         try:
-            await self._respond(create_exchange(asked, self._context))
+            await self._respond(create_exchange(request, self._context))
         except Exception:
-            # Half an answer was sent: as with HTTP, it must not look whole. The log says why.
+            # A part of the response was sent: as with HTTP, it must not look complete.
             await self._close(CLOSE_INTERNAL_ERROR, "the answer broke off")
 
     def _close_soon(self, code: int, reason: str) -> None:
