@@ -113,7 +113,7 @@ def test_the_keys_can_be_read() -> None:
 
 
 def test_the_unit_fits_the_settings() -> None:
-    unit = (DEPLOY / "dovetail.pipeline.registry").read_text()
+    unit = (DEPLOY / "dovetail.service").read_text()
     settings = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
     config = load_config({}, {}, DEPLOY / "dovetail.toml").config
     assert float(settings["TimeoutStopSec"]) > config.drain_timeout
@@ -130,11 +130,11 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     analyze = which("systemd-analyze")
     if analyze is None:
         pytest.skip("no systemd here")
-    unit = (DEPLOY / "dovetail.pipeline.registry").read_text()
+    unit = (DEPLOY / "dovetail.service").read_text()
     there = unit.replace("/opt/dovetail/bin/dovetail", "/bin/true")
-    (tmp_path / "dovetail.pipeline.registry").write_text(there)
+    (tmp_path / "dovetail.service").write_text(there)
     done = subprocess.run(
-        [analyze, "verify", tmp_path / "dovetail.pipeline.registry"],
+        [analyze, "verify", tmp_path / "dovetail.service"],
         capture_output=True,
         text=True,
         check=False,
