@@ -1,4 +1,4 @@
-"""What is exported is what the engine was asked with and what it answered, id for id."""
+"""An export contains what the engine received and returned, id for id."""
 
 import asyncio
 import copy
@@ -198,7 +198,7 @@ def test_a_client_without_sessions_has_one_for_each_line() -> None:
 
 
 def test_where_the_history_ends_a_turn_otherwise_the_models_own_end_is_left_out() -> None:
-    """gpt-oss ends an answer with a token that its template never writes."""
+    """gpt-oss ends a text turn with a token that its template never writes."""
 
     async def main() -> None:
         runner, ledger = _runner(GPT)
@@ -259,7 +259,7 @@ def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
 
 
 def test_output_of_another_session_is_prompt() -> None:
-    """As when a client goes on with a session under another name."""
+    """As when a client continues a session under another name."""
 
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())

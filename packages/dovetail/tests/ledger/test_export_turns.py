@@ -1,4 +1,4 @@
-"""What is kept of a turn for its export: logprobs, what was forced on the model, how it ended."""
+"""What is recorded of a turn for its export: logprobs, forced tokens, the finish reason."""
 
 import asyncio
 import secrets
@@ -36,7 +36,7 @@ WHO = Identity(session="s", agent="a")
 
 
 class ExportedRun:
-    """An answer: its sample, the events that the client got, what the engine was asked."""
+    """A request that was run: its sample, the client's events, the engine's requests."""
 
     def __init__(self, text: str, *, keep: bool = False, chunk: int = 1, **changes: object) -> None:
         self.model = build_demo_model()
@@ -130,7 +130,7 @@ def test_logprobs_are_not_requested_by_default() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 1000])
 def test_no_stop_token_is_recorded_after_a_stop_sequence(chunk: int) -> None:
-    """The rest of the answer may come in one piece with it, the end of the turn and all."""
+    """The rest of the output may arrive in the same chunk, stop token included."""
     run = ExportedRun(SHORT, keep=True, chunk=chunk, sampling=Sampling(stop=(" so",)))
     (turn,) = run.sample.turns
     assert turn.stop is None

@@ -22,7 +22,7 @@ PROMPT = array("I", [1, 2, 3])
 
 
 class RecordingStore(MemoryLedgerStore):
-    """Counts the questions, and fails or waits when told to."""
+    """Records its calls, and fails or waits on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _whole(parent: "array[int]", entry: LedgerEntry) -> "array[int]":
 
 
 def _line(length: int, *, seed: int = 0) -> tuple[list[LedgerEntry], list["array[int]"]]:
-    """A session: each turn grown from the one before, sometimes after a cut."""
+    """A session: each turn extends the one before, sometimes after dropping tokens."""
     chance = random.Random(seed)
     entries: list[LedgerEntry] = []
     wholes = [array("I")]
@@ -182,7 +182,7 @@ def test_a_store_that_cannot_keep_up_makes_the_caller_wait() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_lookup_by_chain_returns_every_match(shared: bool) -> None:
-    """Recorded by an earlier process: a look-up by chain must not answer with ours alone."""
+    """A look-up by chain must also return what an earlier process recorded."""
 
     async def main() -> None:
         store = RecordingStore()

@@ -1,4 +1,4 @@
-"""Recognition in the small: what a prompt may go on from, and what it may not."""
+"""Recognition: what a prompt may extend, and what it may not."""
 
 import asyncio
 from array import array
@@ -179,7 +179,7 @@ def test_another_head_knows_the_turns_and_not_the_prompt() -> None:
 
 
 def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
-    """A handle still tells whose it is; what came before it is no longer what it was."""
+    """A handle still identifies the turn; what precedes it has changed."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -198,7 +198,7 @@ def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
 
 
 def test_turns_that_look_the_same_on_another_line_are_no_anchor() -> None:
-    """Equal words, other thoughts before them: the prompt is not the one it was."""
+    """Equal text after other reasoning: the prompt is a different one."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -245,7 +245,7 @@ def test_more_than_can_be_looked_at_are_none() -> None:
 
 
 def test_an_id_of_ours_that_is_not_known_is_another_turns() -> None:
-    """It was forgotten, one that looks the same was not. Ids of the client's own say nothing."""
+    """It was evicted, a similar turn was not. Ids of the client's own are ignored."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -374,7 +374,7 @@ def test_a_last_turn_to_go_on_from_stands_apart() -> None:
 
 
 def test_interrupted_turn_is_continued_from_the_clients_copy() -> None:
-    """As Codex does after a failed stream: the thought was whole, the call was not."""
+    """As Codex does after a failed stream: the reasoning was complete, the call was not."""
     reasoning, seal = ReasoningBlock("Hm.", _seal("e1")), _seal("e1")
     call = ToolCallBlock("c1", "read", '{"pa')
     spans = (

@@ -1,4 +1,4 @@
-"""Turns restored from what the client kept, where no store knows them."""
+"""Turns restored from the seals of a client, where no store knows them."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ GENERATED = [1, 2, 3, 4, 5, 6]
 
 
 def _seal(number: int = 0, *, sealer: Sealer = SEALER, **changes: Any) -> str:
-    """The first seal of a turn holds its thought, the second what came since."""
+    """The first seal of a turn holds its reasoning, the second what came since."""
     start, end = ((0, 3), (3, 6))[number]
     given: dict[str, Any] = {
         "entry": "e1",

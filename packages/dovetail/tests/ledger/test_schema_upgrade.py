@@ -134,7 +134,7 @@ def test_many_processes_may_open_an_old_file_at_once(old: Path) -> None:
 
 
 def test_a_session_that_began_before_the_upgrade_is_exported_whole(old: Path) -> None:
-    """Old turns name no session: they go with the one that goes on from them."""
+    """Old turns have no session: they are exported with the one that continues them."""
 
     async def main() -> list[object]:
         ledger = Ledger(_store(old))

@@ -55,7 +55,7 @@ SEALED = st.builds(
 
 
 def _reasoning_payload(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> SealPayload:
-    """One thought of that many tokens, of words, as a model writes them."""
+    """Reasoning of that many tokens, of words as a model writes them."""
     chance = random.Random(seed)
     words = ["the", "file", "has", "no", "test", "yet", "so", "I", "will", "read", "it", "first"]
     text = " ".join(chance.choice(words) + str(chance.randrange(1000)) for _ in range(tokens))
@@ -257,7 +257,7 @@ def test_what_we_sealed_and_cannot_read_is_refused(
 
 
 def _long_turn(spans: int, tokens: int) -> SealPayload:
-    """A turn of many thoughts and calls, with a previous turn's tail."""
+    """A turn of many reasoning spans and calls, with a previous turn's tail."""
     made: list[EntrySpan] = []
     ids = array("I")
     for number in range(spans):

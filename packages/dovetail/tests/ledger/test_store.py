@@ -340,7 +340,7 @@ def test_eviction_follows_the_last_use(
 
 
 async def _check_eviction(bench: Bench, acts: list[tuple[str, int]]) -> None:
-    """Beside a model that knows only the order of use: whatever went was older than what stays."""
+    """Compared with a model of the order of use: what was evicted was older than what remains."""
     order: dict[str, float] = {}
     now = 0.0
     for number, (act, value) in enumerate(acts):

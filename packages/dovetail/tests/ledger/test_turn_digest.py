@@ -28,7 +28,7 @@ from dovetail_model import (
 
 
 class Two(NamedTuple):
-    """Two turns beside each other."""
+    """Two turns to compare."""
 
     one: tuple[Block, ...]
     other: tuple[Block, ...]

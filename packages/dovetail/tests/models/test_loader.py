@@ -1,4 +1,4 @@
-"""Models loaded from folders and files, real tokenizers and templates where they are at hand."""
+"""Models loaded from folders and files, with real tokenizers and templates where available."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The self-test of template and parsers: passes for pairs that fit, else tells what is lost."""
+"""The self-test of template and parsers: passes for pairs that fit, else reports what is lost."""
 
 from pathlib import Path
 from typing import Any

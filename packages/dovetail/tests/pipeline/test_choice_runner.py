@@ -1,4 +1,4 @@
-"""One answer from a scripted engine: thinking budgets, choices, what the engine is asked for."""
+"""One choice on a scripted engine: reasoning budgets, choices, engine requests."""
 
 import asyncio
 import secrets
@@ -50,7 +50,7 @@ def _scripted_model(text: str = LONG) -> tuple[TokenModel, ScriptedEngine]:
 
 
 def _run_request(entry: TokenModel, **changes: object) -> list[Message]:
-    """The whole answer, one message a choice."""
+    """Run a request; returns one message per choice."""
     request = Request("m", (Turn("user", (TextBlock("Is it so?"),)),), **changes)  # type: ignore[arg-type]
 
     async def main() -> list[Message]:
@@ -112,7 +112,7 @@ def test_too_many_choices_are_refused() -> None:
 
 
 class FailingEngine:
-    """An engine that says so many letters, and dies or tells what was cached at the end."""
+    """An engine that fails after some tokens, or reports its cached tokens at the end."""
 
     name = "mortal"
     capabilities = EngineCapabilities()
@@ -151,7 +151,7 @@ def _model_with(*engines: FailingEngine) -> TokenModel:
 
 
 def test_output_without_a_finish_is_complete() -> None:
-    """The last token came, the engine died before it could say so. No other is needed for that."""
+    """The engine fails after the last token, before its finish: no other replica is needed."""
     (message,) = _run_request(
         _model_with(FailingEngine("Hello world", 5)), sampling=Sampling(max_tokens=5)
     )
@@ -173,14 +173,14 @@ def test_characters_that_a_death_cuts_in_the_middle_come_out_whole() -> None:
 
 
 def test_cached_tokens_of_a_second_engine_request_are_ignored() -> None:
-    """The budget breaks the first request off before it could say what was cached."""
+    """The budget ends the first request before it could report its cached tokens."""
     entry = _model_with(FailingEngine(LONG, cached=10_000))
     (message,) = _run_request(entry, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=80))
     assert message.usage.cached_tokens == 0
 
 
 class RejectingEngine(FailingEngine):
-    """An engine that answers every request with an error of its own, and lives."""
+    """An engine that rejects every request with an error and stays available."""
 
     def __init__(self, error: EngineError) -> None:
         super().__init__("")

@@ -1,4 +1,4 @@
-"""Long texts are made into prompts beside the loop, and into the very same ones."""
+"""Prompts of long texts are built in threads, and are the same."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ ENDPOINTS = {
 
 
 def _body(name: str, text: str) -> dict[str, Any]:
-    """A request that says a text."""
+    """A request with a text."""
     if name in ("compact", "input_tokens", "responses"):
         return {"input": text}
     if name in ("completions", "tokenize"):

@@ -1,4 +1,4 @@
-"""What the model said is the prefix of the next prompt: every model, every harness."""
+"""Generated turns are a prefix of the next prompt: every model, every harness."""
 
 import re
 from pathlib import Path

@@ -171,7 +171,7 @@ def _missing_turns(scripted_turn: ScriptedTurn, turns: list[ScriptedTurn]) -> li
 
 
 def _sealed_ids(session: Session, kind: type[Agent]) -> list["array[int]"]:
-    """What seals hold: turns with a thought, whole where the next turn has one too."""
+    """What seals hold: turns with reasoning, complete where the next turn has some too."""
     turns = _preserved_turns(session, kind)
     held: list[array[int]] = []
     for at, scripted_turn in enumerate(turns):

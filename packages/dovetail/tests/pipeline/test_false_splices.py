@@ -75,13 +75,13 @@ async def _child(cluster: Cluster, parent: GeneratedTurn, name: str = "Zenobia")
 
 
 def _who(cluster: Cluster, prepared: PreparedRequest) -> set[str]:
-    """Whose thoughts are in a prompt."""
+    """Whose reasoning is in a prompt."""
     text = cluster.text(prepared)
     return {name for name in ("Xanthippe", "Yorick", "Zenobia", "Edited") if name in text}
 
 
 def _history(*turns: Turn | GeneratedTurn, last: GeneratedTurn) -> list[Turn]:
-    """Turns and what was said, each call answered."""
+    """Turns and generated turns, each call with its result."""
     made: list[Turn] = []
     for turn in (*turns, last):
         if isinstance(turn, GeneratedTurn):
@@ -145,7 +145,7 @@ class TestDoubles:
         run(check())
 
     def test_a_twin_above_a_known_turn(self, load: Loader) -> None:
-        """The child was said behind the other one."""
+        """The child was generated after the other one."""
 
         async def check() -> None:
             cluster = make_cluster(model=load())
@@ -218,6 +218,6 @@ class TestDoubles:
 
 
 def _shown(cluster: Cluster, history: Sequence[Turn]) -> set[str]:
-    """The edited thought, where this template shows thoughts of a running loop at all."""
+    """The edited reasoning, where this template renders reasoning of a running loop at all."""
     shows = cluster.model.profile.keeps_in_loop or not cluster.model.profile.reasoning_fields
     return {"Edited"} if shows else set()

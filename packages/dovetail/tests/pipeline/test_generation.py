@@ -1,4 +1,4 @@
-"""One answer: what its tokens become, and what the ledger gets to keep of them."""
+"""One generation: the events of its tokens, and its ledger entry."""
 
 import re
 from array import array
@@ -331,7 +331,7 @@ def test_a_stop_token_in_the_middle_of_a_character() -> None:
     ("body", "shown"), [('{"command": "ls"}', '{"command": "ls"}'), ("", "{}")]
 )
 def test_a_stop_token_that_is_a_marker_ends_the_call(body: str, shown: str) -> None:
-    """gpt-oss ends a call with the token that ends its turn; without it one of nothing is cut."""
+    """gpt-oss ends a call with its stop token; without it an empty call is truncated."""
     controls = ("<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>", "<|constrain|>")
     tokenizer = ByteTokenizer(controls)
     stop = tokenizer.controls["<|call|>"]

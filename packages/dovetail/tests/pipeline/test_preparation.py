@@ -1,4 +1,4 @@
-"""Requests prepared from end to end: switches, policies, and what the doctor says of them."""
+"""Requests prepared from end to end: switches, policies, and prefix diagnostics."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -54,7 +54,7 @@ def _runner(
 
 
 async def _step(runner: ScriptedRunner, agent: Any, *blocks: OutputBlock) -> Any:
-    """The model says something, and its calls are answered."""
+    """Generate a turn, and send the results of its calls."""
     turn = await runner.run_blocks(agent, blocks)
     if turn.calls:
         agent.add_results([(call, "a file") for call in turn.calls])
@@ -131,7 +131,7 @@ def test_keep_all_is_another_renderer_where_the_template_has_a_switch_for_it() -
 
 
 def test_keep_all_keeps_the_reasoning_of_a_finished_loop() -> None:
-    """Claude Code asks for it with every request; a template without a switch has its way."""
+    """Claude Code requests it always; a template without a switch drops reasoning anyway."""
 
     async def main() -> None:
         for name, preserved in (("GLM-4.7", True), ("Qwen3", False)):
@@ -195,7 +195,7 @@ def test_prefix_diagnostics_name_the_change(
 
 
 class Switching(MessagesAgent):
-    """Says each time whether it wants thoughts."""
+    """Sets its thinking mode in each request."""
 
     thinking_type: str | None = "adaptive"
 
@@ -241,7 +241,7 @@ def test_tenants_do_not_share_turns() -> None:
 
 
 class Clock:
-    """Told what time it is."""
+    """A clock that is set by the test."""
 
     now = 1000.0
 
@@ -412,7 +412,7 @@ def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_very_long_text_does_not_stop_the_loop() -> None:
-    """It is encoded beside the loop, and becomes the same tokens."""
+    """It is encoded in a thread, into the same tokens."""
     long = "\n".join(f"line {at} of a file that somebody pasted" for at in range(8000))
     request = Request(model="m", turns=(Turn("user", (TextBlock(long),)),))
     beats = 0

@@ -1,4 +1,4 @@
-"""Turns of random tokens through the whole way: ids to frames, a client, and back to a prompt.
+"""Turns of random tokens through the pipeline: ids to frames, a client, and back to a prompt.
 
 The long run is `tools/fuzz_turns.py`.
 """
@@ -32,7 +32,7 @@ def test_random_output_is_replayed_exactly(pair: Pair) -> None:
 
 
 def test_reasoning_alone_without_its_text() -> None:
-    """OpenCode drops a cut call and the words of a thought: nothing visible is left of the turn."""
+    """OpenCode drops truncated calls and reasoning text: nothing visible is left of the turn."""
     pair = next(pair for pair in PAIRS if pair.name == "Ministral-3")
     require(pair)
     opencode = next(agent for agent in AGENTS if agent.name == "opencode")

@@ -48,7 +48,7 @@ Pair = tuple[str | None, str]
 
 @cache
 def _frame(pair: Pair) -> tuple[str, str]:
-    """What opens a thought in this notation, and what closes it."""
+    """What opens and what closes reasoning in this notation."""
     family = resolve_family(pair[0] or pair[1])
     assert family is not None
     if family.unified is None:

@@ -41,7 +41,7 @@ GIVEN = st.dictionaries(st.sampled_from(["command", "count", "extra"]), VALUES, 
 
 @dataclass(frozen=True)
 class Step:
-    """What the model says, and what comes back."""
+    """What the model generates, and what the client replies."""
 
     reasoning: str
     text: str
@@ -77,7 +77,7 @@ def _next_turns(generated: GeneratedTurn, step: Step) -> list[Turn]:
 
 @cache
 def _cold(pair: Pair) -> Cluster:
-    """A server that knows nothing of what it said."""
+    """A server without a ledger."""
     return make_cluster("client", model=model(pair), keys=KEYS)
 
 
@@ -109,7 +109,7 @@ STEADY = [pair for pair in PAIRS if pair.name not in MOVING]
 @given(conversation=CONVERSATIONS)
 @EXAMPLES
 def test_a_grown_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) -> None:
-    """Where the generation prompt opens a thought, one is had; else the template would close it."""
+    """Reasoning is used where the generation prompt opens it; else the template would close it."""
     require(pair)
     loaded = model(pair)
     with_reasoning = bool(loaded.profile.reasoning_opener)
@@ -189,5 +189,5 @@ def test_a_resumed_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) 
 
 
 def _closing(generated: GeneratedTurn) -> list[Turn]:
-    """An answer of the client's own making, and another question."""
+    """An assistant turn of the client's own, and another user turn."""
     return [Turn("assistant", (TextBlock("Well."),)), user("And now?")] if generated.calls else []

@@ -1,4 +1,4 @@
-"""Tenants of one server never meet behind it: not in an engine's cache, not in sealed thoughts."""
+"""Tenants of one server are isolated: in an engine's cache and in sealed reasoning."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -40,7 +40,7 @@ USER_TURN = Turn("user", (TextBlock("Is it so?"),))
 
 
 class RecordingEngines:
-    """A token engine and an upstream that keep what they were asked."""
+    """A token engine and an upstream engine that record their requests."""
 
     name = "both"
     capabilities = EngineCapabilities()

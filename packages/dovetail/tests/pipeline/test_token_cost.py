@@ -29,7 +29,7 @@ TAGS = "<tool_call>\n<function=write>\n<parameter=content>\n"
 
 @dataclass(frozen=True)
 class Case:
-    """An answer that opens with a text and goes on with another; the most calls for a token."""
+    """Output that opens with one text and continues with another; the limit of calls per token."""
 
     id: str
     tool_parser: str
@@ -55,7 +55,7 @@ class Cost:
 
 
 def costs(case: Case, sizes: Sequence[int]) -> list[Cost]:
-    """Of the tokens up to each size, as one answer grows."""
+    """Measure the tokens up to each size, as one output grows."""
     made, ids = _start_generation(case)
     _feed(made, ids, 2000)  # the first ones fill what all streams share
     made, ids = _start_generation(case)

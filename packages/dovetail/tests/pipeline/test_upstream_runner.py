@@ -1,6 +1,6 @@
-"""Answers of an upstream that parses by itself: trusted, given our ids and seals, carried back.
+"""Streams of an upstream that parses by itself: with local ids and seals, and sent back.
 
-The upstream is a stand-in that plays events; tests/test_openai_*.py have real ones.
+The upstream is scripted; the tests of the OpenAI engine have real ones.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ TOOLS = [
 
 
 class Upstream:
-    """Plays one list of batches for each request; an exception among them is raised."""
+    """Streams one list of batches for each request; an exception among them is raised."""
 
     name = "openai"
     capabilities = EngineCapabilities(context_length=4096)
@@ -95,7 +95,7 @@ def make_registry(upstream: Upstream) -> ModelRegistry:
 
 
 def reasoning_and_calls(request: Request) -> list[tuple[str, str]]:
-    """Thoughts and calls of the history in their order."""
+    """Reasoning and calls of the history in their order."""
     found = []
     for turn in request.turns:
         for block in turn.blocks:

@@ -1,4 +1,4 @@
-"""Prompts put together turn by turn, beside the template's own rendering of the whole."""
+"""Prompts built turn by turn, compared with the template's own rendering."""
 
 from array import array
 from functools import cache
@@ -80,7 +80,7 @@ TEMPLATES = [
 @at_hand
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_known_turn_among_unknown_turns(name: str) -> None:
-    """Only the answer is spliced; what is behind it is rendered, with its ids and numbers."""
+    """Only the known turn is spliced; what follows is rendered, with its ids and numbers."""
     renderer, tokenizer = _renderer(name)
     request = Request("m", SESSION, (TextBlock("Be brief."),), (TOOL,))
     natural = renderer.render(request, RecognizedHistory(), THINKING)
@@ -109,7 +109,7 @@ def test_a_turn_whose_end_was_rebuilt_is_written_and_not_exact() -> None:
 
 @at_hand
 def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() -> None:
-    """Qwen3 drops the thoughts of a loop when the user speaks: that loop alone is rendered."""
+    """Qwen3 drops the reasoning of a loop at a user turn: only that loop is rendered."""
     renderer, tokenizer = _renderer("Qwen-Qwen3-0.6B")
     last_user = _turn("user", TextBlock("Last."))
     request = Request("m", (*SESSION, last_user), (), (TOOL,))

@@ -377,7 +377,7 @@ def test_every_text_is_protected() -> None:
 
 
 def test_a_turn_of_nothing_is_no_message() -> None:
-    """A client drops the one call of a turn that was cut."""
+    """A client drops the only call of a truncated turn."""
     assert _written(TemplateProfile(), _user("Go."), _assistant(), _user("On.")) == [
         {"role": "user", "content": "Go."},
         {"role": "user", "content": "On."},

@@ -1,4 +1,4 @@
-"""The prefix doctor: every reason, the true common prefix, bounded cost and memory."""
+"""Prefix diagnostics: every reason, the true common prefix, bounded cost and memory."""
 
 import sys
 from array import array
@@ -47,7 +47,7 @@ NEXT = "STW u1 a:I said. u2 a:"
 
 
 def grown(diagnostics: PrefixDiagnostics, turn: bytes | None = b"a") -> None:
-    """A session with one answered prompt."""
+    """Record a session with one prompt and its output."""
     diagnostics.compare(seen(PROMPT))
     diagnostics.record_output("s", array("I", map(ord, OUTPUT)), turn=turn)
 
@@ -152,7 +152,7 @@ def test_without_a_session_only_the_others_count() -> None:
 
 
 def test_a_title_request_does_not_disturb_its_session() -> None:
-    """Claude Code sends it under the same session id, beside the first turn."""
+    """Claude Code sends it under the same session id, at the time of the first turn."""
     diagnostics = make_diagnostics()
     main, title = seen(PROMPT), seen("title?", turns="t", system=b"t", tools=b"")
     diagnostics.compare(main)
@@ -183,7 +183,7 @@ IDS = st.lists(st.sampled_from([0, 1, 255, 256, 65536, 2**32 - 1]), max_size=12)
 
 @given(st.lists(st.tuples(IDS, IDS, st.sampled_from([b"S", b"X"])), max_size=6))
 def test_a_line_holds_what_was_seen_last(prompts: list[tuple[list[int], list[int], bytes]]) -> None:
-    """However a line grew, it is the prompt and what was generated: asking again shows it."""
+    """However a branch grew, it holds the prompt and what was generated."""
     diagnostics = PrefixDiagnostics(decode=str)
     for ids, output, system in prompts:
         prompt = PromptObservation("s", "", array("I", ids), system=system)

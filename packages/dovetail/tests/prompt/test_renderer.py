@@ -1,4 +1,4 @@
-"""What a renderer keeps of earlier turns, and what it tells heads apart by."""
+"""What a renderer keeps of earlier turns, and its head digests."""
 
 from dataclasses import dataclass
 

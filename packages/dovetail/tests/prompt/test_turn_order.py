@@ -1,4 +1,4 @@
-"""One order of turns, whoever sent them: tables, then properties on random histories."""
+"""The canonical order of turns: tables, then properties on random histories."""
 
 from itertools import pairwise
 from typing import Any

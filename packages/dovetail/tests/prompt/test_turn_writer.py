@@ -95,7 +95,7 @@ def test_text_and_calls(pair: Pair) -> None:
 @pytest.mark.parametrize("pair", THINKERS, ids=str)
 @pytest.mark.parametrize("first", [THINK, TextBlock("Sure.")], ids=["thought", "answer"])
 def test_reasoning_opened_by_the_prompt_is_not_opened_again(pair: Pair, first: Any) -> None:
-    """The prompt ends with the opener: what is written goes on behind it, and closes it."""
+    """The prompt ends with the opener: what is written continues from there, and closes it."""
     opener = _write(pair, (THINK,))
     assert opener is not None
     end = opener[: opener.index(THINK.text)]
@@ -125,7 +125,7 @@ def test_without_a_family_only_text_can_be_written() -> None:
 
 
 def test_reasoning_without_a_reasoning_parser() -> None:
-    """A family that cannot show a thought is not asked to."""
+    """Without a reasoning parser no reasoning is written."""
     text = _write(("hermes", None), INTERLEAVED)
     assert text is None or "<think>" not in text
 

@@ -1,4 +1,4 @@
-"""The exactness matrix: every model at hand, every harness, the scripted session, measured.
+"""The exactness matrix: every available model and every harness, measured.
 
 A step goes from one prompt to the next. It is exact if the next prompt begins with the prompt
 before and all that was generated behind it, token for token. The test asserts what is measured

@@ -57,7 +57,7 @@ ENTRIES = st.builds(
 
 
 def call(id: str) -> EntrySpan:
-    """A call with that outward id."""
+    """A call with that public id."""
     return EntrySpan("call", '{"name": "read"}', "{}", name="read", id=id)
 
 

@@ -1,4 +1,4 @@
-"""Models as far as they can be had without weights: a real template beside a real tokenizer.
+"""Models without weights: a real template with a real tokenizer.
 
 Where no tokenizer of a family can be had, another one stands in with the family's markers added as
 special tokens. Such a pair is named a surrogate, here and in what is printed of it.
@@ -126,7 +126,7 @@ PAIRS = (
 
 
 def available() -> list[Pair]:
-    """The pairs whose two halves are at hand."""
+    """The pairs whose template and tokenizer are available."""
     return [
         pair
         for pair in PAIRS
@@ -135,7 +135,7 @@ def available() -> list[Pair]:
 
 
 def require(pair: Pair) -> None:
-    """Skips a test whose pair is not at hand."""
+    """Skip a test whose pair is not available."""
     if not (TOKENIZERS / pair.tokenizer).is_dir():
         pytest.skip(f"no tokenizer {pair.tokenizer} at hand: make tokenizers")
     if not _template(pair).is_file():

@@ -41,7 +41,7 @@ def facts_of(name: str) -> TemplateProfile:
 
 
 def parsers_of(name: str) -> tuple[str | None, str | None]:
-    """The parsers of the family that the template speaks for."""
+    """The parsers of the template's family."""
     family = resolve_family(chat_template(name).text)
     return (family.tool_parser, family.reasoning_parser) if family else (None, None)
 

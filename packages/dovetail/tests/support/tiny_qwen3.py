@@ -1,7 +1,7 @@
 """A Qwen3 of ten million random weights with the real tokenizer and template.
 
-It says nothing of sense, but it says it as the large ones do: the same vocabulary, the same control
-tokens, the same way through an engine. It is written without any library for tensors.
+Its output makes no sense, but it is generated as by the large ones: the same vocabulary, control
+tokens and path through an engine. It is written without any tensor library.
 """
 
 import json

@@ -149,7 +149,7 @@ class ChatPreparer:
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
         """Prepare a request for the engine. `harness` names the client, for comparisons."""
         request, prompt, owner, cleared = await self._render(request)
-        snapshot = _snapshot_prefix(request, prompt, harness, deliberate=cleared)
+        snapshot = _snapshot_prefix(request, prompt, harness, reasoning_cleared=cleared)
         return PreparedRequest(
             request, prompt, owner, snapshot, self._prefix_diagnostics.compare(snapshot)
         )
@@ -323,7 +323,7 @@ def _strip_reasoning(request: Request, until: int) -> Request:
 
 
 def _snapshot_prefix(
-    request: Request, prompt: Prompt, harness: str, *, deliberate: bool
+    request: Request, prompt: Prompt, harness: str, *, reasoning_cleared: bool
 ) -> PromptObservation:
     """Collect what prefix diagnostics compares. Prompts of two tenants are never compared."""
     identity, head = request.identity, prompt.head
@@ -337,7 +337,7 @@ def _snapshot_prefix(
         turns=prompt.history.digests,
         reused_tokens=prompt.reused_tokens,
         policy_dropped=prompt.reasoning_dropped,
-        reasoning_cleared=deliberate,
+        reasoning_cleared=reasoning_cleared,
     )
 
 
