@@ -39,8 +39,8 @@ def test_what_is_not_clear_is_refused_and_ends_the_connection(shapes: tuple[Shap
                     assert (await wire.reply()).status == shape.status, shape.name
                     if shape.status == 400:
                         assert await wire.rest() == b"", shape.name
-            assert not stage.engine.asked
-            assert (await stage.ask("GET", "/live")).status == 200
+            assert not stage.engine.requests
+            assert (await stage.request("GET", "/live")).status == 200
 
     run(scene)
 
@@ -189,7 +189,7 @@ def test_who_hangs_up_with_requests_waiting_ends_the_one_that_runs() -> None:
             going.set()
             await stage.engine.closed.wait()
             assert (await stage.ended.get())["disconnected"] is True
-            assert len(stage.engine.asked) == 1
+            assert len(stage.engine.requests) == 1
 
     run(scene)
 

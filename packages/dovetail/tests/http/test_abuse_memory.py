@@ -98,10 +98,10 @@ def test_clients_are_told_of_stop_sequences_that_are_too_long() -> None:
                 ("/v1/completions", {"model": NAME, "prompt": "Hi", "stop": stop}),
             ):
                 for stream in (False, True):
-                    reply = await stage.ask("POST", path, {**body, "stream": stream})
+                    reply = await stage.request("POST", path, {**body, "stream": stream})
                     assert reply.status == 400, (path, reply.body)
                     assert "stop sequences" in reply.json["error"]["message"]
-            assert not stage.engine.asked
+            assert not stage.engine.requests
 
     run(scene)
 

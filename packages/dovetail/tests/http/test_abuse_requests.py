@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from abuse_clients import ask, open_files, resident, throw
+from abuse_clients import get, open_files, resident, run_attacks
 from abuse_requests import attacks
 from server_process import NAME, Running, qwen_folder, served
 
@@ -45,7 +45,7 @@ def _throw(running: Running, seed: int, count: int) -> None:
     """None is our fault; none writes a line of its own into the log, or a label into metrics."""
     log = Path(running.log)
     before = len(log.read_text())
-    told = asyncio.run(throw(running.url, attacks(seed, count, NAME)))
+    told = asyncio.run(run_attacks(running.url, attacks(seed, count, NAME)))
     wrong = [(attack.kind, attack.sent[:600], reply) for attack, reply in told.wrong]
     assert wrong == [], f"seed {seed}"
     assert told.statuses[400] > count / 10, told.statuses
@@ -53,6 +53,6 @@ def _throw(running: Running, seed: int, count: int) -> None:
     lines = log.read_text()[before:].splitlines()
     assert len(lines) > count / 2
     assert [line for line in lines if not line.startswith("ts=2")] == [], f"seed {seed}"
-    status, numbers = ask(running.url, "/metrics")
+    status, numbers = get(running.url, "/metrics")
     assert status == 200
     assert len(numbers.splitlines()) < SERIES

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from http_fixture import CALL, NAME, Reply, Stage, run, serving
-from websocket_fixture import asked as asked_over_socket
+from websocket_fixture import request_response as asked_over_socket
 from websocket_fixture import socket_to
 
 from dovetail.access.auth import ApiKeys
@@ -185,7 +185,7 @@ def test_a_socket_opens_nothing_either() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
             loot = await _session(stage)
-            before = len(stage.engine.asked)
+            before = len(stage.engine.requests)
             async with socket_to(stage, authorization=f"Bearer {THIEF}") as socket:
                 told = await asked_over_socket(socket, previous_response_id=loot.id)
                 assert told[-1]["error"]["code"] == "previous_response_not_found"
@@ -207,7 +207,7 @@ def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
             body = {"model": NAME, "max_tokens": 9, "messages": [_user("Hello there, all of you.")]}
             told = []
             for key in (OWNER, THIEF, OWNER):
-                reply = await stage.ask(
+                reply = await stage.request(
                     "POST",
                     "/v1/messages",
                     body,
@@ -218,9 +218,9 @@ def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
                 told.append(reply.headers["x-dovetail-prefix-common"])
             assert told[:2] == ["0", "0"]
             assert int(told[2]) > 0
-            one, two, again = (asked.cache_salt for asked in stage.engine.asked)
+            one, two, again = (asked.cache_salt for asked in stage.engine.requests)
             assert one == again != two
-            numbers = (await stage.ask("GET", "/metrics")).body.decode()
+            numbers = (await stage.request("GET", "/metrics")).body.decode()
             assert not any(word in numbers for word in ("owner", "thief", "one-session"))
 
     run(scene)
@@ -242,7 +242,7 @@ def test_who_has_used_up_a_limit_takes_nothing_from_others() -> None:
 
 async def _session(stage: Stage) -> Loot:
     """The owner's session over all three APIs, as the wire saw it."""
-    stage.engine.plan = stage.engine.says(ANSWER, ANSWER, ANSWER, "Well.")
+    stage.engine.plan = stage.engine.script(ANSWER, ANSWER, ANSWER, "Well.")
     common: dict[str, Any] = {"model": NAME, "tools": [{**TOOL, "type": "function"}]}
     first, plain = [
         await _post(stage, "/v1/responses", {**common, "input": [_user(question)], **more})
@@ -273,7 +273,7 @@ async def _session(stage: Stage) -> Loot:
 
 
 async def _post(stage: Stage, path: str, body: dict[str, Any]) -> Any:
-    reply = await stage.ask("POST", path, body, x_api_key=OWNER)
+    reply = await stage.request("POST", path, body, x_api_key=OWNER)
     assert reply.status == 200, reply.body
     return reply.json
 
@@ -283,14 +283,14 @@ async def _try(
 ) -> tuple[Reply, list[str]]:
     """The answer, and the prompts that were made for it."""
     method, path, body = request
-    before = len(stage.engine.asked)
+    before = len(stage.engine.requests)
     async with asyncio.timeout(20):
-        reply = await stage.ask(method, path, body or b"", x_api_key=key)
+        reply = await stage.request(method, path, body or b"", x_api_key=key)
     return reply, _prompts(stage, before)
 
 
 def _prompts(stage: Stage, first: int) -> list[str]:
-    return [stage.engine.tokenizer.decode(one.prompt) for one in stage.engine.asked[first:]]
+    return [stage.engine.tokenizer.decode(one.prompt) for one in stage.engine.requests[first:]]
 
 
 def _told(reply: Reply, prompts: list[str]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from abuse_requests import ODD, RAW, corpus, mutate
 from http_fixture import NAME, run, serving
-from websocket_fixture import Event, answer, asked, socket_to, text_of
+from websocket_fixture import Event, read_response, request_response, socket_to, text_of
 from websockets.exceptions import ConnectionClosed
 
 from dovetail.http.options import HttpOptions
@@ -28,11 +28,11 @@ def test_mutated_messages_are_answered_and_leave_the_connection_usable() -> None
                 message = _message(dice)
                 async with socket_to(stage) as socket:
                     await socket.send(message)
-                    last = (await answer(socket))[-1]
+                    last = (await read_response(socket))[-1]
                     if last["type"] == "error":
                         statuses.add(last["status"])
                         faults += [last] if last["status"] >= 500 else []
-                    assert text_of(await asked(socket)) == "Hello."
+                    assert text_of(await request_response(socket)) == "Hello."
             assert faults == [], f"seed {seed}"
             assert 400 in statuses
 
@@ -51,12 +51,12 @@ def test_what_is_no_message_is_refused(binary: bool) -> None:
                     await socket.send(text.encode() if binary else text)
                     try:
                         async with asyncio.timeout(20):
-                            last = (await answer(socket))[-1]
+                            last = (await read_response(socket))[-1]
                         assert (last["type"], last["status"] // 100) == ("error", 4), raw[:80]
                     except ConnectionClosed:
                         assert socket.close_code in (1003, 1007, 1008, 1009), raw[:80]
             async with socket_to(stage) as socket:
-                assert text_of(await asked(socket)) == "Hello."
+                assert text_of(await request_response(socket)) == "Hello."
 
     run(scene)
 

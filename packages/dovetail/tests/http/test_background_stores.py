@@ -34,7 +34,7 @@ class Late(MemoryResponseBackend):
 def test_what_is_deleted_while_it_ends_stays_so() -> None:
     async def scene() -> None:
         made, engine = shared_service(store := Late())
-        async with serving(offered=made) as stage:
+        async with serving(registry=made) as stage:
             stage.engine = engine
             gate = Gate(stage)
             client = stage.openai()
@@ -64,8 +64,8 @@ def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: P
             open_response_store(config, tmp_path),
         )
         async with (
-            serving(offered=ModelRegistry(one.entries, {}, first_kept)) as first,
-            serving(offered=ModelRegistry(two.entries, {}, second_kept)) as second,
+            serving(registry=ModelRegistry(one.entries, {}, first_kept)) as first,
+            serving(registry=ModelRegistry(two.entries, {}, second_kept)) as second,
         ):
             first.engine = engine
             gate = Gate(first)
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
 
     async def scene() -> None:
         made, engine = shared_service(Full())
-        async with serving(offered=made) as stage:
+        async with serving(registry=made) as stage:
             stage.engine = engine
             gate = Gate(stage)
             client = stage.openai()
@@ -107,8 +107,8 @@ def test_another_server_shows_it_and_calls_it_off() -> None:
         store = MemoryResponseBackend()
         (one, engine), (two, _) = shared_service(store), shared_service(store)
         async with (
-            serving(options, offered=one) as first,
-            serving(options, offered=two) as second,
+            serving(options, registry=one) as first,
+            serving(options, registry=two) as second,
         ):
             first.engine = engine
             gate = Gate(first)
@@ -133,7 +133,7 @@ def test_a_run_whose_server_died_is_told_as_failed() -> None:
     async def scene() -> None:
         store = MemoryResponseBackend()
         (one, engine), (two, _) = shared_service(store), shared_service(store)
-        async with serving(offered=one) as first, serving(options, offered=two) as second:
+        async with serving(registry=one) as first, serving(options, registry=two) as second:
             first.engine = engine
             gate = Gate(first)
             asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
@@ -151,11 +151,11 @@ def test_what_a_lone_server_left_behind_is_told_as_failed_after_its_restart() ->
         left = StoredResponse("", "resp_1", 0.0, "in_progress", head, b"", background=True)
         await store.put(left)
         made, _ = service()
-        async with serving(offered=ModelRegistry(made.entries, {}, ResponseStore(store))) as stage:
-            reply = await stage.ask("GET", "/v1/responses/resp_1")
+        async with serving(registry=ModelRegistry(made.entries, {}, ResponseStore(store))) as stage:
+            reply = await stage.request("GET", "/v1/responses/resp_1")
             assert reply.json["status"] == "failed"
             assert reply.json["error"]["code"] == "server_error"
-            reply = await stage.ask("POST", "/v1/responses/resp_1/cancel")
+            reply = await stage.request("POST", "/v1/responses/resp_1/cancel")
             assert reply.json["status"] == "failed"
 
     run(scene)

@@ -57,7 +57,7 @@ CODINGS: list[tuple[str, Compress]] = [
 
 
 async def chat(stage: Stage, body: bytes, **headers: str) -> Reply:
-    return await stage.ask("POST", "/v1/chat/completions", body, **headers)
+    return await stage.request("POST", "/v1/chat/completions", body, **headers)
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
@@ -135,7 +135,7 @@ def test_an_unknown_coding_is_told_apart(coding: str) -> None:
 def test_a_malformed_body_is_the_clients_fault(path: str, body: bytes) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            reply = await stage.ask("POST", path, body)
+            reply = await stage.request("POST", path, body)
             assert reply.status == 400
             assert reply.json["error"]["type"] == "invalid_request_error"
 

@@ -287,15 +287,15 @@ def test_the_tag_stands_for_the_entries_alone() -> None:
 def test_codex_gets_both_lists_and_others_theirs() -> None:
     async def scene() -> None:
         async with serving(template=THINKING_TEMPLATE) as stage:
-            reply = await stage.ask("GET", LIST)
+            reply = await stage.request("GET", LIST)
             names = [one["id"] for one in reply.json["data"]]
             assert [one["slug"] for one in reply.json["models"]] == names
             assert names == [NAME, "second-name", ALIAS]
             assert reply.headers["etag"] == reply.headers["x-models-etag"]
-            plain = await stage.ask("GET", "/v1/models")
+            plain = await stage.request("GET", "/v1/models")
             assert "models" not in plain.json
             assert plain.json["data"] == reply.json["data"]
-            other = await stage.ask("GET", LIST, anthropic_version="2023-06-01")
+            other = await stage.request("GET", LIST, anthropic_version="2023-06-01")
             assert "models" not in other.json
 
     run(scene)
@@ -304,15 +304,15 @@ def test_codex_gets_both_lists_and_others_theirs() -> None:
 def test_a_list_that_is_known_is_not_sent_again() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            etag = (await stage.ask("GET", LIST)).headers["etag"]
+            etag = (await stage.request("GET", LIST)).headers["etag"]
             strong = etag.removeprefix("w/")  # the stage reads headers in small letters
             for known in (strong, f"W/{strong}", f'"other", {strong}', "*"):
-                reply = await stage.ask("GET", LIST, if_none_match=known)
+                reply = await stage.request("GET", LIST, if_none_match=known)
                 assert (reply.status, reply.body) == (304, b"")
                 assert reply.headers["etag"] == etag
             for other in ('"other"', strong.strip('"')):
-                assert (await stage.ask("GET", LIST, if_none_match=other)).status == 200
-            assert (await stage.ask("HEAD", LIST)).headers["etag"] == etag
+                assert (await stage.request("GET", LIST, if_none_match=other)).status == 200
+            assert (await stage.request("HEAD", LIST)).headers["etag"] == etag
 
     run(scene)
 
@@ -320,13 +320,13 @@ def test_a_list_that_is_known_is_not_sent_again() -> None:
 def test_every_answer_of_responses_has_the_tag_of_the_list() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(codex_profile=PROFILE)) as stage:
-            etag = (await stage.ask("GET", LIST)).headers["etag"]
+            etag = (await stage.request("GET", LIST)).headers["etag"]
             body = {"model": NAME, "input": "Hello"}
             for more in ({}, {"stream": True}, {"model": "nobody"}, {"input": "x" * 9000}):
-                reply = await stage.ask("POST", "/v1/responses", {**body, **more})
+                reply = await stage.request("POST", "/v1/responses", {**body, **more})
                 assert reply.headers["x-models-etag"] == etag
             chat = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}]}
-            reply = await stage.ask("POST", "/v1/chat/completions", chat)
+            reply = await stage.request("POST", "/v1/chat/completions", chat)
             assert "x-models-etag" not in reply.headers
 
     run(scene)
@@ -336,12 +336,12 @@ def test_slashed_names_resolve_everywhere() -> None:
     async def scene() -> None:
         made, _ = service()
         offers = ModelRegistry(made.entries, {SLASHED: NAME})
-        async with serving(offered=offers) as stage:
+        async with serving(registry=offers) as stage:
             for path in (SLASHED, SLASHED.replace("/", "%2F")):
-                assert (await stage.ask("GET", f"/v1/models/{path}")).json["id"] == SLASHED
-            listed = (await stage.ask("GET", LIST)).json
+                assert (await stage.request("GET", f"/v1/models/{path}")).json["id"] == SLASHED
+            listed = (await stage.request("GET", LIST)).json
             assert listed["models"][-1]["slug"] == listed["data"][-1]["id"] == SLASHED
-            reply = await stage.ask("POST", "/v1/responses", {"model": SLASHED, "input": "Hi"})
+            reply = await stage.request("POST", "/v1/responses", {"model": SLASHED, "input": "Hi"})
             assert (reply.status, reply.json["model"]) == (200, SLASHED)
 
     run(scene)

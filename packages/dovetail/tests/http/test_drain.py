@@ -114,9 +114,9 @@ def test_what_is_new_is_told_to_come_back(path: str) -> None:
             async with streaming(stage, "/v1/messages"):
                 await Stop(stage).once()
                 for stream in (False, True):
-                    reply = await stage.ask("POST", path, {**BODIES[path], "stream": stream})
+                    reply = await stage.request("POST", path, {**BODIES[path], "stream": stream})
                     assert_refused(reply, path)
-                assert len(stage.engine.asked) == 1
+                assert len(stage.engine.requests) == 1
                 gate.set()
 
     run(scene)
@@ -155,14 +155,14 @@ def test_probes_tell_a_server_that_drains_from_one_that_is_dead() -> None:
         gate = asyncio.Event()
         async with serving() as stage:
             stage.engine.plan = halting(stage.engine, gate)
-            assert (await stage.ask("GET", "/ready")).status == 200
+            assert (await stage.request("GET", "/ready")).status == 200
             async with streaming(stage, "/v1/messages"):
                 await Stop(stage).once()
                 for path in ("/ready", "/health"):
-                    reply = await stage.ask("GET", path)
+                    reply = await stage.request("GET", path)
                     assert (reply.status, reply.json) == (503, {"status": "draining"})
-                assert (await stage.ask("GET", "/live")).status == 200
-                assert (await stage.ask("GET", "/v1/models")).status == 200
+                assert (await stage.request("GET", "/live")).status == 200
+                assert (await stage.request("GET", "/v1/models")).status == 200
                 gate.set()
 
     run(scene)
@@ -199,7 +199,7 @@ def test_a_whole_answer_that_is_broken_off_is_an_error() -> None:
         async with serving(HttpOptions(drain_timeout=0.0)) as stage:
             stage.engine.plan = halting(stage.engine, asyncio.Event())
             asking = asyncio.create_task(
-                stage.ask("POST", "/v1/chat/completions", BODIES["/v1/chat/completions"])
+                stage.request("POST", "/v1/chat/completions", BODIES["/v1/chat/completions"])
             )
             await stage.engine.began.wait()
             Stop(stage).send()
@@ -215,7 +215,7 @@ def test_who_waits_for_room_is_told_when_nobody_waits_any_longer() -> None:
         async with serving(HttpOptions(max_concurrent=1)) as stage:
             stage.engine.plan = halting(stage.engine, asyncio.Event())
             async with streaming(stage, path):
-                waiting = asyncio.create_task(stage.ask("POST", path, BODIES[path]))
+                waiting = asyncio.create_task(stage.request("POST", path, BODIES[path]))
                 await until(lambda: stage.app.draining.active_requests == 2)
                 stop = Stop(stage)
                 await stop.once()

@@ -39,7 +39,7 @@ def test_a_wrong_key_is_refused_in_each_dialect() -> None:
             with pytest.raises(openai.AuthenticationError) as denied:
                 await stage.openai("wrong").chat.completions.create(model=NAME, messages=MESSAGE)
             assert denied.value.code == "invalid_api_key"
-            assert not stage.engine.asked
+            assert not stage.engine.requests
 
     run(scene)
 
@@ -49,9 +49,9 @@ def test_the_log_says_what_was_wrong_with_a_key_and_never_which() -> None:
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=gone)) as stage:
-            assert (await stage.ask("GET", "/v1/models")).status == 401
+            assert (await stage.request("GET", "/v1/models")).status == 401
             for key in ("wrong", "was-good"):
-                assert (await stage.ask("GET", "/v1/models", x_api_key=key)).status == 401
+                assert (await stage.request("GET", "/v1/models", x_api_key=key)).status == 401
             lines = [await stage.ended.get() for _ in range(3)]
             assert [line["reason"] for line in lines] == ["no_key", "unknown_key", "expired_key"]
             assert not any("wrong" in str(line) or "was-good" in str(line) for line in lines)
@@ -68,7 +68,7 @@ def test_keys_open_and_name_the_tenant() -> None:
                 model=NAME, max_tokens=9, messages=MESSAGE
             )
             assert "tenant" not in await stage.ended.get()
-            reply = await stage.ask(
+            reply = await stage.request(
                 "GET", "/v1/models", x_api_key="stale", authorization="Bearer key-a"
             )
             assert reply.status == 200
@@ -92,7 +92,7 @@ def test_keys_open_and_name_the_tenant() -> None:
 def test_what_is_open_without_a_key(path: str, status: int) -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
-            assert (await stage.ask("GET", path)).status == status
+            assert (await stage.request("GET", path)).status == status
 
     run(scene)
 
@@ -100,12 +100,12 @@ def test_what_is_open_without_a_key(path: str, status: int) -> None:
 def test_metrics_may_need_an_admins_key() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS, metrics_need_key=True)) as stage:
-            assert (await stage.ask("GET", "/metrics")).status == 401
-            refused = await stage.ask("GET", "/metrics", x_api_key="key-a")
+            assert (await stage.request("GET", "/metrics")).status == 401
+            refused = await stage.request("GET", "/metrics", x_api_key="key-a")
             assert (refused.status, refused.json["error"]["code"]) == (403, "permission_denied")
-            assert (await stage.ask("GET", "/metrics", x_api_key="open-sesame")).status == 200
+            assert (await stage.request("GET", "/metrics", x_api_key="open-sesame")).status == 200
         async with serving(HttpOptions(metrics_need_key=True)) as stage:
-            assert (await stage.ask("GET", "/metrics")).status == 200
+            assert (await stage.request("GET", "/metrics")).status == 200
 
     run(scene)
 
@@ -114,7 +114,7 @@ def test_metrics_may_need_an_admins_key() -> None:
 def test_the_root_answers(method: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            reply = await stage.ask(method, "/")
+            reply = await stage.request(method, "/")
             assert reply.status == 200
             assert bool(reply.body) == (method == "GET")
 
@@ -140,7 +140,7 @@ def test_wrong_addresses(
 ) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            reply = await stage.ask(method, path, b"", **headers)
+            reply = await stage.request(method, path, b"", **headers)
             assert reply.status == status
             assert reply.json["error"]["type"] == kind
             assert ("allow" in reply.headers) == (status == 405)
@@ -193,7 +193,7 @@ def test_max_tokens_is_clamped_to_the_window() -> None:
     async def scene() -> None:
         async with serving(max_context=200) as stage:
             await stage.anthropic().messages.create(model=NAME, max_tokens=20_000, messages=MESSAGE)
-            asked = stage.engine.asked[0]
+            asked = stage.engine.requests[0]
             assert asked.max_tokens == 200 - len(asked.prompt)
 
     run(scene)
@@ -224,17 +224,17 @@ def test_one_too_many_is_told_to_come_back() -> None:
 
 async def _refused(stage: Stage) -> None:
     chat = {"model": NAME, "messages": MESSAGE}
-    reply = await stage.ask("POST", "/v1/chat/completions", chat)
+    reply = await stage.request("POST", "/v1/chat/completions", chat)
     assert (reply.status, reply.headers["retry-after"]) == (429, "2")
-    reply = await stage.ask("POST", "/v1/messages", {**chat, "max_tokens": 9, "stream": True})
+    reply = await stage.request("POST", "/v1/messages", {**chat, "max_tokens": 9, "stream": True})
     assert (reply.status, reply.headers["retry-after"]) == (529, "2")
     assert reply.json["error"]["type"] == "overloaded_error"
     responses: dict[str, Any] = {"model": NAME, "input": "Hi"}
-    reply = await stage.ask("POST", "/v1/responses", {**responses, "stream": True})
+    reply = await stage.request("POST", "/v1/responses", {**responses, "stream": True})
     assert reply.status == 200
     assert b"rate_limit_exceeded" in reply.body
     assert b"try again in 2s" in reply.body
-    assert (await stage.ask("POST", "/v1/responses", responses)).status == 429
+    assert (await stage.request("POST", "/v1/responses", responses)).status == 429
     assert {(await stage.ended.get())["reason"] for _ in range(4)} == {"busy"}
 
 
@@ -256,10 +256,10 @@ def test_an_engine_that_is_not_ready() -> None:
         async with serving() as stage:
             stage.engine.state = EngineHealth(False, "loading")
             for path in ("/health", "/ready"):
-                reply = await stage.ask("GET", path)
+                reply = await stage.request("GET", path)
                 assert reply.status == 503
                 assert reply.json["engines"][0]["detail"] == "loading"
-            assert (await stage.ask("GET", "/live")).status == 200
+            assert (await stage.request("GET", "/live")).status == 200
 
     run(scene)
 
@@ -286,7 +286,9 @@ def test_where_an_engine_lives_is_told_to_no_client(kind: type[EngineError], aft
             }
             for path, body in asked.items():
                 for stream in (False, True):
-                    reply = await stage.ask("POST", path, {"model": NAME, "stream": stream, **body})
+                    reply = await stage.request(
+                        "POST", path, {"model": NAME, "stream": stream, **body}
+                    )
                     assert b"no connection to the engine (refused)" in reply.body, path
                     assert b"inside" not in reply.body
 
@@ -298,7 +300,7 @@ def test_requests_have_ids(given: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             headers = {"x_request_id": given} if given else {}
-            reply = await stage.ask("GET", "/v1/models", b"", **headers)
+            reply = await stage.request("GET", "/v1/models", b"", **headers)
             kept = reply.headers["x-request-id"]
             assert kept == reply.headers["request-id"]
             assert (kept == given) == (given == "my-request-1")
@@ -310,7 +312,7 @@ def test_requests_have_ids(given: str) -> None:
 def test_the_document_names_every_address() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            document = (await stage.ask("GET", "/openapi.json")).json
+            document = (await stage.request("GET", "/openapi.json")).json
             known = {route.path.removesuffix("{model}") for route in stage.app.routes.all}
             assert {path.removesuffix("{model}") for path in document["paths"]} == known
             operations = [one for methods in document["paths"].values() for one in methods.values()]
@@ -330,6 +332,6 @@ def test_the_page_names_every_address() -> None:
 def test_the_messages_api_can_be_left_out() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(messages_api=False)) as stage:
-            assert (await stage.ask("POST", "/v1/messages", {})).status == 404
+            assert (await stage.request("POST", "/v1/messages", {})).status == 404
 
     run(scene)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from background_fixture import Gate
 from http_fixture import ALIAS, Stage, head, read_reply, run, serving
-from websocket_fixture import ask, event, socket_to, until
+from websocket_fixture import event, send_request, socket_to, until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
@@ -69,7 +69,7 @@ def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None
                 writer.write(sent + body)
                 writers.append(writer)
                 await until(lambda: stage.engine.running == len(writers))
-                reply = await stage.ask("POST", "/v1/messages", body, x_api_key=key)
+                reply = await stage.request("POST", "/v1/messages", body, x_api_key=key)
                 assert reply.status == 503
             for writer in writers:
                 writer.close()
@@ -88,7 +88,7 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
             assert 180_000 < request_memory.total_bytes < 190_000
             assert stage.metric("dovetail_held_body_bytes") == request_memory.total_bytes
             for other, body in asks().items():
-                reply = await stage.ask("POST", other, body)
+                reply = await stage.request("POST", other, body)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "2")
                 kinds = {"overloaded_error", "server_error"}
                 assert reply.json["error"]["type"] in kinds
@@ -97,10 +97,10 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
             limited = stage.metric("dovetail_rate_limited_requests_total", reason="held_bytes")
             assert limited == 3
             packed = gzip.compress(json.dumps(asks()[path]).encode())
-            reply = await stage.ask("POST", path, packed, content_encoding="gzip")
+            reply = await stage.request("POST", path, packed, content_encoding="gzip")
             assert reply.status == 503
             # What is small is bounded by number: it is not shut out by what is large.
-            assert (await stage.ask("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
+            assert (await stage.request("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
             writers[0].close()
             await until(lambda: request_memory.total_bytes < 100_000)
             writers.append(await begun(stage, path))
@@ -114,17 +114,17 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
 def test_what_a_request_goes_on_from_counts_as_its_own() -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
-            kept = (await stage.ask("POST", "/v1/responses", asks()["/v1/responses"])).json
+            kept = (await stage.request("POST", "/v1/responses", asks()["/v1/responses"])).json
             assert request_memory.total_bytes == 0
             gate = Gate(stage)
             small = asks("", previous_response_id=kept["id"])["/v1/responses"]
             waiting = [
-                asyncio.create_task(stage.ask("POST", "/v1/responses", small)) for _ in range(3)
+                asyncio.create_task(stage.request("POST", "/v1/responses", small)) for _ in range(3)
             ]
             (refused,), others = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
             assert (await refused).status == 503
             assert request_memory.total_bytes > 180_000
-            reply = await stage.ask("POST", "/v1/responses/input_tokens", small)
+            reply = await stage.request("POST", "/v1/responses/input_tokens", small)
             assert reply.status == 503
             gate.opened.set()
             assert [(await one).status for one in others] == [200, 200]
@@ -138,7 +138,7 @@ def test_background_responses_are_held_until_they_are_over() -> None:
             gate = Gate(stage)
             body = asks(background=True)["/v1/responses"]
             for status in (200, 200, 503):
-                assert (await stage.ask("POST", "/v1/responses", body)).status == status
+                assert (await stage.request("POST", "/v1/responses", body)).status == status
             assert request_memory.total_bytes > 180_000
             gate.opened.set()
             await until(lambda: request_memory.total_bytes == 0)
@@ -153,14 +153,14 @@ def test_messages_over_sockets_are_counted_with_the_rest() -> None:
             Gate(stage)
             writer = await begun(stage)
             async with socket_to(stage) as one, socket_to(stage) as other:
-                await ask(one, padding=LARGE)
+                await send_request(one, padding=LARGE)
                 await until(lambda: stage.engine.running == 2)
-                await ask(other, padding=LARGE)
+                await send_request(other, padding=LARGE)
                 told = await event(other)
                 assert (told["type"], told["status"]) == ("error", 503)
                 assert told["headers"]["retry-after"] == "2"
                 for _ in range(2):  # behind the first: one waits, another would
-                    await ask(one, padding=LARGE)
+                    await send_request(one, padding=LARGE)
                 while (told := await event(one))["type"] != "error":
                     pass
                 assert told["status"] == 429
@@ -176,7 +176,7 @@ def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             for path, body in asks().items():
-                assert (await stage.ask("POST", path, body)).status == 200
+                assert (await stage.request("POST", path, body)).status == 200
 
     run(scene)
 
@@ -186,7 +186,7 @@ def test_what_is_refused_for_something_else_is_not_held(sent: bytes) -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             for path in asks():
-                assert (await stage.ask("POST", path, sent)).status == 400
+                assert (await stage.request("POST", path, sent)).status == 400
                 assert request_memory.total_bytes == 0
             reader, writer = await stage.connect()
             writer.write(head("POST", "/v1/messages", LIMIT + 1))

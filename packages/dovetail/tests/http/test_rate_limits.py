@@ -16,7 +16,7 @@ import anthropic
 import openai
 import pytest
 from http_fixture import NAME, Stage, head, run, serving
-from websocket_fixture import asked, socket_to
+from websocket_fixture import request_response, socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
@@ -48,7 +48,7 @@ class Desk:
     book: MemoryLimitStore
 
     async def ask(self, path: str, key: str = "key", **more: Any) -> Any:
-        return await self.stage.ask("POST", path, {**BODIES[path], **more}, x_api_key=key)
+        return await self.stage.request("POST", path, {**BODIES[path], **more}, x_api_key=key)
 
     def exhaust(self, seconds: float) -> None:
         """All requests of this minute are used up; there is room for one in so many seconds."""
@@ -95,7 +95,7 @@ def test_one_too_many_in_each_dialect(path: str) -> None:
             assert error.get("code", "rate_limit_exceeded") == "rate_limit_exceeded"
             assert "2 requests a minute" in error["message"]
             assert at.limited("requests") == 1
-            assert len(at.stage.engine.asked) == 2
+            assert len(at.stage.engine.requests) == 2
             reply = await at.ask(path, key="other")  # which has no limits, and hears of none
             assert reply.status == 200
             assert not [name for name in reply.headers if "ratelimit" in name]
@@ -140,14 +140,14 @@ def test_what_is_refused_is_not_read_first() -> None:
     async def scene() -> None:
         async with desk(requests=1) as at:
             body: Any = {"model": NAME, "input": "Hi", "stream": True}
-            reply = await at.stage.ask("POST", "/v1/responses", body, x_api_key="key")
+            reply = await at.stage.request("POST", "/v1/responses", body, x_api_key="key")
             assert b'"response.completed"' in reply.body
             body |= {"previous_response_id": "resp_none", "input": [{"type": "nothing"}]}
-            reply = await at.stage.ask("POST", "/v1/responses", body, x_api_key="key")
+            reply = await at.stage.request("POST", "/v1/responses", body, x_api_key="key")
             assert reply.status == 200
             assert b'"rate_limit_exceeded"' in reply.body
             body["stream"] = False
-            reply = await at.stage.ask("POST", "/v1/responses", body, x_api_key="key")
+            reply = await at.stage.request("POST", "/v1/responses", body, x_api_key="key")
             assert reply.status == 429
 
     run(scene)
@@ -167,7 +167,7 @@ def test_the_sdks_raise_a_rate_limit_error() -> None:
                 await client.chat.completions.create(model=NAME, messages=MESSAGE, stream=True)
             with pytest.raises(openai.RateLimitError):
                 await client.responses.create(model=NAME, input="Hi")
-            assert not at.stage.engine.asked
+            assert not at.stage.engine.requests
 
     run(scene)
 
@@ -190,7 +190,7 @@ def test_an_sdk_that_waits_as_it_is_told_succeeds(api: str) -> None:
                 else:
                     await client.responses.create(model=NAME, input="Hi")
             assert at.limited("requests") == 1
-            assert len(at.stage.engine.asked) == 1
+            assert len(at.stage.engine.requests) == 1
 
     run(scene)
 
@@ -203,7 +203,7 @@ def test_an_engine_that_restarts_is_asked_again(api: str) -> None:
         async with serving() as stage:
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-                if len(stage.engine.asked) == 1:
+                if len(stage.engine.requests) == 1:
                     raise EngineUnavailable("http://10.0.0.7:8000 has died")
                 yield TokenDelta([stage.engine.stop_id], finish="stop")
 
@@ -213,7 +213,7 @@ def test_an_engine_that_restarts_is_asked_again(api: str) -> None:
             else:
                 client = stage.openai().with_options(max_retries=1)
                 await client.chat.completions.create(model=NAME, messages=MESSAGE)
-            assert len(stage.engine.asked) == 2
+            assert len(stage.engine.requests) == 2
 
     run(scene)
 
@@ -223,9 +223,9 @@ def test_tokens_are_paid_when_they_are_known(stream: bool) -> None:
     async def scene() -> None:
         async with desk(tokens=1) as at:
             engine = at.stage.engine
-            engine.plan = engine.says("0123456789", cached=20)
+            engine.plan = engine.script("0123456789", cached=20)
             assert (await at.ask("/v1/chat/completions", stream=stream)).status == 200
-            prompt = len(engine.asked[0].prompt)
+            prompt = len(engine.requests[0].prompt)
             assert prompt > 20
             cost = prompt - 20 + len("0123456789") + 1  # and the token that ends it
             assert at.owed() == cost
@@ -238,7 +238,7 @@ def test_tokens_are_paid_when_they_are_known(stream: bool) -> None:
 def test_a_debt_delays_the_next_request() -> None:
     async def scene() -> None:
         async with desk(tokens=60) as at:
-            at.stage.engine.plan = at.stage.engine.says("x" * 300)
+            at.stage.engine.plan = at.stage.engine.script("x" * 300)
             assert (await at.ask("/v1/messages", max_tokens=400)).status == 200
             reply = await at.ask("/v1/messages")
             assert reply.status == 429
@@ -266,12 +266,12 @@ def test_who_hangs_up_pays_for_what_was_said() -> None:
             writer.write(head("POST", "/v1/chat/completions", len(body), {"x_api_key": "key"}))
             writer.write(body)
             await reader.readuntil(b"x")
-            while engine.given < said:  # noqa: ASYNC110 - what is waited for has no event
+            while engine.deltas_sent < said:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
             writer.close()
             await engine.closed.wait()
             assert (await at.stage.ended.get())["disconnected"]
-            assert at.owed() == len(engine.asked[0].prompt) + said
+            assert at.owed() == len(engine.requests[0].prompt) + said
 
     run(scene)
 
@@ -321,7 +321,9 @@ def test_so_many_at_once() -> None:
 def test_a_full_server_is_counted_as_busy() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_concurrent=0, max_queued=0)) as stage:
-            assert (await stage.ask("POST", "/v1/messages", BODIES["/v1/messages"])).status == 529
+            assert (
+                await stage.request("POST", "/v1/messages", BODIES["/v1/messages"])
+            ).status == 529
             assert stage.metric("dovetail_rate_limited_requests_total", reason="busy") == 1
 
     run(scene)
@@ -332,8 +334,8 @@ def test_what_does_not_generate_is_not_limited() -> None:
         async with desk(requests=1) as at:
             at.exhaust(30)
             for _ in range(3):
-                assert (await at.stage.ask("GET", "/v1/models", x_api_key="key")).status == 200
-                count = await at.stage.ask(
+                assert (await at.stage.request("GET", "/v1/models", x_api_key="key")).status == 200
+                count = await at.stage.request(
                     "POST", "/v1/messages/count_tokens", CHAT_BODY, x_api_key="key"
                 )
                 assert count.status == 200
@@ -346,7 +348,7 @@ def test_without_keys_all_share_the_limit() -> None:
         keys = ApiKeys(limits=RateLimits(requests=1))
         async with serving(HttpOptions(keys=keys)) as stage:
             statuses = [
-                (await stage.ask("POST", path, body, x_api_key=path)).status
+                (await stage.request("POST", path, body, x_api_key=path)).status
                 for path, body in BODIES.items()
             ]
             assert statuses == [200, 429, 429, 429]
@@ -358,8 +360,10 @@ def test_guesses_do_not_fill_the_log() -> None:
     async def scene() -> None:
         async with desk() as at:
             for _ in range(DEFAULT_MAX_LINES + 20):
-                assert (await at.stage.ask("GET", "/v1/models", x_api_key="guess")).status == 401
-            assert (await at.stage.ask("GET", "/nowhere")).status == 404
+                assert (
+                    await at.stage.request("GET", "/v1/models", x_api_key="guess")
+                ).status == 401
+            assert (await at.stage.request("GET", "/nowhere")).status == 404
             assert (await at.ask("/v1/messages")).status == 200  # who has a key is always told of
             lines = [at.stage.ended.get_nowait() for _ in range(at.stage.ended.qsize())]
             assert [line["status"] for line in lines] == [401] * DEFAULT_MAX_LINES + [200]
@@ -389,7 +393,7 @@ def test_what_was_not_logged_is_told_in_one_line(caplog: pytest.LogCaptureFixtur
 def test_messages_of_a_socket_are_limited_as_requests_are() -> None:
     async def scene() -> None:
         async with desk(requests=1) as at, socket_to(at.stage, x_api_key="key") as socket:
-            ends = [(await asked(socket))[-1] for _ in range(2)]
+            ends = [(await request_response(socket))[-1] for _ in range(2)]
             assert [end["type"] for end in ends] == ["response.completed", "response.failed"]
             assert ends[1]["response"]["error"]["code"] == "rate_limit_exceeded"
             assert "try again in" in ends[1]["response"]["error"]["message"]
@@ -408,13 +412,13 @@ def test_a_key_that_is_taken_back_ends_with_the_message_that_is_answered(tmp_pat
             serving(HttpOptions(keys=keys)) as stage,
             socket_to(stage, authorization="Bearer key") as socket,
         ):
-            assert (await asked(socket))[-1]["type"] == "response.completed"
+            assert (await request_response(socket))[-1]["type"] == "response.completed"
             file.write_text(f"a:{digest('next').hex()}\n")
             keys.reload()
-            [refused] = await asked(socket)
+            [refused] = await request_response(socket)
             assert (refused["type"], refused["status"]) == ("error", 401)
             assert refused["error"]["code"] == "invalid_api_key"
-            assert len(stage.engine.asked) == 1
+            assert len(stage.engine.requests) == 1
 
     run(scene)
 

@@ -113,7 +113,7 @@ def test_the_page_lists_the_modules_that_a_streaming_request_enters() -> None:
 
     async def scene() -> None:
         ledger = Ledger(MemoryLedgerStore())
-        async with serving(offered=registry(ledger)) as stage:
+        async with serving(registry=registry(ledger)) as stage:
             blocks = await stream(stage, [QUESTION])
             await ledger.flush()
             assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use"]

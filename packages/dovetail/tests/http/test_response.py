@@ -25,7 +25,7 @@ QUESTION: Any = [{"role": "user", "content": "How is the weather?"}]
 def test_messages_streamed() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(THINKS + CALL, cached=16)
+            stage.engine.plan = stage.engine.script(THINKS + CALL, cached=16)
             asked: Any = {"model": NAME, "max_tokens": 500, "messages": QUESTION}
             async with stage.anthropic().messages.stream(**asked, tools=[ANTHROPIC_TOOL]) as stream:
                 message = await stream.get_final_message()
@@ -40,7 +40,7 @@ def test_messages_streamed() -> None:
             assert use.id.removeprefix("toolu_").isalnum()
             assert message.stop_reason == "tool_use"
             assert message.model == NAME
-            prompt = len(stage.engine.asked[0].prompt)
+            prompt = len(stage.engine.requests[0].prompt)
             assert message.usage.cache_read_input_tokens == 16
             assert message.usage.input_tokens == prompt - 16
 
@@ -64,7 +64,7 @@ def test_messages_whole_under_an_alias() -> None:
 def test_messages_second_turn_goes_on_from_the_first() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(THINKS + CALL, "It rains.")
+            stage.engine.plan = stage.engine.script(THINKS + CALL, "It rains.")
             client = stage.anthropic()
             asked: Any = {"model": NAME, "max_tokens": 500, "tools": [ANTHROPIC_TOOL]}
             first = await client.messages.create(**asked, messages=QUESTION)
@@ -79,9 +79,11 @@ def test_messages_second_turn_goes_on_from_the_first() -> None:
                 **asked, messages=history, extra_headers=debug
             )
             said = stage.engine.tokenizer.encode(THINKS + CALL)
-            begun = [*stage.engine.asked[0].prompt, *said]
-            assert list(stage.engine.asked[1].prompt[: len(begun)]) == begun
-            assert int(raw.headers["x-dovetail-prefix-total"]) == len(stage.engine.asked[1].prompt)
+            begun = [*stage.engine.requests[0].prompt, *said]
+            assert list(stage.engine.requests[1].prompt[: len(begun)]) == begun
+            assert int(raw.headers["x-dovetail-prefix-total"]) == len(
+                stage.engine.requests[1].prompt
+            )
             assert "x-dovetail-diagnostics" in raw.headers
             assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="exact") == 1
 
@@ -91,7 +93,7 @@ def test_messages_second_turn_goes_on_from_the_first() -> None:
 def test_chat_streamed_and_whole() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(THINKS + CALL)
+            stage.engine.plan = stage.engine.script(THINKS + CALL)
             client = stage.openai()
             asked: Any = {"model": NAME, "messages": QUESTION, "tools": [CHAT_TOOL]}
             whole = await client.chat.completions.create(**asked)
@@ -118,7 +120,7 @@ def test_chat_choices_come_together() -> None:
                 model=NAME, messages=QUESTION, n=3
             )
             assert [choice.message.content for choice in answer.choices] == ["Hello."] * 3
-            assert len(stage.engine.asked) == 3
+            assert len(stage.engine.requests) == 3
 
     run(scene)
 
@@ -126,7 +128,7 @@ def test_chat_choices_come_together() -> None:
 def test_responses_streamed_and_whole() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(THINKS + CALL)
+            stage.engine.plan = stage.engine.script(THINKS + CALL)
             client = stage.openai()
             asked: Any = {"model": NAME, "input": "How is the weather?", "tools": [RESPONSES_TOOL]}
             whole = await client.responses.create(**asked)
@@ -140,7 +142,7 @@ def test_responses_streamed_and_whole() -> None:
             assert events[-1] == "response.completed"
             assert [item.type for item in streamed.output] == kinds
             assert streamed.usage is not None
-            assert streamed.usage.input_tokens == len(stage.engine.asked[1].prompt)
+            assert streamed.usage.input_tokens == len(stage.engine.requests[1].prompt)
 
     run(scene)
 
@@ -149,7 +151,7 @@ def test_responses_streamed_and_whole() -> None:
 def test_a_completion_goes_on_from_a_raw_prompt(prompt: Any) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says("<think>b</think>c stop d")
+            stage.engine.plan = stage.engine.script("<think>b</think>c stop d")
             controls = stage.engine.tokenizer.controls
             letter = stage.engine.tokenizer.encode("a")
             ids = [controls["<|im_start|>"], *letter]
@@ -157,7 +159,7 @@ def test_a_completion_goes_on_from_a_raw_prompt(prompt: Any) -> None:
             client = stage.openai()
             answer = await client.completions.create(model=NAME, prompt=given, stop=" stop")
             assert answer.choices[0].text == "<think>b</think>c"
-            assert list(stage.engine.asked[0].prompt) == ids
+            assert list(stage.engine.requests[0].prompt) == ids
             stream = await client.completions.create(model=NAME, prompt=given, stream=True)
             chunks = [chunk async for chunk in stream]
             assert "".join(c.choices[0].text for c in chunks) == "<think>b</think>c stop d"
@@ -173,7 +175,7 @@ def test_count_tokens_is_what_the_engine_gets() -> None:
             asked: Any = {"model": NAME, "messages": QUESTION, "tools": [ANTHROPIC_TOOL]}
             count = await client.messages.count_tokens(**asked)
             await client.messages.create(**asked, max_tokens=9)
-            assert count.input_tokens == len(stage.engine.asked[0].prompt)
+            assert count.input_tokens == len(stage.engine.requests[0].prompt)
 
     run(scene)
 
@@ -201,13 +203,13 @@ def test_tokenize_and_back(prefix: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             asked: dict[str, Any] = {"prompt": "hé<|im_end|>", "return_token_strs": True}
-            found = (await stage.ask("POST", f"{prefix}/tokenize", asked)).json
+            found = (await stage.request("POST", f"{prefix}/tokenize", asked)).json
             assert found["count"] == len(found["tokens"]) == 4
             assert found["token_strs"][-1] == "<|im_end|>"
             assert found["max_model_len"] == 4096
-            back = await stage.ask("POST", f"{prefix}/detokenize", {"tokens": found["tokens"]})
+            back = await stage.request("POST", f"{prefix}/detokenize", {"tokens": found["tokens"]})
             assert back.json == {"prompt": "hé<|im_end|>"}
-            bad = await stage.ask("POST", f"{prefix}/detokenize", {"tokens": [10**9]})
+            bad = await stage.request("POST", f"{prefix}/detokenize", {"tokens": [10**9]})
             assert bad.status == 400
 
     run(scene)
@@ -217,13 +219,13 @@ def test_tokenize_of_messages_is_the_prompt() -> None:
     async def scene() -> None:
         async with serving() as stage:
             asked = {"messages": QUESTION, "tools": [CHAT_TOOL]}
-            found = (await stage.ask("POST", "/tokenize", asked)).json
+            found = (await stage.request("POST", "/tokenize", asked)).json
             await _chat(stage, asked)
-            assert found["tokens"] == list(stage.engine.asked[0].prompt)
+            assert found["tokens"] == list(stage.engine.requests[0].prompt)
 
     run(scene)
 
 
 async def _chat(stage: Stage, asked: dict[str, Any]) -> None:
-    reply = await stage.ask("POST", "/v1/chat/completions", {"model": NAME, **asked})
+    reply = await stage.request("POST", "/v1/chat/completions", {"model": NAME, **asked})
     assert reply.status == 200

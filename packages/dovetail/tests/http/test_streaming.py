@@ -122,10 +122,12 @@ def test_what_was_said_before_the_hang_up_is_known_afterwards() -> None:
                 await reader.readuntil(b'"text_delta","text":"a"')
             writer.close()
             await stage.ended.get()
-            stage.engine.plan = stage.engine.says("Yes.")
+            stage.engine.plan = stage.engine.script("Yes.")
             said = {"role": "assistant", "content": "aaaaa"}
             history = [*MESSAGE, said, {"role": "user", "content": "Go on"}]
-            await stage.ask("POST", "/v1/messages", {**BODIES["/v1/messages"], "messages": history})
+            await stage.request(
+                "POST", "/v1/messages", {**BODIES["/v1/messages"], "messages": history}
+            )
             assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="exact") == 1
 
     run(scene)
@@ -146,10 +148,10 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
             narrow = await _narrow(stage, "/v1/chat/completions")
             await _paused(stage)
             await _some_turns()
-            given = stage.engine.given
+            given = stage.engine.deltas_sent
             assert given < deltas / 2
             await _some_turns()
-            assert stage.engine.given == given
+            assert stage.engine.deltas_sent == given
             reader, writer = await asyncio.open_connection(sock=narrow)
             reply = await read_reply(reader)
             writer.close()
@@ -215,7 +217,7 @@ def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch
 
     async def scene() -> None:
         async with serving(HttpOptions(keep_alive=0.01)) as stage:
-            stage.engine.plan = stage.engine.says("Hello.", step=100)
+            stage.engine.plan = stage.engine.script("Hello.", step=100)
             reader, writer = await stage.connect()
             writer.write(request(path))
             assert b"Hello." in (await read_reply(reader)).body

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from http_fixture import run, tiny_model
-from token_fixture import ASKED, Tap, counting, tapped
+from token_fixture import REQUEST_BODIES, Tap, counting, tapped
 
 PYTHON_CALLS = 32  # for a token; 20 when this was written
 ALL_CALLS = 70  # with those of C; 45 then
@@ -21,7 +21,7 @@ TEXTS = {"text": "Well, ", "thought": "<think>\nLet me see", "call": OPENING + "
 
 async def say(tap: Tap, text: str, at_once: int = 1 << 20) -> bytes:
     ids = tiny_model().tokenizer.encode(text)
-    told = [await tap.pass_on(ids[at : at + at_once]) for at in range(0, len(ids), at_once)]
+    told = [await tap.send_tokens(ids[at : at + at_once]) for at in range(0, len(ids), at_once)]
     return b"".join(told)
 
 
@@ -29,15 +29,15 @@ async def cost(tap: Tap) -> Counter[str]:
     """The calls of some tokens, each by itself, in the midst of a stream."""
     letter = tiny_model().tokenizer.encode("x")
     for _ in range(3):
-        await tap.pass_on(letter)
+        await tap.send_tokens(letter)
     with counting() as seen:
         for _ in range(STEPS):
-            await tap.pass_on(letter)
+            await tap.send_tokens(letter)
     return seen
 
 
 @pytest.mark.parametrize("begun", TEXTS.values(), ids=TEXTS)
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", REQUEST_BODIES)
 def test_a_token_is_a_few_calls(path: str, begun: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
@@ -53,7 +53,7 @@ def test_a_token_is_a_few_calls(path: str, begun: str) -> None:
     run(scene)
 
 
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", REQUEST_BODIES)
 def test_a_token_of_a_long_call_costs_what_one_of_a_short_call_does(path: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
@@ -67,7 +67,7 @@ def test_a_token_of_a_long_call_costs_what_one_of_a_short_call_does(path: str) -
     run(scene)
 
 
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", REQUEST_BODIES)
 def test_an_argument_leaves_with_the_token_that_brings_it(path: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:

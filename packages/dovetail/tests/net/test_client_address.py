@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from http_fixture import ALIAS, head, read_reply, run, service, serving
-from websocket_fixture import asked, socket_to
+from websocket_fixture import request_response, socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits
@@ -120,11 +120,13 @@ def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
                 (429, "POST", "/v1/messages", ASK, good),
             ]
             for status, method, path, body, headers in asks:
-                assert (await stage.ask(method, path, body, **headers)).status == status
+                assert (await stage.request(method, path, body, **headers)).status == status
                 line = await stage.ended.get()
                 assert (line["status"], line["peer"]) == (status, "127.0.0.1")
             stage.app.draining.start()
-            assert (await stage.ask("POST", "/v1/messages", ASK, x_api_key="other")).status == 503
+            assert (
+                await stage.request("POST", "/v1/messages", ASK, x_api_key="other")
+            ).status == 503
             assert (await stage.ended.get())["peer"] == "127.0.0.1"
             assert b"127.0.0.1" not in stage.app.metrics.render()[0]
 
@@ -143,7 +145,7 @@ def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
             serving(options) as stage,
             socket_to(stage, x_forwarded_for="203.0.113.9") as opened,
         ):
-            await asked(opened, client_metadata=claims)
+            await request_response(opened, client_metadata=claims)
             for status in (101, 200):
                 line = await stage.ended.get()
                 assert (line["status"], line["peer"]) == (status, "203.0.113.9")
@@ -159,7 +161,7 @@ def test_a_log_without_addresses() -> None:
             )
         ) as stage:
             for path in ("/v1/models", "/nowhere"):
-                await stage.ask("GET", path)
+                await stage.request("GET", path)
                 assert "peer" not in await stage.ended.get()
 
     run(scene)
@@ -222,7 +224,7 @@ def test_a_background_answer_has_it_too() -> None:
     async def scene() -> None:
         async with serving() as stage:
             body = {"model": ALIAS, "input": "Hi", "background": True}
-            reply = await stage.ask("POST", "/v1/responses", body)
+            reply = await stage.request("POST", "/v1/responses", body)
             assert reply.json["status"] == "queued"
             assert (await stage.ended.get())["peer"] == "127.0.0.1"
 

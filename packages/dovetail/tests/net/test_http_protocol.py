@@ -52,7 +52,7 @@ def test_a_connection_serves_one_request_after_the_other() -> None:
 def test_the_service_lives_as_long_as_the_server() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            assert (await stage.ask("GET", "/live")).status == 200
+            assert (await stage.request("GET", "/live")).status == 200
             assert stage.engine.started
             assert not stage.engine.stopped
         assert stage.engine.stopped

@@ -263,7 +263,7 @@ def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.Monke
             for wire in idle[:10]:
                 wire.hang_up()
             await until(lambda: len(connections(stage)) == 40)
-            assert (await stage.ask("GET", "/live")).status == 200
+            assert (await stage.request("GET", "/live")).status == 200
             for wire in idle:
                 wire.hang_up()
 
@@ -290,7 +290,7 @@ def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
             reply = await told
             assert reply.status == 503
             assert reply.headers["retry-after"] == "2"
-            assert (await stage.ask("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
+            assert (await stage.request("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
             for wire in wires:
                 wire.hang_up()
             await asyncio.wait(waiting)

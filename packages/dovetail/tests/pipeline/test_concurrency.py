@@ -77,7 +77,7 @@ def test_no_endpoint_encodes_a_long_text_on_the_loop(
 
     async def scene() -> None:
         async with serving() as stage:
-            reply = await stage.ask("POST", ENDPOINTS[name], {"model": NAME, **body})
+            reply = await stage.request("POST", ENDPOINTS[name], {"model": NAME, **body})
             assert reply.status in (200, 400)  # the window is small
 
     run(scene)
@@ -100,11 +100,11 @@ def test_many_tokens_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) ->
             ids = tiny_model().tokenizer.encode(LONG)
             seen.clear()
             body = {"model": NAME, "tokens": ids}
-            assert (await stage.ask("POST", "/detokenize", body)).json == {"prompt": LONG}
-            refused = await stage.ask("POST", "/detokenize", {**body, "tokens": [*ids, -1]})
+            assert (await stage.request("POST", "/detokenize", body)).json == {"prompt": LONG}
+            refused = await stage.request("POST", "/detokenize", {**body, "tokens": [*ids, -1]})
             assert refused.status == 400
             body_with_strings = {"model": NAME, "prompt": LONG, "return_token_strs": True}
-            tokenized = (await stage.ask("POST", "/tokenize", body_with_strings)).json
+            tokenized = (await stage.request("POST", "/tokenize", body_with_strings)).json
             assert (tokenized["tokens"], "".join(tokenized["token_strs"])) == (ids, LONG)
 
     run(scene)

@@ -109,7 +109,7 @@ def reasoning_and_calls(request: Request) -> list[tuple[str, str]]:
 def test_codex_sends_back_reasoning_that_it_was_never_shown() -> None:
     async def scene() -> None:
         upstream = Upstream(TURN, TEXT)
-        async with serving(offered=make_registry(upstream)) as stage:
+        async with serving(registry=make_registry(upstream)) as stage:
             client = stage.openai()
             first = await client.responses.create(
                 model=NAME,
@@ -150,7 +150,7 @@ def test_codex_sends_back_reasoning_that_it_was_never_shown() -> None:
 def test_every_api_streams_the_turn_in_its_order() -> None:
     async def scene() -> None:
         upstream = Upstream(TURN, TURN)
-        async with serving(offered=make_registry(upstream)) as stage:
+        async with serving(registry=make_registry(upstream)) as stage:
             async with stage.anthropic().messages.stream(
                 model=NAME, max_tokens=100, messages=[{"role": "user", "content": "Weather?"}]
             ) as stream:
@@ -159,7 +159,7 @@ def test_every_api_streams_the_turn_in_its_order() -> None:
             assert kinds == ["thinking", "tool_use", "thinking", "tool_use"]
             assert message.stop_reason == "tool_use"
             body = {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": False}
-            whole = (await stage.ask("POST", "/v1/chat/completions", body)).json
+            whole = (await stage.request("POST", "/v1/chat/completions", body)).json
             assert len(whole["choices"][0]["message"]["tool_calls"]) == 2
 
     run(scene)
@@ -167,7 +167,7 @@ def test_every_api_streams_the_turn_in_its_order() -> None:
 
 async def _streamed(stage: Stage) -> tuple[int, bytes]:
     body = {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": True}
-    reply = await stage.ask("POST", "/v1/chat/completions", body)
+    reply = await stage.request("POST", "/v1/chat/completions", body)
     return reply.status, reply.body
 
 
@@ -188,7 +188,7 @@ def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
     batches: list[Any], status: int, message: str
 ) -> None:
     async def scene() -> None:
-        async with serving(offered=make_registry(Upstream(batches))) as stage:
+        async with serving(registry=make_registry(Upstream(batches))) as stage:
             got, body = await _streamed(stage)
             assert got == status
             assert message in body.decode()
@@ -201,7 +201,7 @@ def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
 def test_nothing_counts_behind_the_end(late: Any) -> None:
     async def scene() -> None:
         upstream = Upstream([TEXT[0], [USAGE, Finish("stop"), TextDelta("more")], late])
-        async with serving(offered=make_registry(upstream)) as stage:
+        async with serving(registry=make_registry(upstream)) as stage:
             status, body = await _streamed(stage)
             assert status == 200
             assert body.count(b'"finish_reason":"') == 1
@@ -214,7 +214,7 @@ def test_nothing_counts_behind_the_end(late: Any) -> None:
 def test_disconnect_cancels_the_upstream_stream() -> None:
     async def scene() -> None:
         upstream = Upstream([TEXT[0], None])
-        async with serving(offered=make_registry(upstream)) as stage:
+        async with serving(registry=make_registry(upstream)) as stage:
             reader, writer = await stage.connect()
             body = json.dumps(
                 {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": True}
@@ -230,17 +230,17 @@ def test_disconnect_cancels_the_upstream_stream() -> None:
 
 def test_token_endpoints_are_not_supported_for_upstream_models() -> None:
     async def scene() -> None:
-        async with serving(offered=make_registry(Upstream())) as stage:
+        async with serving(registry=make_registry(Upstream())) as stage:
             chat_body = {"model": NAME, "messages": [{"role": "user", "content": "?"}]}
             for path, body in (
                 ("/v1/messages/count_tokens", chat_body),
                 ("/tokenize", {"model": NAME, "prompt": "x"}),
                 ("/v1/completions", {"model": NAME, "prompt": "x"}),
             ):
-                reply = await stage.ask("POST", path, body)
+                reply = await stage.request("POST", path, body)
                 assert 400 <= reply.status < 500, path
                 assert "known to its own server only" in reply.body.decode()
-            entry = (await stage.ask("GET", f"/v1/models/{NAME}")).json
+            entry = (await stage.request("GET", f"/v1/models/{NAME}")).json
             assert entry["max_model_len"] == 4096
 
     run(scene)

@@ -43,7 +43,7 @@ def test_every_panel_and_alert_queries_existing_metrics() -> None:
             message: Any = [{"role": "user", "content": "Hi"}]
             await stage.openai().chat.completions.create(model=NAME, messages=message)
             stage.app.metrics.track_certificate_expiry(time.time)  # there where HTTPS is served
-            text = (await stage.ask("GET", "/metrics")).body.decode()
+            text = (await stage.request("GET", "/metrics")).body.decode()
             # An alert asks whether it has grown: one that begins with its first would not have.
             assert 'dovetail_refused_connections_total{reason="connections"} 0.0' in text
             shapes = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))

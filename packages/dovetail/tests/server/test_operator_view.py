@@ -96,11 +96,11 @@ def test_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
 
     async def scene() -> None:
         async with serving(options) as stage:
-            bare = await stage.ask("GET", path)
+            bare = await stage.request("GET", path)
             for _ in range(DEFAULT_MAX_LINES + 5):
-                guess = await stage.ask("GET", path, x_api_key="guess")
+                guess = await stage.request("GET", path, x_api_key="guess")
                 assert guess.status == bare.status
-            assert (await stage.ask("GET", path, x_api_key="key")).status == 200
+            assert (await stage.request("GET", path, x_api_key="key")).status == 200
             lines = [stage.ended.get_nowait() for _ in range(stage.ended.qsize())]
             assert len(lines) == DEFAULT_MAX_LINES
             assert {line["status"] for line in lines} == {401}
@@ -118,7 +118,7 @@ def test_a_key_that_may_not_see_metrics_leaves_a_line() -> None:
 
     async def scene() -> None:
         async with serving(options) as stage:
-            assert (await stage.ask("GET", "/metrics", x_api_key="key")).status == 403
+            assert (await stage.request("GET", "/metrics", x_api_key="key")).status == 403
             line = stage.ended.get_nowait()
             assert (line["endpoint"], line["status"], line["tenant"]) == ("metrics", 403, "team")
 

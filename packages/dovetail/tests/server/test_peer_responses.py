@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from background_fixture import Gate, siblings, until
+from background_fixture import Gate, two_workers, until
 from http_fixture import NAME, Stage, head, run
 from websocket_fixture import until as it_is_so
 
@@ -42,7 +42,7 @@ async def begun(stage: Stage, key: str = "none") -> str:
 
 def test_it_is_followed_from_any_frame_while_it_runs_and_after(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             there = second.openai()
@@ -82,7 +82,7 @@ def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(together, "read_chunks", watched)
 
     async def scene() -> None:
-        async with siblings(tmp_path, max_followed_streams=1) as (first, second):
+        async with two_workers(tmp_path, max_followed_streams=1) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             there = second.openai()
@@ -114,7 +114,7 @@ def test_a_stream_whose_process_falls_does_not_look_whole(
     monkeypatch.setattr(together, "read_chunks", falls)
 
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             reader, writer = await second.connect()
@@ -138,7 +138,7 @@ def test_a_stream_whose_process_falls_does_not_look_whole(
 
 def test_it_is_called_off_from_another(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             cancelled = await second.openai().responses.cancel(id)
@@ -169,7 +169,7 @@ class EndsFirst:
 
 def test_response_that_finishes_first_is_reported_as_finished(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             background = second.app.background
@@ -184,7 +184,7 @@ def test_response_that_finishes_first_is_reported_as_finished(tmp_path: Path) ->
 
 def test_it_is_deleted_from_another_and_does_not_come_back(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             await second.openai().responses.delete(id)
@@ -203,7 +203,7 @@ def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
         raise StoreError("away")
 
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with two_workers(tmp_path) as (first, second):
             here = first.openai()
             gone, remaining = [
                 await here.responses.create(model=NAME, input="Hi") for _ in range(2)
@@ -219,7 +219,7 @@ def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
 
 def test_tenants_are_apart_over_processes_too(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with siblings(tmp_path, HttpOptions(keys=TENANTS)) as (first, second):
+        async with two_workers(tmp_path, HttpOptions(keys=TENANTS)) as (first, second):
             gate = Gate(first)
             id = await begun(first, "key-a")
             other, others = second.openai("key-b"), second.app.background.peers
@@ -241,7 +241,7 @@ def test_tenants_are_apart_over_processes_too(tmp_path: Path) -> None:
 
 def test_what_is_elsewhere_keeps_a_server_up_that_is_to_stop(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second):
+        async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
             id = await begun(first)
             stream = await second.openai().responses.retrieve(id, stream=True)
@@ -250,6 +250,6 @@ def test_what_is_elsewhere_keeps_a_server_up_that_is_to_stop(tmp_path: Path) -> 
             gate.opened.set()
             assert [event async for event in stream][-1].type == "response.completed"
             await it_is_so(lambda: second.app.draining.active_requests == 0)
-            assert (await second.ask("GET", f"/v1/responses/{id}?stream=true")).status == 503
+            assert (await second.request("GET", f"/v1/responses/{id}?stream=true")).status == 503
 
     run(scene)

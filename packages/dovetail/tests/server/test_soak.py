@@ -16,7 +16,7 @@ import pytest
 from abuse_clients import open_files, resident
 from server_process import NAME, Running, qwen_folder, served
 from soak_streams import APIS, stream_many
-from websocket_fixture import ask, asked
+from websocket_fixture import request_response, send_request
 from websockets.asyncio.client import connect
 
 STREAMS, TURNS = 20_000, 500
@@ -123,14 +123,14 @@ async def _chat_many(url: str, count: int, clients: int = 8) -> None:
         for number in todo:
             place = url.replace("http:", "ws:") + "/v1/responses"
             async with connect(place, proxy=None, max_size=None) as socket:
-                first = await asked(socket, f"Question {number}")
+                first = await request_response(socket, f"Question {number}")
                 assert first[-1]["type"] == "response.completed", first[-1]
                 before = first[-1]["response"]["id"]
                 if number % 3:
-                    second = await asked(socket, "And?", previous_response_id=before)
+                    second = await request_response(socket, "And?", previous_response_id=before)
                     assert second[-1]["type"] == "response.completed", second[-1]
                 else:
-                    await ask(socket, "And?", previous_response_id=before)
+                    await send_request(socket, "And?", previous_response_id=before)
                     socket.transport.abort()
 
     async with asyncio.TaskGroup() as group:

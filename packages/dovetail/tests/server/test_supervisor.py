@@ -77,7 +77,7 @@ def test_pool_of_a_single_worker_picks_the_idlest_replica() -> None:
 def test_a_hosted_engine_is_the_engine_itself(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = StageEngine(tiny_model())
-        stage.plan = stage.says("Hello.", cached=3)
+        stage.plan = stage.script("Hello.", cached=3)
         async with hosted(stage, tmp_path / "s") as (engine, host):
             assert engine.name == "stage"
             deltas = await collect_deltas(engine, stage)
@@ -85,8 +85,8 @@ def test_a_hosted_engine_is_the_engine_itself(tmp_path: Path) -> None:
             assert ids == [*stage.tokenizer.encode("Hello."), stage.stop_id]
             assert (deltas[-1].finish, deltas[-1].cached) == ("stop", 3)
             assert all(delta.exact for delta in deltas)
-            assert stage.asked[0].stop_ids == frozenset({stage.stop_id})
-            assert stage.asked[0].session == "s"
+            assert stage.requests[0].stop_ids == frozenset({stage.stop_id})
+            assert stage.requests[0].session == "s"
             host.should_exit = True
             await until(lambda: not host.servers[0].is_serving())
             assert not (await engine.health()).ready

@@ -1,4 +1,4 @@
-"""A crowd of clients on raw connections, and what a server process takes of the machine."""
+"""Many clients on raw connections, and the resources that a server process uses."""
 
 import asyncio
 import gc
@@ -12,60 +12,62 @@ from urllib.parse import urlsplit
 from abuse_requests import Attack
 from http_fixture import Reply, read_reply
 
-PATIENCE = 60.0  # seconds for one answer: more than any of these can honestly take
+TIMEOUT_SECONDS = 60.0  # for one response
 
 
 @dataclass
-class Told:
-    """What came back: how often each status, and what must never come."""
+class AttackResults:
+    """Counts of each status, and the responses that must never occur."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[tuple[Attack, Reply]] = field(default_factory=list)
 
     def note(self, attack: Attack, reply: Reply) -> None:
         self.statuses[reply.status] += 1
-        if reply.status >= 500 or not _is_told_well(attack, reply):
+        if reply.status >= 500 or not _is_valid_error(attack, reply):
             self.wrong.append((attack, reply))
 
 
-def _is_told_well(attack: Attack, reply: Reply) -> bool:
-    """An error says what is wrong, in JSON; only what is no HTTP gets an empty one."""
+def _is_valid_error(attack: Attack, reply: Reply) -> bool:
+    """Whether an error is described in JSON; only what is no HTTP gets an empty body."""
     if reply.status < 400 or attack.method == "HEAD" or not reply.body:
         return True
     error = reply.json["error"]
     return bool(error["type"] and error["message"])
 
 
-async def throw(url: str, attacks: Iterable[Attack], clients: int = 8) -> Told:
-    """Sends all of them, several at a time, each client over one connection while it lasts."""
-    told, todo = Told(), iter(attacks)
+async def run_attacks(url: str, attacks: Iterable[Attack], clients: int = 8) -> AttackResults:
+    """Send all of them, several at a time, each client over one connection while it lasts."""
+    results, todo = AttackResults(), iter(attacks)
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
-            group.create_task(_client(url, todo, told))
-    return told
+            group.create_task(_client(url, todo, results))
+    return results
 
 
-async def _client(url: str, todo: Iterator[Attack], told: Told) -> None:
-    place = urlsplit(url)
-    line: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+async def _client(url: str, todo: Iterator[Attack], results: AttackResults) -> None:
+    address = urlsplit(url)
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     for attack in todo:
-        if line is None:
-            line = await asyncio.open_connection(place.hostname, place.port, limit=1 << 22)
-        reader, writer = line
+        if connection is None:
+            connection = await asyncio.open_connection(
+                address.hostname, address.port, limit=1 << 22
+            )
+        reader, writer = connection
         writer.write(attack.sent)
-        if attack.cut:
+        if attack.aborts:
             await writer.drain()
             writer.transport.abort()
-            line = None
+            connection = None
             continue
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             reply = await read_reply(reader, attack.method)
-        told.note(attack, reply)
+        results.note(attack, reply)
         if reply.headers.get("connection") == "close":
             writer.transport.abort()
-            line = None
-    if line is not None:
-        line[1].transport.abort()
+            connection = None
+    if connection is not None:
+        connection[1].transport.abort()
 
 
 def resident(pid: int) -> int:
@@ -80,10 +82,10 @@ def open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
-def ask(url: str, path: str) -> tuple[int, bytes]:
+def get(url: str, path: str) -> tuple[int, bytes]:
     """One plain request, over a connection of its own."""
-    place = urlsplit(url)
-    connection = HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE)
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", path)
         with connection.getresponse() as response:

@@ -1,4 +1,4 @@
-"""Bytes on a connection that no honest client sends, and what comes back for them."""
+"""Bytes on a connection that no honest client sends, and the expected responses."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 def chunks(*parts: bytes, trailers: bytes = b"") -> bytes:
-    """A body in chunks, with what may stand behind it."""
+    """A chunked body, with trailers."""
     sent = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
     return sent + b"0\r\n" + trailers + b"\r\n"
 
@@ -30,7 +30,10 @@ def get(path: bytes = b"/live", headers: bytes = b"") -> bytes:
 
 @dataclass(frozen=True)
 class Shape:
-    """A request that can be read in two ways, or in none. `status` is the only right answer."""
+    """A request that can be parsed in two ways, or in none.
+
+    status: The only right response.
+    """
 
     name: str
     sent: bytes
@@ -88,7 +91,7 @@ GARBAGE = (
 
 
 class Wire:
-    """A connection. Everything that is read has to come within a bound."""
+    """A connection. Everything that is read has to arrive in time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -105,7 +108,7 @@ class Wire:
             return await read_reply(self.reader)
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
+        """All data until the server closes the connection."""
         async with asyncio.timeout(20):
             try:
                 return await self.reader.read()
@@ -124,13 +127,13 @@ async def wire_to(stage: Stage, sent: bytes = b"", **more: Any) -> Wire:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what nobody tells of."""
+    """Poll for a condition."""
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
 def connections(stage: Stage) -> list[BoundedHttpProtocol]:
-    """What the server holds open."""
-    held = list(stage.running.server_state.connections)
-    return [one for one in held if isinstance(one, BoundedHttpProtocol)]
+    """The connections that the server holds open."""
+    found = list(stage.running.server_state.connections)
+    return [each for each in found if isinstance(each, BoundedHttpProtocol)]

@@ -78,12 +78,15 @@ _CODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True)
 class Attack:
-    """One request. `cut`: the client hangs up behind it, and waits for no answer."""
+    """One request.
+
+    aborts: The client disconnects after it, without waiting for a response.
+    """
 
     kind: str
     method: str
     sent: bytes
-    cut: bool = False
+    aborts: bool = False
 
 
 def attacks(seed: int, count: int, model: str) -> Iterator[Attack]:
@@ -118,18 +121,18 @@ def _spoiled(dice: Dice, model: str) -> Attack:
 
 
 def _coded(dice: Dice, model: str) -> Attack:
-    """Compressed wrongly, twice, or not as it says."""
+    """Compressed wrongly, twice, or not as declared."""
     api = dice.choice([*GENERATING])
     body = _json({**dice.choice(corpus(api)), "model": model})
-    told = dice.choice(
+    coding = dice.choice(
         [*_CODINGS, "x-gzip", "identity", "compress", "gzip, gzip", ",", "\xff", "*"]
     )
     sent = _CODINGS[dice.choice([*_CODINGS])](body)
     if dice.random() < 0.5:
         sent = sent[: dice.randrange(len(sent))] + dice.randbytes(dice.randrange(20))
     if dice.random() < 0.1:
-        told, sent = "gzip", gzip.compress(b" " * (1 << 21))
-    return _attack("coded", "POST", GENERATING[api], sent, [("content-encoding", told)])
+        coding, sent = "gzip", gzip.compress(b" " * (1 << 21))
+    return _attack("coded", "POST", GENERATING[api], sent, [("content-encoding", coding)])
 
 
 def _headed(dice: Dice, model: str) -> Attack:
@@ -149,7 +152,7 @@ def _addressed(dice: Dice, model: str) -> Attack:
 def _truncated(dice: Dice, model: str) -> Attack:
     """Less than was promised, and the client is gone: anywhere in the head or the body."""
     whole = _mutated(dice, model).sent
-    return Attack("truncated", "POST", whole[: dice.randrange(1, len(whole))], cut=True)
+    return Attack("truncated", "POST", whole[: dice.randrange(1, len(whole))], aborts=True)
 
 
 def _attack(

@@ -1,4 +1,4 @@
-"""Responses in the background whose tests say when they end, and servers that share a store."""
+"""Background responses that tests control, and servers that share a store."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -18,7 +18,7 @@ from dovetail.server.peer_responses import MAX_FOLLOWED_STREAMS, join_peers
 
 
 class Gate:
-    """An engine that says a word, waits, and says the rest."""
+    """An engine that generates a word, waits for the test, and generates the rest."""
 
     def __init__(self, stage: Stage) -> None:
         self.opened = asyncio.Event()
@@ -49,12 +49,12 @@ async def until(stage: Stage, id: str, status: str) -> Any:
 
 def shared_service(store: MemoryResponseBackend) -> tuple[ModelRegistry, StageEngine]:
     """One of several servers over one store."""
-    made, engine = service()
-    return ModelRegistry(made.entries, {}, ResponseStore(store, has_peers=True)), engine
+    registry, engine = service()
+    return ModelRegistry(registry.entries, {}, ResponseStore(store, has_peers=True)), engine
 
 
 @asynccontextmanager
-async def siblings(
+async def two_workers(
     folder: Path,
     options: HttpOptions | None = None,
     *,
@@ -66,8 +66,8 @@ async def siblings(
     store = MemoryResponseBackend()
     (one, first_engine), (two, second_engine) = shared_service(store), shared_service(store)
     async with (
-        serving(options, offered=one) as first,
-        serving(options, offered=two) as second,
+        serving(options, registry=one) as first,
+        serving(options, registry=two) as second,
         join_peers(first.app, folder, 0, 2, max_followed_streams=max_followed_streams),
         join_peers(second.app, folder, 1, 2, max_followed_streams=max_followed_streams),
     ):

@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Waits for nothing: the time that it was to wait has passed when it returns."""
+    """Returns at once, and advances the clock by the timeout."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A whole server on a loopback port, over a model of a few bytes and an engine that tests direct.
+"""A whole server on a loopback port, with a tiny model and an engine that tests control.
 
-The model needs no download: its tokens are bytes, its template is ChatML with thoughts and tools.
+The model needs no download: its tokens are bytes, its template is ChatML with reasoning and tools.
 Server and clients share one event loop, so tests wait for events and never for time.
 """
 
@@ -89,7 +89,7 @@ def tiny_model(template: str = _TEMPLATE) -> Model:
 
 
 class StageEngine:
-    """Plays what a test tells it to, and keeps a record of what was asked and what was closed."""
+    """Runs the plan of a test, and records requests and how they end."""
 
     name = "stage"
 
@@ -97,20 +97,20 @@ class StageEngine:
         self.capabilities = EngineCapabilities()
         self.tokenizer = model.tokenizer
         self.stop_id = self.tokenizer.controls["<|im_end|>"]
-        self.asked: list[EngineRequest] = []
-        self.given = 0  # deltas that were taken
+        self.requests: list[EngineRequest] = []
+        self.deltas_sent = 0  # deltas that were pushed
         self.running = 0
         self.began = asyncio.Event()
         self.closed = asyncio.Event()
         self.started = self.stopped = False
         self.state = EngineHealth(True)
-        self.plan: Plan = self.says("Hello.")
+        self.plan: Plan = self.script("Hello.")
 
-    def says(self, *texts: str, step: int = 3, cached: int = 0) -> Plan:
-        """An answer for each request in turn; the last one is repeated."""
+    def script(self, *texts: str, step: int = 3, cached: int = 0) -> Plan:
+        """A plan with one output per request; the last one is repeated."""
 
         async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-            text = texts[min(len(self.asked), len(texts)) - 1]
+            text = texts[min(len(self.requests), len(texts)) - 1]
             ids = [*self.tokenizer.encode(text), self.stop_id]
             for at in range(0, len(ids), step):
                 last = at + step >= len(ids)
@@ -132,13 +132,13 @@ class StageEngine:
         return self.state
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         self.running += 1
         self.began.set()
         deltas = self.plan(request)
         try:
             async for delta in deltas:
-                self.given += 1
+                self.deltas_sent += 1
                 if not sink.push(delta) and not await sink.drain():
                     return
         finally:
@@ -148,7 +148,7 @@ class StageEngine:
 
 
 class _RequestLines(logging.Handler):
-    """The lines that requests leave in the log, for tests to wait for."""
+    """Collects the log lines of requests, for tests to wait for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,10 @@ class _RequestLines(logging.Handler):
 
 @dataclass
 class Stage:
-    """A running server. `ended` has the log's line of each request that is over."""
+    """A running server.
+
+    ended: The log line of each finished request.
+    """
 
     app: App
     engine: StageEngine
@@ -183,10 +186,10 @@ class Stage:
         self.clients.append(client)
         return client
 
-    async def ask(
+    async def request(
         self, method: str, path: str, body: bytes | dict[str, Any] = b"", **headers: str
     ) -> "Reply":
-        """One request over a connection of its own. In header names _ stands for -."""
+        """Send one request over a connection of its own. In header names _ stands for -."""
         reader, writer = await self.connect()
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         writer.write(head(method, path, len(sent), headers) + sent)
@@ -205,7 +208,7 @@ class Stage:
 
 @dataclass
 class Reply:
-    """An answer as it came over the wire."""
+    """A response as received."""
 
     status: int
     headers: dict[str, str]
@@ -224,7 +227,7 @@ def head(method: str, path: str, length: int, headers: dict[str, str] | None = N
 
 
 async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply:
-    """The whole answer, with its body put together."""
+    """Read a whole response."""
     raw = await reader.readuntil(b"\r\n\r\n")
     first, *lines = raw.decode().strip().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
@@ -253,11 +256,11 @@ def service(
     template: str = _TEMPLATE,
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS,
 ) -> tuple[ModelRegistry, StageEngine]:
-    """A service of one model (or several under numbered names), all on one engine."""
+    """A registry of one model (or several under numbered names), all on one engine."""
     model = tiny_model(template)
     engine = StageEngine(model)
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-    served = [
+    entries = [
         TokenModel(
             names=(NAME, "second-name") if not at else (f"model-{at}",),
             model=model,
@@ -269,7 +272,7 @@ def service(
         )
         for at in range(count)
     ]
-    return ModelRegistry(served, {ALIAS: NAME, "claude-*": NAME}), engine
+    return ModelRegistry(entries, {ALIAS: NAME, "claude-*": NAME}), engine
 
 
 @asynccontextmanager
@@ -280,25 +283,25 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     count: int = 1,
     template: str = _TEMPLATE,
     send_buffer: int | None = None,
-    offered: ModelRegistry | None = None,
+    registry: ModelRegistry | None = None,
     recorders: Sequence[RequestRecorder] = (),
     timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS,
 ) -> AsyncIterator[Stage]:
-    """A server, up before the first line of the block and gone after the last.
+    """Run a server during the block.
 
-    It serves what is `offered`, else the usual model.
+    It serves `registry`, else the tiny model.
     """
-    made, engine = service(
+    default_registry, engine = service(
         max_context=max_context,
         count=count,
         template=template,
         start_timeout_seconds=start_timeout_seconds,
     )
-    app = App(offered or made, options, recorders=recorders)
-    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    app = App(registry or default_registry, options, recorders=recorders)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     if send_buffer is not None:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     handler = _RequestLines()
     logger = logging.getLogger("dovetail.request")
     logger.addHandler(handler)
@@ -311,8 +314,8 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
         timeouts=timeouts,
         websocket_options=app.options.websocket_options,
     )
-    task = asyncio.create_task(running.serve([listening]))
-    stage = Stage(app, engine, listening.getsockname()[1], running, handler.lines)
+    task = asyncio.create_task(running.serve([listener]))
+    stage = Stage(app, engine, listener.getsockname()[1], running, handler.lines)
     try:
         yield stage
     finally:
@@ -324,7 +327,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
 
 
 def run(scene: Callable[[], Awaitable[None]]) -> None:
-    """Plays a scene on the loop that the product runs on."""
+    """Run a scene on the event loop of the product."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
         async def play() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of kept responses share."""
+"""Helpers for tests of stored responses."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ TOOL: Any = {
     "description": "Weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-THOUGHT = "<think>\nLet me see.\n</think>\n\n"
+REASONING = "<think>\nLet me see.\n</think>\n\n"
 
 
-async def ask(stage: Stage, *, stream: bool, **body: Any) -> Any:
-    """A response, by either way."""
+async def create_response(stage: Stage, *, stream: bool, **body: Any) -> Any:
+    """Create a response, streamed or not."""
     client = stage.openai()
     body = {"model": NAME, "tools": [TOOL], **body}
     if not stream:
@@ -23,6 +23,6 @@ async def ask(stage: Stage, *, stream: bool, **body: Any) -> Any:
         return await events.get_final_response()
 
 
-def said(stage: Stage, at: int, answer: str) -> list[int]:
-    """The prompt of a turn and what was generated, without the token that ended it."""
-    return [*stage.engine.asked[at].prompt, *stage.engine.tokenizer.encode(answer)]
+def turn_ids(stage: Stage, at: int, output: str) -> list[int]:
+    """The prompt of a turn and its output, without the token that ended it."""
+    return [*stage.engine.requests[at].prompt, *stage.engine.tokenizer.encode(output)]

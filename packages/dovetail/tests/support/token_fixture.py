@@ -1,8 +1,8 @@
-"""What one token costs on its way through the whole server, counted and not timed.
+"""The cost of one token on its way through the whole server, counted in calls.
 
-The engine is a socket that sends one token when the test says so, in vLLM's own frames; the client
-is a socket too. Between them runs the real server. Counted are the calls that our code and the HTTP
-server's make, of Python functions and of C ones.
+The engine is a socket that sends one token when the test wants it, in vLLM's frames; the client is
+a socket too. Between them runs the real server. Counted are the calls that our code and the HTTP
+server make, of Python functions and of C functions.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ OURS = tuple(
 )
 TOOL = {"type": "object", "properties": {"content": {"type": "string"}}}
 MESSAGES = [{"role": "user", "content": "Go."}]
-ASKED: dict[str, dict[str, Any]] = {
+REQUEST_BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "messages": MESSAGES,
         "tools": [{"type": "function", "function": {"name": "write", "parameters": TOOL}}],
@@ -67,7 +67,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Counts the calls of our code while the block runs."""
+    """Count the calls of our code while the block runs."""
     seen: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, arg: object) -> None:
@@ -85,7 +85,7 @@ def counting() -> Iterator[Counter[str]]:
 
 
 class Tap:
-    """The engine's end of the line and the client's: what goes in at one comes out at the other."""
+    """The connections of the engine and of the client: tokens go in at one, out at the other."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -93,8 +93,8 @@ class Tap:
         self.client: asyncio.StreamReader = asyncio.StreamReader()
         self._begun = False
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """What the engine does with a request: it begins its answer, and waits to be told more."""
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle a request as the engine: start the response, and wait for tokens."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0] or 0))
         if "/v1/models" in head:
@@ -105,8 +105,8 @@ class Tap:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         self.engine.set_result(writer)
 
-    async def pass_on(self, ids: Sequence[int]) -> bytes:
-        """Has the engine say these tokens in one frame; what the client got for them."""
+    async def send_tokens(self, ids: Sequence[int]) -> bytes:
+        """Send these tokens from the engine in one frame; returns what the client received."""
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
         choice |= {"stop_reason": None, "prompt_token_ids": None, "token_ids": list(ids)}
         head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL}
@@ -122,9 +122,9 @@ class Tap:
 async def tapped(path: str) -> AsyncIterator[Tap]:
     """A stream of the server at `path` that has begun."""
     tap = Tap()
-    listening = await asyncio.start_server(tap.answer, "127.0.0.1", 0)
+    listener = await asyncio.start_server(tap.serve, "127.0.0.1", 0)
     model = tiny_model()
-    endpoint = Endpoint("127.0.0.1", listening.sockets[0].getsockname()[1])
+    endpoint = Endpoint("127.0.0.1", listener.sockets[0].getsockname()[1])
     engine = VllmEngine(
         endpoint,
         RemoteModel(MODEL, context_length=1 << 20),
@@ -132,9 +132,9 @@ async def tapped(path: str) -> AsyncIterator[Tap]:
         options=VllmOptions(probe=False),
     )
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-    served = TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 20)
-    async with listening, serving(offered=ModelRegistry([served], {})) as stage:
-        body = json.dumps({"model": NAME, "stream": True, **ASKED[path]}).encode()
+    entry = TokenModel((NAME,), model, preparer, ReplicaPool([engine]), max_context=1 << 20)
+    async with listener, serving(registry=ModelRegistry([entry], {})) as stage:
+        body = json.dumps({"model": NAME, "stream": True, **REQUEST_BODIES[path]}).encode()
         tap.client, writer = await stage.connect()
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)

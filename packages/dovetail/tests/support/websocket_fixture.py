@@ -1,4 +1,4 @@
-"""A client of WebSockets, for servers on the stage: it sends what it is told and reads answers."""
+"""A WebSocket client for the servers of http_fixture."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def socket_to(
 
 
 async def refusal(stage: Stage, path: str = "/v1/responses", **headers: str) -> Any:
-    """The answer to a request for a socket that is not granted."""
+    """The response to a handshake that is rejected."""
     with pytest.raises(InvalidStatus) as refused:
         async with socket_to(stage, path, **headers):
             pass
@@ -40,34 +40,38 @@ async def refusal(stage: Stage, path: str = "/v1/responses", **headers: str) -> 
     return response.status_code, dict(response.headers.raw_items()), json.loads(response.body)
 
 
-async def ask(socket: ClientConnection, said: str = "Hi", **more: Any) -> None:
-    """Asks for a response, as clients do that keep nothing on the server."""
-    body = {"model": NAME, "input": said, "store": False, **more}
+async def send_request(
+    socket: ClientConnection, content: str | list[dict[str, Any]] = "Hi", **more: Any
+) -> None:
+    """Request a response that the server does not store."""
+    body = {"model": NAME, "input": content, "store": False, **more}
     await socket.send(json.dumps({"type": "response.create", **body}))
 
 
 async def event(socket: ClientConnection) -> Event:
-    told = await socket.recv()
-    assert isinstance(told, str)
-    found: Event = json.loads(told)
-    return found
+    message = await socket.recv()
+    assert isinstance(message, str)
+    decoded: Event = json.loads(message)
+    return decoded
 
 
-async def answer(socket: ClientConnection) -> list[Event]:
-    """The events of the next answer, its end included."""
+async def read_response(socket: ClientConnection) -> list[Event]:
+    """Read the events of the next response, including its end."""
     events = [await event(socket)]
     while events[-1]["type"] not in ENDS:
         events.append(await event(socket))
     return events
 
 
-async def asked(socket: ClientConnection, said: str = "Hi", **more: Any) -> list[Event]:
-    await ask(socket, said, **more)
-    return await answer(socket)
+async def request_response(
+    socket: ClientConnection, content: str | list[dict[str, Any]] = "Hi", **more: Any
+) -> list[Event]:
+    await send_request(socket, content, **more)
+    return await read_response(socket)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Returns when it is so. Server and client share one loop."""
+    """Wait for a condition. Server and client share one loop."""
     while True:
         if condition():
             return

@@ -33,9 +33,9 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def test_a_stream_is_counted() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says("Hello, world.", cached=16)
-            await stage.ask("POST", "/v1/chat/completions", {**BODY, "stream": True})
-            reply = await stage.ask("GET", "/metrics")
+            stage.engine.plan = stage.engine.script("Hello, world.", cached=16)
+            await stage.request("POST", "/v1/chat/completions", {**BODY, "stream": True})
+            reply = await stage.request("GET", "/metrics")
             assert reply.headers["content-type"].startswith("text/plain")
             found = samples(reply.body.decode())
             of = (("model", NAME),)
@@ -48,7 +48,7 @@ def test_a_stream_is_counted() -> None:
             assert found["dovetail_requests_total", tuple(labels.items())] == 1
             assert found["dovetail_time_to_first_token_seconds_count", of] == 1
             assert found["dovetail_input_sequence_tokens_sum", of] == len(
-                stage.engine.asked[0].prompt
+                stage.engine.requests[0].prompt
             )
             assert found["dovetail_output_sequence_tokens_sum", of] == len("Hello, world.") + 1
             assert found["dovetail_cached_tokens_sum", of] == 16
@@ -63,10 +63,10 @@ def test_a_stream_is_counted() -> None:
 def test_parser_diagnostics_are_counted_by_code() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(CALL.removesuffix("\n</tool_call>")[:-8])
+            stage.engine.plan = stage.engine.script(CALL.removesuffix("\n</tool_call>")[:-8])
             tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
-            await stage.ask("POST", "/v1/chat/completions", {**BODY, "tools": [tool]})
-            text = (await stage.ask("GET", "/metrics")).body.decode()
+            await stage.request("POST", "/v1/chat/completions", {**BODY, "tools": [tool]})
+            text = (await stage.request("GET", "/metrics")).body.decode()
             assert any(name == "dovetail_parser_diagnostics_total" for name, _ in samples(text))
 
     run(scene)
@@ -75,9 +75,9 @@ def test_parser_diagnostics_are_counted_by_code() -> None:
 def test_what_clients_write_never_becomes_a_label() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            await stage.ask("POST", "/v1/chat/completions", {**BODY, "model": "xylophone"})
-            await stage.ask("GET", "/xylophone")
-            assert b"xylophone" not in (await stage.ask("GET", "/metrics")).body
+            await stage.request("POST", "/v1/chat/completions", {**BODY, "model": "xylophone"})
+            await stage.request("GET", "/xylophone")
+            assert b"xylophone" not in (await stage.request("GET", "/metrics")).body
 
     run(scene)
 
@@ -85,14 +85,14 @@ def test_what_clients_write_never_becomes_a_label() -> None:
 def test_the_line_of_a_request() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(log_prefix=True)) as stage:
-            await stage.ask(
+            await stage.request(
                 "POST", "/v1/chat/completions", BODY, x_session_id="s-1", x_request_id="r-1"
             )
             line = await stage.ended.get()
             assert (line["id"], line["session"], line["model"]) == ("r-1", "s-1", NAME)
             assert (line["endpoint"], line["status"]) == ("chat_completions", 200)
             assert (line["finish"], line["output"]) == ("stop", len("Hello.") + 1)
-            assert line["input"] == len(stage.engine.asked[0].prompt)
+            assert line["input"] == len(stage.engine.requests[0].prompt)
             assert line["prefix"].startswith("prefix: first prompt of the session")
             assert line["ttft_ms"] <= line["duration_ms"]
             assert "xylophone" not in json.dumps(line)

@@ -49,9 +49,9 @@ def _play(collector: Collector, *bodies: dict[str, Any], plan: str, **headers: s
 
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
-            stage.engine.plan = stage.engine.says(plan)
+            stage.engine.plan = stage.engine.script(plan)
             for body in bodies:
-                reply = await stage.ask("POST", "/v1/messages", body, **headers)
+                reply = await stage.request("POST", "/v1/messages", body, **headers)
                 assert reply.status < 500, reply.body
 
     run(scene)
@@ -122,8 +122,8 @@ def test_what_the_client_does_not_record_is_not_recorded(collector: Collector) -
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
             quiet = HEADER[:-1] + "0"
-            await stage.ask("POST", "/v1/messages", {**BODY}, traceparent=quiet)
-            await stage.ask("POST", "/v1/messages", {**BODY}, traceparent="nonsense")
+            await stage.request("POST", "/v1/messages", {**BODY}, traceparent=quiet)
+            await stage.request("POST", "/v1/messages", {**BODY}, traceparent="nonsense")
 
     run(scene)
     (span,) = collector.wait(1, "chat")
@@ -140,7 +140,7 @@ def test_a_sampler_can_be_chosen(collector: Collector, monkeypatch: pytest.Monke
 
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
-            await stage.ask("POST", "/v1/messages", BODY)
+            await stage.request("POST", "/v1/messages", BODY)
 
     run(scene)
     assert {one.trace for one in collector.spans} == {TRACE}
@@ -150,9 +150,9 @@ def test_failure_sets_the_error_type(collector: Collector) -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
             stage.engine.plan = _broken(stage)
-            assert (await stage.ask("POST", "/v1/messages", BODY)).status >= 500
+            assert (await stage.request("POST", "/v1/messages", BODY)).status >= 500
             unknown = {**BODY, "model": "nobody"}
-            assert (await stage.ask("POST", "/v1/messages", unknown)).status == 404
+            assert (await stage.request("POST", "/v1/messages", unknown)).status == 404
 
     run(scene)
     broken, refused = collector.wait(2, "chat")
@@ -176,7 +176,7 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry("http://127.0.0.1:9")]) as stage:
             for _ in range(20):
-                assert (await stage.ask("POST", "/v1/messages", BODY)).status == 200
+                assert (await stage.request("POST", "/v1/messages", BODY)).status == 200
 
     run(scene)
 

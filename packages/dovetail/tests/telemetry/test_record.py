@@ -74,8 +74,8 @@ def test_times_of_a_response_are_in_order(path: str, stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(f"{REASONING}I look.{CALL}")
-            reply = await stage.ask("POST", path, body(path, stream=stream), x_session_id="s-1")
+            stage.engine.plan = stage.engine.script(f"{REASONING}I look.{CALL}")
+            reply = await stage.request("POST", path, body(path, stream=stream), x_session_id="s-1")
             assert reply.status == 200
             end = await listener.next()
             (span,), (call,) = end.reasoning_spans, end.calls
@@ -94,16 +94,16 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(f"{REASONING}{CALL}{CALL}", "Rain.")
+            stage.engine.plan = stage.engine.script(f"{REASONING}{CALL}{CALL}", "Rain.")
             path, request = "/v1/messages", body("/v1/messages")
-            first = (await stage.ask("POST", path, request)).json
+            first = (await stage.request("POST", path, request)).json
             called = [block["id"] for block in first["content"] if block["type"] == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": id, "content": ""} for id in called]
             request["messages"] += [
                 {"role": "assistant", "content": first["content"]},
                 {"role": "user", "content": results},
             ]
-            await stage.ask("POST", path, request)
+            await stage.request("POST", path, request)
             made, later = await listener.next(), await listener.next()
             assert [call.id for call in made.calls] == called
             assert (len(called), later.results) == (2, tuple(called))
@@ -113,7 +113,7 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
                 {"role": "assistant", "content": "Rain."},
                 {"role": "user", "content": "Thanks."},
             ]
-            await stage.ask("POST", path, request)
+            await stage.request("POST", path, request)
             assert (await listener.next()).results == ()
 
     run(scene)
@@ -143,7 +143,7 @@ def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
             assert (end.status, end.disconnected, end.last_event) == (499, True, None)
             assert end.usage is not None
             assert (end.usage.output_tokens, end.usage.cached_tokens) == (5, 7)
-            assert (line["output"], line["input"]) == (5, len(stage.engine.asked[0].prompt))
+            assert (line["output"], line["input"]) == (5, len(stage.engine.requests[0].prompt))
 
     run(scene)
 
@@ -180,8 +180,8 @@ def test_truncated_call_is_not_dispatched_and_unknown_name_is_omitted() -> None:
             listener = listening(stage)
             strange = CALL.replace("look_up", "zither")
             truncated = CALL.removesuffix("\n</tool_call>")[:-8]
-            stage.engine.plan = stage.engine.says(f"{strange}{truncated}")
-            await stage.ask("POST", "/v1/chat/completions", body("/v1/chat/completions"))
+            stage.engine.plan = stage.engine.script(f"{strange}{truncated}")
+            await stage.request("POST", "/v1/chat/completions", body("/v1/chat/completions"))
             end = await listener.next()
             assert [(call.name, call.dispatched is None) for call in end.calls] == [
                 ("", False),
@@ -200,8 +200,8 @@ def test_line_contains_no_content(path: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(f"{REASONING}A zither.{CALL}")
-            await stage.ask("POST", path, body(path, stream=True), x_session_id="s-1")
+            stage.engine.plan = stage.engine.script(f"{REASONING}A zither.{CALL}")
+            await stage.request("POST", path, body(path, stream=True), x_session_id="s-1")
             end, inside = await listener.ends.get()
             line = encode_trace_line(end, inside).decode()
             assert json.loads(line)["calls"][0]["name"] == "look_up"
@@ -216,10 +216,10 @@ def test_client_names_are_truncated() -> None:
             listener = listening(stage)
             path = "/v1/chat/completions"
             request = body(path) | {"model": "m" * 100_000}
-            await stage.ask("POST", path, request)
+            await stage.request("POST", path, request)
             assert (await listener.next()).status == 404
             long = {"x_session_id": "s" * 5000, "x_openai_subagent": "a" * 5000}
-            await stage.ask("POST", path, body(path), **long)
+            await stage.request("POST", path, body(path), **long)
             end, inside = await listener.ends.get()
             assert (len(end.session or ""), len(end.agent or "")) == (256, 256)
             assert len(encode_trace_line(end, inside)) < 4000
@@ -233,7 +233,7 @@ def test_valid_client_span_is_recorded() -> None:
             listener = listening(stage)
             sound = f"00-{'a1' * 16}-{'b2' * 8}-01"
             for given, expected in ((sound, sound), (f"{sound}-x", None), ("nonsense", None)):
-                await stage.ask("GET", "/v1/models", traceparent=given)
+                await stage.request("GET", "/v1/models", traceparent=given)
                 assert (await listener.next()).traceparent == expected
 
     run(scene)
@@ -248,12 +248,12 @@ def test_prompt_digests_are_private_to_the_tenant() -> None:
             path, found = "/v1/chat/completions", []
             text = "x" * (2 * PREFIX_BLOCK_TOKENS)
             for key, prompt in (("a", text), ("b", text), ("a", text + "y"), ("a", "z" + text)):
-                reply = await stage.ask("POST", path, body(path, prompt), x_api_key=key)
+                reply = await stage.request("POST", path, body(path, prompt), x_api_key=key)
                 assert reply.status == 200
                 end, inside = await listener.ends.get()
                 found.append(json.loads(encode_trace_line(end, inside))["prefix_blocks"])
             own, others, grown, shifted = found
-            assert len(own) == len(stage.engine.asked[0].prompt) // PREFIX_BLOCK_TOKENS >= 2
+            assert len(own) == len(stage.engine.requests[0].prompt) // PREFIX_BLOCK_TOKENS >= 2
             assert own[:2] == grown[:2]
             assert not set(own) & set(others)
             assert not set(own) & set(shifted)
@@ -272,14 +272,14 @@ def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 ids = [*stage.engine.tokenizer.encode("Yes."), stage.engine.stop_id]
                 yield TokenDelta(
-                    ids, finish="stop", cached=cached_tokens[len(stage.engine.asked) - 1]
+                    ids, finish="stop", cached=cached_tokens[len(stage.engine.requests) - 1]
                 )
 
             stage.engine.plan = play
             request = body(path)
             ends = []
             for _ in cached_tokens:
-                await stage.ask("POST", path, request, x_session_id="s-1")
+                await stage.request("POST", path, request, x_session_id="s-1")
                 ends.append(await listener.next())
                 request["messages"] += [
                     {"role": "assistant", "content": "Yes."},
@@ -290,7 +290,7 @@ def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
             assert second.prefix is not None
             assert (first.prefix.reason, first.reprefilled) == ("first", 0)
             assert second.prefix.turns["exact"] == 1
-            assert second.prefix.common == len(stage.engine.asked[0].prompt) + len("Yes.")
+            assert second.prefix.common == len(stage.engine.requests[0].prompt) + len("Yes.")
             assert second.reprefilled == second.prefix.common - 10
             assert third.reprefilled is None
             of = {"model": NAME}
@@ -301,7 +301,7 @@ def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
                 for kind in ("kept", "lost", "new")
             )
             assert shared == sum(one.common for one in prefixes)
-            assert shared + new == sum(map(len, (one.prompt for one in stage.engine.asked)))
+            assert shared + new == sum(map(len, (one.prompt for one in stage.engine.requests)))
             assert lost == 0
 
     run(scene)
@@ -312,11 +312,11 @@ def test_times_are_counted_by_model() -> None:
         async with serving() as stage:
             listener = listening(stage)
             path = "/v1/chat/completions"
-            stage.engine.plan = stage.engine.says(CALL)
+            stage.engine.plan = stage.engine.script(CALL)
             for stream in (True, False):
-                await stage.ask("POST", path, body(path, stream=stream))
+                await stage.request("POST", path, body(path, stream=stream))
                 await listener.next()
-            await stage.ask("POST", path, {"model": "nobody", "messages": []})
+            await stage.request("POST", path, {"model": "nobody", "messages": []})
             refused = await listener.next()
             assert (refused.decoded, refused.admitted, refused.prefix) == (None, None, None)
             of = {"model": NAME}
@@ -340,9 +340,9 @@ def test_one_who_found_no_room_was_not_admitted() -> None:
 
             stage.engine.plan = play
             path = "/v1/chat/completions"
-            first = asyncio.create_task(stage.ask("POST", path, body(path)))
+            first = asyncio.create_task(stage.request("POST", path, body(path)))
             await stage.engine.began.wait()
-            assert (await stage.ask("POST", path, body(path))).status == 429
+            assert (await stage.request("POST", path, body(path))).status == 429
             refused = await listener.next()
             assert refused.decoded is not None
             assert (refused.admitted, refused.error) == (None, "rate_limited")
@@ -357,11 +357,11 @@ def test_first_choice_is_recorded_with_the_tokens_of_all() -> None:
     async def scene() -> None:
         async with serving() as stage:
             listener = listening(stage)
-            stage.engine.plan = stage.engine.says(
+            stage.engine.plan = stage.engine.script(
                 f"{REASONING}{CALL}", f"{REASONING}{REASONING}Yes."
             )
             path = "/v1/chat/completions"
-            await stage.ask("POST", path, body(path, n=2, stream=True))
+            await stage.request("POST", path, body(path, n=2, stream=True))
             end = await listener.next()
             assert (len(end.reasoning_spans), len(end.calls)) == (1, 1)
             assert end.usage is not None
@@ -377,7 +377,7 @@ def test_migrations_and_carried_tokens_are_recorded() -> None:
     engine = StageEngine(model)
 
     async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        if len(engine.asked) == 1:
+        if len(engine.requests) == 1:
             yield TokenDelta(engine.tokenizer.encode("abc"))
             raise EngineUnavailable("gone")
         yield TokenDelta([*engine.tokenizer.encode("def"), engine.stop_id], finish="stop")
@@ -388,10 +388,10 @@ def test_migrations_and_carried_tokens_are_recorded() -> None:
         moving = TokenModel(
             (NAME,), model, preparer, ReplicaPool([engine, engine]), migration_limit=1
         )
-        async with serving(offered=ModelRegistry([moving])) as stage:
+        async with serving(registry=ModelRegistry([moving])) as stage:
             listener = listening(stage)
             path = "/v1/chat/completions"
-            reply = await stage.ask("POST", path, body(path))
+            reply = await stage.request("POST", path, body(path))
             assert reply.json["choices"][0]["message"]["content"] == "abcdef"
             end = await listener.next()
             assert (end.migrations, end.carried) == (1, 3)
@@ -413,7 +413,7 @@ def test_a_recorder_that_fails_disturbs_no_request() -> None:
             listener = Listener()
             stage.app.recorders = [Broken(), listener]
             path = "/v1/chat/completions"
-            assert (await stage.ask("POST", path, body(path))).status == 200
+            assert (await stage.request("POST", path, body(path))).status == 200
             assert (await listener.next()).status == 200
 
     run(scene)

@@ -224,10 +224,10 @@ def test_payloads_are_written_only_on_request(tmp_path: Path, stream: bool) -> N
     async def one(keeps: bool) -> Any:
         path = tmp_path / f"{keeps}.jsonl"
         async with serving(HttpOptions(capture_payloads=keeps)) as stage:
-            stage.engine.plan = stage.engine.says("A zither.")
+            stage.engine.plan = stage.engine.script("A zither.")
             stage.app.recorders = [TraceWriter(TraceFile(path, 0, 0))]
             headers = {"content_encoding": "zstd"}
-            reply = await stage.ask("POST", "/v1/chat/completions", sent, **headers)
+            reply = await stage.request("POST", "/v1/chat/completions", sent, **headers)
             assert reply.status == 200
             await stage.ended.get()
         return msgspec.json.decode(path.read_bytes()), reply.body

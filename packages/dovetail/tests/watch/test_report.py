@@ -111,7 +111,7 @@ def session(
 
     async def scene() -> None:
         async with plain_server(server) as stage, watched(stage, lens) as (address, notes):
-            stage.engine.plan = stage.engine.says(*outputs)
+            stage.engine.plan = stage.engine.script(*outputs)
             agent.add_user_message("What is the weather?")
             for at in range(len(outputs)):
                 if change is not None:

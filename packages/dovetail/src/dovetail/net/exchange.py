@@ -129,7 +129,7 @@ def _decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 class DisconnectGuard:
-    """Cancels the block when the client disconnects, and raises `ClientDisconnected` then.
+    """Cancel the block when the client disconnects, and raise `ClientDisconnected` then.
 
     One task waits for the disconnect. The work runs in the caller's own task, at no further cost.
     """

@@ -88,7 +88,7 @@ def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bo
     known = keep or api != "messages"
 
     async def scene() -> tuple[list[list[float]], list[Any]]:
-        async with serving(offered=ModelRegistry([served], {})) as stage:
+        async with serving(registry=ModelRegistry([served], {})) as stage:
             session = Session(stage.url, api, "small", "s")
             shown = await asyncio.to_thread(session.run)
         for truth in overheard.outputs if known else ():

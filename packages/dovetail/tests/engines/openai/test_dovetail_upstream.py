@@ -69,7 +69,7 @@ def test_interleaved_thoughts_and_calls_arrive_in_order(api: str) -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
-            stage.engine.plan = stage.engine.says(INTERLEAVED)
+            stage.engine.plan = stage.engine.script(INTERLEAVED)
             message = await fetch_message(engine, user("Where?", tools=(LOOK,)))
             assert shape(message) == [
                 ("reasoning", "First Oslo."),
@@ -78,7 +78,7 @@ def test_interleaved_thoughts_and_calls_arrive_in_order(api: str) -> None:
                 ("call", "look_up", '{"city": "Rome"}'),
             ]
             assert message.finish == "tool_calls"
-            assert message.usage.input_tokens == len(stage.engine.asked[-1].prompt)
+            assert message.usage.input_tokens == len(stage.engine.requests[-1].prompt)
             assert message.usage.output_tokens > 0
 
     run(scene)
@@ -92,8 +92,8 @@ def test_the_second_turn_extends_the_prompt_of_the_first(api: str) -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
-            stage.engine.asked.clear()
-            stage.engine.plan = stage.engine.says(INTERLEAVED, "Done.")
+            stage.engine.requests.clear()
+            stage.engine.plan = stage.engine.script(INTERLEAVED, "Done.")
             first = await fetch_message(engine, user("Where?", tools=(LOOK,)))
             calls = [block.id for block in first.blocks if isinstance(block, ToolCallBlock)]
             results = tuple(ToolResultBlock(id, (TextBlock("Sunny."),)) for id in calls)
@@ -102,7 +102,7 @@ def test_the_second_turn_extends_the_prompt_of_the_first(api: str) -> None:
             )
             second = await fetch_message(engine, again)
             assert shape(second) == [("text", "Done.")]
-            before, after = (request.prompt for request in stage.engine.asked)
+            before, after = (request.prompt for request in stage.engine.requests)
             said = stage.engine.tokenizer.encode(INTERLEAVED)
             assert list(after[: len(before) + len(said)]) == [*before, *said]
 
@@ -119,7 +119,7 @@ def test_the_probe_finds_that_it_reads_segments() -> None:
             assert facts["exact_turns"] is False
             thought = Turn("assistant", (ReasoningBlock("Distinct."), TextBlock("A.")))
             await fetch_message(engine, user("Q", thought, Turn("user", (TextBlock("Q2"),))))
-            prompt = stage.engine.tokenizer.decode(list(stage.engine.asked[-1].prompt))
+            prompt = stage.engine.tokenizer.decode(list(stage.engine.requests[-1].prompt))
             assert "Distinct." in prompt
 
     run(scene)
@@ -135,7 +135,7 @@ def test_a_custom_tool_goes_there_and_back(api: str) -> None:
             for known in (True, False):
                 engine = behind(stage, api, custom_tools=known)
                 await engine.start()
-                stage.engine.plan = stage.engine.says(said)
+                stage.engine.plan = stage.engine.script(said)
                 message = await fetch_message(engine, user("Go.", tools=(patch,)))
                 (call,) = message.blocks
                 assert isinstance(call, ToolCallBlock)
@@ -153,7 +153,7 @@ def test_a_namespace_comes_back(api: str) -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
-            stage.engine.plan = stage.engine.says(said)
+            stage.engine.plan = stage.engine.script(said)
             message = await fetch_message(engine, user("Go.", tools=(find,)))
             (call,) = message.blocks
             assert isinstance(call, ToolCallBlock)
@@ -175,7 +175,7 @@ def test_a_limit_cuts_there_and_the_cut_is_told(api: str) -> None:
             stage.engine.plan = obeys
             limited = user("Go.", sampling=Sampling(max_tokens=10))
             assert (await fetch_message(engine, limited)).finish == "length"
-            assert stage.engine.asked[-1].max_tokens == 10
+            assert stage.engine.requests[-1].max_tokens == 10
             beyond = user("Go.", sampling=Sampling(max_tokens=32000))
             assert (await fetch_message(engine, beyond)).finish == "context_window"
 
@@ -234,7 +234,7 @@ def test_thinking_controls_reach_the_template() -> None:
         async with serving(template=THINKING_TEMPLATE) as stage:
             engine = behind(stage)
             await engine.start()
-            stage.engine.plan = stage.engine.says("Hm.\n</think>\n\nHi.")
+            stage.engine.plan = stage.engine.script("Hm.\n</think>\n\nHi.")
             asked = user("Hi.", thinking=Thinking(enabled=True, effort="high"))
             message = await fetch_message(engine, asked)
             assert shape(message) == [("reasoning", "Hm."), ("text", "Hi.")]
@@ -247,7 +247,7 @@ def test_a_required_call_is_asked_for() -> None:
         async with serving() as stage:
             engine = behind(stage)
             await engine.start()
-            stage.engine.plan = stage.engine.says(CALL % "Oslo")
+            stage.engine.plan = stage.engine.script(CALL % "Oslo")
             choice = ToolChoice("named", "look_up", parallel=False)
             message = await fetch_message(engine, user("Go.", tools=(LOOK,), tool_choice=choice))
             assert message.finish == "tool_calls"

@@ -248,7 +248,7 @@ def test_chat_completions_streamed_and_folded(bench: Bench) -> None:
     }
 
     async def scene() -> tuple[list[Any], list[Any]]:
-        async with serving(offered=offered(bench, keep=False).service) as stage:
+        async with serving(registry=offered(bench, keep=False).service) as stage:
             client = stage.openai()
             answer = await client.chat.completions.create(**body)
             assert answer.choices[0].logprobs is not None
@@ -275,7 +275,7 @@ def test_what_the_model_gives_is_what_is_exported(bench: Bench, api: str, keep: 
     stand = offered(bench, keep=keep)
 
     async def scene() -> tuple[list[list[float]], list[Any]]:
-        async with serving(offered=stand.service) as stage:
+        async with serving(registry=stand.service) as stage:
             session = Session(stage.url, api, "tiny", "s")
             shown = await asyncio.to_thread(session.run)
             return shown, msgspec.to_builtins(await exported(stand.ledger, "s"))

@@ -208,7 +208,7 @@ def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
 
     async def scene() -> list[Any]:
         usages = []
-        async with serving(offered=ModelRegistry([served], {})) as stage:
+        async with serving(registry=ModelRegistry([served], {})) as stage:
             client = stage.openai()
             messages: list[Any] = [{"role": "user", "content": "Tell me of the sea. " * 20}]
             for question in ("And then?", "Why?"):

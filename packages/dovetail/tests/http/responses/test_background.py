@@ -240,7 +240,7 @@ def test_a_server_that_ends_tells_what_it_did_not_finish() -> None:
     async def scene() -> None:
         store = MemoryResponseBackend()
         made, engine = shared_service(store)
-        async with serving(HttpOptions(drain_timeout=0.05), offered=made) as stage:
+        async with serving(HttpOptions(drain_timeout=0.05), registry=made) as stage:
             stage.engine = engine
             Gate(stage)
             client = stage.openai()

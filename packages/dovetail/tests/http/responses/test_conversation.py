@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from http_fixture import CALL, NAME, run, service, serving
-from responses_fixture import THOUGHT, TOOL, ask, said
+from responses_fixture import REASONING, TOOL, create_response, turn_ids
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
@@ -27,17 +27,17 @@ TENANTS = ApiKeys(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chain_with_thoughts_and_calls_stays_token_exact(stream: bool) -> None:
     answers = [
-        f"{THOUGHT}I look.\n{CALL}",
-        f"{THOUGHT}Once more.\n{CALL}\n{CALL}",
-        f"{THOUGHT}It rains.",
+        f"{REASONING}I look.\n{CALL}",
+        f"{REASONING}Once more.\n{CALL}\n{CALL}",
+        f"{REASONING}It rains.",
         "Indeed.",
-        f"{THOUGHT}Good bye.",
+        f"{REASONING}Good bye.",
     ]
 
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(*answers)
-            response = await ask(stage, stream=stream, input="Weather in Oslo?")
+            stage.engine.plan = stage.engine.script(*answers)
+            response = await create_response(stage, stream=stream, input="Weather in Oslo?")
             for turn in range(1, len(answers)):
                 calls = [item for item in response.output if item.type == "function_call"]
                 results: Any = [
@@ -46,13 +46,13 @@ def test_a_chain_with_thoughts_and_calls_stays_token_exact(stream: bool) -> None
                 ]
                 more = results or [{"role": "user", "content": f"Go on, {turn}."}]
                 before = response
-                response = await ask(
+                response = await create_response(
                     stage, stream=stream, input=more, previous_response_id=before.id
                 )
                 assert response.previous_response_id == before.id
-                whole = said(stage, turn - 1, answers[turn - 1])
-                assert list(stage.engine.asked[turn].prompt[: len(whole)]) == whole
-            assert len(stage.engine.asked) == len(answers)
+                whole = turn_ids(stage, turn - 1, answers[turn - 1])
+                assert list(stage.engine.requests[turn].prompt[: len(whole)]) == whole
+            assert len(stage.engine.requests) == len(answers)
 
     run(scene)
 
@@ -62,15 +62,17 @@ def test_what_goes_on_is_what_the_whole_history_would_be() -> None:
 
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}I look.\n{CALL}", "Rain.", "Rain.")
-            first = await ask(stage, stream=False, input="Weather?")
+            stage.engine.plan = stage.engine.script(f"{REASONING}I look.\n{CALL}", "Rain.", "Rain.")
+            first = await create_response(stage, stream=False, input="Weather?")
             call = first.output[-1].call_id
             result = {"type": "function_call_output", "call_id": call, "output": "rain"}
-            await ask(stage, stream=False, input=[result], previous_response_id=first.id)
+            await create_response(
+                stage, stream=False, input=[result], previous_response_id=first.id
+            )
             told = [item.model_dump(exclude_none=True) for item in first.output]
             whole = [{"role": "user", "content": "Weather?"}, *told, result]
-            await ask(stage, stream=False, input=whole)
-            assert stage.engine.asked[1].prompt == stage.engine.asked[2].prompt
+            await create_response(stage, stream=False, input=whole)
+            assert stage.engine.requests[1].prompt == stage.engine.requests[2].prompt
 
     run(scene)
 
@@ -85,7 +87,7 @@ def test_instructions_and_tools_are_those_of_each_request() -> None:
             second = await client.responses.create(
                 model=NAME, input="More", instructions="Be long.", previous_response_id=first.id
             )
-            prompt = stage.engine.tokenizer.decode(list(stage.engine.asked[1].prompt))
+            prompt = stage.engine.tokenizer.decode(list(stage.engine.requests[1].prompt))
             assert "Be long." in prompt
             assert "Be brief." not in prompt
             assert "look_up" not in prompt
@@ -98,10 +100,10 @@ def test_instructions_and_tools_are_those_of_each_request() -> None:
 def test_a_response_is_fetched_as_it_was_given(stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}I look.\n{CALL}")
-            given = await ask(stage, stream=stream, input="Hi", metadata={"a": "b"})
+            stage.engine.plan = stage.engine.script(f"{REASONING}I look.\n{CALL}")
+            given = await create_response(stage, stream=stream, input="Hi", metadata={"a": "b"})
             fetched = await stage.openai().responses.retrieve(given.id)
-            raw = await stage.ask("GET", f"/v1/responses/{given.id}")
+            raw = await stage.request("GET", f"/v1/responses/{given.id}")
             assert raw.json["metadata"] == {"a": "b"}
             assert raw.json["output"][0]["encrypted_content"]
             same = ("status", "created_at", "completed_at", "usage", "tools", "model")
@@ -138,10 +140,10 @@ def test_a_stream_that_goes_on_from_nothing_is_refused_before_it_begins() -> Non
     async def scene() -> None:
         async with serving() as stage:
             body = {"model": NAME, "input": "x", "stream": True, "previous_response_id": "resp_1"}
-            reply = await stage.ask("POST", "/v1/responses", body)
+            reply = await stage.request("POST", "/v1/responses", body)
             assert reply.status == 400
             assert reply.json["error"]["code"] == "previous_response_not_found"
-            assert not stage.engine.asked
+            assert not stage.engine.requests
 
     run(scene)
 
@@ -163,7 +165,7 @@ def test_it_is_found_as_soon_as_the_end_is_seen() -> None:
                         await client.responses.retrieve(previous)
                         break
                 await stream.close()
-            assert len(stage.engine.asked) == 50
+            assert len(stage.engine.requests) == 50
 
     run(scene)
 
@@ -187,8 +189,8 @@ def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
         made, _ = service()
         store = Slow()
         kept = ResponseStore(store, has_peers=True)
-        async with serving(offered=ModelRegistry(made.entries, {}, kept)) as stage:
-            asked = asyncio.create_task(ask(stage, stream=stream, input="Hi"))
+        async with serving(registry=ModelRegistry(made.entries, {}, kept)) as stage:
+            asked = asyncio.create_task(create_response(stage, stream=stream, input="Hi"))
             await store.asked.wait()
             done, _ = await asyncio.wait({asked}, timeout=0.2)
             assert not done
@@ -207,11 +209,11 @@ def test_a_server_of_one_process_waits_for_no_store(stream: bool) -> None:
         made, _ = service()
         store = Slow()
         async with serving(
-            offered=ModelRegistry(
+            registry=ModelRegistry(
                 made.entries, {}, ResponseStore(store, shared=True, write_timeout_seconds=3600.0)
             )
         ) as stage:
-            assert (await ask(stage, stream=stream, input="Hi")).status == "completed"
+            assert (await create_response(stage, stream=stream, input="Hi")).status == "completed"
             store.open.set()
 
     run(scene)
@@ -225,10 +227,12 @@ def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(stream: bool
         offered = ModelRegistry(
             made.entries, {}, ResponseStore(store, has_peers=True, write_timeout_seconds=0.05)
         )
-        async with serving(offered=offered) as stage:
-            response = await ask(stage, stream=stream, input="Hi")
+        async with serving(registry=offered) as stage:
+            response = await create_response(stage, stream=stream, input="Hi")
             assert response.output_text == "Hello."
-            more = await ask(stage, stream=stream, input="On", previous_response_id=response.id)
+            more = await create_response(
+                stage, stream=stream, input="On", previous_response_id=response.id
+            )
             assert more.status == "completed"
             store.open.set()
 
@@ -264,7 +268,7 @@ def test_tenants_do_not_see_each_others_responses() -> None:
                     await call()
                 assert refused.value.code == "previous_response_not_found"
             assert (await mine.responses.retrieve(given.id)).id == given.id
-            assert len(stage.engine.asked) == 2
+            assert len(stage.engine.requests) == 2
 
     run(scene)
 
@@ -277,7 +281,7 @@ def test_what_is_deleted_is_gone_and_so_is_the_way_on_behind_it() -> None:
             second = await client.responses.create(
                 model=NAME, input="Two", previous_response_id=first.id
             )
-            reply = await stage.ask("DELETE", f"/v1/responses/{first.id}")
+            reply = await stage.request("DELETE", f"/v1/responses/{first.id}")
             assert reply.json == {"id": first.id, "object": "response", "deleted": True}
             with pytest.raises(openai.NotFoundError):
                 await client.responses.retrieve(first.id)
@@ -325,7 +329,7 @@ def test_a_cut_answer_is_kept_and_gone_on_from() -> None:
             assert cut.status == "incomplete"
             assert (await client.responses.retrieve(cut.id)).status == "incomplete"
             await client.responses.create(model=NAME, input="On", previous_response_id=cut.id)
-            assert len(stage.engine.asked) == 2
+            assert len(stage.engine.requests) == 2
 
     run(scene)
 
@@ -364,7 +368,7 @@ def test_many_clients_go_on_at_once() -> None:
 
             await asyncio.gather(*(talk(name) for name in range(20)))
             decode = stage.engine.tokenizer.decode
-            for request in stage.engine.asked:
+            for request in stage.engine.requests:
                 prompt = decode(list(request.prompt))
                 assert len({word for word in prompt.split() if word.startswith("client-")}) == 1
 

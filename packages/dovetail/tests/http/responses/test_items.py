@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from http_fixture import CALL, NAME, run, service, serving
-from responses_fixture import THOUGHT, TOOL, ask, said
+from responses_fixture import REASONING, TOOL, create_response, turn_ids
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
@@ -26,13 +26,15 @@ TENANTS = ApiKeys(
 def test_input_items_are_listed_page_by_page() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}I look.\n{CALL}", "Rain.")
+            stage.engine.plan = stage.engine.script(f"{REASONING}I look.\n{CALL}", "Rain.")
             client = stage.openai()
-            first = await ask(stage, stream=False, input="Weather?")
+            first = await create_response(stage, stream=False, input="Weather?")
             call = first.output[-1].call_id
             result: Any = {"type": "function_call_output", "call_id": call, "output": "rain"}
             more: Any = [result, {"role": "user", "content": "And now?"}]
-            second = await ask(stage, stream=False, input=more, previous_response_id=first.id)
+            second = await create_response(
+                stage, stream=False, input=more, previous_response_id=first.id
+            )
             page = await client.responses.input_items.list(second.id, order="asc", limit=100)
             kinds = [item.type for item in page.data]
             assert kinds == [
@@ -69,16 +71,16 @@ def test_input_items_are_listed_page_by_page() -> None:
 def test_the_input_is_counted_as_the_engine_is_asked() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(f"{THOUGHT}Well.", "Yes.", "No.")
+            stage.engine.plan = stage.engine.script(f"{REASONING}Well.", "Yes.", "No.")
             client = stage.openai()
             body: Any = {"model": NAME, "tools": [TOOL], "instructions": "Be kind."}
             for text in ("Hi", "More", "And more"):
                 counted = await client.responses.input_tokens.count(input=text, **body)
-                assert len(stage.engine.asked) == ("Hi", "More", "And more").index(text)
+                assert len(stage.engine.requests) == ("Hi", "More", "And more").index(text)
                 given = await client.responses.create(input=text, **body)
                 assert counted.object == "response.input_tokens"
                 assert given.usage is not None
-                asked = len(stage.engine.asked[-1].prompt)
+                asked = len(stage.engine.requests[-1].prompt)
                 assert counted.input_tokens == given.usage.input_tokens == asked
                 body["previous_response_id"] = given.id
             unnamed = await client.responses.input_tokens.count(input="Hi")
@@ -90,7 +92,7 @@ def test_the_input_is_counted_as_the_engine_is_asked() -> None:
 def test_a_conversation_is_compacted_and_goes_on_from_its_summary() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says("Oslo is rainy.", "They like Oslo.", "Yes.")
+            stage.engine.plan = stage.engine.script("Oslo is rainy.", "They like Oslo.", "Yes.")
             client = stage.openai()
             first = await client.responses.create(model=NAME, input="Tell me of Oslo.")
             extra: Any = [{"role": "user", "content": "Thanks."}]
@@ -100,12 +102,12 @@ def test_a_conversation_is_compacted_and_goes_on_from_its_summary() -> None:
             assert short.object == "response.compaction"
             kinds = [item.type for item in short.output]
             assert kinds == ["message", "message", "compaction"]
-            assert short.usage.input_tokens == len(stage.engine.asked[1].prompt)
+            assert short.usage.input_tokens == len(stage.engine.requests[1].prompt)
             items: Any = [item.to_dict(warnings=False) for item in short.output]
             await client.responses.create(
                 model=NAME, input=[*items, {"role": "user", "content": "Still there?"}]
             )
-            prompt = stage.engine.tokenizer.decode(list(stage.engine.asked[2].prompt))
+            prompt = stage.engine.tokenizer.decode(list(stage.engine.requests[2].prompt))
             order = ["Tell me of Oslo.", "Thanks.", "They like Oslo.", "Still there?"]
             places = [prompt.index(text) for text in order]
             assert places == sorted(places)
@@ -126,9 +128,9 @@ def test_items_may_be_named_by_their_ids(stream: bool, typed: dict[str, Any]) ->
 
     async def scene() -> None:
         async with serving() as stage:
-            answer = f"{THOUGHT}I look.\n{CALL}"
-            stage.engine.plan = stage.engine.says(answer, "Rain.", "Bye.")
-            first = await ask(stage, stream=stream, input="Weather?")
+            answer = f"{REASONING}I look.\n{CALL}"
+            stage.engine.plan = stage.engine.script(answer, "Rain.", "Bye.")
+            first = await create_response(stage, stream=stream, input="Weather?")
             items: list[Any] = [
                 {"role": "user", "content": "Weather?"},
                 *({**typed, "id": item.id} for item in first.output),
@@ -138,17 +140,19 @@ def test_items_may_be_named_by_their_ids(stream: bool, typed: dict[str, Any]) ->
                     "output": "rain",
                 },
             ]
-            second = await ask(stage, stream=stream, input=items)
-            whole = said(stage, 0, answer)
-            assert list(stage.engine.asked[1].prompt[: len(whole)]) == whole
-            await ask(stage, stream=stream, input="Thanks", previous_response_id=second.id)
-            longer = said(stage, 1, "Rain.")
-            assert list(stage.engine.asked[2].prompt[: len(longer)]) == longer
+            second = await create_response(stage, stream=stream, input=items)
+            whole = turn_ids(stage, 0, answer)
+            assert list(stage.engine.requests[1].prompt[: len(whole)]) == whole
+            await create_response(
+                stage, stream=stream, input="Thanks", previous_response_id=second.id
+            )
+            longer = turn_ids(stage, 1, "Rain.")
+            assert list(stage.engine.requests[2].prompt[: len(longer)]) == longer
             client = stage.openai()
             await client.responses.delete(first.id)
             for id in (first.output[0].id, "msg_none", "rs_" + "0" * 28, "\ud83d"):
                 body = {"model": NAME, "input": [{**typed, "id": id}]}
-                reply = await stage.ask("POST", "/v1/responses", body)
+                reply = await stage.request("POST", "/v1/responses", body)
                 assert (reply.status, reply.json["error"]["param"]) == (404, "input")
 
     run(scene)
@@ -157,7 +161,7 @@ def test_items_may_be_named_by_their_ids(stream: bool, typed: dict[str, Any]) ->
 def test_named_items_are_the_tenants_own_and_bounded() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=TENANTS, max_body_bytes=20_000)) as stage:
-            stage.engine.plan = stage.engine.says("x" * 1000)
+            stage.engine.plan = stage.engine.script("x" * 1000)
             mine, other = stage.openai("key-a"), stage.openai("key-b")
             first = await mine.responses.create(model=NAME, input="Hi")
             named: Any = {"type": "item_reference", "id": first.output[0].id}
@@ -167,7 +171,7 @@ def test_named_items_are_the_tenants_own_and_bounded() -> None:
             with pytest.raises(openai.APIStatusError) as refused:
                 await mine.responses.create(model=NAME, input=[named] * 100)
             assert refused.value.status_code == 413
-            assert len(stage.engine.asked) == 2
+            assert len(stage.engine.requests) == 2
 
     run(scene)
 
@@ -212,7 +216,7 @@ def test_odd_ids_and_addresses() -> None:
         async with serving() as stage:
             for id in ("resp_1", "%00", "..", "a" * 3000, "resp_%2F..%2F", "%C3%A9", "%FF%FE"):
                 for method, more in (("GET", ""), ("DELETE", ""), ("POST", "/cancel")):
-                    reply = await stage.ask(method, f"/v1/responses/{id}{more}")
+                    reply = await stage.request(method, f"/v1/responses/{id}{more}")
                     assert reply.status == 404, (id, reply.body)
                     assert len(reply.body) < 400
             for method, path, allowed in (
@@ -221,24 +225,24 @@ def test_odd_ids_and_addresses() -> None:
                 ("POST", "/v1/responses/resp_1/input_items", "GET, HEAD"),
                 ("GET", "/v1/responses/compact", "POST"),
             ):
-                reply = await stage.ask(method, path)
+                reply = await stage.request(method, path)
                 assert (reply.status, reply.headers["allow"]) == (405, allowed.lower())
-            assert (await stage.ask("GET", "/v1/responses/a/b")).status == 404
-            assert (await stage.ask("GET", "/v1/responses/")).status == 404
+            assert (await stage.request("GET", "/v1/responses/a/b")).status == 404
+            assert (await stage.request("GET", "/v1/responses/")).status == 404
             for wrong in (3, ["resp"], {"a": 1}, True):
                 body = {"model": NAME, "input": "x", "previous_response_id": wrong}
-                reply = await stage.ask("POST", "/v1/responses", body)
+                reply = await stage.request("POST", "/v1/responses", body)
                 assert reply.status == 400
                 assert reply.json["error"]["param"] == "previous_response_id"
             for odd in ("\ud83d", "x" * 5000, "resp_\0"):
                 body = {"model": NAME, "input": "x", "previous_response_id": odd}
-                reply = await stage.ask("POST", "/v1/responses", body)
+                reply = await stage.request("POST", "/v1/responses", body)
                 assert reply.status == 400
                 assert reply.json["error"]["code"] == "previous_response_not_found"
                 assert len(reply.body) < 400
             for empty in (None, ""):
                 unset: Any = {"model": NAME, "input": "x", "previous_response_id": empty}
-                assert (await stage.ask("POST", "/v1/responses", unset)).status == 200
+                assert (await stage.request("POST", "/v1/responses", unset)).status == 200
 
     run(scene)
 
@@ -249,10 +253,10 @@ def test_half_an_emoji_is_kept_and_gone_on_from() -> None:
     async def scene() -> None:
         async with serving() as stage:
             sent = b'{"model": "%s", "input": "cut \\ud83d here"}' % NAME.encode()
-            first = await stage.ask("POST", "/v1/responses", sent)
+            first = await stage.request("POST", "/v1/responses", sent)
             assert first.status == 200
             body = {"model": NAME, "input": "on", "previous_response_id": first.json["id"]}
-            assert (await stage.ask("POST", "/v1/responses", body)).status == 200
-            assert len(stage.engine.asked) == 2
+            assert (await stage.request("POST", "/v1/responses", body)).status == 200
+            assert len(stage.engine.requests) == 2
 
     run(scene)

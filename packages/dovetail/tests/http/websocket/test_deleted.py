@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from background_fixture import siblings
+from background_fixture import two_workers
 from http_fixture import Stage, run, serving
-from websocket_fixture import Event, answer, ask, asked, event, socket_to
+from websocket_fixture import Event, event, read_response, request_response, send_request, socket_to
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.responses.backend import StoredResponse, response_size
@@ -26,28 +26,30 @@ def ident(events: list[Event]) -> str:
 
 
 async def delete(stage: Stage, id: str) -> int:
-    return (await stage.ask("DELETE", f"/v1/responses/{id}")).status
+    return (await stage.request("DELETE", f"/v1/responses/{id}")).status
 
 
 async def is_missing(socket: Any, id: str) -> bool:
-    (told,) = await asked(socket, "On", previous_response_id=id)
+    (told,) = await request_response(socket, "On", previous_response_id=id)
     return bool(told["error"]["code"] == "previous_response_not_found")
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_what_a_socket_holds_goes_with_it(where: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with siblings(tmp_path) as (first, second), socket_to(first) as socket:
-            one = ident(await asked(socket, "One", store=True))
-            other = ident(await asked(socket, "Another"))
-            two = ident(await asked(socket, "Two", store=True, previous_response_id=one))
-            three = ident(await asked(socket, "Three", previous_response_id=two))
+        async with two_workers(tmp_path) as (first, second), socket_to(first) as socket:
+            one = ident(await request_response(socket, "One", store=True))
+            other = ident(await request_response(socket, "Another"))
+            two = ident(await request_response(socket, "Two", store=True, previous_response_id=one))
+            three = ident(await request_response(socket, "Three", previous_response_id=two))
             assert await delete(first if where == "here" else second, two) == 200
             assert await is_missing(socket, two)
             assert await is_missing(socket, three)
             for kept in (one, other):
-                assert ident(await asked(socket, "On", previous_response_id=kept))
-            (told,) = await asked(socket, [{"type": "item_reference", "id": f"msg_{two[5:]}"}])  # type: ignore[arg-type]
+                assert ident(await request_response(socket, "On", previous_response_id=kept))
+            (told,) = await request_response(
+                socket, [{"type": "item_reference", "id": f"msg_{two[5:]}"}]
+            )
             assert told["status"] == 404
 
     run(scene)
@@ -56,9 +58,9 @@ def test_what_a_socket_holds_goes_with_it(where: str, tmp_path: Path) -> None:
 def test_what_is_not_stored_is_not_there_to_be_deleted() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
-            own = ident(await asked(socket, "Own"))
+            own = ident(await request_response(socket, "Own"))
             assert await delete(stage, own) == 404
-            assert ident(await asked(socket, "On", previous_response_id=own))
+            assert ident(await request_response(socket, "On", previous_response_id=own))
 
     run(scene)
 
@@ -66,7 +68,7 @@ def test_what_is_not_stored_is_not_there_to_be_deleted() -> None:
 def test_an_answer_that_goes_on_from_it_meanwhile_is_not_gone_on_from() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
-            one = ident(await asked(socket, "One", store=True))
+            one = ident(await request_response(socket, "One", store=True))
             opened, engine = asyncio.Event(), stage.engine
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -75,13 +77,13 @@ def test_an_answer_that_goes_on_from_it_meanwhile_is_not_gone_on_from() -> None:
                 yield TokenDelta([engine.stop_id], finish="stop")
 
             engine.plan = play
-            await ask(socket, "Two", previous_response_id=one)
+            await send_request(socket, "Two", previous_response_id=one)
             await event(socket)
             assert await delete(stage, one) == 200
             opened.set()
-            two = ident(await answer(socket))
+            two = ident(await read_response(socket))
             assert await is_missing(socket, two)
-            assert ident(await asked(socket, "Anew"))
+            assert ident(await request_response(socket, "Anew"))
 
     run(scene)
 

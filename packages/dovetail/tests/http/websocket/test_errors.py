@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from http_fixture import NAME, read_reply, run, serving
-from websocket_fixture import HANDSHAKE, asked, event, refusal, socket_to, text_of, until
+from websocket_fixture import HANDSHAKE, event, refusal, request_response, socket_to, text_of, until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
@@ -28,7 +28,7 @@ def test_a_key_is_asked_for_before_there_is_a_socket() -> None:
                 assert status == 401
                 assert body["error"]["code"] == "invalid_api_key"
             async with socket_to(stage, authorization="Bearer theirs") as socket:
-                assert text_of(await asked(socket)) == "Hello."
+                assert text_of(await request_response(socket)) == "Hello."
             ends = [await stage.ended.get() for _ in range(4)]
             assert [(end["status"], end.get("tenant")) for end in ends] == [
                 *[(401, None)] * 2,
@@ -63,10 +63,10 @@ def test_a_key_that_is_taken_back_is_of_no_use_on_an_open_socket(tmp_path: Path)
             serving(HttpOptions(keys=keys)) as stage,
             socket_to(stage, authorization="Bearer theirs") as socket,
         ):
-            assert text_of(await asked(socket)) == "Hello."
+            assert text_of(await request_response(socket)) == "Hello."
             path.write_text(lines[0])
             keys.reload()
-            (error,) = await asked(socket)
+            (error,) = await request_response(socket)
             assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
 
     run(scene)
@@ -116,7 +116,7 @@ def test_there_are_only_so_many() -> None:
                 assert (status, headers["retry-after"]) == (503, "5")
             await until(lambda: not stage.metric("dovetail_websocket_connections"))
             async with socket_to(stage) as socket:
-                assert text_of(await asked(socket)) == "Hello."
+                assert text_of(await request_response(socket)) == "Hello."
 
     run(scene)
 
@@ -153,7 +153,7 @@ def test_messages_that_cannot_be_answered() -> None:
                 assert (error["type"], error["status"]) == ("error", status), error
                 assert error["error"]["type"] == "invalid_request_error"
                 assert error["error"]["param"] == param, error
-                assert text_of(await asked(socket)) == "Hello."
+                assert text_of(await request_response(socket)) == "Hello."
 
     run(scene)
 
@@ -182,7 +182,7 @@ def test_a_request_for_a_socket_that_is_none(sent: bytes) -> None:
 def test_no_socket_opens_behind_an_answer_that_is_owed() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says("Hello.")
+            stage.engine.plan = stage.engine.script("Hello.")
             body = json.dumps({"model": NAME, "input": "Hi"}).encode()
             reader, writer = await stage.connect()
             first = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 from http_fixture import NAME, Stage, run, serving
-from websocket_fixture import answer, ask, asked, closed, event, refusal, socket_to, text_of, until
+from websocket_fixture import (
+    closed,
+    event,
+    read_response,
+    refusal,
+    request_response,
+    send_request,
+    socket_to,
+    text_of,
+    until,
+)
 from websockets.exceptions import ConnectionClosed
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
@@ -35,15 +45,15 @@ def test_a_client_that_hangs_up_cancels_the_engine() -> None:
         async with serving() as stage:
             hangs(stage, after=3)
             async with socket_to(stage) as socket:
-                await ask(socket)
-                await ask(socket, "waits behind it")
+                await send_request(socket)
+                await send_request(socket, "waits behind it")
                 while (await event(socket))["type"] != "response.output_text.delta":
                     pass
                 socket.transport.abort()
                 await stage.engine.closed.wait()
             ends = [await stage.ended.get() for _ in range(2)]
             assert [end["status"] for end in ends] == [101, 499]
-            assert len(stage.engine.asked) == 1
+            assert len(stage.engine.requests) == 1
             await until(lambda: not stage.metric("dovetail_websocket_connections"))
             assert stage.metric("dovetail_queued_requests") == 0
 
@@ -64,18 +74,18 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
             stage.engine.plan = play
             async with socket_to(stage) as socket:
                 socket.transport.pause_reading()
-                await ask(socket)
+                await send_request(socket)
                 (served,) = stage.running.server_state.connections
                 assert isinstance(served, carrier.BoundedWebSocketProtocol)
                 room = served.writable
                 await until(lambda: not room.is_set())  # every buffer on the way is full
-                given = stage.engine.given
+                given = stage.engine.deltas_sent
                 assert given < deltas / 2
                 for _ in range(200):
                     await asyncio.sleep(0)
-                assert stage.engine.given == given
+                assert stage.engine.deltas_sent == given
                 socket.transport.resume_reading()
-                assert text_of(await answer(socket)) == "a" * deltas * size
+                assert text_of(await read_response(socket)) == "a" * deltas * size
 
     run(scene)
 
@@ -87,15 +97,15 @@ def test_only_so_many_messages_wait() -> None:
         async with serving(options) as stage, socket_to(stage) as socket:
             hangs(stage, after=0)
             for said in ("runs", "waits", "waits", "is refused"):
-                await ask(socket, said, stream_id="a")
+                await send_request(socket, said, stream_id="a")
             error = await event(socket)
             assert (error["status"], error["stream_id"]) == (429, "a")
             assert error["error"]["code"] == "rate_limit_exceeded"
             assert error["headers"]["retry-after"] == "1"
-            await ask(socket, stream_id="b")
-            await ask(socket, stream_id="c")
+            await send_request(socket, stream_id="b")
+            await send_request(socket, stream_id="c")
             assert (await event(socket))["stream_id"] == "c"
-            assert len(stage.engine.asked) == 2
+            assert len(stage.engine.requests) == 2
 
     run(scene)
 
@@ -108,7 +118,7 @@ def test_only_so_many_bytes_wait() -> None:
         ):
             hangs(stage, after=0)
             for size in (8000, 8000, 8000):
-                await ask(socket, "x" * size)
+                await send_request(socket, "x" * size)
             assert (await event(socket))["status"] == 429
 
     run(scene)
@@ -120,9 +130,9 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
             serving(HttpOptions(max_body_bytes=10_000)) as stage,
             socket_to(stage) as socket,
         ):
-            await ask(socket, "x" * 20_000)
+            await send_request(socket, "x" * 20_000)
             assert await closed(socket) == 1009
-            assert stage.engine.asked == []
+            assert stage.engine.requests == []
 
     run(scene)
 
@@ -153,12 +163,14 @@ def test_a_message_has_to_come_in_time(sent: bytes) -> None:
     async def scene() -> None:
         async with serving(options) as stage:
             async with socket_to(stage) as socket:
-                assert text_of(await asked(socket)) == "Hello."
+                assert text_of(await request_response(socket)) == "Hello."
                 for part in (b"\x89", b"\x800000"):  # a ping in two parts
                     socket.transport.write(part)
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.4)
-                assert text_of(await asked(socket)) == "Hello."  # silence is no slow message
+                assert (
+                    text_of(await request_response(socket)) == "Hello."
+                )  # silence is no slow message
                 socket.transport.write(sent)
                 assert await closed(socket) == 1008
             await until(lambda: not stage.metric("dovetail_websocket_connections"))
@@ -182,7 +194,7 @@ def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPat
                     other.transport.write(sent)
                 await until(lambda: held.request_memory.total_bytes >= 2 * (size - 1))
                 async with socket_to(stage) as socket:
-                    assert text_of(await asked(socket)) == "Hello."
+                    assert text_of(await request_response(socket)) == "Hello."
                     socket.transport.write(half)
                     assert await closed(socket) == 1013
                 await until(lambda: held.request_memory.total_bytes < 2 * size)
@@ -205,12 +217,12 @@ def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.Monk
             hangs(stage)
             async with socket_to(stage) as one, socket_to(stage) as other:
                 for socket in (one, other):
-                    await ask(socket)
+                    await send_request(socket)
                     await event(socket)
                     for _ in range(2):
-                        await ask(socket, "x" * 300)
+                        await send_request(socket, "x" * 300)
                 await until(lambda: held.request_memory.total_bytes > 1000)
-                await ask(one, "x" * 100)
+                await send_request(one, "x" * 100)
                 while (told := await event(one))["type"] != "error":
                     pass
                 assert told["status"] == 429
@@ -246,7 +258,7 @@ def test_signs_of_life_that_nobody_reads_are_not_given(monkeypatch: pytest.Monke
             assert server.transport.get_write_buffer_size() <= waits + len(pings)
             socket.transport.resume_reading()
             await until(server.writable.is_set)
-            assert text_of(await asked(socket)) == "Hello."
+            assert text_of(await request_response(socket)) == "Hello."
 
     run(scene)
 
@@ -255,10 +267,10 @@ def test_a_message_in_pieces_is_put_together() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             await socket.send(json.dumps({"type": "response.create", "model": NAME, "input": "ü"}))
-            await answer(socket)
+            await read_response(socket)
             whole = '{"type":"response.create",' + ASKED + "}"
             await socket.send([whole[:30], whole[30:31], "", whole[31:]])
-            assert text_of(await answer(socket)) == "Hello."
+            assert text_of(await read_response(socket)) == "Hello."
 
     run(scene)
 
@@ -275,10 +287,10 @@ def test_a_socket_that_is_not_used_is_closed() -> None:
                 yield TokenDelta([stage.engine.stop_id], finish="stop")
 
             stage.engine.plan = play
-            await ask(socket)
+            await send_request(socket)
             await asyncio.sleep(0.5)
             go_on.set()  # a socket that is answered is used
-            assert (await answer(socket))[-1]["type"] == "response.completed"
+            assert (await read_response(socket))[-1]["type"] == "response.completed"
             assert await closed(socket) == 1001
 
     run(scene)
@@ -294,7 +306,7 @@ def test_a_client_that_is_gone_without_a_word_is_found_out() -> None:
         async with serving(options) as stage:
             hangs(stage)
             async with socket_to(stage) as socket:
-                await ask(socket)
+                await send_request(socket)
                 await stage.engine.began.wait()
                 socket.transport.pause_reading()  # no pong will be sent
                 await stage.engine.closed.wait()
@@ -316,14 +328,14 @@ def test_a_server_that_stops_closes_what_is_idle_and_finishes_what_is_not() -> N
 
             stage.engine.plan = play
             async with socket_to(stage) as idle, socket_to(stage) as busy:
-                await ask(busy)
+                await send_request(busy)
                 await stage.engine.began.wait()
                 stage.app.draining.start()
                 assert await closed(idle) == 1012
                 status, headers, _ = await refusal(stage)
                 assert (status, headers["retry-after"]) == (503, "2")
                 go_on.set()
-                assert text_of(await answer(busy)) == "To the end."
+                assert text_of(await read_response(busy)) == "To the end."
                 assert await closed(busy) == 1012
 
     run(scene)

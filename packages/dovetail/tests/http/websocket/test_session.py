@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 from http_fixture import CALL, NAME, Stage, run, serving
-from websocket_fixture import answer, ask, asked, event, socket_to, text_of
+from websocket_fixture import (
+    event,
+    read_response,
+    request_response,
+    send_request,
+    socket_to,
+    text_of,
+)
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits
@@ -31,7 +38,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_official_client_hears_what_it_hears_over_http() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says(SAID)
+            stage.engine.plan = stage.engine.script(SAID)
             client = stage.openai()
             asked: dict[str, Any] = {"model": NAME, "input": "Hi", "tools": TOOLS, "store": False}
             over_http = [e async for e in await client.responses.create(**asked, stream=True)]
@@ -60,11 +67,11 @@ def _steady(told: Any) -> Any:
 def test_a_connection_answers_one_message_after_the_other() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.says("One.", "Two.", "Three.")
+            stage.engine.plan = stage.engine.script("One.", "Two.", "Three.")
             async with socket_to(stage) as socket:
                 for said in ("a", "b", "c"):  # without waiting
-                    await ask(socket, said)
-                answers = [await answer(socket) for _ in range(3)]
+                    await send_request(socket, said)
+                answers = [await read_response(socket) for _ in range(3)]
             assert [text_of(one) for one in answers] == ["One.", "Two.", "Three."]
             assert [[e["sequence_number"] for e in one] for one in answers] == [
                 list(range(len(one))) for one in answers
@@ -81,19 +88,19 @@ def test_lanes_are_answered_beside_each_other() -> None:
         async with serving() as stage:
             go_on = _waits(stage, "slow")
             async with socket_to(stage) as socket:
-                await ask(socket, "slow", stream_id="a")
-                await ask(socket, "behind it", stream_id="a")
+                await send_request(socket, "slow", stream_id="a")
+                await send_request(socket, "behind it", stream_id="a")
                 await stage.engine.began.wait()
-                quick = await asked(socket, "quick", stream_id='b"ä')
+                quick = await request_response(socket, "quick", stream_id='b"ä')
                 while quick[-1]["stream_id"] == "a":  # its first events may come in between
-                    quick = await answer(socket)
+                    quick = await read_response(socket)
                 mine = [one for one in quick if one["stream_id"] != "a"]
                 assert text_of(mine) == "quick"
                 assert {one["stream_id"] for one in mine} == {'b"ä'}
                 go_on.set()
-                slow = await answer(socket)
+                slow = await read_response(socket)
                 assert text_of(slow) == "slow"
-                assert text_of(await answer(socket)) == "behind it"
+                assert text_of(await read_response(socket)) == "behind it"
                 assert {one["stream_id"] for one in slow} == {"a"}
 
     run(scene)
@@ -124,11 +131,11 @@ def test_an_engine_that_fails_in_the_middle_leaves_the_connection_usable() -> No
 
             stage.engine.plan = breaks
             async with socket_to(stage) as socket:
-                events = await asked(socket)
+                events = await request_response(socket)
                 assert text_of(events) == "a"
                 assert events[-1]["type"] == "response.failed"
-                stage.engine.plan = stage.engine.says("Back.")
-                assert text_of(await asked(socket)) == "Back."
+                stage.engine.plan = stage.engine.script("Back.")
+                assert text_of(await request_response(socket)) == "Back."
 
     run(scene)
 
@@ -144,7 +151,7 @@ def test_an_engine_that_fails_first_is_an_error() -> None:
 
             stage.engine.plan = breaks
             async with socket_to(stage) as socket:
-                (error,) = await asked(socket)
+                (error,) = await request_response(socket)
                 assert (error["type"], error["status"]) == ("error", 503)
                 assert error["headers"]["retry-after"] == "7"
                 assert error["error"]["headers"] == error["headers"]
@@ -155,7 +162,7 @@ def test_an_engine_that_fails_first_is_an_error() -> None:
 def test_what_has_no_room_is_told_as_over_http() -> None:
     async def scene() -> None:
         async with serving(max_context=64) as stage, socket_to(stage) as socket:
-            events = await asked(socket, "x" * 100)
+            events = await request_response(socket, "x" * 100)
             assert events[-1]["type"] == "response.failed"
             assert events[-1]["response"]["error"]["code"] == "context_length_exceeded"
 
@@ -171,14 +178,14 @@ def test_the_limits_of_a_key_hold_for_every_message() -> None:
             socket_to(stage, authorization="Bearer a") as socket,
         ):
             go_on = _waits(stage, "slow")
-            await ask(socket, "slow", stream_id="a")
+            await send_request(socket, "slow", stream_id="a")
             await stage.engine.began.wait()
-            refused = await asked(socket, stream_id="b")
+            refused = await request_response(socket, stream_id="b")
             assert refused[-1]["type"] == "response.failed"
             assert refused[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
             assert {one["stream_id"] for one in refused} == {"b"}
             go_on.set()
-            assert text_of(await answer(socket)) == "slow"
+            assert text_of(await read_response(socket)) == "slow"
 
     run(scene)
 
@@ -194,8 +201,8 @@ def test_a_message_says_whose_turn_it_is() -> None:
             socket_to(stage, x_codex_turn_metadata=first, x_openai_subagent="old") as socket,
         ):
             metadata = {"x-codex-turn-metadata": later, "x-openai-subagent": "review"}
-            await asked(socket, client_metadata=metadata)
-            await asked(socket, client_metadata={"x-codex-turn-metadata": later})
+            await request_response(socket, client_metadata=metadata)
+            await request_response(socket, client_metadata={"x-codex-turn-metadata": later})
             ends = [await stage.ended.get() for _ in range(3)][1:]
             assert [end["session"] for end in ends] == ["s-1", "s-1"]
             assert [end["agent"] for end in ends] == ["review", "old"]
@@ -207,8 +214,8 @@ def test_a_message_says_whose_turn_it_is() -> None:
 def test_side_channels_have_their_name_in_the_message() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage, x_dovetail_dispatch="tools") as socket:
-            stage.engine.plan = stage.engine.says(CALL)
-            kinds = [e["type"] for e in await asked(socket, tools=TOOLS)]
+            stage.engine.plan = stage.engine.script(CALL)
+            kinds = [e["type"] for e in await request_response(socket, tools=TOOLS)]
             assert "tool_call_dispatch" in kinds
 
     run(scene)
@@ -224,7 +231,7 @@ def test_signs_of_life_come_as_events() -> None:
 
             stage.engine.plan = thinks
             async with socket_to(stage) as socket:
-                await ask(socket)
+                await send_request(socket)
                 while (await event(socket))["type"] != "response.output_text.delta":
                     pass
                 assert (await event(socket))["type"] == "response.in_progress"

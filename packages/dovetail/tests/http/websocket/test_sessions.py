@@ -3,7 +3,15 @@
 from typing import Any
 
 from http_fixture import CALL, NAME, Stage, run, serving
-from websocket_fixture import Event, ask, asked, event, socket_to, text_of, until
+from websocket_fixture import (
+    Event,
+    event,
+    request_response,
+    send_request,
+    socket_to,
+    text_of,
+    until,
+)
 
 from dovetail.access.auth import ApiKeys
 from dovetail.http.options import HttpOptions, WebSocketOptions
@@ -28,11 +36,13 @@ def ident(events: list[Event]) -> str:
 
 async def send(socket: Any, *items: dict[str, Any], after: str | None = None, **more: Any) -> Any:
     """Asks with these items, as Codex does: nothing is stored, only what is new is sent."""
-    return await asked(socket, list(items), previous_response_id=after, **{**MORE, **more})  # type: ignore[arg-type]
+    return await request_response(
+        socket, list(items), previous_response_id=after, **{**MORE, **more}
+    )
 
 
 def prompts(stage: Stage) -> list[str]:
-    return [stage.engine.tokenizer.decode(list(one.prompt)) for one in stage.engine.asked]
+    return [stage.engine.tokenizer.decode(list(one.prompt)) for one in stage.engine.requests]
 
 
 def test_a_session_as_codex_has_it() -> None:
@@ -41,7 +51,7 @@ def test_a_session_as_codex_has_it() -> None:
     async def scene() -> None:
         async with serving() as stage:
             thought = "<think>\nHm.\n</think>\n\n"
-            stage.engine.plan = stage.engine.says("x", f"{thought}{CALL}", f"{thought}Done.")
+            stage.engine.plan = stage.engine.script("x", f"{thought}{CALL}", f"{thought}Done.")
             async with socket_to(stage) as socket:
                 warm = await send(socket, BASE, generate=False)
                 assert warm[0]["type"] == "response.created"
@@ -57,7 +67,7 @@ def test_a_session_as_codex_has_it() -> None:
                 last = await send(socket, result, after=ident(first))
             assert text_of(last) == "Done."
             assert last[-1]["response"]["previous_response_id"] == ident(first)
-            ahead, one, two = (list(asked.prompt) for asked in stage.engine.asked)
+            ahead, one, two = (list(asked.prompt) for asked in stage.engine.requests)
             assert one[: len(ahead)] == ahead
             said = stage.engine.tokenizer.encode(f"{thought}{CALL}")
             assert two[: len(one) + len(said)] == one + said
@@ -83,10 +93,10 @@ def test_what_is_read_ahead_is_what_every_prompt_begins_with() -> None:
             more = {"role": "developer", "content": "And polite."}
             await send(socket, more, user("Hi."), after=warm)
             await send(socket, user("Hi."), after=warm)
-            ahead, *others = (list(one.prompt) for one in stage.engine.asked)
+            ahead, *others = (list(one.prompt) for one in stage.engine.requests)
             assert len(ahead) > 400
             assert all(other[: len(ahead)] == ahead for other in others)
-            assert stage.engine.asked[0].max_tokens == 1
+            assert stage.engine.requests[0].max_tokens == 1
 
     run(scene)
 
@@ -114,7 +124,7 @@ def test_what_is_not_stored_is_known_to_its_connection_alone() -> None:
                 (error,) = await send(other, user("Go on."), after=first)
                 _is_missing(error)
                 assert ident(await send(other, user("Alone.")))
-            reply = await stage.ask("GET", f"/v1/responses/{first}")
+            reply = await stage.request("GET", f"/v1/responses/{first}")
             assert reply.status == 404
             async with socket_to(stage) as socket:
                 (error,) = await send(socket, user("Go on."), after=first)
@@ -154,8 +164,8 @@ def test_a_conversation_may_fork() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             first = ident(await send(socket, user("Hi.")))
-            await ask(socket, "Left.", previous_response_id=first, stream_id="l")
-            await ask(socket, "Right.", previous_response_id=first, stream_id="r")
+            await send_request(socket, "Left.", previous_response_id=first, stream_id="l")
+            await send_request(socket, "Right.", previous_response_id=first, stream_id="r")
             ended: list[Event] = []
             while len(ended) < 2:
                 told = await event(socket)
