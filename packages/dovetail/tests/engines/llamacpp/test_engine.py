@@ -1,4 +1,4 @@
-"""The embedded engine with real weights: what it says, that its ids are exact, that it lets go."""
+"""The embedded engine with real weights: outputs, exact ids, cancellation."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from llamacpp_environment import (
     CONTEXT,
@@ -47,7 +48,7 @@ def player() -> Iterator[Player]:
         runner.run(engine.stop())
 
 
-def test_real_answer(player: Player) -> None:
+def test_real_output(player: Player) -> None:
     deltas = player.play(request(player.ids(FRANCE), 8))
     text = player.tokenizer.decode(all_ids(deltas))
     assert "Paris" in text
@@ -66,10 +67,9 @@ def test_turn_ends_with_its_stop_id(player: Player) -> None:
 
 def test_stop_id_that_llama_does_not_know_ends_the_turn(player: Player) -> None:
     plain = all_ids(player.play(request(player.ids(FRANCE), 8)))
-    asked = request(player.ids(FRANCE), 8)
+    base = request(player.ids(FRANCE), 8)
     stop = plain[2]
-    asked = EngineRequest("r", asked.prompt, 8, sampling=asked.sampling, stop_ids=frozenset({stop}))
-    deltas = player.play(asked)
+    deltas = player.play(msgspec.structs.replace(base, stop_ids=frozenset({stop})))
     assert all_ids(deltas) == plain[: plain.index(stop) + 1]
     assert deltas[-1].finish == "stop"
 
@@ -77,14 +77,14 @@ def test_stop_id_that_llama_does_not_know_ends_the_turn(player: Player) -> None:
 def test_second_turn_finds_the_first_in_the_cache(player: Player) -> None:
     prompt = player.chat("Name three colours.")
     first = player.play(request(prompt, 12, session="colours"))
-    said = all_ids(first)
+    generated = all_ids(first)
     other = player.play(request(player.chat("Name a river."), 4, session="rivers"))
     assert other[0].cached is not None
-    grown = prompt + array("i", said) + player.ids("\nAnd one more:")
+    grown = prompt + array("i", generated) + player.ids("\nAnd one more:")
     again = player.play(request(grown, 4, session="colours"))
-    # The last id was sampled but never read by the model.
+    # The last id was sampled but not computed.
     assert again[0].cached is not None
-    assert again[0].cached >= len(prompt) + len(said) - 1
+    assert again[0].cached >= len(prompt) + len(generated) - 1
     assert [delta.cached for delta in again[1:]] == [None] * (len(again) - 1)
 
 
@@ -100,11 +100,11 @@ def test_sessions_beyond_the_slots_keep_their_cache(player: Player) -> None:
 def test_ids_of_split_characters_are_found_again(player: Player) -> None:
     deltas = player.play(request(player.ids("Say it:"), grammar='root ::= "a🦜é漢b"'))
     ids = all_ids(deltas)
-    said = b"".join(player.tokenizer.bytes_of(id) for id in ids[:-1])
-    assert said.decode() == "a🦜é漢b"
-    assert len(ids) > 6  # as many as the stream alone would have told
+    output = b"".join(player.tokenizer.bytes_of(id) for id in ids[:-1])
+    assert output.decode() == "a🦜é漢b"
+    assert len(ids) > 6  # as many as the stream alone would have
     assert all(delta.exact for delta in deltas)
-    # What was told is what stands in llama.cpp's own cache, id by id.
+    # The ids are those in llama.cpp's own cache.
     prompt = player.ids("Say it:") + array("i", ids)
     again = player.play(request(prompt, 1))
     assert again[0].cached == len(prompt) - 1
@@ -112,12 +112,12 @@ def test_ids_of_split_characters_are_found_again(player: Player) -> None:
 
 @pytest.mark.parametrize("limit", range(1, 11))
 def test_limit_inside_a_character(player: Player, limit: int) -> None:
-    asked = request(player.ids("Say it:"), grammar='root ::= "a🦜é漢b"')
-    whole = all_ids(player.play(asked))
-    cut = player.play(request(asked.prompt, limit, grammar='root ::= "a🦜é漢b"'))
-    assert all_ids(cut) == whole[:limit]
-    assert cut[-1].finish == "length"
-    assert all(delta.exact for delta in cut)
+    whole_request = request(player.ids("Say it:"), grammar='root ::= "a🦜é漢b"')
+    whole = all_ids(player.play(whole_request))
+    truncated = player.play(request(whole_request.prompt, limit, grammar='root ::= "a🦜é漢b"'))
+    assert all_ids(truncated) == whole[:limit]
+    assert truncated[-1].finish == "length"
+    assert all(delta.exact for delta in truncated)
 
 
 def test_ambiguous_character_is_marked(player: Player) -> None:
@@ -176,12 +176,12 @@ def test_window_ends_the_turn(player: Player) -> None:
         (Constraint("lark", 'start: "a"'), Unsupported),
     ],
 )
-def test_constraints_that_are_not_taken(
+def test_unsupported_constraints(
     player: Player, constraint: Constraint, error: type[Exception]
 ) -> None:
-    asked = EngineRequest("r", player.ids(FRANCE), 4, constraint=constraint)
+    constrained = EngineRequest("r", player.ids(FRANCE), 4, constraint=constraint)
     with pytest.raises(error):
-        player.play(asked)
+        player.play(constrained)
     assert player.play(request(player.ids(FRANCE), 1))[-1].finish == "length"
 
 
@@ -200,7 +200,7 @@ def test_closing_frees_the_slot(player: Player) -> None:
     player.runner.run(main())
 
 
-def test_cancel_while_the_prompt_is_read(player: Player) -> None:
+def test_cancel_during_prefill(player: Player) -> None:
     async def main() -> None:
         task = asyncio.create_task(collect(player.engine, request(prompt, 5)))
         async for slot in watch(player.engine):
@@ -217,8 +217,8 @@ def test_cancel_while_the_prompt_is_read(player: Player) -> None:
 
 def test_two_at_once(player: Player) -> None:
     async def main() -> list[list[TokenDelta]]:
-        asked = [request(player.ids(text), 8) for text in (FRANCE, "Two plus two is")]
-        return await asyncio.gather(*(collect(player.engine, one) for one in asked * 2))
+        requests = [request(player.ids(text), 8) for text in (FRANCE, "Two plus two is")]
+        return await asyncio.gather(*(collect(player.engine, one) for one in requests * 2))
 
     results = player.runner.run(main())
     texts = [player.tokenizer.decode(all_ids(deltas)) for deltas in results]
@@ -228,15 +228,17 @@ def test_two_at_once(player: Player) -> None:
     assert all(deltas[-1].finish is not None for deltas in results)
 
 
-def test_key_is_asked_for(player: Player) -> None:
+def test_key_is_required(player: Player) -> None:
     endpoint = player.engine.endpoint
     assert endpoint is not None
     assert endpoint.socket is not None
     assert os.stat(os.path.dirname(endpoint.socket)).st_mode & 0o077 == 0
     assert "Bearer" not in repr(endpoint)
     for headers in ({}, {"authorization": "Bearer no"}):
-        stranger = Endpoint(socket=endpoint.socket, headers=headers)
-        status, _ = player.runner.run(fetch(stranger, ClientRequest("POST", "/completion", b"{}")))
+        other_endpoint = Endpoint(socket=endpoint.socket, headers=headers)
+        status, _ = player.runner.run(
+            fetch(other_endpoint, ClientRequest("POST", "/completion", b"{}"))
+        )
         assert status == 401
 
 

@@ -1,4 +1,4 @@
-"""What is exported of sessions with the embedded engine: its own ids and logprobs.
+"""Exported sessions with the embedded engine: its own ids and logprobs.
 
 Real weights. What the engine said is noted where it says it, and llama.cpp is asked once more, in
 its own words, how likely each token is.
@@ -59,50 +59,50 @@ def bench() -> Iterator[Bench]:
         runner.run(engine.stop())
 
 
-async def likely(engine: LlamaCppEngine, prompt: Sequence[int], id: int) -> float | None:
-    """How likely llama.cpp finds a token behind a prompt; None where it does not list it."""
-    asked = {"prompt": list(prompt), "n_predict": 1, "n_probs": LISTED, "temperature": 0.0}
+async def token_logprob(engine: LlamaCppEngine, prompt: Sequence[int], id: int) -> float | None:
+    """The logprob of a token after a prompt; None where llama.cpp does not list it."""
+    fields = {"prompt": list(prompt), "n_predict": 1, "n_probs": LISTED, "temperature": 0.0}
     assert engine.endpoint is not None
-    call = ClientRequest("POST", "/completion", msgspec.json.encode(asked))
+    call = ClientRequest("POST", "/completion", msgspec.json.encode(fields))
     status, content = await fetch(engine.endpoint, call)
     assert status == 200, content
-    (told,) = json.loads(content)["completion_probabilities"]
-    return next((one["logprob"] for one in told["top_logprobs"] if one["id"] == id), None)
+    (token,) = json.loads(content)["completion_probabilities"]
+    return next((one["logprob"] for one in token["top_logprobs"] if one["id"] == id), None)
 
 
-async def check_truth(engine: LlamaCppEngine, truth: EngineOutput) -> None:
-    for at in range(0, len(truth.ids), 3):
-        told = truth.logprobs[at]
-        if told is not None and told > -6:
-            again = await likely(engine, [*truth.prompt, *truth.ids[:at]], truth.ids[at])
-            assert again == pytest.approx(told, abs=NEAR)
+async def check_output(engine: LlamaCppEngine, output: EngineOutput) -> None:
+    for at in range(0, len(output.ids), 3):
+        logprob = output.logprobs[at]
+        if logprob is not None and logprob > -6:
+            again = await token_logprob(engine, [*output.prompt, *output.ids[:at]], output.ids[at])
+            assert again == pytest.approx(logprob, abs=NEAR)
 
 
 @pytest.mark.parametrize(("api", "keep"), REQUESTED_OR_STORED)
-def test_what_llamacpp_told_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
-    overheard, ledger = RecordingEngine(bench.engine), Ledger(MemoryLedgerStore())
+def test_exported_logprobs_are_those_of_llamacpp(bench: Bench, api: str, keep: bool) -> None:
+    recorded, ledger = RecordingEngine(bench.engine), Ledger(MemoryLedgerStore())
     preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = TokenModel(
-        ("small",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep
+    entry = TokenModel(
+        ("small",), bench.model, preparer, ReplicaPool([recorded]), keep_logprobs=keep
     )
     known = keep or api != "messages"
 
-    async def scene() -> tuple[list[list[float]], list[Any]]:
-        async with serving(registry=ModelRegistry([served], {})) as stage:
+    async def run() -> tuple[list[list[float]], list[Any]]:
+        async with serving(registry=ModelRegistry([entry], {})) as stage:
             session = Session(stage.url, api, "small", "s")
             shown = await asyncio.to_thread(session.run)
-        for truth in overheard.outputs if known else ():
-            await check_truth(bench.engine, truth)
+        for output in recorded.outputs if known else ():
+            await check_output(bench.engine, output)
         return shown, msgspec.to_builtins(await exported(ledger, "s"))
 
-    shown, samples = bench.runner.run(scene())
-    assert [len(one.logprobs) == len(one.ids) for one in overheard.outputs] == [known] * 2
-    check_samples(samples, overheard.outputs, known=known)
-    check_shown(api, shown, overheard.outputs)
+    shown, samples = bench.runner.run(run())
+    assert [len(one.logprobs) == len(one.ids) for one in recorded.outputs] == [known] * 2
+    check_samples(samples, recorded.outputs, known=known)
+    check_shown(api, shown, recorded.outputs)
 
 
-def test_more_than_is_told_is_refused(bench: Bench) -> None:
-    asked = request(array("i", bench.model.tokenizer.encode("Hi")), 4, logprobs=21)
+def test_too_many_top_logprobs_are_rejected(bench: Bench) -> None:
+    too_many = request(array("i", bench.model.tokenizer.encode("Hi")), 4, logprobs=21)
     with pytest.raises(InvalidRequest, match="at most 20") as raised:
-        bench.runner.run(collect(bench.engine, asked))
+        bench.runner.run(collect(bench.engine, too_many))
     assert raised.value.param == "top_logprobs"

@@ -1,4 +1,4 @@
-"""Frames of llama.cpp's stream as deltas, and requests in its words."""
+"""Frames of llama.cpp's stream to deltas, and encoded requests."""
 
 import json
 from array import array
@@ -23,7 +23,7 @@ from dovetail_model import (
 from dovetail_tokenizers import ByteTokenizer
 
 BYTES = ByteTokenizer()
-ASK = EngineRequest("r", array("i", [1, 2]), 10, stop_ids=frozenset({0}))
+REQUEST = EngineRequest("r", array("i", [1, 2]), 10, stop_ids=frozenset({0}))
 
 
 def token(text: str, ids: list[int], count: int, **more: Any) -> dict[str, Any]:
@@ -37,9 +37,9 @@ def end(kind: str, count: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def read(frames: list[dict[str, Any]], ask: EngineRequest = ASK) -> list[TokenDelta]:
+def read(frames: list[dict[str, Any]], request: EngineRequest = REQUEST) -> list[TokenDelta]:
     """The deltas up to the one with a finish, as the engine reads them."""
-    reader, deltas = LlamaCppFrameReader(ask, BYTES, TokenIdRecovery(BYTES)), []
+    reader, deltas = LlamaCppFrameReader(request, BYTES, TokenIdRecovery(BYTES)), []
     for frame in frames:
         delta = reader.read([json.dumps(frame).encode()])
         if delta is not None:
@@ -123,24 +123,24 @@ def test_deltas(frames: list[dict[str, Any]], deltas: list[TokenDelta]) -> None:
 
 @pytest.mark.parametrize(("limit", "ids"), [(1, [97]), (2, [97, 0xC3]), (3, [97, 0xC3, 0xA9])])
 def test_limit(limit: int, ids: list[int]) -> None:
-    ask = msgspec.structs.replace(ASK, max_tokens=limit)
-    deltas = read([A, token("é", [0xA9], 3), B], ask)
+    request = msgspec.structs.replace(REQUEST, max_tokens=limit)
+    deltas = read([A, token("é", [0xA9], 3), B], request)
     assert [id for delta in deltas for id in delta.ids] == ids
     assert deltas[-1].finish == "length"
 
 
 def test_stop_id_beyond_the_limit_is_not_seen() -> None:
-    ask = msgspec.structs.replace(ASK, max_tokens=1)
-    assert read([token("ab", [97, 0], 2)], ask) == [TokenDelta([97], finish="length")]
+    request = msgspec.structs.replace(REQUEST, max_tokens=1)
+    assert read([token("ab", [97, 0], 2)], request) == [TokenDelta([97], finish="length")]
 
 
 def test_logprobs() -> None:
     top = [{"id": 97, "token": "a", "logprob": -0.5}, {"id": 98, "token": "b", "logprob": -1.5}]
-    told = [{"id": 97, "token": "a", "logprob": -0.5, "top_logprobs": top}]
-    frame = token("a", [97], 1, completion_probabilities=told)
-    for wanted, tops in [(0, ()), (1, (("a", -0.5),)), (5, (("a", -0.5), ("b", -1.5)))]:
-        ask = msgspec.structs.replace(ASK, sampling=Sampling(logprobs=wanted))
-        assert read([frame], ask)[0].logprobs == (TokenLogprob("a", -0.5, tops),)
+    reported = [{"id": 97, "token": "a", "logprob": -0.5, "top_logprobs": top}]
+    frame = token("a", [97], 1, completion_probabilities=reported)
+    for count, tops in [(0, ()), (1, (("a", -0.5),)), (5, (("a", -0.5), ("b", -1.5)))]:
+        request = msgspec.structs.replace(REQUEST, sampling=Sampling(logprobs=count))
+        assert read([frame], request)[0].logprobs == (TokenLogprob("a", -0.5, tops),)
     assert read([frame])[0].logprobs == ()
 
 
@@ -158,17 +158,17 @@ def test_errors(status: int, fault: dict[str, Any] | str, kind: type[DovetailErr
     content = fault if isinstance(fault, str) else json.dumps({"error": fault})
     assert type(error_from_status(status, content.encode())) is kind
     with pytest.raises(kind):
-        LlamaCppFrameReader(ASK, BYTES, TokenIdRecovery(BYTES)).read([content.encode()])
+        LlamaCppFrameReader(REQUEST, BYTES, TokenIdRecovery(BYTES)).read([content.encode()])
 
 
-def test_request_in_its_words() -> None:
+def test_encoded_request() -> None:
     sampling = Sampling(
         temperature=0.0, top_k=5, repetition_penalty=1.1, seed=-1, logprobs=0, stop=("x",)
     )
-    ask = msgspec.structs.replace(
-        ASK, sampling=sampling, constraint=Constraint("gbnf", 'root ::= "a"')
+    request = msgspec.structs.replace(
+        REQUEST, sampling=sampling, constraint=Constraint("gbnf", 'root ::= "a"')
     )
-    sent = json.loads(encode_request(ask, 3))
+    sent = json.loads(encode_request(request, 3))
     assert sent == {
         "prompt": [1, 2],
         "n_predict": 13,
@@ -185,4 +185,6 @@ def test_request_in_its_words() -> None:
         "grammar": 'root ::= "a"',
     }
     with pytest.raises(Unsupported, match="no json_schema constraints"):
-        encode_request(msgspec.structs.replace(ASK, constraint=Constraint("json_schema", "{}")), 0)
+        encode_request(
+            msgspec.structs.replace(REQUEST, constraint=Constraint("json_schema", "{}")), 0
+        )

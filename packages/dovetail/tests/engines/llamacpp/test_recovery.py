@@ -1,4 +1,4 @@
-"""Lost ids found again, for real vocabularies and any text: what is called certain is right."""
+"""Recovery of omitted ids, for real vocabularies and any text: certain results are right."""
 
 import codecs
 from functools import cache
@@ -50,7 +50,7 @@ def as_streamed(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[str, list[in
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=60)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40))
-def test_certain_means_right(name: str, text: str) -> None:
+def test_certain_results_are_right(name: str, text: str) -> None:
     tokenizer, lost = recovery(name)
     for spelled, ids in as_streamed(tokenizer, tokenizer.encode_plain(text)):
         found, certain = lost.recover(spelled, len(ids) - 1, ids[-1:])
@@ -71,7 +71,7 @@ def test_bytewise_spelling_is_found_too(name: str, text: str) -> None:
         assert certain
 
 
-def test_doubt_is_told_and_counted() -> None:
+def test_ambiguity_is_reported_and_counted() -> None:
     tokenizer, _ = recovery("smollm2")
     lost = TokenIdRecovery(tokenizer)
     ids = tokenizer.encode_plain("🥰")
@@ -87,7 +87,7 @@ def test_doubt_is_told_and_counted() -> None:
     ("text", "lost", "given_ids"),
     [("é", 3, [0xA9]), ("é", 1, [0x41]), ("a�", 2, [0x42]), ("", 1, []), ("é", 1, [])],
 )
-def test_what_cannot_be(text: str, lost: int, given_ids: list[int]) -> None:
+def test_impossible_input(text: str, lost: int, given_ids: list[int]) -> None:
     found, certain = TokenIdRecovery(ByteTokenizer()).recover(text, lost, given_ids)
     assert not certain
     assert ByteTokenizer().decode(found) == text

@@ -1,4 +1,4 @@
-"""Which slot a session gets, and how long a window fits."""
+"""Selection of slots, and the context length that fits into memory."""
 
 import asyncio
 from array import array
@@ -21,21 +21,23 @@ def ids(*values: int) -> "array[int]":
     return array("i", values)
 
 
-async def visit(slots: SlotPool, session: str | None, prompt: "array[int]", said: int = 9) -> int:
+async def use_slot(
+    slots: SlotPool, session: str | None, prompt: "array[int]", generated: int = 9
+) -> int:
     slot = await slots.acquire(session, prompt)
-    slots.release(slot, ids(said))
+    slots.release(slot, ids(generated))
     return slot.number
 
 
 def test_sessions_come_back() -> None:
     async def main() -> None:
         slots = SlotPool(3)
-        one = await visit(slots, "one", ids(1, 2, 3))
-        two = await visit(slots, "two", ids(1, 2, 4))
+        one = await use_slot(slots, "one", ids(1, 2, 3))
+        two = await use_slot(slots, "two", ids(1, 2, 4))
         assert one != two
         # Another beginning, as after a compaction, is still the session's.
-        assert await visit(slots, "one", ids(7, 7)) == one
-        assert await visit(slots, "two", ids(1, 2, 4, 9, 5)) == two
+        assert await use_slot(slots, "one", ids(7, 7)) == one
+        assert await use_slot(slots, "two", ids(1, 2, 4, 9, 5)) == two
 
     asyncio.run(main())
 
@@ -43,12 +45,12 @@ def test_sessions_come_back() -> None:
 def test_without_a_session_the_content_decides() -> None:
     async def main() -> None:
         slots = SlotPool(2)
-        first = await visit(slots, None, ids(1, 2, 3, 4))
-        second = await visit(slots, None, ids(1, 8, 8, 8))  # begins alike, is another
+        first = await use_slot(slots, None, ids(1, 2, 3, 4))
+        second = await use_slot(slots, None, ids(1, 8, 8, 8))  # begins alike, is another
         assert first != second
-        assert await visit(slots, None, ids(1, 2, 3, 4, 9, 6)) == first
-        assert await visit(slots, None, ids(1, 8, 8, 8, 9, 6)) == second
-        assert await visit(slots, None, ids(5, 5)) == first  # the one unused for longest
+        assert await use_slot(slots, None, ids(1, 2, 3, 4, 9, 6)) == first
+        assert await use_slot(slots, None, ids(1, 8, 8, 8, 9, 6)) == second
+        assert await use_slot(slots, None, ids(5, 5)) == first  # the one unused for longest
 
     asyncio.run(main())
 

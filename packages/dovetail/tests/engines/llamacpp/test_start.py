@@ -42,23 +42,23 @@ def tcp_engine() -> tuple[LlamaCppEngine, EngineRequest]:
     need_weights()
     tokenizer = load_tokenizer()
     options = LlamaCppOptions(slots=1, threads=1, tcp=True)
-    served = LlamaCppEngine(WEIGHTS, tokenizer, context_length=256, options=options)
-    return served, request(array("i", tokenizer.encode("Once upon a time")), 200)
+    started = LlamaCppEngine(WEIGHTS, tokenizer, context_length=256, options=options)
+    return started, request(array("i", tokenizer.encode("Once upon a time")), 200)
 
 
-def test_port_asks_for_a_key_made_anew() -> None:
-    served, _ = tcp_engine()
+def test_port_requires_a_new_key_at_each_start() -> None:
+    started, _ = tcp_engine()
 
     async def life() -> Endpoint:
-        await served.start()
-        await served.start()  # already there
-        assert (await served.health()).ready
-        endpoint = served.endpoint
+        await started.start()
+        await started.start()  # already there
+        assert (await started.health()).ready
+        endpoint = started.endpoint
         assert endpoint is not None
         assert endpoint.host == "127.0.0.1"
-        stranger = Endpoint(endpoint.host, endpoint.port)
-        assert (await fetch(stranger, ClientRequest("POST", "/completion", b"{}")))[0] == 401
-        await served.stop()
+        other = Endpoint(endpoint.host, endpoint.port)
+        assert (await fetch(other, ClientRequest("POST", "/completion", b"{}")))[0] == 401
+        await started.stop()
         return endpoint
 
     async def main() -> None:
@@ -68,41 +68,43 @@ def test_port_asks_for_a_key_made_anew() -> None:
     asyncio.run(main())
 
 
-def test_killed_while_it_speaks() -> None:
-    served, once = tcp_engine()
+def test_killed_during_a_stream() -> None:
+    started, endless_request = tcp_engine()
 
     async def main() -> None:
-        await served.start()
-        async with aclosing(iter_deltas(served, once)) as deltas:
+        await started.start()
+        async with aclosing(iter_deltas(started, endless_request)) as deltas:
             await anext(deltas)
-            os.kill(served.pid or 0, signal.SIGKILL)
+            os.kill(started.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="was killed"):
                 async for _ in deltas:
                     pass
-        health = await served.health()
+        health = await started.health()
         assert not health.ready
         assert "killed" in health.detail
-        await served.stop()
-        await served.start()
-        assert (await collect(served, msgspec.structs.replace(once, max_tokens=1)))[-1].finish
-        await served.stop()
+        await started.stop()
+        await started.start()
+        assert (await collect(started, msgspec.structs.replace(endless_request, max_tokens=1)))[
+            -1
+        ].finish
+        await started.stop()
 
     asyncio.run(main())
 
 
-def test_stopped_while_it_speaks() -> None:
-    served, once = tcp_engine()
+def test_stopped_during_a_stream() -> None:
+    started, endless_request = tcp_engine()
 
     async def main() -> None:
         with pytest.raises(EngineUnavailable, match="not running"):
-            await collect(served, once)
-        assert not (await served.health()).ready
-        await served.start()
-        async with aclosing(iter_deltas(served, once)) as deltas:
+            await collect(started, endless_request)
+        assert not (await started.health()).ready
+        await started.start()
+        async with aclosing(iter_deltas(started, endless_request)) as deltas:
             await anext(deltas)
-            await served.stop()
-            await served.stop()
-            assert not alive(served.pid)
+            await started.stop()
+            await started.stop()
+            assert not alive(started.pid)
             with pytest.raises(EngineUnavailable):
                 async for _ in deltas:
                     pass
@@ -112,56 +114,56 @@ def test_stopped_while_it_speaks() -> None:
 
 def test_socket_goes_with_the_engine() -> None:
     need_weights()
-    served = engine(WEIGHTS, slots=1, threads=1)
+    started = engine(WEIGHTS, slots=1, threads=1)
 
     async def main() -> str:
-        await served.start()
-        assert served.endpoint is not None
-        assert served.endpoint.socket is not None
-        path = served.endpoint.socket
-        await fetch(served.endpoint, ClientRequest("GET", "/health"))
-        await served.stop()
+        await started.start()
+        assert started.endpoint is not None
+        assert started.endpoint.socket is not None
+        path = started.endpoint.socket
+        await fetch(started.endpoint, ClientRequest("GET", "/health"))
+        await started.stop()
         return path
 
     path = asyncio.run(main())
     assert not os.path.exists(os.path.dirname(path))
 
 
-def test_given_up_start_leaves_no_process() -> None:
+def test_cancelled_start_leaves_no_process() -> None:
     need_weights()
-    served = engine(WEIGHTS, slots=1, threads=1)
+    started = engine(WEIGHTS, slots=1, threads=1)
 
     async def main() -> None:
-        start = asyncio.create_task(served.start())
+        start = asyncio.create_task(started.start())
         for _ in range(100_000):
-            if served.pid is not None:
+            if started.pid is not None:
                 break
             await asyncio.sleep(0)
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
             await start
-        assert not alive(served.pid)
+        assert not alive(started.pid)
 
     asyncio.run(main())
 
 
 def test_files_that_cannot_be_served(tmp_path: Path) -> None:
-    junk, cut = tmp_path / "junk.gguf", tmp_path / "cut.gguf"
+    junk, truncated = tmp_path / "junk.gguf", tmp_path / "truncated.gguf"
     junk.write_bytes(b"hello" * 100)
     cases = [(tmp_path / "none.gguf", "no such file"), (junk, "is not a GGUF file")]
     if WEIGHTS.exists() and importlib.util.find_spec("xllamacpp"):
         with WEIGHTS.open("rb") as whole:
-            cut.write_bytes(whole.read(20_000_000))
-        cases.append((cut, "model is corrupted or incomplete"))
+            truncated.write_bytes(whole.read(20_000_000))
+        cases.append((truncated, "model is corrupted or incomplete"))
     for path, reason in cases:
-        served = engine(path)
+        started = engine(path)
         with pytest.raises(EngineUnavailable, match=reason) as raised:
-            asyncio.run(served.start())
+            asyncio.run(started.start())
         assert str(path) in raised.value.message
-        assert not asyncio.run(served.health()).ready
+        assert not asyncio.run(started.health()).ready
 
 
-def test_too_much_is_asked_for() -> None:
+def test_too_many_slots() -> None:
     need_weights()
     with pytest.raises(EngineUnavailable, match="n_seq_max must be <= 256"):
         asyncio.run(engine(WEIGHTS, slots=300).start())

@@ -1,4 +1,4 @@
-"""What servers of many makes say about their models, as each of them says it."""
+"""Discovery of models on many kinds of servers."""
 
 import json
 from typing import Any
@@ -13,11 +13,11 @@ from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineError, EngineUnavailable
 
 
-def pages(**answers: Any) -> Responder:
+def pages(**responses: Any) -> Responder:
     """A server that has these pages; in their names __ stands for /."""
 
-    def reply(asked: FakeRequest) -> FakeResponse:
-        found = answers.get(asked.path.strip("/").replace("/", "__"))
+    def reply(request: FakeRequest) -> FakeResponse:
+        found = responses.get(request.path.strip("/").replace("/", "__"))
         return FakeResponse(404) if found is None else FakeResponse(body=json.dumps(found).encode())
 
     return reply
@@ -78,37 +78,37 @@ SERVERS: dict[str, tuple[Responder, int | None]] = {
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_the_window_is_found(server: str) -> None:
+def test_context_length_is_found(server: str) -> None:
     reply, length = SERVERS[server]
 
-    async def scene() -> None:
+    async def check() -> None:
         async with fake_upstream(reply) as fake:
             found = await discover(fake.endpoint)
             assert (found.name, found.context_length) == ("m", length)
 
-    run(scene)
+    run(check)
 
 
-def test_all_names_are_told() -> None:
-    async def scene() -> None:
+def test_all_names_are_reported() -> None:
+    async def check() -> None:
         async with fake_upstream(pages(v1__models=listed({"id": "a"}, {"id": "b"}))) as fake:
             assert (await discover(fake.endpoint)).names == ("a", "b")
 
-    run(scene)
+    run(check)
 
 
 def test_a_server_without_a_list_needs_a_name() -> None:
-    async def scene() -> None:
+    async def check() -> None:
         async with fake_upstream(pages()) as fake:
             found = await discover(fake.endpoint)
             with pytest.raises(EngineSetupError, match="lists no models"):
                 create(UpstreamSetup(fake.endpoint, found))
 
-    run(scene)
+    run(check)
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "words"),
+    ("response", "kind", "words"),
     [
         (FakeResponse(401, b'{"error": {"message": "Who?"}}'), EngineError, "refuses our key"),
         (FakeResponse(body=b'{"data": []}'), EngineUnavailable, "no model yet"),
@@ -116,20 +116,20 @@ def test_a_server_without_a_list_needs_a_name() -> None:
         (FakeResponse(503, b"Loading"), EngineUnavailable, "not ready"),
     ],
 )
-def test_what_is_wrong_with_an_address_is_said(
-    answer: FakeResponse, kind: type[Exception], words: str
+def test_wrong_addresses_are_explained(
+    response: FakeResponse, kind: type[Exception], words: str
 ) -> None:
-    async def scene() -> None:
-        async with fake_upstream(lambda _: answer) as fake:
+    async def check() -> None:
+        async with fake_upstream(lambda _: response) as fake:
             with pytest.raises(kind, match=words):
                 await discover(fake.endpoint)
 
-    run(scene)
+    run(check)
 
 
-def test_nobody_there() -> None:
-    async def scene() -> None:
+def test_no_server() -> None:
+    async def check() -> None:
         with pytest.raises(EngineUnavailable, match="is a server running there"):
             await discover(Endpoint(port=1))
 
-    run(scene)
+    run(check)

@@ -51,7 +51,7 @@ def shape(message: Message) -> list[tuple[str, ...]]:
 
 
 def test_its_model_is_found() -> None:
-    async def scene() -> None:
+    async def check() -> None:
         async with serving() as stage:
             found = await discover(Endpoint(port=stage.port))
             assert (found.name, found.context_length) == (NAME, 4096)
@@ -60,12 +60,12 @@ def test_its_model_is_found() -> None:
             await engine.start()
             assert engine.capabilities.context_length == 4096
 
-    run(scene)
+    run(check)
 
 
 @BOTH
-def test_interleaved_thoughts_and_calls_arrive_in_order(api: str) -> None:
-    async def scene() -> None:
+def test_interleaved_reasoning_and_calls_arrive_in_order(api: str) -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
@@ -81,14 +81,14 @@ def test_interleaved_thoughts_and_calls_arrive_in_order(api: str) -> None:
             assert message.usage.input_tokens == len(stage.engine.requests[-1].prompt)
             assert message.usage.output_tokens > 0
 
-    run(scene)
+    run(check)
 
 
 @BOTH
 def test_the_second_turn_extends_the_prompt_of_the_first(api: str) -> None:
-    """The upstream recognises its turn by the ids of its calls: it is exact there after all."""
+    """The upstream recognizes its turn by the ids of its calls, so it is exact there."""
 
-    async def scene() -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
@@ -103,68 +103,68 @@ def test_the_second_turn_extends_the_prompt_of_the_first(api: str) -> None:
             second = await fetch_message(engine, again)
             assert shape(second) == [("text", "Done.")]
             before, after = (request.prompt for request in stage.engine.requests)
-            said = stage.engine.tokenizer.encode(INTERLEAVED)
-            assert list(after[: len(before) + len(said)]) == [*before, *said]
+            generated = stage.engine.tokenizer.encode(INTERLEAVED)
+            assert list(after[: len(before) + len(generated)]) == [*before, *generated]
 
-    run(scene)
+    run(check)
 
 
-def test_the_probe_finds_that_it_reads_segments() -> None:
-    async def scene() -> None:
+def test_probe_detects_reasoning_segments() -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, "auto")
             await engine.start()
             facts = (await engine.health()).facts or {}
             assert (facts["api"], facts["reasoning_field"]) == ("chat", "reasoning_segments")
             assert facts["exact_turns"] is False
-            thought = Turn("assistant", (ReasoningBlock("Distinct."), TextBlock("A.")))
-            await fetch_message(engine, user("Q", thought, Turn("user", (TextBlock("Q2"),))))
+            reasoning_turn = Turn("assistant", (ReasoningBlock("Distinct."), TextBlock("A.")))
+            await fetch_message(engine, user("Q", reasoning_turn, Turn("user", (TextBlock("Q2"),))))
             prompt = stage.engine.tokenizer.decode(list(stage.engine.requests[-1].prompt))
             assert "Distinct." in prompt
 
-    run(scene)
+    run(check)
 
 
 @BOTH
 def test_a_custom_tool_goes_there_and_back(api: str) -> None:
     patch = ToolSpec("patch", "Patches.", custom=True)
-    said = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
+    output = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
 
-    async def scene() -> None:
+    async def check() -> None:
         async with serving() as stage:
             for known in (True, False):
                 engine = behind(stage, api, custom_tools=known)
                 await engine.start()
-                stage.engine.plan = stage.engine.script(said)
+                stage.engine.plan = stage.engine.script(output)
                 message = await fetch_message(engine, user("Go.", tools=(patch,)))
                 (call,) = message.blocks
                 assert isinstance(call, ToolCallBlock)
                 assert (call.name, call.arguments, call.custom) == ("patch", "a\nb", True)
 
-    run(scene)
+    run(check)
 
 
 @BOTH
 def test_a_namespace_comes_back(api: str) -> None:
     find = ToolSpec("find", namespace="docs", shown_as="docs__find")
-    said = '<tool_call>\n{"name": "docs__find", "arguments": {}}\n</tool_call>'
+    output = '<tool_call>\n{"name": "docs__find", "arguments": {}}\n</tool_call>'
 
-    async def scene() -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
-            stage.engine.plan = stage.engine.script(said)
+            stage.engine.plan = stage.engine.script(output)
             message = await fetch_message(engine, user("Go.", tools=(find,)))
             (call,) = message.blocks
             assert isinstance(call, ToolCallBlock)
             assert (call.namespace, call.name) == ("docs", "find")
 
-    run(scene)
+    run(check)
 
 
 @BOTH
-def test_a_limit_cuts_there_and_the_cut_is_told(api: str) -> None:
-    async def scene() -> None:
+def test_truncation_at_the_limit_is_reported(api: str) -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
@@ -179,24 +179,24 @@ def test_a_limit_cuts_there_and_the_cut_is_told(api: str) -> None:
             beyond = user("Go.", sampling=Sampling(max_tokens=32000))
             assert (await fetch_message(engine, beyond)).finish == "context_window"
 
-    run(scene)
+    run(check)
 
 
 @BOTH
 def test_a_prompt_that_does_not_fit_is_the_clients_to_shorten(api: str) -> None:
-    async def scene() -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
             with pytest.raises(ContextOverflow, match=r"prompt is too long: \d+ tokens > 4095"):
                 await fetch_message(engine, user("long " * 2000))
 
-    run(scene)
+    run(check)
 
 
 @BOTH
-def test_closing_an_answer_cancels_it_there(api: str) -> None:
-    async def scene() -> None:
+def test_closing_a_stream_cancels_it_upstream(api: str) -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, api)
             await engine.start()
@@ -214,11 +214,11 @@ def test_closing_an_answer_cancels_it_there(api: str) -> None:
             await stage.engine.closed.wait()
             assert stage.engine.running == 0
 
-    run(scene)
+    run(check)
 
 
 def test_a_model_that_is_not_there_is_the_upstreams_fault() -> None:
-    async def scene() -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = upstream(
                 Endpoint(port=stage.port), "other", api="chat", reasoning_field="none"
@@ -226,24 +226,24 @@ def test_a_model_that_is_not_there_is_the_upstreams_fault() -> None:
             with pytest.raises(EngineError, match="no such model"):
                 await fetch_message(engine, user("Hi."))
 
-    run(scene)
+    run(check)
 
 
 def test_thinking_controls_reach_the_template() -> None:
-    async def scene() -> None:
+    async def check() -> None:
         async with serving(template=THINKING_TEMPLATE) as stage:
             engine = behind(stage)
             await engine.start()
             stage.engine.plan = stage.engine.script("Hm.\n</think>\n\nHi.")
-            asked = user("Hi.", thinking=Thinking(enabled=True, effort="high"))
-            message = await fetch_message(engine, asked)
+            request = user("Hi.", thinking=Thinking(enabled=True, effort="high"))
+            message = await fetch_message(engine, request)
             assert shape(message) == [("reasoning", "Hm."), ("text", "Hi.")]
 
-    run(scene)
+    run(check)
 
 
-def test_a_required_call_is_asked_for() -> None:
-    async def scene() -> None:
+def test_required_call() -> None:
+    async def check() -> None:
         async with serving() as stage:
             engine = behind(stage)
             await engine.start()
@@ -252,4 +252,4 @@ def test_a_required_call_is_asked_for() -> None:
             message = await fetch_message(engine, user("Go.", tools=(LOOK,), tool_choice=choice))
             assert message.finish == "tool_calls"
 
-    run(scene)
+    run(check)

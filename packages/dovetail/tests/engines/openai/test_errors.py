@@ -1,4 +1,4 @@
-"""Refusals of many servers, and what each of them means here."""
+"""Error responses of many servers, and the errors they map to."""
 
 import msgspec
 import pytest

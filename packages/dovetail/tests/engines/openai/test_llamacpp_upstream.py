@@ -1,4 +1,4 @@
-"""llama.cpp's own server as the upstream: what it parses is trusted, its text is parsed here."""
+"""llama.cpp's own server as the upstream, with its parsing and with ours."""
 
 import json
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from dovetail_model import (
 )
 
 GREEDY = Sampling(temperature=0.0, max_tokens=4, seed=1)
-SAID = """<think>Hm.</think><tool_call>{"name": "go", "arguments": {}}</tool_call>"""
-GRAMMAR = f"root ::= {json.dumps(SAID)}"
+OUTPUT = """<think>Hm.</think><tool_call>{"name": "go", "arguments": {}}</tool_call>"""
+GRAMMAR = f"root ::= {json.dumps(OUTPUT)}"
 CALL = ToolCallBlock("call_1", "look_up", '{"city": "Oslo"}')
 LOOP = (
     Turn("assistant", (ReasoningBlock("Distinct."), CALL)),
@@ -50,40 +50,40 @@ def thinking() -> Iterator[Endpoint]:
 
 
 def test_its_model_and_its_slot_are_found(plain: Endpoint) -> None:
-    async def scene() -> None:
+    async def check() -> None:
         found = await discover(plain)
         assert found.name.endswith("smollm2.gguf")
         assert found.context_length == 1024
         assert found.version == "llamacpp"
 
-    run(scene)
+    run(check)
 
 
 @pytest.mark.parametrize("api", ["auto", "responses"])
 def test_text_with_its_cost(plain: Endpoint, api: str) -> None:
-    async def scene() -> None:
+    async def check() -> None:
         engine = upstream(plain, api=api)
         await engine.start()
         for _ in range(2):
             message = await fetch_message(engine, user("The capital of France?", sampling=GREEDY))
-        (said,) = message.blocks
-        assert isinstance(said, TextBlock)
-        assert said.text
-        # Its Responses API calls a cut answer complete.
+        (block,) = message.blocks
+        assert isinstance(block, TextBlock)
+        assert block.text
+        # Its Responses API reports a truncated response as complete.
         assert message.finish == ("length" if api == "auto" else "stop")
         assert message.usage.output_tokens == 4
         assert 0 < message.usage.cached_tokens <= message.usage.input_tokens
 
-    run(scene)
+    run(check)
 
 
 @pytest.mark.parametrize(
     ("server", "field"), [("plain", "none"), ("thinking", "reasoning_content")]
 )
-def test_the_verdict_of_the_probe(server: str, field: str, request: pytest.FixtureRequest) -> None:
+def test_result_of_the_probe(server: str, field: str, request: pytest.FixtureRequest) -> None:
     endpoint: Endpoint = request.getfixturevalue(server)
 
-    async def scene() -> None:
+    async def check() -> None:
         engine = upstream(endpoint)
         await engine.start()
         health = await engine.health()
@@ -93,69 +93,69 @@ def test_the_verdict_of_the_probe(server: str, field: str, request: pytest.Fixtu
         lost = [diagnostic.code for diagnostic in message.diagnostics]
         assert lost == (["reasoning_not_carried"] if field == "none" else [])
 
-    run(scene)
+    run(check)
 
 
 def test_a_prompt_that_does_not_fit(plain: Endpoint) -> None:
-    async def scene() -> None:
+    async def check() -> None:
         engine = upstream(plain, reasoning_field="none")
         with pytest.raises(ContextOverflow, match=r"prompt is too long: \d+ tokens > 1024"):
             await fetch_message(engine, user("word " * 2000, sampling=GREEDY))
 
-    run(scene)
+    run(check)
 
 
 def test_a_limit_beyond_the_window_is_none(plain: Endpoint) -> None:
-    async def scene() -> None:
+    async def check() -> None:
         engine = upstream(plain, reasoning_field="none")
         await engine.start()
         limit = Sampling(max_tokens=32000, temperature=0.0, stop=(" is",))
         message = await fetch_message(engine, user("The capital of France?", sampling=limit))
         assert message.finish == "stop"
 
-    run(scene)
+    run(check)
 
 
 def test_an_image_that_it_cannot_see_becomes_a_placeholder(plain: Endpoint) -> None:
-    async def scene() -> None:
+    async def check() -> None:
         engine = upstream(plain, reasoning_field="none")
         seen = Turn("user", (TextBlock("What is this?"), ImageBlock("image/png", data="aGk=")))
         message = await fetch_message(engine, Request("m", turns=(seen,), sampling=GREEDY))
         assert message.usage.output_tokens == 4
 
-    run(scene)
+    run(check)
 
 
 def test_raw_text_is_parsed_here(thinking: Endpoint) -> None:
-    """The grammar makes the little model say what a big one would."""
+    """The grammar makes the small model generate what a big one would."""
     forced = json.dumps({"grammar": GRAMMAR, "reasoning_format": "none"})
 
-    async def scene() -> None:
+    async def check() -> None:
         engine = upstream(
             thinking, raw=True, tool_parser="hermes", reasoning_parser="qwen3", body=forced
         )
         await engine.start()
         assert ((await engine.health()).facts or {})["raw"] is True
         message = await fetch_message(engine, user("Where?", sampling=Sampling(max_tokens=80)))
-        thought, call = message.blocks
-        assert isinstance(thought, ReasoningBlock)
-        assert thought.text.strip() == "Hm."
+        reasoning, call = message.blocks
+        assert isinstance(reasoning, ReasoningBlock)
+        assert reasoning.text.strip() == "Hm."
         assert isinstance(call, ToolCallBlock)
         assert (call.name, json.loads(call.arguments)) == ("go", {})
         assert message.finish == "tool_calls"
 
-    run(scene)
+    run(check)
 
 
-def test_raw_history_is_written_in_the_models_notation(plain: Endpoint) -> None:
+def test_raw_history_is_written_in_the_models_syntax(plain: Endpoint) -> None:
     """The plain template knows no calls: as text they are in the prompt all the same."""
 
-    async def scene() -> None:
-        asked = user("Where?", *LOOP, sampling=GREEDY)
+    async def check() -> None:
+        request = user("Where?", *LOOP, sampling=GREEDY)
         raw = upstream(plain, raw=True, tool_parser="hermes", reasoning_parser="qwen3")
         parsed = upstream(plain, reasoning_field="none")
-        written, left_out = await fetch_message(raw, asked), await fetch_message(parsed, asked)
+        written, left_out = await fetch_message(raw, request), await fetch_message(parsed, request)
         assert written.usage.input_tokens > left_out.usage.input_tokens + 20
         assert written.diagnostics == ()
 
-    run(scene)
+    run(check)

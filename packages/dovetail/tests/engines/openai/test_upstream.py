@@ -1,4 +1,4 @@
-"""Upstreams with quirks: what they refuse, how they stream, how they break."""
+"""Upstreams with quirks: rejections, streams, failures."""
 
 import asyncio
 import json
@@ -63,12 +63,12 @@ THINKING = Thinking(enabled=True, effort="max", template_kwargs={"x": 1})
 def chat(reply: Callable[[dict[str, Any]], FakeResponse]) -> Responder:
     """A server with one page, which gets the body of each request."""
 
-    def choose(asked: FakeRequest) -> FakeResponse:
-        if asked.path == "/v1/chat/completions":
-            return reply(asked.body)
+    def choose(request: FakeRequest) -> FakeResponse:
+        if request.path == "/v1/chat/completions":
+            return reply(request.body)
         return (
             FakeResponse(body=b'{"data": [{"id": "m"}]}')
-            if asked.path == "/v1/models"
+            if request.path == "/v1/models"
             else FakeResponse(404)
         )
 
@@ -79,35 +79,37 @@ def fixed(given: FakeResponse) -> Responder:
     return chat(lambda _: given)
 
 
-def asking(**options: Any) -> Callable[[Any], OpenAIUpstream]:
-    told = {"api": "chat", "reasoning_field": "none", **options}
-    return lambda fake: upstream(fake.endpoint, **told)
+def engine_factory(**options: Any) -> Callable[[Any], OpenAIUpstream]:
+    merged = {"api": "chat", "reasoning_field": "none", **options}
+    return lambda fake: upstream(fake.endpoint, **merged)
 
 
-class TestRefusedFields:
-    def test_a_field_that_only_refines_is_left_out_from_then_on(self) -> None:
+class TestRejectedFields:
+    def test_rejected_optional_field_is_dropped_from_then_on(self) -> None:
         def picky(body: dict[str, Any]) -> FakeResponse:
             for name in ("reasoning_effort", "chat_template_kwargs", "top_k"):
                 if name in body:
                     return rejection(400, f"Unrecognized request argument supplied: {name}")
             return HI
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(picky)) as fake:
-                engine = asking()(fake)
-                asked = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=3, temperature=0.5))
-                assert (await fetch_message(engine, asked)).finish == "stop"
+                engine = engine_factory()(fake)
+                request = user(
+                    "Hi.", thinking=THINKING, sampling=Sampling(top_k=3, temperature=0.5)
+                )
+                assert (await fetch_message(engine, request)).finish == "stop"
                 assert len(fake.bodies()) == 4
-                await fetch_message(engine, asked)
+                await fetch_message(engine, request)
                 assert len(fake.bodies()) == 5
                 assert fake.bodies()[-1]["temperature"] == 0.5
                 facts = (await engine.health()).facts or {}
-                refused = ["chat_template_kwargs", "reasoning_effort=max", "top_k"]
-                assert facts["fields_refused"] == refused
+                rejected = ["chat_template_kwargs", "reasoning_effort=max", "top_k"]
+                assert facts["fields_refused"] == rejected
                 await fetch_message(engine, user("Hi.", thinking=Thinking(effort="low")))
                 assert fake.bodies()[-2]["reasoning_effort"] == "low"
 
-        run(scene)
+        run(check)
 
     def test_the_newer_name_of_the_limit(self) -> None:
         def newer(body: dict[str, Any]) -> FakeResponse:
@@ -117,12 +119,14 @@ class TestRefusedFields:
                 )
             return HI
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(newer)) as fake:
-                await fetch_message(asking()(fake), user("Hi.", sampling=Sampling(max_tokens=5)))
+                await fetch_message(
+                    engine_factory()(fake), user("Hi.", sampling=Sampling(max_tokens=5))
+                )
                 assert fake.bodies()[-1]["max_completion_tokens"] == 5
 
-        run(scene)
+        run(check)
 
     @pytest.mark.parametrize("message", [NO_SUCH_LIMIT, *TOO_LARGE])
     def test_a_limit_that_the_window_cannot_hold(self, message: str) -> None:
@@ -131,28 +135,30 @@ class TestRefusedFields:
                 return rejection(400, message)
             return stream({"content": "Hi."}, reason="length")
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(small)) as fake:
-                asked = user("Hi.", sampling=Sampling(max_tokens=32000))
-                assert (await fetch_message(asking()(fake), asked)).finish == "context_window"
+                request = user("Hi.", sampling=Sampling(max_tokens=32000))
+                assert (
+                    await fetch_message(engine_factory()(fake), request)
+                ).finish == "context_window"
 
-        run(scene)
+        run(check)
 
     def test_images_that_a_server_cannot_see(self) -> None:
         def blind(body: dict[str, Any]) -> FakeResponse:
             shown = isinstance(body["messages"][0]["content"], list)
             return rejection(500, "image input is not supported") if shown else HI
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(blind)) as fake:
                 seen = Turn("user", (TextBlock("See"), ImageBlock(url="http://a/b.png")))
-                engine = asking()(fake)
+                engine = engine_factory()(fake)
                 for _ in range(2):
                     await fetch_message(engine, Request("m", turns=(seen,)))
                 assert len(fake.bodies()) == 3
                 assert fake.bodies()[-1]["messages"][0]["content"] == "See\n[image]"
 
-        run(scene)
+        run(check)
 
     @pytest.mark.parametrize(
         ("status", "message"),
@@ -163,27 +169,25 @@ class TestRefusedFields:
             (429, "Rate limit of gemini-flash-image: only text is supported for now"),
         ],
     )
-    def test_a_broken_image_does_not_blind_the_server_for_others(
-        self, status: int, message: str
-    ) -> None:
+    def test_broken_image_does_not_disable_images(self, status: int, message: str) -> None:
         def reply(body: dict[str, Any]) -> FakeResponse:
             content = body["messages"][0]["content"]
             broken = isinstance(content, list) and "broken" in str(content)
             return rejection(status, message) if broken else HI
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(reply)) as fake:
-                engine = asking()(fake)
-                for name, told in (("broken", None), ("sound", HI)):
+                engine = engine_factory()(fake)
+                for name, expected in (("broken", None), ("sound", HI)):
                     seen = Turn("user", (ImageBlock(url=f"http://a/{name}.png"),))
-                    if told is None:
+                    if expected is None:
                         with pytest.raises((InvalidRequest, Overloaded)):
                             await fetch_message(engine, Request("m", turns=(seen,)))
                     else:
                         await fetch_message(engine, Request("m", turns=(seen,)))
                 assert isinstance(fake.bodies()[-1]["messages"][0]["content"], list)
 
-        run(scene)
+        run(check)
 
     @pytest.mark.parametrize(
         "message",
@@ -196,115 +200,115 @@ class TestRefusedFields:
             "Model does not support images",
         ],
     )
-    def test_many_words_for_no_images(self, message: str) -> None:
+    def test_messages_that_reject_images(self, message: str) -> None:
         def blind(body: dict[str, Any]) -> FakeResponse:
             shown = isinstance(body["messages"][0]["content"], list)
             return rejection(400, message) if shown else HI
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(blind)) as fake:
                 seen = Turn("user", (ImageBlock(url="http://a/b.png"),))
-                await fetch_message(asking()(fake), Request("m", turns=(seen,)))
+                await fetch_message(engine_factory()(fake), Request("m", turns=(seen,)))
                 assert fake.bodies()[-1]["messages"][0]["content"] == "[image]"
 
-        run(scene)
+        run(check)
 
-    def test_what_was_left_out_in_vain_is_sent_again(self) -> None:
+    def test_field_dropped_in_vain_is_sent_again(self) -> None:
         def strict(body: dict[str, Any]) -> FakeResponse:
             if "bad" in str(body["messages"]):
                 return rejection(400, "the messages of a top_k game must not be bad")
             return HI
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(strict)) as fake:
-                engine = asking()(fake)
+                engine = engine_factory()(fake)
                 with pytest.raises(InvalidRequest):
                     await fetch_message(engine, user("bad", sampling=Sampling(top_k=3)))
                 await fetch_message(engine, user("good", sampling=Sampling(top_k=3)))
                 assert fake.bodies()[-1]["top_k"] == 3
 
-        run(scene)
+        run(check)
 
-    def test_what_a_request_means_is_never_given_up(self) -> None:
-        async def scene() -> None:
+    def test_required_fields_are_never_dropped(self) -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(rejection(400, "tools: not supported"))) as fake:
                 with pytest.raises(InvalidRequest, match="tools: not supported"):
-                    await fetch_message(asking()(fake), user("Hi.", tools=(LOOK,)))
+                    await fetch_message(engine_factory()(fake), user("Hi.", tools=(LOOK,)))
                 assert len(fake.bodies()) == 1
 
-        run(scene)
+        run(check)
 
-    def test_a_server_that_refuses_everything_is_not_asked_for_ever(self) -> None:
-        async def scene() -> None:
+    def test_attempts_are_limited(self) -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(rejection(400, "reasoning_effort top_k"))) as fake:
-                asked = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=1))
+                request = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=1))
                 with pytest.raises(InvalidRequest):
-                    await fetch_message(asking()(fake), asked)
+                    await fetch_message(engine_factory()(fake), request)
                 assert len(fake.bodies()) == 2
 
-        run(scene)
+        run(check)
 
 
 class TestStreams:
-    def test_no_usage_is_told(self) -> None:
-        async def scene() -> None:
+    def test_missing_usage_is_reported(self) -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
-                found = await events(asking()(fake), user("Hi."))
+                found = await events(engine_factory()(fake), user("Hi."))
                 assert found[-3:] == [Diagnostic("usage_unknown"), Usage(), Finish("stop")]
 
-        run(scene)
+        run(check)
 
-    def test_no_done_keep_alive_comments_and_a_lump_of_calls(self) -> None:
+    def test_keep_alive_comments_and_several_calls_in_a_chunk(self) -> None:
         calls = [
             {"id": id, "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
             for id in ("a", "b")
         ]
         body = b": keep-alive\n\n" + chunks({"tool_calls": calls}, done=False)
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(
                 fixed(FakeResponse(body=body, kind="text/event-stream"))
             ) as fake:
-                message = await fetch_message(asking()(fake), user("Hi.", tools=(LOOK,)))
+                message = await fetch_message(engine_factory()(fake), user("Hi.", tools=(LOOK,)))
                 ids = [block.id for block in message.blocks if isinstance(block, ToolCallBlock)]
                 assert (ids, message.finish) == (["a", "b"], "tool_calls")
 
-        run(scene)
+        run(check)
 
-    def test_a_whole_answer_although_a_stream_was_asked_for(self) -> None:
-        told = {"choices": [{"index": 0, "message": {"content": "Hi."}, "finish_reason": "stop"}]}
+    def test_response_without_streaming(self) -> None:
+        body = {"choices": [{"index": 0, "message": {"content": "Hi."}, "finish_reason": "stop"}]}
 
-        async def scene() -> None:
-            async with fake_upstream(fixed(FakeResponse(body=json.dumps(told).encode()))) as fake:
-                assert (await fetch_message(asking()(fake), user("Hi."))).blocks == (
+        async def check() -> None:
+            async with fake_upstream(fixed(FakeResponse(body=json.dumps(body).encode()))) as fake:
+                assert (await fetch_message(engine_factory()(fake), user("Hi."))).blocks == (
                     TextBlock("Hi."),
                 )
 
-        run(scene)
+        run(check)
 
     def test_a_tool_that_was_not_offered(self) -> None:
         call = {"index": 0, "id": "a", "function": {"name": "other", "arguments": "{}"}}
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(stream({"tool_calls": [call]}))) as fake:
-                message = await fetch_message(asking()(fake), user("Hi.", tools=(LOOK,)))
+                message = await fetch_message(engine_factory()(fake), user("Hi.", tools=(LOOK,)))
                 assert message.diagnostics[0] == Diagnostic("unknown_tool")
 
-        run(scene)
+        run(check)
 
     @pytest.mark.parametrize("arguments", ['{"input": "a"}', '{"other": 1}', "a", '{"input": 1}'])
     def test_free_text_in_any_shape(self, arguments: str) -> None:
         call = {"index": 0, "id": "a", "function": {"name": "patch", "arguments": arguments}}
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(stream({"tool_calls": [call]}))) as fake:
-                asked = user("Hi.", tools=(ToolSpec("patch", custom=True),))
-                (block,) = (await fetch_message(asking()(fake), asked)).blocks
+                request = user("Hi.", tools=(ToolSpec("patch", custom=True),))
+                (block,) = (await fetch_message(engine_factory()(fake), request)).blocks
                 assert isinstance(block, ToolCallBlock)
                 wrapped = arguments == '{"input": "a"}'
                 assert block.arguments == ("a" if wrapped else arguments)
 
-        run(scene)
+        run(check)
 
 
 class TestFailures:
@@ -323,68 +327,68 @@ class TestFailures:
             (FakeResponse(429, b"{}", headers=(("retry-after", "3"),)), Overloaded),
         ],
     )
-    def test_a_broken_answer_is_an_error(self, given: FakeResponse, kind: type[Exception]) -> None:
-        async def scene() -> None:
+    def test_broken_response_is_an_error(self, given: FakeResponse, kind: type[Exception]) -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(given)) as fake:
                 with pytest.raises(kind):
-                    await fetch_message(asking()(fake), user("Hi."))
+                    await fetch_message(engine_factory()(fake), user("Hi."))
 
-        run(scene)
+        run(check)
 
-    def test_closing_hangs_up(self) -> None:
+    def test_closing_disconnects(self) -> None:
         endless = chunks({"content": "Hi."}, reason=None, done=False)
         given = FakeResponse(body=endless, kind="text/event-stream", ends=False)
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(given)) as fake:
-                batches = asking()(fake).stream(user("Hi."))
+                batches = engine_factory()(fake).stream(user("Hi."))
                 assert await anext(batches) == [TextDelta("Hi.")]
                 await batches.aclose()
                 await asyncio.wait_for(fake.disconnected.wait(), 30)
 
-        run(scene)
+        run(check)
 
-    def test_silence_is_an_error(self) -> None:
+    def test_read_timeout(self) -> None:
         given = FakeResponse(body=b": \n\n", kind="text/event-stream", ends=False)
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(given)) as fake:
                 with pytest.raises(EngineError, match="silent"):
-                    await fetch_message(asking(timeout=0.01)(fake), user("Hi."))
+                    await fetch_message(engine_factory(timeout=0.01)(fake), user("Hi."))
 
-        run(scene)
+        run(check)
 
-    def test_health_tells_who_is_gone_and_who_refuses(self) -> None:
-        async def scene() -> None:
+    def test_health_of_missing_and_rejecting_servers(self) -> None:
+        async def check() -> None:
             async with fake_upstream(lambda _: FakeResponse(401, b"Who?")) as fake:
-                engine = asking()(fake)
+                engine = engine_factory()(fake)
                 health = await engine.health()
                 assert (health.ready, "refuses our key" in health.detail) == (False, True)
             assert not (await engine.health()).ready
 
-        run(scene)
+        run(check)
 
     def test_neither_api(self) -> None:
-        async def scene() -> None:
-            async with fake_upstream(lambda asked: FakeResponse(404)) as fake:
+        async def check() -> None:
+            async with fake_upstream(lambda _: FakeResponse(404)) as fake:
                 with pytest.raises(EngineError, match="neither"):
-                    await asking(api="auto")(fake).start()
+                    await engine_factory(api="auto")(fake).start()
 
-        run(scene)
+        run(check)
 
 
 def counting(read: str | None, **more: FakeResponse) -> Responder:
-    """A server that counts words, and reads thoughts in one field."""
+    """A server that counts words, and reads reasoning from one field."""
 
     def reply(body: dict[str, Any]) -> FakeResponse:
         if not body.get("messages"):
             return rejection(400, "messages?")
-        for name, refused in more.items():
+        for name, rejected in more.items():
             if any(name in message for message in body["messages"]):
-                return refused
+                return rejected
         seen = sum(len(str(message.get(read, "")).split()) for message in body["messages"])
-        told = {"choices": [], "usage": {"prompt_tokens": 20 + seen}}
-        return HI if body["stream"] else FakeResponse(body=json.dumps(told).encode())
+        counted = {"choices": [], "usage": {"prompt_tokens": 20 + seen}}
+        return HI if body["stream"] else FakeResponse(body=json.dumps(counted).encode())
 
     return chat(reply)
 
@@ -404,66 +408,66 @@ class TestProbe:
             (fixed(rejection(500, "no tools")), "reasoning_content, unproved: status 500"),
         ],
     )
-    def test_verdicts(self, server: Responder, fact: str) -> None:
-        async def scene() -> None:
+    def test_results(self, server: Responder, fact: str) -> None:
+        async def check() -> None:
             async with fake_upstream(server) as fake:
-                engine = asking(api="auto", reasoning_field="auto")(fake)
+                engine = engine_factory(api="auto", reasoning_field="auto")(fake)
                 await engine.start()
                 facts = (await engine.health()).facts or {}
                 assert (facts["api"], facts["reasoning_field"]) == ("chat", fact)
 
-        run(scene)
+        run(check)
 
-    def test_what_failed_is_asked_again_but_not_for_ever(self) -> None:
+    def test_failed_probe_is_repeated_a_few_times(self) -> None:
         def flaky(body: dict[str, Any]) -> FakeResponse:
             return HI if body.get("stream") else rejection(503, "Loading")
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(chat(flaky)) as fake:
-                engine = asking(reasoning_field="auto")(fake)
+                engine = engine_factory(reasoning_field="auto")(fake)
                 await engine.start()
                 for _ in range(4):
                     await fetch_message(engine, user("Hi."))
                 probes = [body for body in fake.bodies() if not body["stream"]]
                 assert len(probes) == 3
 
-        run(scene)
+        run(check)
 
-    def test_thoughts_go_where_they_are_read_and_are_counted_where_not(self) -> None:
-        asked = user("Q", Turn("assistant", (ReasoningBlock("t"), TextBlock("A"))))
+    def test_reasoning_is_sent_in_its_field_and_counted_where_there_is_none(self) -> None:
+        request = user("Q", Turn("assistant", (ReasoningBlock("t"), TextBlock("A"))))
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(counting("reasoning")) as fake:
-                await fetch_message(asking(reasoning_field="auto")(fake), asked)
+                await fetch_message(engine_factory(reasoning_field="auto")(fake), request)
                 assert fake.bodies()[-1]["messages"][1]["reasoning"] == "t"
             async with fake_upstream(counting("other")) as fake:
-                engine = asking(reasoning_field="auto")(fake)
+                engine = engine_factory(reasoning_field="auto")(fake)
                 for _ in range(2):
-                    message = await fetch_message(engine, asked)
+                    message = await fetch_message(engine, request)
                 assert message.diagnostics[0] == Diagnostic("reasoning_not_carried")
                 facts = (await engine.health()).facts or {}
                 assert facts["not_carried"] == {"reasoning_not_carried": 2}
 
-        run(scene)
+        run(check)
 
-    def test_the_thought_is_long_enough_to_be_seen(self) -> None:
+    def test_probe_reasoning_is_long_enough(self) -> None:
         assert len(PROBE_REASONING.split()) > 50
 
 
 class TestResponsesAlone:
     def test_a_server_that_offers_nothing_else(self) -> None:
         end = {"type": "response.completed", "response": {"status": "completed", "output": []}}
-        said = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi."}
-        body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in (said, end)).encode()
+        delta = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi."}
+        body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in (delta, end)).encode()
 
-        def reply(asked: FakeRequest) -> FakeResponse:
-            if asked.path != "/v1/responses":
+        def reply(request: FakeRequest) -> FakeResponse:
+            if request.path != "/v1/responses":
                 return FakeResponse(404)
             return FakeResponse(body=body, kind="text/event-stream")
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(reply) as fake:
-                engine = asking(api="auto", reasoning_field="auto")(fake)
+                engine = engine_factory(api="auto", reasoning_field="auto")(fake)
                 facts = (await engine.health()).facts or {}
                 assert (facts["api"], facts["reasoning_field"]) == ("not known yet",) * 2
                 await engine.start()
@@ -471,19 +475,19 @@ class TestResponsesAlone:
                 facts = (await engine.health()).facts or {}
                 assert (facts["api"], facts["reasoning_field"]) == ("responses", "items")
 
-        run(scene)
+        run(check)
 
     def test_an_operator_may_name_the_field(self) -> None:
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
-                engine = asking(reasoning_field="reasoning")(fake)
+                engine = engine_factory(reasoning_field="reasoning")(fake)
                 await engine.start()
                 turn = Turn("assistant", (ReasoningBlock("t"), TextBlock("A")))
                 await fetch_message(engine, user("Q", turn))
                 (body,) = fake.bodies()
                 assert body["messages"][1]["reasoning"] == "t"
 
-        run(scene)
+        run(check)
 
 
 class TestCallIds:
@@ -498,7 +502,7 @@ class TestCallIds:
         """The ids of calls and results, in their order, in the last request."""
         found: list[str] = []
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(reply) as fake:
                 engine = upstream(fake.endpoint, model, api="chat", reasoning_field="none")
                 for _ in range(2):
@@ -507,7 +511,7 @@ class TestCallIds:
                     found.extend(call["id"] for call in message.get("tool_calls", ()))
                     found.extend([message["tool_call_id"]] if "tool_call_id" in message else ())
 
-        run(scene)
+        run(check)
         return found
 
     @pytest.mark.parametrize(
@@ -537,15 +541,15 @@ class TestCallIds:
 
 class TestOptions:
     def test_fields_for_every_request(self) -> None:
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
                 session = Identity(session="s-1")
-                engine = asking(body='{"cache_prompt": true}')(fake)
+                engine = engine_factory(body='{"cache_prompt": true}')(fake)
                 await fetch_message(engine, user("Hi.", identity=session))
                 assert fake.bodies()[-1]["cache_prompt"] is True
                 assert fake.requests[-1].headers["x-session-id"] == "s-1"
 
-        run(scene)
+        run(check)
 
     @pytest.mark.parametrize("body", ["[", "[]"])
     def test_fields_that_are_none(self, body: str) -> None:
@@ -568,12 +572,12 @@ class TestRaw:
     def parsed(self, given: FakeResponse, **options: Any) -> Any:
         found: list[Any] = []
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(given)) as fake:
-                engine = asking(**{**RAW, **options})(fake)
+                engine = engine_factory(**{**RAW, **options})(fake)
                 found.append(await fetch_message(engine, user("Where?", tools=(LOOK,))))
 
-        run(scene)
+        run(check)
         return found[0]
 
     def test_interleaved_text_is_parsed_in_order(self) -> None:
@@ -583,7 +587,7 @@ class TestRaw:
         assert kinds == ["reasoning", "tool_call", "reasoning", "tool_call"]
         assert message.finish == "tool_calls"
 
-    def test_what_the_server_parsed_nevertheless_is_taken(self) -> None:
+    def test_events_parsed_by_the_server_are_used(self) -> None:
         call = {"index": 0, "id": "a", "function": {"name": "look_up", "arguments": "{}"}}
         message = self.parsed(
             stream({"reasoning_content": "a"}, {"content": HERMES}, {"tool_calls": [call]})
@@ -591,14 +595,14 @@ class TestRaw:
         assert [block.type for block in message.blocks] == ["reasoning", "tool_call", "tool_call"]
         assert message.finish == "tool_calls"
 
-    def test_a_thought_that_the_server_took_out_is_over(self) -> None:
-        """This reasoning parser expects text to begin inside a thought."""
+    def test_reasoning_parsed_by_the_server_has_ended(self) -> None:
+        """This reasoning parser expects text to begin inside reasoning."""
         given = stream({"reasoning_content": "a"}, {"content": "Hi."})
         message = self.parsed(given, reasoning_parser="deepseek_r1")
         assert message.blocks == (ReasoningBlock("a"), TextBlock("Hi.", raw="Hi."))
 
     @pytest.mark.parametrize("reason", ["stop", "length"])
-    def test_a_call_that_never_ends_was_cut(self, reason: str) -> None:
+    def test_incomplete_call_is_truncated(self, reason: str) -> None:
         message = self.parsed(stream({"content": HERMES[:50]}, reason=reason))
         assert message.finish == "length"
         assert not message.blocks[-1].complete
@@ -606,58 +610,60 @@ class TestRaw:
     def test_text_stays_text(self) -> None:
         assert self.parsed(HI).finish == "stop"
 
-    def test_turns_are_written_as_the_model_writes_them(self) -> None:
+    def test_turns_are_written_in_the_models_syntax(self) -> None:
         call = ToolCallBlock("a", "look_up", '{"city": "Oslo"}')
         turns = (
             Turn("assistant", (ReasoningBlock("t0"), call, ReasoningBlock("t1"), call)),
             Turn("tool", (ToolResultBlock("a", (TextBlock("Sunny."),)),)),
         )
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
-                await fetch_message(asking(**RAW)(fake), user("Where?", *turns, tools=(LOOK,)))
+                await fetch_message(
+                    engine_factory(**RAW)(fake), user("Where?", *turns, tools=(LOOK,))
+                )
                 body = fake.bodies()[-1]
-                said = body["messages"][1]
-                assert set(said) == {"role", "content"}
-                order = [said["content"].index(mark) for mark in ("t0", "<tool_call>", "t1")]
+                message = body["messages"][1]
+                assert set(message) == {"role", "content"}
+                order = [message["content"].index(mark) for mark in ("t0", "<tool_call>", "t1")]
                 assert order == sorted(order)
                 assert body["messages"][2]["role"] == "tool"
                 assert body["tools"][0]["function"]["name"] == "look_up"
 
-        run(scene)
+        run(check)
 
-    def test_a_family_without_thoughts_loses_them_and_says_so(self) -> None:
+    def test_reasoning_that_cannot_be_written_is_reported(self) -> None:
         turn = Turn("assistant", (ReasoningBlock("t"), TextBlock("A")))
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
-                engine = asking(raw=True, tool_parser="hermes")(fake)
+                engine = engine_factory(raw=True, tool_parser="hermes")(fake)
                 message = await fetch_message(engine, user("Q", turn))
                 assert message.diagnostics[0] == Diagnostic("reasoning_not_carried")
                 assert fake.bodies()[-1]["messages"][1]["content"] == "A"
 
-        run(scene)
+        run(check)
 
-    def test_calls_that_no_parser_can_write_are_lost_and_that_is_told(self) -> None:
+    def test_calls_that_cannot_be_written_are_reported(self) -> None:
         turn = Turn("assistant", (TextBlock("A"), ToolCallBlock("a", "look_up", "{}")))
 
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
-                engine = asking(raw=True, reasoning_parser="qwen3")(fake)
+                engine = engine_factory(raw=True, reasoning_parser="qwen3")(fake)
                 message = await fetch_message(engine, user("Q", turn))
                 assert Diagnostic("calls_not_carried") in message.diagnostics
                 assert fake.bodies()[-1]["messages"][1]["content"] == "A"
 
-        run(scene)
+        run(check)
 
     def test_the_family_of_a_known_model_needs_no_name(self) -> None:
-        async def scene() -> None:
+        async def check() -> None:
             async with fake_upstream(fixed(stream({"content": HERMES}))) as fake:
                 engine = upstream(fake.endpoint, "Qwen/Qwen3-8B", api="chat", raw=True)
                 message = await fetch_message(engine, user("Where?", tools=(LOOK,)))
                 assert message.finish == "tool_calls"
 
-        run(scene)
+        run(check)
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -666,7 +672,7 @@ class TestRaw:
             ({"tool_parser": "hermes", "reasoning_parser": "gpt_oss"}, "do not fit"),
         ],
     )
-    def test_parsers_that_cannot_be(self, options: dict[str, str], words: str) -> None:
+    def test_invalid_parsers(self, options: dict[str, str], words: str) -> None:
         with pytest.raises(EngineSetupError, match=words):
             upstream(None, raw=True, **options)  # type: ignore[arg-type]
 
@@ -682,21 +688,21 @@ class TestRaw:
         ("a" * 513, None),
     ],
 )
-def test_the_session_is_told_where_a_header_can_tell_it(session: str, header: str | None) -> None:
-    async def scene() -> None:
+def test_session_header_is_sent_where_valid(session: str, header: str | None) -> None:
+    async def check() -> None:
         async with fake_upstream(fixed(HI)) as fake:
-            asked = user("Hi.", identity=Identity(session=session))
-            await fetch_message(asking()(fake), asked)
+            request = user("Hi.", identity=Identity(session=session))
+            await fetch_message(engine_factory()(fake), request)
             assert fake.requests[-1].headers.get("x-session-id") == header
 
-    run(scene)
+    run(check)
 
 
-def test_a_refused_key_is_not_quoted_to_clients() -> None:
-    async def scene() -> None:
+def test_rejected_key_is_not_quoted_to_clients() -> None:
+    async def check() -> None:
         async with fake_upstream(fixed(rejection(401, "No such key: sk-secret"))) as fake:
-            with pytest.raises(EngineError) as told:
-                await fetch_message(asking()(fake), user("Hi."))
-            assert "sk-secret" not in told.value.message
+            with pytest.raises(EngineError) as raised:
+                await fetch_message(engine_factory()(fake), user("Hi."))
+            assert "sk-secret" not in raised.value.message
 
-    run(scene)
+    run(check)

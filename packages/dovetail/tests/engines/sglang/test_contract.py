@@ -49,7 +49,7 @@ EVERYTHING = Sampling(
 )
 
 
-def judged(kind: str, values: list[Any]) -> list[str]:
+def validation_errors(kind: str, values: list[Any]) -> list[str]:
     """What SGLang has against each value."""
     if PYTHON is None:
         pytest.skip("no SGLang: DOVETAIL_DYNAMO_PYTHON names no interpreter (make test-sglang)")
@@ -61,9 +61,9 @@ def judged(kind: str, values: list[Any]) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
-def sent(request: EngineRequest) -> Json:
-    told: Json = msgspec.json.decode(encode_request(request, PromptEncoder(), "rid", "lower"))
-    return told
+def encoded(request: EngineRequest) -> Json:
+    body: Json = msgspec.json.decode(encode_request(request, PromptEncoder(), "rid", "lower"))
+    return body
 
 
 def test_requests() -> None:
@@ -72,17 +72,21 @@ def test_requests() -> None:
         make_request(sampling=EVERYTHING, session="s", cache_salt="k", priority=4),
     ]
     requests += [make_request(constraint=Constraint(syntax, "x")) for syntax in CONSTRAINT_FIELDS]
-    assert judged("GenerateRequest", [sent(one) for one in requests]) == [""] * len(requests)
+    assert validation_errors("GenerateRequest", [encoded(one) for one in requests]) == [""] * len(
+        requests
+    )
 
 
-def test_it_would_tell() -> None:
-    (fault,) = judged("GenerateRequest", [{"sampling_params": {"speed": 1}}])
+def test_unknown_fields_are_detected() -> None:
+    (fault,) = validation_errors("GenerateRequest", [{"sampling_params": {"speed": 1}}])
     assert "unknown field `speed`" in fault
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_the_stand_in_speaks_the_protocol(repeats: bool) -> None:
-    told = list(frames([[1], [2, 3]], {"type": "stop", "matched": 3}, repeats=repeats))
-    told += frames([[1]], {"type": "length", "length": 1}, repeats=repeats)
-    told += frames([[]], {"type": "abort", "message": "x", "status_code": 400}, repeats=repeats)
-    assert judged("GenerateResponse", told) == [""] * len(told)
+def test_fake_server_follows_the_protocol(repeats: bool) -> None:
+    sent_frames = list(frames([[1], [2, 3]], {"type": "stop", "matched": 3}, repeats=repeats))
+    sent_frames += frames([[1]], {"type": "length", "length": 1}, repeats=repeats)
+    sent_frames += frames(
+        [[]], {"type": "abort", "message": "x", "status_code": 400}, repeats=repeats
+    )
+    assert validation_errors("GenerateResponse", sent_frames) == [""] * len(sent_frames)

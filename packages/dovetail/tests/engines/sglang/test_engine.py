@@ -1,4 +1,4 @@
-"""The adapter for SGLang through the seam, before a stand-in for the server (sglang_stage.py)."""
+"""The adapter for SGLang with a fake server."""
 
 import asyncio
 from array import array
@@ -40,14 +40,14 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_an_answer(repeats: bool) -> None:
+def test_generate(repeats: bool) -> None:
     async def main() -> None:
         server = FakeSglang((*ids(TEXT), END), repeats=repeats)
         async with running(server) as engine:
             deltas = await generate(engine, make_request())
-        said = [id for delta in deltas for id in delta.ids]
-        assert said == [*ids(TEXT), END]
-        assert TOKENIZER.decode(said[:-1]) == TEXT
+        output_ids = [id for delta in deltas for id in delta.ids]
+        assert output_ids == [*ids(TEXT), END]
+        assert TOKENIZER.decode(output_ids[:-1]) == TEXT
         assert [delta.cached for delta in deltas if delta.cached is not None] == [1]
         assert deltas[-1].finish == "stop"
         assert server.aborted == []
@@ -56,16 +56,16 @@ def test_an_answer(repeats: bool) -> None:
     run(main())
 
 
-def test_many_at_once_are_kept_apart() -> None:
+def test_concurrent_requests_are_independent() -> None:
     async def main() -> None:
         server = FakeSglang()
         async with running(server) as engine:
-            answers = await asyncio.gather(
+            outputs = await asyncio.gather(
                 *(generate(engine, make_request(20 + n)) for n in range(16))
             )
-        for n, deltas in enumerate(answers):
+        for n, deltas in enumerate(outputs):
             assert sum(len(delta.ids) for delta in deltas) == 20 + n
-        rids = [asked["rid"] for asked in server.requests]
+        rids = [request["rid"] for request in server.requests]
         assert len(set(rids)) == 16
         # SGLang aborts every request whose id begins with the one that it is given.
         assert not [a for a in rids for b in rids if a != b and b.startswith(a)]
@@ -74,7 +74,7 @@ def test_many_at_once_are_kept_apart() -> None:
     run(main())
 
 
-def test_hanging_up_closes_the_connection_and_tells_the_server() -> None:
+def test_cancelling_closes_the_connection_and_aborts() -> None:
     async def main() -> None:
         server = FakeSglang(halt=1)
         async with running(server) as engine:
@@ -87,7 +87,7 @@ def test_hanging_up_closes_the_connection_and_tells_the_server() -> None:
     run(main())
 
 
-def test_a_task_that_is_cancelled_while_it_waits_tells_the_server() -> None:
+def test_cancelling_a_waiting_task_aborts() -> None:
     async def main() -> None:
         server = FakeSglang(halt=1)
         begun = asyncio.Event()
@@ -107,12 +107,12 @@ def test_a_task_that_is_cancelled_while_it_waits_tells_the_server() -> None:
     run(main())
 
 
-def test_a_turn_that_ends_here_first_is_ended_there() -> None:
+def test_turn_truncated_by_the_adapter_is_aborted() -> None:
     """A server that passes over `stop_token_ids`, as routers do."""
 
     async def main() -> None:
         parts = [[97], [END], [98], [99]]
-        sent = [event(told) for told in frames(parts, {"type": "length"}, repeats=False)]
+        sent = [event(frame) for frame in frames(parts, {"type": "length"}, repeats=False)]
         server = FakeSglang(script=sent, halt=3)
         async with running(server) as engine:
             deltas = await generate(engine, make_request())
@@ -123,7 +123,7 @@ def test_a_turn_that_ends_here_first_is_ended_there() -> None:
     run(main())
 
 
-def test_a_server_without_aborts_is_not_told_again() -> None:
+def test_aborts_are_not_sent_to_a_server_without_them() -> None:
     async def main() -> None:
         server = FakeSglang(halt=1, abort_status=404)
         async with running(server) as engine:
@@ -137,7 +137,7 @@ def test_a_server_without_aborts_is_not_told_again() -> None:
     run(main())
 
 
-def test_stopping_gives_up_what_runs() -> None:
+def test_stop_aborts_running_requests() -> None:
     async def main() -> None:
         server = FakeSglang(halt=1)
         async with (
@@ -163,7 +163,7 @@ class Stuck(FakeSglang):
         self.aborted.append(rid)
 
 
-def test_stopping_lets_go_of_a_server_that_hangs() -> None:
+def test_stop_does_not_wait_for_a_hung_server() -> None:
     async def main() -> None:
         server = Stuck(halt=1)
         async with (
@@ -179,7 +179,7 @@ def test_stopping_lets_go_of_a_server_that_hangs() -> None:
     run(main())
 
 
-def test_what_ran_before_a_stop_does_not_go_on_behind_a_start() -> None:
+def test_requests_before_a_stop_do_not_continue_after_a_start() -> None:
     async def main() -> None:
         server = FakeSglang()
         async with (
@@ -196,7 +196,7 @@ def test_what_ran_before_a_stop_does_not_go_on_behind_a_start() -> None:
     run(main())
 
 
-PLAIN = [event(told) for told in frames([[97], [98]], {"type": "length"}, repeats=True)]
+PLAIN = [event(frame) for frame in frames([[97], [98]], {"type": "length"}, repeats=True)]
 NO_ROOM = {"error": {"message": "The input (2 tokens) is longer than the model's context length"}}
 FAILURES: list[tuple[str, FakeSglang, type[DovetailError], str]] = [
     ("too long", FakeSglang(status=400, rejection=NO_ROOM), ContextOverflow, "longer than"),
@@ -220,7 +220,7 @@ def test_failures(server: FakeSglang, kind: type[DovetailError], words: str) -> 
     run(main())
 
 
-def test_a_server_that_falls_silent_is_given_up() -> None:
+def test_read_timeout() -> None:
     async def main() -> None:
         server = FakeSglang(halt=1)
         async with running(server, silence=0.05) as engine:
@@ -231,7 +231,7 @@ def test_a_server_that_falls_silent_is_given_up() -> None:
     run(main())
 
 
-def test_nobody_there() -> None:
+def test_no_server() -> None:
     async def main() -> None:
         async with listening(FakeSglang()) as endpoint:
             pass
@@ -247,7 +247,7 @@ def test_nobody_there() -> None:
     ("gone", "path"),
     [((), "/ready"), (("/ready",), "/model_info"), (("/ready", "/model_info"), "/health")],
 )
-def test_health_is_asked_where_it_costs_least(gone: tuple[str, ...], path: str) -> None:
+def test_health_uses_the_cheapest_path(gone: tuple[str, ...], path: str) -> None:
     async def main() -> None:
         known = {**PATHS, "/health": {}}
         server = FakeSglang(paths={name: known[name] for name in known if name not in gone})
@@ -258,7 +258,7 @@ def test_health_is_asked_where_it_costs_least(gone: tuple[str, ...], path: str) 
     run(main())
 
 
-def test_abilities_are_those_of_the_server() -> None:
+def test_capabilities_are_those_of_the_server() -> None:
     async def main() -> None:
         info = {**SERVER_INFO, "grammar_backend": "outlines", "max_req_input_len": 10}
         server = FakeSglang(

@@ -1,4 +1,4 @@
-"""Frames of SGLang's stream as deltas, in every way that a server may cut them."""
+"""Frames of SGLang's stream to deltas, however a server splits them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,10 +34,10 @@ def frame(ids: list[int] | None, count: int, finish: Json | None = None, **more:
     return {"text": "", "output_ids": ids, "meta_info": meta(count, finish=finish, **more)}
 
 
-def read(told: Sequence[Json], request: EngineRequest | None = None) -> list[TokenDelta]:
+def read(sent: Sequence[Json], request: EngineRequest | None = None) -> list[TokenDelta]:
     """The deltas of frames that come one by one, up to the one with a finish."""
     reader, deltas = SglangFrameReader(request or make_request(), TOKENIZER), []
-    for one in told:
+    for one in sent:
         delta = reader.read([msgspec.json.encode(one)])
         if delta is not None:
             deltas.append(delta)
@@ -130,24 +130,24 @@ CASES: list[tuple[str, list[Json], list[TokenDelta]]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "deltas"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_frames(told: list[Json], deltas: list[TokenDelta]) -> None:
-    assert read(told) == deltas
+@pytest.mark.parametrize(("sent", "deltas"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_frames(sent: list[Json], deltas: list[TokenDelta]) -> None:
+    assert read(sent) == deltas
 
 
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("limit", [1, 3, 4])
-def test_the_limit_holds_where_the_server_goes_on(limit: int, repeats: bool) -> None:
-    told = list(frames([[5], [6, 7], [8]], {"type": "length"}, repeats=repeats))
-    deltas = read(told, make_request(limit))
+def test_limit_holds_where_the_server_continues(limit: int, repeats: bool) -> None:
+    sent = list(frames([[5], [6, 7], [8]], {"type": "length"}, repeats=repeats))
+    deltas = read(sent, make_request(limit))
     assert [id for delta in deltas for id in delta.ids] == [5, 6, 7, 8][:limit]
     assert deltas[-1].finish == "length"
 
 
-def test_whether_the_server_has_ended_is_known() -> None:
+def test_is_finished_only_when_the_server_has_ended() -> None:
     reader = SglangFrameReader(make_request(1), TOKENIZER)
-    cut = reader.read([msgspec.json.encode(frame([5], 1))])
-    assert cut == TokenDelta([5], finish="length")
+    truncated = reader.read([msgspec.json.encode(frame([5], 1))])
+    assert truncated == TokenDelta([5], finish="length")
     assert not reader.is_finished
     reader = SglangFrameReader(make_request(1), TOKENIZER)
     reader.read([msgspec.json.encode(frame([5], 1, LENGTH))])
@@ -210,13 +210,13 @@ FAULTS: list[tuple[str, list[Json], type[DovetailError], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "words"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS]
+    ("sent", "kind", "words"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS]
 )
-def test_what_does_not_add_up_is_an_error(
-    told: list[Json], kind: type[DovetailError], words: str
+def test_inconsistent_frames_are_errors(
+    sent: list[Json], kind: type[DovetailError], words: str
 ) -> None:
     with pytest.raises(DovetailError, match=words) as fault:
-        read(told)
+        read(sent)
     assert type(fault.value) is kind
 
 
@@ -226,7 +226,7 @@ def test_an_end_without_a_finish_is_a_failure() -> None:
         reader.read([msgspec.json.encode(frame([5], 1)), b"[DONE]"])
 
 
-def probable(*ids: int) -> Json:
+def logprob_fields(*ids: int) -> Json:
     """Log probabilities in SGLang's form, the logarithm derived from the id."""
     return {
         "output_token_logprobs": [[-id / 100, id, None] for id in ids],
@@ -235,54 +235,60 @@ def probable(*ids: int) -> Json:
 
 
 def expected(id: int, top: int) -> TokenLogprob:
-    beside = ((chr(id), -id / 100), ("B", -9.0))[:top]
-    return TokenLogprob(chr(id), -id / 100, beside)
+    top_logprobs = ((chr(id), -id / 100), ("B", -9.0))[:top]
+    return TokenLogprob(chr(id), -id / 100, top_logprobs)
 
 
 @pytest.mark.parametrize("top", [0, 1, 2])
 @pytest.mark.parametrize("repeats", [True, False])
-def test_probabilities(repeats: bool, top: int) -> None:
-    told = [frame([97], 1, **probable(97))]
+def test_logprobs(repeats: bool, top: int) -> None:
+    sent = [frame([97], 1, **logprob_fields(97))]
     if repeats:
-        told.append(frame([97, 98, 99], 3, LENGTH, **probable(97, 98, 99)))
+        sent.append(frame([97, 98, 99], 3, LENGTH, **logprob_fields(97, 98, 99)))
     else:
-        told.append(frame([98, 99], 3, LENGTH, **probable(98, 99)))
-    first, last = read(told, make_request(sampling=Sampling(logprobs=top)))
+        sent.append(frame([98, 99], 3, LENGTH, **logprob_fields(98, 99)))
+    first, last = read(sent, make_request(sampling=Sampling(logprobs=top)))
     assert first.logprobs == (expected(97, top),)
     assert last.logprobs == (expected(98, top), expected(99, top))
 
 
-def test_probabilities_that_are_missing_or_of_another_token() -> None:
+def test_missing_or_mismatched_logprobs() -> None:
     odd = [[None, 97, None], [-0.5, 5, None]]
-    told = frame([97, 98, 99], 3, LENGTH, output_token_logprobs=odd)
-    (delta,) = read([told], make_request(sampling=Sampling(logprobs=1)))
+    sent = frame([97, 98, 99], 3, LENGTH, output_token_logprobs=odd)
+    (delta,) = read([sent], make_request(sampling=Sampling(logprobs=1)))
     assert [one.logprob for one in delta.logprobs] == [UNKNOWN_LOGPROB] * 3
 
 
 IDS = st.lists(st.integers(3, 2**17).filter(lambda id: id != END), max_size=30)
-CUTS = st.lists(st.integers(1, 400), max_size=40)
+SPLIT_LENGTHS = st.lists(st.integers(1, 400), max_size=40)
 
 
-def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """The bytes, cut after these lengths."""
+def pieces(data: bytes, lengths: Sequence[int]) -> list[bytes]:
+    """The bytes, split after these lengths."""
     places = [0]
-    for cut in cuts:
-        places.append(min(places[-1] + cut, len(data)))
+    for length in lengths:
+        places.append(min(places[-1] + length, len(data)))
     return [data[a:b] for a, b in zip(places, [*places[1:], len(data)], strict=True) if a < b]
 
 
-@given(st.lists(IDS, min_size=1, max_size=8), CUTS, st.booleans(), st.booleans(), st.booleans())
-def test_any_cut_of_any_answer_gives_its_ids(
-    parts: list[list[int]], cuts: list[int], repeats: bool, stops: bool, spaced: bool
+@given(
+    st.lists(IDS, min_size=1, max_size=8),
+    SPLIT_LENGTHS,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_split_of_any_response_gives_its_ids(
+    parts: list[list[int]], lengths: list[int], repeats: bool, stops: bool, spaced: bool
 ) -> None:
     """Whatever the server sends in a frame, and whatever the network makes of it."""
     parts = [*parts, [END]] if stops else parts
     finish = {"type": "stop", "matched": END} if stops else {"type": "length"}
-    sent = [event({**told, "text": "é漢🦜"}) for told in frames(parts, finish, repeats=repeats)]
+    sent = [event({**frame, "text": "é漢🦜"}) for frame in frames(parts, finish, repeats=repeats)]
     stream = b"".join(sent).replace(b",", b", ") if spaced else b"".join(sent)
     payloads, reader = SseDataReader(), SglangFrameReader(make_request(10**9), TOKENIZER)
     deltas: list[TokenDelta] = []
-    for piece in pieces(stream + DONE, cuts):
+    for piece in pieces(stream + DONE, lengths):
         found = payloads.feed(piece)
         delta = reader.read(found) if found and not reader.is_finished else None
         deltas += [delta] if delta is not None else []
@@ -292,7 +298,7 @@ def test_any_cut_of_any_answer_gives_its_ids(
     assert all(delta.exact for delta in deltas)
 
 
-def test_of_repeating_frames_that_came_together_only_the_last_is_read() -> None:
+def test_only_the_last_of_cumulative_frames_is_decoded() -> None:
     reader = SglangFrameReader(make_request(), TOKENIZER)
     reader.read([msgspec.json.encode(frame([5], 1))])
     reader.read([msgspec.json.encode(frame([5, 6], 2))])

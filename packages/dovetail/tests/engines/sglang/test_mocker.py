@@ -1,4 +1,4 @@
-"""The adapter for SGLang before somebody else's implementation of the protocol: Dynamo's mocker.
+"""The adapter for SGLang with another implementation of the protocol: Dynamo's mocker.
 
 Each test runs against a recording of it, everywhere, and against the mocker itself where
 DOVETAIL_DYNAMO_PYTHON names an interpreter that has it. The name of a test says which it was.
@@ -55,7 +55,7 @@ def serving(request: pytest.FixtureRequest) -> Serving:
     return there
 
 
-async def answer(endpoint: Endpoint, name: str) -> list[TokenDelta]:
+async def generate_named(endpoint: Endpoint, name: str) -> list[TokenDelta]:
     engine = SglangEngine(endpoint, TOKENIZER)
     await engine.start()
     try:
@@ -64,10 +64,10 @@ async def answer(endpoint: Endpoint, name: str) -> list[TokenDelta]:
         await engine.stop()
 
 
-def answered(serving: Serving, name: str) -> list[TokenDelta]:
+def run_request(serving: Serving, name: str) -> list[TokenDelta]:
     async def main() -> list[TokenDelta]:
         async with serving() as endpoint:
-            return await answer(endpoint, name)
+            return await generate_named(endpoint, name)
 
     return asyncio.run(main())
 
@@ -86,31 +86,32 @@ def ids(deltas: list[TokenDelta]) -> list[int]:
         ("to the brim", 6, "length"),
     ],
 )
-def test_answers(serving: Serving, name: str, count: int, finish: str) -> None:
-    deltas = answered(serving, name)
+def test_outputs(serving: Serving, name: str, count: int, finish: str) -> None:
+    deltas = run_request(serving, name)
     assert len(ids(deltas)) == count
     assert [delta.finish for delta in deltas if delta.finish is not None] == [finish]
     assert all(delta.exact for delta in deltas)
 
 
 def test_the_ids_are_those_that_were_sent() -> None:
-    for told in EXCHANGES:
-        asked = json.loads(bytes(told.request))
+    for exchange in EXCHANGES:
+        request = json.loads(bytes(exchange.request))
         name = next(
-            (n for n in REQUESTS if asked and asked["input_ids"] == list(REQUESTS[n].prompt)), ""
+            (n for n in REQUESTS if request and request["input_ids"] == list(REQUESTS[n].prompt)),
+            "",
         )
         if name not in ("plain", "longer", "probabilities"):
             continue
-        lines = [line[6:] for line in told.response.splitlines() if line.startswith("data: {")]
+        lines = [line[6:] for line in exchange.response.splitlines() if line.startswith("data: {")]
         sent = [id for line in lines for id in json.loads(line)["output_ids"]]
-        assert ids(answered(lambda: replaying(EXCHANGES, 7), name)) == sent
+        assert ids(run_request(lambda: replaying(EXCHANGES, 7), name)) == sent
 
 
-def test_probabilities(serving: Serving) -> None:
-    deltas = answered(serving, "probabilities")
-    told = [one for delta in deltas for one in delta.logprobs]
-    assert len(told) == len(ids(deltas)) == 3
-    for one in told:
+def test_logprobs(serving: Serving) -> None:
+    deltas = run_request(serving, "probabilities")
+    logprobs = [one for delta in deltas for one in delta.logprobs]
+    assert len(logprobs) == len(ids(deltas)) == 3
+    for one in logprobs:
         (likeliest, first), (_, second) = one.top
         assert (likeliest, first) == (one.token, one.logprob)
         assert max(first, second) < 0  # the mocker makes them up, in no order
@@ -125,13 +126,13 @@ def test_probabilities(serving: Serving) -> None:
 )
 def test_failures(serving: Serving, name: str, kind: type[DovetailError], words: str) -> None:
     with pytest.raises(kind, match=words):
-        answered(serving, name)
+        run_request(serving, name)
 
 
 def test_many_at_once(serving: Serving) -> None:
     async def main() -> list[list[TokenDelta]]:
         async with serving() as endpoint:
-            return await asyncio.gather(*(answer(endpoint, "longer") for _ in range(8)))
+            return await asyncio.gather(*(generate_named(endpoint, "longer") for _ in range(8)))
 
     assert [len(ids(deltas)) for deltas in asyncio.run(main())] == [24] * 8
 
@@ -158,7 +159,7 @@ def test_health(serving: Serving) -> None:
 
 
 @pytest.mark.sglang
-def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None:
+def test_disconnect_is_seen_in_the_mockers_metrics(mocker: Endpoint) -> None:
     async def cancelled() -> float:
         _, page = await fetch(mocker, ClientRequest("GET", "/metrics"))
         lines = [line for line in page.decode().splitlines() if line.startswith(CANCELLED)]
@@ -180,5 +181,5 @@ def test_hanging_up_is_seen_in_the_mockers_own_metrics(mocker: Endpoint) -> None
     asyncio.run(main())
 
 
-def test_the_recording_has_everything_that_is_asked() -> None:
-    assert [told.path for told in EXCHANGES].count("/generate") == len(REQUESTS)
+def test_recording_is_complete() -> None:
+    assert [exchange.path for exchange in EXCHANGES].count("/generate") == len(REQUESTS)

@@ -1,4 +1,4 @@
-"""Requests in SGLang's words, its refusals, and what a server tells about itself."""
+"""Encoded requests for SGLang, its errors, and discovery of a server."""
 
 import asyncio
 import json
@@ -37,18 +37,18 @@ from dovetail_model import (
 )
 
 
-def sent(request: EngineRequest, priority: PriorityOrder | None = None) -> Json:
-    told: Json = json.loads(encode_request(request, PromptEncoder(), "rid", priority))
-    return told
+def encoded(request: EngineRequest, priority: PriorityOrder | None = None) -> Json:
+    body: Json = json.loads(encode_request(request, PromptEncoder(), "rid", priority))
+    return body
 
 
 def params(**more: Any) -> Json:
-    told: Json = sent(make_request(**more))["sampling_params"]
-    return told
+    fields: Json = encoded(make_request(**more))["sampling_params"]
+    return fields
 
 
 def test_a_plain_request() -> None:
-    assert sent(EngineRequest("r", array("I", [7, 8, 9]), 40)) == {
+    assert encoded(EngineRequest("r", array("I", [7, 8, 9]), 40)) == {
         "rid": "rid",
         "input_ids": [7, 8, 9],
         "sampling_params": {
@@ -60,22 +60,22 @@ def test_a_plain_request() -> None:
     }
 
 
-def test_only_what_was_asked_for_is_sent() -> None:
-    asked = Sampling(temperature=0.0, top_p=0.9, top_k=5, min_p=0.1, seed=2**63 + 3)
-    told = params(sampling=asked, stop_ids=frozenset({9, 4}))
-    assert {name: told[name] for name in ("temperature", "top_p", "top_k", "min_p")} == {
+def test_only_set_fields_are_sent() -> None:
+    sampling = Sampling(temperature=0.0, top_p=0.9, top_k=5, min_p=0.1, seed=2**63 + 3)
+    fields = params(sampling=sampling, stop_ids=frozenset({9, 4}))
+    assert {name: fields[name] for name in ("temperature", "top_p", "top_k", "min_p")} == {
         "temperature": 0.0,
         "top_p": 0.9,
         "top_k": 5,
         "min_p": 0.1,
     }
-    assert told["sampling_seed"] == 3
-    assert told["stop_token_ids"] == [4, 9]
-    assert "repetition_penalty" not in told
+    assert fields["sampling_seed"] == 3
+    assert fields["stop_token_ids"] == [4, 9]
+    assert "repetition_penalty" not in fields
     penalties = Sampling(presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.1, top_k=0)
-    told = params(sampling=penalties)
-    assert (told["presence_penalty"], told["frequency_penalty"]) == (1, -1)
-    assert (told["repetition_penalty"], told["top_k"]) == (1.1, -1)
+    fields = params(sampling=penalties)
+    assert (fields["presence_penalty"], fields["frequency_penalty"]) == (1, -1)
+    assert (fields["repetition_penalty"], fields["top_k"]) == (1.1, -1)
 
 
 @pytest.mark.parametrize(
@@ -89,32 +89,32 @@ def test_only_what_was_asked_for_is_sent() -> None:
     ],
 )
 def test_constraints(syntax: ConstraintSyntax, member: str) -> None:
-    told = params(constraint=Constraint(syntax, "root"))
-    assert {name for name in told if told[name] == "root"} == {member}
+    fields = params(constraint=Constraint(syntax, "root"))
+    assert {name for name in fields if fields[name] == "root"} == {member}
 
 
 @pytest.mark.parametrize(("priority", "number"), [("higher", 3), ("lower", -3), (None, None)])
-def test_the_higher_priority_runs_sooner_whatever_the_server_takes(
+def test_higher_priority_runs_sooner_in_either_order(
     priority: PriorityOrder | None, number: int | None
 ) -> None:
-    assert sent(make_request(priority=3), priority).get("priority") == number
+    assert encoded(make_request(priority=3), priority).get("priority") == number
 
 
-def test_where_priorities_count_every_request_has_one() -> None:
-    assert sent(make_request(), "higher")["priority"] == 0
+def test_every_request_has_a_priority_where_they_count() -> None:
+    assert encoded(make_request(), "higher")["priority"] == 0
 
 
 def test_sessions_and_salts() -> None:
-    told = sent(make_request(session="s", cache_salt="k"))
-    assert (told["session_id"], told["extra_key"]) == ("s", "k")
-    assert "session_params" not in told
-    assert not {"session_id", "extra_key"} & sent(make_request()).keys()
+    body = encoded(make_request(session="s", cache_salt="k"))
+    assert (body["session_id"], body["extra_key"]) == ("s", "k")
+    assert "session_params" not in body
+    assert not {"session_id", "extra_key"} & encoded(make_request()).keys()
 
 
-def test_log_probabilities_are_asked_for() -> None:
-    told = sent(make_request(sampling=Sampling(logprobs=2)))
-    assert (told["return_logprob"], told["top_logprobs_num"]) == (True, 2)
-    assert "return_logprob" not in sent(make_request())
+def test_logprobs_are_requested() -> None:
+    body = encoded(make_request(sampling=Sampling(logprobs=2)))
+    assert (body["return_logprob"], body["top_logprobs_num"]) == (True, 2)
+    assert "return_logprob" not in encoded(make_request())
 
 
 LONG = "Requested token count exceeds the model's maximum context length of 8 tokens."
@@ -133,13 +133,13 @@ LONG = "Requested token count exceeds the model's maximum context length of 8 to
         (500, "Internal Server Error", EngineError, "failed"),
     ],
 )
-def test_refusals(status: int, content: Any, kind: type[DovetailError], words: str) -> None:
+def test_rejections(status: int, content: Any, kind: type[DovetailError], words: str) -> None:
     error = sglang_error_from_status(status, json.dumps(content).encode())
     assert type(error) is kind
     assert words in error.message
 
 
-OLD = {f"/get{path.replace('/', '_')}": told for path, told in PATHS.items() if "info" in path}
+OLD = {f"/get{path.replace('/', '_')}": info for path, info in PATHS.items() if "info" in path}
 DYNAMO: Json = {"data": [{"id": "tiny", "object": "model", "context_window": 4096}]}
 DISCOVERIES: list[tuple[str, dict[str, Json], RemoteModel]] = [
     ("now", PATHS, RemoteModel("tiny", ("tiny",), "/models/words", 8192, "0.5.23")),
@@ -181,11 +181,11 @@ def found(paths: dict[str, Json]) -> RemoteModel:
 @pytest.mark.parametrize(
     ("paths", "model"), [d[1:] for d in DISCOVERIES], ids=[d[0] for d in DISCOVERIES]
 )
-def test_what_is_served_is_found_out(paths: dict[str, Json], model: RemoteModel) -> None:
+def test_discovery(paths: dict[str, Json], model: RemoteModel) -> None:
     assert found(paths) == model
 
 
-def test_who_is_not_sglang_is_told_so() -> None:
+def test_server_that_is_not_sglang() -> None:
     with pytest.raises(EngineError, match="is it SGLang"):
         found({"/v1/models": {"data": "what"}})
 
@@ -194,7 +194,7 @@ XGRAMMAR: tuple[ConstraintSyntax, ...] = ("structural_tag", "ebnf", "json_schema
 
 
 @pytest.mark.parametrize(
-    ("told", "options", "facts"),
+    ("reported", "options", "facts"),
     [
         (None, {}, SglangServerInfo()),
         (None, {"priority": "lower"}, SglangServerInfo(priority_order="lower")),
@@ -233,8 +233,8 @@ XGRAMMAR: tuple[ConstraintSyntax, ...] = ("structural_tag", "ebnf", "json_schema
         ),
     ],
 )
-def test_facts(told: Json | None, options: Json, facts: SglangServerInfo) -> None:
-    assert parse_server_info(told, SglangOptions(**options)) == facts
+def test_facts(reported: Json | None, options: Json, facts: SglangServerInfo) -> None:
+    assert parse_server_info(reported, SglangOptions(**options)) == facts
 
 
 def setup(**more: Any) -> EngineSetup:
@@ -258,6 +258,6 @@ def test_the_engine_by_name() -> None:
         ({"endpoint": Endpoint(), "options": {"priority": "x"}}, r"\$.priority"),
     ],
 )
-def test_what_cannot_be_made_is_explained(more: Json, words: str) -> None:
+def test_setup_errors_are_explained(more: Json, words: str) -> None:
     with pytest.raises(EngineSetupError, match=words):
         create_engine("sglang", setup(**more))

@@ -1,4 +1,4 @@
-"""The vLLM engine against servers that answer as vLLM does, or fail to."""
+"""The vLLM engine with servers that respond as vLLM does, or fail to."""
 
 import asyncio
 import json
@@ -20,24 +20,24 @@ from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 
 REMOTE = RemoteModel(MODEL)
-THOUGHT_END = TOKENIZER.controls["</think>"]
+REASONING_END = TOKENIZER.controls["</think>"]
 
 
-def play(scene: Callable[[], Awaitable[None]]) -> None:
+def run_async(check: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
         async with asyncio.timeout(30):
-            await scene()
+            await check()
 
     asyncio.run(limited())
 
 
-def paths(**answers: bytes) -> Responder:
-    """A server that has an answer for each path; `_` stands for / in the names here."""
+def paths(**responses: bytes) -> Responder:
+    """A server with a response for each path; `_` stands for / in the names here."""
 
-    async def answer(path: str, body: bytes) -> list[bytes]:
-        return [answers.get(path.replace("/", "_"), status(404, b'{"detail":"Not Found"}'))]
+    async def respond(path: str, body: bytes) -> list[bytes]:
+        return [responses.get(path.replace("/", "_"), status(404, b'{"detail":"Not Found"}'))]
 
-    return answer
+    return respond
 
 
 def listed(*cards: dict[str, Any]) -> bytes:
@@ -51,7 +51,7 @@ VERSION = status(200, b'{"version":"0.32.0"}')
 
 
 @pytest.mark.parametrize(
-    ("answers", "found"),
+    ("responses", "found"),
     [
         (
             {"_v1_models": listed(BASE, ALIAS), "_version": VERSION},
@@ -68,16 +68,16 @@ VERSION = status(200, b'{"version":"0.32.0"}')
         ),
     ],
 )
-def test_what_is_served(answers: dict[str, bytes], found: RemoteModel) -> None:
-    async def scene() -> None:
-        async with fake_server(paths(**answers)) as endpoint:
+def test_discovery(responses: dict[str, bytes], found: RemoteModel) -> None:
+    async def check() -> None:
+        async with fake_server(paths(**responses)) as endpoint:
             assert await discover(endpoint) == found
 
-    play(scene)
+    run_async(check)
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "words"),
+    ("response", "kind", "words"),
     [
         (status(401, b'{"error":"Unauthorized"}'), EngineError, "--engine-api-key"),
         (status(404, b"no"), EngineError, "the address is wrong"),
@@ -86,21 +86,21 @@ def test_what_is_served(answers: dict[str, bytes], found: RemoteModel) -> None:
         (listed(), EngineUnavailable, "serves no model"),
     ],
 )
-def test_what_is_no_vllm(answer: bytes, kind: type[DovetailError], words: str) -> None:
-    async def scene() -> None:
-        async with fake_server(paths(_v1_models=answer)) as endpoint:
+def test_server_that_is_not_vllm(response: bytes, kind: type[DovetailError], words: str) -> None:
+    async def check() -> None:
+        async with fake_server(paths(_v1_models=response)) as endpoint:
             with pytest.raises(kind, match=words):
                 await discover(endpoint)
 
-    play(scene)
+    run_async(check)
 
 
-def test_nobody_is_there() -> None:
-    async def scene() -> None:
+def test_no_server() -> None:
+    async def check() -> None:
         with pytest.raises(EngineUnavailable, match="is vLLM running there"):
             await discover(Endpoint("127.0.0.1", 9))
 
-    play(scene)
+    run_async(check)
 
 
 def test_an_address_is_needed() -> None:
@@ -112,7 +112,7 @@ def test_an_address_is_needed() -> None:
 
 
 def test_a_model_that_is_gone() -> None:
-    async def scene() -> None:
+    async def check() -> None:
         async with fake_server(paths(_v1_models=listed(BASE))) as endpoint:
             gone: TokenEngine = VllmEngine(endpoint, REMOTE, TOKENIZER)
             with pytest.raises(EngineUnavailable, match=r"does not serve 'org/model'.* base"):
@@ -121,108 +121,110 @@ def test_a_model_that_is_gone() -> None:
             with pytest.raises(EngineUnavailable, match="not running"):
                 await anext(iter_deltas(gone, request()))
 
-    play(scene)
+    run_async(check)
 
 
-def honest(*kept: str, behind: bool = False) -> Responder:
-    """A server that keeps to constraints of these kinds, maybe only `behind` a thought, and says
-    something else otherwise."""
+def constrained(*syntaxes: str, after_reasoning: bool = False) -> Responder:
+    """A server that enforces constraints of these syntaxes, maybe only `after_reasoning`, and
+    generates something else otherwise."""
 
-    async def answer(path: str, body: bytes) -> list[bytes]:
+    async def respond(path: str, body: bytes) -> list[bytes]:
         if path != "/v1/completions":
             return [listed({"id": MODEL})]
-        told = json.loads(body)
-        member, grammar = next(iter(told["structured_outputs"].items()))
+        fields = json.loads(body)
+        member, grammar = next(iter(fields["structured_outputs"].items()))
         word = next(w for s, (text, w) in PROBES.items() if text == grammar)
         syntax = next(s for s, (text, _) in PROBES.items() if text == grammar)
-        if syntax == "ebnf" and "ebnf" not in kept:
+        if syntax == "ebnf" and "ebnf" not in syntaxes:
             return [status(400, b'{"error":{"message":"Invalid grammar specification."}}')]
-        applies = syntax in kept and (THOUGHT_END in told["prompt"] or not behind)
-        said = ids(word if applies else "Well, " + member)
-        frame = {"choices": [{"token_ids": [*said, END], "finish_reason": "stop"}]}
-        counts = {"prompt_tokens": 5, "completion_tokens": len(said) + 1}
+        applies = syntax in syntaxes and (REASONING_END in fields["prompt"] or not after_reasoning)
+        output_ids = ids(word if applies else "Well, " + member)
+        frame = {"choices": [{"token_ids": [*output_ids, END], "finish_reason": "stop"}]}
+        counts = {"prompt_tokens": 5, "completion_tokens": len(output_ids) + 1}
         counted = {
             "choices": [],
             "usage": {**counts, "prompt_tokens_details": {"cached_tokens": 0}},
         }
         return [stream(json.dumps(frame).encode(), json.dumps(counted).encode(), b"[DONE]")]
 
-    return answer
+    return respond
 
 
-@pytest.mark.parametrize("kept", [("structural_tag", "ebnf", "json_schema"), ("json_schema",), ()])
-def test_only_what_is_enforced_is_promised(
-    kept: tuple[str, ...], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "enforced", [("structural_tag", "ebnf", "json_schema"), ("json_schema",), ()]
+)
+def test_only_enforced_constraints_are_capabilities(
+    enforced: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> None:
-        async with fake_server(honest(*kept)) as endpoint:
-            made = VllmEngine(endpoint, REMOTE, TOKENIZER)
-            assert made.capabilities.constraints == ()
-            await made.start()
-            assert made.capabilities.constraints == kept
-            assert made.capabilities.cached_tokens
-            facts = (await made.health()).facts
+    async def check() -> None:
+        async with fake_server(constrained(*enforced)) as endpoint:
+            engine = VllmEngine(endpoint, REMOTE, TOKENIZER)
+            assert engine.capabilities.constraints == ()
+            await engine.start()
+            assert engine.capabilities.constraints == enforced
+            assert engine.capabilities.cached_tokens
+            facts = (await engine.health()).facts
             assert facts is not None
-            assert facts["constraints"] == list(kept)
+            assert facts["constraints"] == list(enforced)
 
-    play(scene)
-    assert ("vllm_feature_missing" in caplog.text) == (not kept)
+    run_async(check)
+    assert ("vllm_feature_missing" in caplog.text) == (not enforced)
 
 
-def test_constraints_that_hold_only_behind_thoughts(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene() -> None:
-        async with fake_server(honest("structural_tag", behind=True)) as endpoint:
-            made = VllmEngine(endpoint, REMOTE, TOKENIZER)
-            await made.start()
-            assert made.capabilities.constraints == ("structural_tag",)
-            assert made.capabilities.constrains_after_reasoning
+def test_constraints_enforced_only_after_reasoning(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with fake_server(constrained("structural_tag", after_reasoning=True)) as endpoint:
+            engine = VllmEngine(endpoint, REMOTE, TOKENIZER)
+            await engine.start()
+            assert engine.capabilities.constraints == ("structural_tag",)
+            assert engine.capabilities.constrains_after_reasoning
 
-    play(scene)
+    run_async(check)
     assert "vllm_feature_missing" in caplog.text
 
 
-def test_a_server_that_does_not_tell_what_is_cached(caplog: pytest.LogCaptureFixture) -> None:
-    async def answer(path: str, body: bytes) -> list[bytes]:
+def test_server_that_does_not_report_cached_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    async def respond(path: str, body: bytes) -> list[bytes]:
         if path != "/v1/completions":
             return [listed({"id": MODEL})]
         return [stream(b'{"choices":[{"token_ids":[1],"finish_reason":"stop"}]}', b"[DONE]")]
 
-    async def scene() -> None:
-        async with fake_server(answer) as endpoint:
-            made = VllmEngine(endpoint, REMOTE, TOKENIZER)
-            await made.start()
-            assert not made.capabilities.cached_tokens
+    async def check() -> None:
+        async with fake_server(respond) as endpoint:
+            engine = VllmEngine(endpoint, REMOTE, TOKENIZER)
+            await engine.start()
+            assert not engine.capabilities.cached_tokens
 
-    play(scene)
+    run_async(check)
     warned = [vars(record)["fields"]["remedy"] for record in caplog.records]
     assert "--enable-prompt-tokens-details" in warned
 
 
-def test_what_an_operator_can_say() -> None:
-    async def scene() -> None:
+def test_options() -> None:
+    async def check() -> None:
         async with scripted_server("[{text: hi}]") as (_, endpoint):
             options = VllmOptions(stream_interval=4, probe=False)
-            made = VllmEngine(endpoint, REMOTE, TOKENIZER, context_length=100, options=options)
-            await made.start()
-            assert made.capabilities.constraints == tuple(PROBES)
-            assert made.capabilities.context_length == 100
-            deltas = [delta async for delta in iter_deltas(made, request())]
+            engine = VllmEngine(endpoint, REMOTE, TOKENIZER, context_length=100, options=options)
+            await engine.start()
+            assert engine.capabilities.constraints == tuple(PROBES)
+            assert engine.capabilities.context_length == 100
+            deltas = [delta async for delta in iter_deltas(engine, request())]
             assert [id for delta in deltas for id in delta.ids] == [*ids("hi"), END]
 
-    play(scene)
+    run_async(check)
 
 
 def test_a_key_goes_with_every_request() -> None:
-    async def scene() -> None:
+    async def check() -> None:
         async with scripted_server("[{text: hi}]", key="k") as (_, place):
             with pytest.raises(EngineError, match="refuses the key"):
                 await discover(place)
             held = Endpoint(place.host, place.port, headers={"authorization": "Bearer k"})
-            made = VllmEngine(held, await discover(held), TOKENIZER)
-            await made.start()
-            assert (await made.health()).ready
+            engine = VllmEngine(held, await discover(held), TOKENIZER)
+            await engine.start()
+            assert (await engine.health()).ready
 
-    play(scene)
+    run_async(check)
 
 
 def model_folder(place: Path) -> Path:
@@ -246,7 +248,7 @@ def test_where_a_models_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         find_tokenizer_files(RemoteModel("m"), str(empty))
 
 
-def test_files_that_are_not_here_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_files_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = RemoteModel("my-model", root="/on/another/machine")
     with pytest.raises(
         ModelUnavailableError, match=r"Pass --tokenizer with a folder .*/on/another/machine"

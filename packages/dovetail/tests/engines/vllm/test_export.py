@@ -1,4 +1,4 @@
-"""What is exported of sessions with a real vLLM: its own ids and logprobs, as it told them."""
+"""Exported sessions with a real vLLM: its own ids and logprobs."""
 
 import json
 from collections.abc import Iterator
@@ -29,14 +29,14 @@ def recorder(vllm: Vllm) -> Iterator[Recorder]:
 
 
 class Ran:
-    """A server, and the folder that it keeps its ledger in."""
+    """A server, and the folder of its ledger."""
 
     def __init__(self, running: Running, home: Path, recorder: Recorder) -> None:
         self.running = running
         self._home = home
         self._recorder = recorder
 
-    def heard(self, session: str) -> list[Recorded]:
+    def completions(self, session: str) -> list[Recorded]:
         return [
             one for one in self._recorder.completions if one.request.get("session_id") == session
         ]
@@ -61,19 +61,21 @@ def ran(
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_what_vllm_told_is_what_is_exported(
+def test_exported_logprobs_are_those_of_vllm(
     ran: Ran, api: str, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.name
     shown = Session(ran.running.url, api, NAME, name).run()
-    heard = ran.heard(name)
-    truths = [EngineOutput(one.prompt, one.generated, one.logprobs) for one in heard]
-    assert [one.finish for one in heard] == ["length", "stop"]
+    completions = ran.completions(name)
+    outputs = [EngineOutput(one.prompt, one.generated, one.logprobs) for one in completions]
+    assert [one.finish for one in completions] == ["length", "stop"]
     keeps = "kept" in name
-    assert [one.request.get("logprobs") for one in heard] == [
+    assert [one.request.get("logprobs") for one in completions] == [
         {"messages": 0 if keeps else None, "chat": 3, "responses": 0}[api]
     ] * 2
     known = keeps or api != "messages"
-    assert [len(one.logprobs) for one in truths] == [len(one.ids) if known else 0 for one in truths]
-    check_samples(ran.export(name), truths, known=known)
-    check_shown(api, shown, truths)
+    assert [len(one.logprobs) for one in outputs] == [
+        len(one.ids) if known else 0 for one in outputs
+    ]
+    check_samples(ran.export(name), outputs, known=known)
+    check_shown(api, shown, outputs)

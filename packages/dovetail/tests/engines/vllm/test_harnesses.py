@@ -36,10 +36,10 @@ def test_claude_code(front: Running, tmp_path: Path) -> None:
     assert (
         f"exceeded the {LIMIT} output token maximum" in json.loads(done.splitlines()[-1])["result"]
     )
-    asked = [tuple(map(int, found)) for found in _LINE.findall(front.log.read_text())]
-    session = [one for one in asked if one[0] > 10_000]
+    requests = [tuple(map(int, found)) for found in _LINE.findall(front.log.read_text())]
+    session = [one for one in requests if one[0] > 10_000]
     assert len(session) > 2
-    for (before, said, _), (prompt, _, cached) in pairwise(session):
-        assert said <= LIMIT
+    for (before, generated, _), (prompt, _, cached) in pairwise(session):
+        assert generated <= LIMIT
         assert prompt > before
         assert cached >= (before - 1) // BLOCK * BLOCK  # whatever the template drops of the turn

@@ -58,7 +58,7 @@ def server(recorder: Recorder) -> Iterator[Running]:
         yield running
 
 
-def asks(text: str) -> Any:
+def user_message(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
@@ -66,7 +66,7 @@ def endpoint(vllm: Vllm) -> Endpoint:
     return Endpoint.parse(vllm.url)
 
 
-def test_what_it_says_about_itself(vllm: Vllm, tokenizer: Tokenizer) -> None:
+def test_discovery(vllm: Vllm, tokenizer: Tokenizer) -> None:
     async def main() -> None:
         remote = await discover(endpoint(vllm))
         assert (remote.name, remote.names) == (NAME, (NAME,))
@@ -84,9 +84,9 @@ def test_what_it_says_about_itself(vllm: Vllm, tokenizer: Tokenizer) -> None:
     asyncio.run(main())
 
 
-async def said(vllm: Vllm, asked: EngineRequest) -> tuple[list[int], str | None]:
+async def generate(vllm: Vllm, request: EngineRequest) -> tuple[list[int], str | None]:
     client, ids, finish = CompletionsClient(endpoint(vllm), NAME), [], None
-    async with aclosing(iter_deltas(client, asked)) as deltas:
+    async with aclosing(iter_deltas(client, request)) as deltas:
         async for delta in deltas:
             ids += delta.ids
             finish = delta.finish
@@ -103,11 +103,11 @@ async def said(vllm: Vllm, asked: EngineRequest) -> tuple[list[int], str | None]
         ),
     ],
 )
-def test_the_token_that_ended_a_turn_is_told(
+def test_stop_token_is_reported(
     vllm: Vllm, tokenizer: Tokenizer, syntax: ConstraintSyntax, grammar: str
 ) -> None:
     """A grammar makes the model end its turn; the stop ids are ours and its own."""
-    asked = EngineRequest(
+    request = EngineRequest(
         f"end-{syntax}",
         PROMPT,
         50,
@@ -115,16 +115,16 @@ def test_the_token_that_ended_a_turn_is_told(
         frozenset({END}),
         Constraint(syntax, grammar),
     )
-    ids, finish = asyncio.run(said(vllm, asked))
+    ids, finish = asyncio.run(generate(vllm, request))
     assert finish == "stop"
     assert ids[-1] in (END, 151643)
     assert tokenizer.decode(ids[:-1]) in ("yes", "no")
 
 
-def test_a_seed_is_kept(vllm: Vllm) -> None:
+def test_seed_is_reproducible(vllm: Vllm) -> None:
     def once(seed: int) -> list[int]:
         sampling = Sampling(temperature=1.0, seed=seed)
-        return asyncio.run(said(vllm, EngineRequest(f"seed-{seed}", PROMPT, 10, sampling)))[0]
+        return asyncio.run(generate(vllm, EngineRequest(f"seed-{seed}", PROMPT, 10, sampling)))[0]
 
     assert once(7) == once(7)
     assert once(7) != once(-8)
@@ -133,20 +133,20 @@ def test_a_seed_is_kept(vllm: Vllm) -> None:
 def test_what_does_not_fit_and_what_is_wrong(vllm: Vllm) -> None:
     long = EngineRequest("long", array("I", [5] * 41000), 5)
     with pytest.raises(ContextOverflow, match="maximum context length is 40960"):
-        asyncio.run(said(vllm, long))
+        asyncio.run(generate(vllm, long))
     wrong = EngineRequest("wrong", PROMPT, 5, constraint=Constraint("ebnf", "root ::= ("))
     with pytest.raises(InvalidRequest, match="grammar"):
-        asyncio.run(said(vllm, wrong))
+        asyncio.run(generate(vllm, wrong))
 
 
 def test_a_priority_is_taken_and_a_salt_keeps_caches_apart(vllm: Vllm) -> None:
     async def cached(salt: str | None) -> int | None:
-        client, told = CompletionsClient(endpoint(vllm), NAME), None
+        client, cached_tokens = CompletionsClient(endpoint(vllm), NAME), None
         prompt = array("I", range(3000, 3200))
-        asked = EngineRequest(f"salt-{salt}", prompt, 2, priority=4, cache_salt=salt)
-        async for delta in iter_deltas(client, asked):
-            told = delta.cached
-        return told
+        request = EngineRequest(f"salt-{salt}", prompt, 2, priority=4, cache_salt=salt)
+        async for delta in iter_deltas(client, request):
+            cached_tokens = delta.cached
+        return cached_tokens
 
     async def main() -> list[int | None]:
         mine, foreign = uuid4().hex, uuid4().hex
@@ -157,10 +157,15 @@ def test_a_priority_is_taken_and_a_salt_keeps_caches_apart(vllm: Vllm) -> None:
     assert second == 192
 
 
-def test_hanging_up_aborts(vllm: Vllm, server: Running) -> None:
+def test_disconnect_aborts(vllm: Vllm, server: Running) -> None:
     """vLLM counts no success for it, not even under its reason "abort"; it stops generating."""
     before = vllm.metric("generation_tokens_total"), vllm.metric("request_success_total")
-    body = {"model": NAME, "max_tokens": 4000, "stream": True, "messages": asks("Go on and on.")}
+    body = {
+        "model": NAME,
+        "max_tokens": 4000,
+        "stream": True,
+        "messages": user_message("Go on and on."),
+    }
     with server.open("POST", "/v1/messages", body) as response:
         while b"content_block_delta" not in response.readline():
             pass
@@ -173,28 +178,30 @@ def test_hanging_up_aborts(vllm: Vllm, server: Running) -> None:
     assert vllm.metric("request_success_total") == before[1]
 
 
-def test_probabilities(server: Running, recorder: Recorder, tokenizer: Tokenizer) -> None:
-    answer = server.openai().chat.completions.create(
-        model=NAME, messages=asks("Hi"), max_tokens=8, logprobs=True, top_logprobs=3
+def test_logprobs(server: Running, recorder: Recorder, tokenizer: Tokenizer) -> None:
+    response = server.openai().chat.completions.create(
+        model=NAME, messages=user_message("Hi"), max_tokens=8, logprobs=True, top_logprobs=3
     )
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    assert len(told.content) == 8
-    for one in told.content:
+    logprobs = response.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 8
+    for one in logprobs.content:
         assert -40 < one.logprob < 0
         values = [top.logprob for top in one.top_logprobs]
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) < 1
-    heard = recorder.completions[-1]
-    assert heard.request["return_tokens_as_token_ids"]  # whatever else has the same text
-    assert [one.token for one in told.content] == [tokenizer.decode([id]) for id in heard.generated]
-    assert [one.logprob for one in told.content] == heard.logprobs
+    completion = recorder.completions[-1]
+    assert completion.request["return_tokens_as_token_ids"]  # whatever else has the same text
+    assert [one.token for one in logprobs.content] == [
+        tokenizer.decode([id]) for id in completion.generated
+    ]
+    assert [one.logprob for one in logprobs.content] == completion.logprobs
 
 
 def test_a_prompt_that_is_too_long_is_the_clients_error(server: Running) -> None:
-    long = asks("word " * 45_000)
+    long = user_message("word " * 45_000)
     with pytest.raises(anthropic.BadRequestError, match="too long"):
         server.anthropic().messages.create(model=NAME, max_tokens=10, messages=long)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -204,19 +211,19 @@ def test_a_prompt_that_is_too_long_is_the_clients_error(server: Running) -> None
 
 def test_a_stop_text_ends_the_turn(server: Running, recorder: Recorder) -> None:
     """What stops it is a part of what the same seed says without it."""
-    asked: Any = {"model": NAME, "max_tokens": 60, "messages": asks("Stop?"), "seed": 3}
+    fields: Any = {"model": NAME, "max_tokens": 60, "messages": user_message("Stop?"), "seed": 3}
     client = server.openai()
-    whole = client.chat.completions.create(**asked).choices[0].message.content or ""
+    whole = client.chat.completions.create(**fields).choices[0].message.content or ""
     middle = len(whole) // 2
     stop = whole[middle : middle + 3]
-    answer = client.chat.completions.create(**{**asked, "max_tokens": 2000}, stop=[stop])
-    text = answer.choices[0].message.content
-    assert answer.choices[0].finish_reason == "stop"
+    response = client.chat.completions.create(**{**fields, "max_tokens": 2000}, stop=[stop])
+    text = response.choices[0].message.content
+    assert response.choices[0].finish_reason == "stop"
     assert text == whole[: whole.index(stop)]
-    full, cut = recorder.completions[-2:]
-    common = min(len(full.generated), len(cut.generated))
-    assert full.generated[:common] == cut.generated[:common]
-    assert len(cut.generated) < 2000  # it was told to stop
+    full, stopped = recorder.completions[-2:]
+    common = min(len(full.generated), len(stopped.generated))
+    assert full.generated[:common] == stopped.generated[:common]
+    assert len(stopped.generated) < 2000  # it was stopped
 
 
 SCHEMA = {
@@ -227,18 +234,18 @@ SCHEMA = {
 }
 
 
-def test_an_answer_in_json(server: Running) -> None:
+def test_json_schema_response(server: Running) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
-    answer = server.openai().chat.completions.create(
+    response = server.openai().chat.completions.create(
         model=NAME,
-        messages=asks("Where?"),
+        messages=user_message("Where?"),
         max_tokens=200,
         response_format=form,
         reasoning_effort="none",
     )
-    assert answer.choices[0].finish_reason == "stop"
-    told = json.loads(answer.choices[0].message.content or "")
-    assert set(told) == {"city", "warm"}
+    assert response.choices[0].finish_reason == "stop"
+    content = json.loads(response.choices[0].message.content or "")
+    assert set(content) == {"city", "warm"}
 
 
 def test_a_named_tool_is_called_and_its_call_replayed(server: Running, recorder: Recorder) -> None:
@@ -248,9 +255,9 @@ def test_a_named_tool_is_called_and_its_call_replayed(server: Running, recorder:
         {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in names
     ]
     named: Any = {"type": "function", "function": {"name": "look_up"}}
-    asked: Any = {"model": NAME, "tools": tools, "max_tokens": 300, "reasoning_effort": "none"}
-    client, history = server.openai(), asks("How warm is it?")
-    first = client.chat.completions.create(messages=history, tool_choice=named, **asked)
+    fields: Any = {"model": NAME, "tools": tools, "max_tokens": 300, "reasoning_effort": "none"}
+    client, history = server.openai(), user_message("How warm is it?")
+    first = client.chat.completions.create(messages=history, tool_choice=named, **fields)
     message = first.choices[0].message
     calls: Any = message.tool_calls
     assert first.choices[0].finish_reason == "tool_calls"
@@ -258,7 +265,7 @@ def test_a_named_tool_is_called_and_its_call_replayed(server: Running, recorder:
     assert all(set(json.loads(call.function.arguments)) == {"city", "warm"} for call in calls)
     results = [{"role": "tool", "tool_call_id": call.id, "content": "Yes."} for call in calls]
     history += [message.model_dump(exclude_none=True), *results]
-    client.chat.completions.create(messages=history, **{**asked, "max_tokens": 5})
+    client.chat.completions.create(messages=history, **{**fields, "max_tokens": 5})
     call, after = recorder.completions[-2:]
     known = call.prompt + call.generated[:-1]
     assert call.finish == "stop"

@@ -18,7 +18,7 @@ pytestmark = REAL
 
 NAME = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."
-ANSWER = "The capital of France is Paris."
+EXPECTED_TEXT = "The capital of France is Paris."
 CONVERT = """
 import sys
 import torch
@@ -64,40 +64,40 @@ def test_messages(server: Running) -> None:
         model=NAME, max_tokens=60, messages=[{"role": "user", "content": QUESTION}]
     ) as stream:
         message = stream.get_final_message()
-    assert [block.text for block in message.content if block.type == "text"] == [ANSWER]
+    assert [block.text for block in message.content if block.type == "text"] == [EXPECTED_TEXT]
     assert message.stop_reason == "end_turn"
 
 
 def test_chat(server: Running) -> None:
-    answer = server.openai().chat.completions.create(
+    response = server.openai().chat.completions.create(
         model=NAME, max_tokens=60, messages=[{"role": "user", "content": QUESTION}]
     )
-    assert answer.choices[0].message.content == ANSWER
-    assert answer.choices[0].finish_reason == "stop"
+    assert response.choices[0].message.content == EXPECTED_TEXT
+    assert response.choices[0].finish_reason == "stop"
 
 
 def test_responses(server: Running) -> None:
-    answer = server.openai().responses.create(model=NAME, max_output_tokens=60, input=QUESTION)
-    assert answer.output_text == ANSWER
-    assert answer.status == "completed"
+    response = server.openai().responses.create(model=NAME, max_output_tokens=60, input=QUESTION)
+    assert response.output_text == EXPECTED_TEXT
+    assert response.status == "completed"
 
 
 def test_turns_that_the_model_ends_are_exact(server: Running, recorder: Recorder) -> None:
-    """This template keeps every turn, also when the user speaks again."""
+    """This template retains every turn, also after another user message."""
     start = len(recorder.completions)
     history: list[dict[str, str]] = []
     for question in ("Name a color.", "Another one.", "And a third one.", "Thank you!"):
         history.append({"role": "user", "content": question})
-        answer = server.openai().chat.completions.create(
+        response = server.openai().chat.completions.create(
             model=NAME,
             max_tokens=60,
             messages=history,  # type: ignore[arg-type]
             temperature=1.0,
             seed=4,
         )
-        history.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
-    told = recorder.completions[start:]
-    assert "stop" in {one.finish for one in told}
-    for before, after in pairwise(told):
+        history.append({"role": "assistant", "content": response.choices[0].message.content or ""})
+    completions = recorder.completions[start:]
+    assert "stop" in {one.finish for one in completions}
+    for before, after in pairwise(completions):
         known = before.prompt + before.generated
         assert after.prompt[: len(known)] == known

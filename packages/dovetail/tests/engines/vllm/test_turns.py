@@ -54,10 +54,10 @@ def session(recorder: Recorder, name: str) -> list[Recorded]:
 def test_a_long_prompt_is_cached_on_the_second_turn(
     server: Running, recorder: Recorder, api: str
 ) -> None:
-    talk = start_conversation(server, api, NAME, f"long-{api}", limit=8)
+    conversation = start_conversation(server, api, NAME, f"long-{api}", limit=8)
     words = " ".join(WORDS[n * n % 97 % 8] for n in range(LONG))
-    first = talk.send(f"{api}: {words}")
-    second = talk.send("And now?")
+    first = conversation.send(f"{api}: {words}")
+    second = conversation.send("And now?")
     one, two = session(recorder, f"long-{api}")
     assert first.input == len(one.prompt) > LONG
     assert first.cached == one.cached
@@ -67,38 +67,38 @@ def test_a_long_prompt_is_cached_on_the_second_turn(
     assert second.input - second.cached < 100
 
 
-def said(turn: Recorded) -> list[int]:
+def generated_ids(turn: Recorded) -> list[int]:
     """What was generated, without the token that ended it: the template writes its own."""
     return turn.generated[:-1] if turn.finish == "stop" else turn.generated
 
 
 def follows(before: Recorded, after: Recorded) -> bool:
     """Whether a prompt begins with the previous prompt and what was generated on it."""
-    known = before.prompt + said(before)
+    known = before.prompt + generated_ids(before)
     return after.prompt[: len(known)] == known
 
 
-def talk_at_length(server: Running, number: int) -> list[TurnResult]:
+def run_long_session(server: Running, number: int) -> list[TurnResult]:
     """One question and a long round of tools: the part of a session that the template keeps."""
-    talk = start_conversation(server, APIS[number % 3], NAME, f"s{number}", limit=200)
-    shown = [talk.send(f"Session {number}.", must_call=True)]
+    conversation = start_conversation(server, APIS[number % 3], NAME, f"s{number}", limit=200)
+    shown = [conversation.send(f"Session {number}.", must_call=True)]
     while len(shown) < TURNS:
         shown.append(
-            talk.send_result(f"Result {len(shown)} of {number}: é 漢字 🦜", must_call=True)
+            conversation.send_result(f"Result {len(shown)} of {number}: é 漢字 🦜", must_call=True)
         )
     return shown
 
 
 def test_two_hundred_turns_at_temperature_one(server: Running, recorder: Recorder) -> None:
     with ThreadPoolExecutor(SESSIONS) as threads:
-        shown = list(threads.map(lambda n: talk_at_length(server, n), range(SESSIONS)))
-    told = [session(recorder, f"s{number}") for number in range(SESSIONS)]
-    pairs = [pair for one in told for pair in pairwise(one)]
+        shown = list(threads.map(lambda n: run_long_session(server, n), range(SESSIONS)))
+    completions = [session(recorder, f"s{number}") for number in range(SESSIONS)]
+    pairs = [pair for one in completions for pair in pairwise(one)]
     assert len(pairs) == SESSIONS * (TURNS - 1)
     assert [pair for pair in pairs if not follows(*pair)] == []
     # And the engine found all that it can cache of it in its cache.
     assert [pair for pair in pairs if (pair[1].cached or 0) < whole_blocks(pair[0])] == []
-    for turns, one in zip(shown, told, strict=True):
+    for turns, one in zip(shown, completions, strict=True):
         check_what_was_shown(turns, one)
 
 
@@ -107,16 +107,16 @@ def whole_blocks(turn: Recorded) -> int:
     return (len(turn.prompt) + len(turn.generated) - 1) // BLOCK * BLOCK
 
 
-def check_what_was_shown(turns: Sequence[TurnResult], told: Sequence[Recorded]) -> None:
+def check_what_was_shown(turns: Sequence[TurnResult], completions: Sequence[Recorded]) -> None:
     """The client is told the engine's own numbers, and every turn was a call that ended."""
-    for turn, one in zip(turns, told, strict=True):
+    for turn, one in zip(turns, completions, strict=True):
         assert (turn.input, turn.cached) == (len(one.prompt), one.cached)
         assert turn.output == len(one.generated)
         guided = "structured_outputs" in one.request
         assert (guided, one.finish, len(turn.calls)) == (True, "stop", 1), turn
 
 
-def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
+def test_turns_without_reasoning_keep_their_tokens_after_a_user_message(
     server: Running, recorder: Recorder, vllm: Vllm
 ) -> None:
     """Qwen3's template renders earlier turns anew then. What it writes as was said keeps its ids.
@@ -127,22 +127,27 @@ def test_turns_without_thoughts_keep_their_tokens_when_the_user_speaks(
     tokenizer = load_tokenizer(vllm.folder)
 
     def chat(number: int) -> None:
-        talk = start_conversation(
+        conversation = start_conversation(
             server, APIS[number % 3], NAME, f"u{number}", limit=12, think=True
         )
         for turn in range(8):
-            talk.send(f"Question {turn} of {number}: é 漢字?")
+            conversation.send(f"Question {turn} of {number}: é 漢字?")
 
     with ThreadPoolExecutor(SESSIONS) as threads:
         list(threads.map(chat, range(SESSIONS)))
     pairs = [pair for n in range(SESSIONS) for pair in pairwise(session(recorder, f"u{n}"))]
     assert len(pairs) == SESSIONS * 7
-    kept = [
+    unchanged = [
         (before, after)
         for before, after in pairs
-        if tokenizer.decode(after.prompt).startswith(tokenizer.decode(before.prompt + said(before)))
-        and max(said(before)) < FIRST_ADDED
+        if tokenizer.decode(after.prompt).startswith(
+            tokenizer.decode(before.prompt + generated_ids(before))
+        )
+        and max(generated_ids(before)) < FIRST_ADDED
     ]
-    assert len(kept) > len(pairs) // 2
-    lost = [(before, after) for before, after in kept if not follows(before, after)]
-    assert [(b.request["session_id"], said(b), tokenizer.decode(said(b))) for b, _ in lost] == []
+    assert len(unchanged) > len(pairs) // 2
+    lost = [(before, after) for before, after in unchanged if not follows(before, after)]
+    assert [
+        (b.request["session_id"], generated_ids(b), tokenizer.decode(generated_ids(b)))
+        for b, _ in lost
+    ] == []
