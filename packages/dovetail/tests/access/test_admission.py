@@ -36,16 +36,16 @@ class Visit:
             await self.leave.wait()
 
 
-async def settle(until: Callable[[], bool]) -> None:
+async def poll_until(until: Callable[[], bool]) -> None:
     while not until():  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0)
 
 
-def test_the_most_urgent_comes_first_then_who_was_first() -> None:
+def test_queue_is_ordered_by_priority_then_arrival() -> None:
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
         inside = Visit(admission, order, "inside")
-        await settle(lambda: admission.running == 1)
+        await poll_until(lambda: admission.running == 1)
         waiting = [
             Visit(admission, order, "first"),
             Visit(admission, order, "second"),
@@ -53,7 +53,7 @@ def test_the_most_urgent_comes_first_then_who_was_first() -> None:
             Visit(admission, order, "important", priority=5),
             Visit(admission, order, "strict", strict_priority=1),
         ]
-        await settle(lambda: admission.queued == 5)
+        await poll_until(lambda: admission.queued == 5)
         for visit in [inside, *waiting]:
             visit.leave.set()
         await asyncio.gather(*(visit.task for visit in [inside, *waiting]))
@@ -66,9 +66,7 @@ def test_the_most_urgent_comes_first_then_who_was_first() -> None:
 @pytest.mark.parametrize(
     ("codec", "kind"), [(MESSAGES, Overloaded), (CHAT, RateLimited), (RESPONSES, RateLimited)]
 )
-def test_no_room_to_wait_is_told_in_the_kind_that_clients_come_back_after(
-    codec: object, kind: type[Exception]
-) -> None:
+def test_full_queue_gives_an_error_that_clients_retry(codec: object, kind: type[Exception]) -> None:
     async def play() -> None:
         admission = AdmissionController(0, max_queued=0)
         with pytest.raises(kind):
@@ -94,9 +92,9 @@ def test_who_hangs_up_while_waiting_leaves_its_place() -> None:
         admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
         inside = Visit(admission, order, "inside")
         gone, stays = Visit(admission, order, "gone", priority=9), Visit(admission, order, "stays")
-        await settle(lambda: admission.queued == 2)
+        await poll_until(lambda: admission.queued == 2)
         gone.task.cancel()
-        await settle(lambda: admission.queued == 1)
+        await poll_until(lambda: admission.queued == 1)
         inside.leave.set()
         stays.leave.set()
         await stays.task
@@ -112,7 +110,7 @@ def test_room_that_comes_to_one_who_has_just_gone_is_passed_on() -> None:
         async with admission.admit(CHAT, Hints()):
             gone = Visit(admission, order, "gone", priority=9)
             stays = Visit(admission, order, "stays")
-            await settle(lambda: admission.queued == 2)
+            await poll_until(lambda: admission.queued == 2)
         gone.task.cancel()  # the room is its own now, and it has not noticed yet
         stays.leave.set()
         await stays.task
@@ -130,9 +128,9 @@ def test_who_waits_and_goes_again_leaves_nothing_behind() -> None:
         inside, stays = Visit(admission, order, "inside"), Visit(admission, order, "stays")
         for number in range(100):
             gone = Visit(admission, order, f"gone {number}", priority=9)
-            await settle(lambda: admission.queued == 2)
+            await poll_until(lambda: admission.queued == 2)
             gone.task.cancel()
-            await settle(lambda: admission.queued == 1)
+            await poll_until(lambda: admission.queued == 1)
         assert len(admission._queue) < 10
         inside.leave.set()
         stays.leave.set()

@@ -36,7 +36,7 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     assert keys.authenticate(sent("other")).tenant == "b/c"
 
 
-def test_what_a_line_says_and_what_it_leaves_to_the_settings(tmp_path: Path) -> None:
+def test_options_of_a_line_and_defaults_of_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(
         f"\ufeffa:{hashed('1')} requests=60 tokens=none admin\r\n"
@@ -51,7 +51,7 @@ def test_what_a_line_says_and_what_it_leaves_to_the_settings(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "no key"),
         ("# none\n", "no key"),
@@ -74,10 +74,10 @@ def test_what_a_line_says_and_what_it_leaves_to_the_settings(tmp_path: Path) -> 
         ("#" * (5 << 20), "MiB"),
     ],
 )
-def test_a_file_that_is_no_file_of_keys(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_is_no_file_of_keys(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "keys"
     file.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(KeyFileError, match=told) as refused:
+    with pytest.raises(KeyFileError, match=expected) as refused:
         read_keys(file)
     assert str(file) in str(refused.value)
     assert HASH not in str(refused.value)
@@ -105,7 +105,7 @@ def test_where_keys_are_sent(headers: dict[str, str], found: list[str]) -> None:
     assert extract_keys(headers) == found
 
 
-def test_without_keys_everybody_may_ask_and_all_share_the_limits() -> None:
+def test_without_keys_everybody_has_access_and_shares_the_limits() -> None:
     caller = ApiKeys(limits=RateLimits(requests=5)).authenticate({})
     assert (caller.tenant, caller.limits, caller.admin) == ("", RateLimits(requests=5), True)
     assert not ApiKeys([""])
@@ -185,10 +185,10 @@ def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptu
         assert not watched.knows("next")
         watched.file.unlink()
         assert watched.knows("key")
-    told = [vars(record)["fields"]["reason"] for record in caplog.records]
-    assert "line 2" in told[0]
-    assert "No such file" in told[-1]
-    count = len(told)
+    reasons = [vars(record)["fields"]["reason"] for record in caplog.records]
+    assert "line 2" in reasons[0]
+    assert "No such file" in reasons[-1]
+    count = len(reasons)
     with caplog.at_level(logging.INFO):
         assert watched.knows("key")
     assert len(caplog.records) == count  # told once for each version, not for each request
@@ -280,7 +280,7 @@ def test_a_guess_costs_the_same_however_many_keys_there_are(
     assert [len(a) == len(b) == 32 for a, b in compared] == [True, True]
 
 
-def test_nobody_is_no_caller_where_there_are_keys() -> None:
+def test_missing_key_is_rejected_where_there_are_keys() -> None:
     with pytest.raises(Unauthenticated):
         ApiKeys(["key"]).revalidate(Caller())
 

@@ -78,7 +78,7 @@ def test_a_minutes_requests_may_come_at_once_then_one_by_one(desk: Desk) -> None
     assert desk.left(limits) == [("requests", 6, 6, 0.0)]
 
 
-def test_one_who_waits_as_told_is_let_in(desk: Desk) -> None:
+def test_request_after_retry_after_is_admitted(desk: Desk) -> None:
     """Whatever the rate, and wherever its rounding falls."""
     for requests in (1, 7, 13, 60, 999, 86_401):
         limits, key = RateLimits(requests=requests), requests.to_bytes(32, "big")
@@ -152,7 +152,7 @@ def test_one_who_is_refused_pays_nothing(desk: Desk) -> None:
     assert desk.left(limits)[0][2] == 2
 
 
-def test_the_longest_wait_is_told(desk: Desk) -> None:
+def test_longest_wait_is_reported(desk: Desk) -> None:
     limits = RateLimits(requests=1, tokens=60)
     desk.enter(limits).release(Usage(output_tokens=240))
     assert desk.refusal(limits) == ("tokens", 181.0)
@@ -168,7 +168,7 @@ def test_limits_may_change_while_requests_are_inside(desk: Desk) -> None:
     desk.enter(after)
 
 
-def test_without_limits_nothing_is_kept() -> None:
+def test_without_limits_nothing_is_stored() -> None:
     book = MemoryLimitStore()
     quota = RateLimiter(book)
     quota.acquire(KEY, NO_LIMITS).release(Usage(output_tokens=5))
@@ -177,7 +177,7 @@ def test_without_limits_nothing_is_kept() -> None:
     assert len(book) == 0
 
 
-def test_over_time_nobody_gets_more_than_the_rate(desk: Desk) -> None:
+def test_rate_is_never_exceeded_over_time(desk: Desk) -> None:
     """At most a minute's worth above it, however the requests come."""
     random.seed(10)
     limits, begun, let_in = RateLimits(requests=30), desk.clock.now, 0
@@ -192,7 +192,7 @@ def test_over_time_nobody_gets_more_than_the_rate(desk: Desk) -> None:
     assert let_in > 1000
 
 
-def test_rows_that_say_nothing_are_forgotten() -> None:
+def test_idle_states_are_evicted() -> None:
     clock = Clock()
     book = MemoryLimitStore(clock)
     quota = RateLimiter(book, clock)

@@ -22,7 +22,7 @@ from http_fixture import NAME, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
-from dovetail.net import http_protocol as connection
+from dovetail.net import http_protocol
 
 STREAMED = b'{"model":"%b","stream":true,"messages":[{"role":"user","content":"Hi"}]}'
 STREAM = post(b"content-length: %d\r\n" % len(STREAMED % NAME.encode()), STREAMED % NAME.encode())
@@ -60,7 +60,7 @@ CLEAR = {
 }
 
 
-def test_what_is_clear_is_answered() -> None:
+def test_unambiguous_requests_get_a_response() -> None:
     """Java's client asks for HTTP/2 with its first request, in the same breath as its body."""
 
     async def scene() -> None:
@@ -75,8 +75,10 @@ def test_what_is_clear_is_answered() -> None:
     run(scene)
 
 
-@pytest.mark.parametrize("asked", [get(b"/v1/responses", SOCKET), post(SOCKET + LENGTH, b"")])
-def test_nothing_is_read_behind_a_request_for_a_socket_that_is_not_offered(asked: bytes) -> None:
+@pytest.mark.parametrize("handshake", [get(b"/v1/responses", SOCKET), post(SOCKET + LENGTH, b"")])
+def test_nothing_is_read_behind_a_request_for_a_socket_that_is_not_offered(
+    handshake: bytes,
+) -> None:
     """What follows could be its body: it must not be taken for a request."""
 
     async def scene() -> None:
@@ -84,7 +86,7 @@ def test_nothing_is_read_behind_a_request_for_a_socket_that_is_not_offered(asked
         async with serving(options) as stage, await wire_to(stage) as wire:
             await until(lambda: bool(connections(stage)))
             (there,) = connections(stage)
-            there.data_received(asked)  # in two pieces, one right behind the other
+            there.data_received(handshake)  # in two pieces, one right behind the other
             there.data_received(get(b"/hidden"))
             assert (await wire.reply()).headers["connection"] == "close"
             assert await wire.rest() == b""
@@ -94,7 +96,7 @@ def test_nothing_is_read_behind_a_request_for_a_socket_that_is_not_offered(asked
 
 @pytest.mark.parametrize(
     ("line", "count"),
-    [(b"a: b\r\n", connection.MAX_HEADERS), (b"a: " + b"b" * 10_000 + b"\r\n", 7)],
+    [(b"a: b\r\n", http_protocol.MAX_HEADERS), (b"a: " + b"b" * 10_000 + b"\r\n", 7)],
 )
 def test_headers_are_bounded_in_one_packet_too(line: bytes, count: int) -> None:
     async def scene() -> None:
@@ -129,7 +131,7 @@ def test_trailers_are_bounded(endless: bytes) -> None:
         async with serving() as stage:
             begun = post(CHUNKED, chunks(BODY)[:-2])
             async with await wire_to(stage, begun) as wire:
-                for _ in range(6 * connection.MAX_HEADER_BYTES // len(endless)):
+                for _ in range(6 * http_protocol.MAX_HEADER_BYTES // len(endless)):
                     wire.writer.write(endless)
                 assert (await wire.reply()).status == 431
                 assert await wire.rest() == b""
@@ -137,13 +139,13 @@ def test_trailers_are_bounded(endless: bytes) -> None:
     run(scene)
 
 
-def test_pipelined_requests_are_answered_in_order() -> None:
+def test_pipelined_responses_come_in_order() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            asked = connection.MAX_PIPELINED_REQUESTS + 1
-            async with await wire_to(stage, b"".join(_numbered(at) for at in range(asked))) as wire:
-                told = [(await wire.reply()).headers["x-request-id"] for _ in range(asked)]
-                assert told == [f"r{at}" for at in range(asked)]
+            count = http_protocol.MAX_PIPELINED_REQUESTS + 1
+            async with await wire_to(stage, b"".join(_numbered(at) for at in range(count))) as wire:
+                ids = [(await wire.reply()).headers["x-request-id"] for _ in range(count)]
+                assert ids == [f"r{at}" for at in range(count)]
 
     run(scene)
 
@@ -161,7 +163,7 @@ def test_pipelined_requests_are_bounded() -> None:
     run(scene)
 
 
-def test_garbage_behind_a_request_does_not_spoil_its_answer() -> None:
+def test_garbage_after_a_request_does_not_affect_its_response() -> None:
     async def scene() -> None:
         async with serving() as stage:
             going = _waits(stage)
@@ -213,15 +215,15 @@ def _numbered(at: int) -> bytes:
 
 def _waits(stage: Stage, *, endless: bool = False) -> asyncio.Event:
     """The engine says nothing until it is told to."""
-    going = asyncio.Event()
-    said = stage.engine.tokenizer.encode("Hello.")
+    released = asyncio.Event()
+    ids = stage.engine.tokenizer.encode("Hello.")
 
     async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        await going.wait()
+        await released.wait()
         while endless:
-            yield TokenDelta(said)
+            yield TokenDelta(ids)
             await asyncio.sleep(0)
-        yield TokenDelta([*said, stage.engine.stop_id], finish="stop")
+        yield TokenDelta([*ids, stage.engine.stop_id], finish="stop")
 
     stage.engine.plan = play
-    return going
+    return released

@@ -87,7 +87,7 @@ def test_the_longest_stop_sequence_is_found() -> None:
     assert stop.found == "x" * MAX_STOP_SEQUENCE_CHARS
 
 
-def test_clients_are_told_of_stop_sequences_that_are_too_long() -> None:
+def test_too_long_stop_sequences_are_reported() -> None:
     async def scene() -> None:
         async with serving() as stage:
             message = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}]}

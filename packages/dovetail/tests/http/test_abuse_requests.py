@@ -45,11 +45,11 @@ def _throw(running: Running, seed: int, count: int) -> None:
     """None is our fault; none writes a line of its own into the log, or a label into metrics."""
     log = Path(running.log)
     before = len(log.read_text())
-    told = asyncio.run(run_attacks(running.url, attacks(seed, count, NAME)))
-    wrong = [(attack.kind, attack.sent[:600], reply) for attack, reply in told.wrong]
+    results = asyncio.run(run_attacks(running.url, attacks(seed, count, NAME)))
+    wrong = [(attack.kind, attack.sent[:600], reply) for attack, reply in results.wrong]
     assert wrong == [], f"seed {seed}"
-    assert told.statuses[400] > count / 10, told.statuses
-    assert told.statuses[200] > count / 50, told.statuses
+    assert results.statuses[400] > count / 10, results.statuses
+    assert results.statuses[200] > count / 50, results.statuses
     lines = log.read_text()[before:].splitlines()
     assert len(lines) > count / 2
     assert [line for line in lines if not line.startswith("ts=2")] == [], f"seed {seed}"

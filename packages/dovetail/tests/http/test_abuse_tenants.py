@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 from http_fixture import CALL, NAME, Reply, Stage, run, serving
-from websocket_fixture import request_response as asked_over_socket
-from websocket_fixture import socket_to
+from websocket_fixture import request_response, socket_to
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.access.limits import RateLimits
 from dovetail.http.options import HttpOptions
 
-ASKED, THOUGHT = "KESTREL", "MAGPIE"
-WORDS = (ASKED, THOUGHT)
-ANSWER = f"<think>\nIt is {THOUGHT}.\n</think>\n\nSurely.\n{CALL}"
+INPUT_WORD, REASONING_WORD = "KESTREL", "MAGPIE"
+WORDS = (INPUT_WORD, REASONING_WORD)
+OUTPUT = f"<think>\nIt is {REASONING_WORD}.\n</think>\n\nSurely.\n{CALL}"
 OWNER, SAME, THIEF, NAMELESS = "key-owner", "key-same", "key-thief", "key-nameless"
 HASHED = (("owner", OWNER), ("owner", SAME), ("thief", THIEF))
 KEYS = ApiKeys([NAMELESS], [ApiKey(name, sha256(key.encode()).digest()) for name, key in HASHED])
@@ -54,13 +53,13 @@ def _responses(loot: Loot, *items: Any, **more: Any) -> tuple[str, str, dict[str
     return "POST", "/v1/responses", body
 
 
-def _messages(loot: Loot, *thoughts: Any) -> tuple[str, str, dict[str, Any]]:
+def _messages(loot: Loot, *reasoning: Any) -> tuple[str, str, dict[str, Any]]:
     """The owner's turn as it was told, but for the thoughts, which are sealed."""
-    told = [block for block in loot.content if "thinking" not in block["type"]]
-    result = {"type": "tool_result", "tool_use_id": told[-1]["id"], "content": "rain"}
+    content = [block for block in loot.content if "thinking" not in block["type"]]
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "rain"}
     messages = [
         {"role": "user", "content": "Hello?"},
-        {"role": "assistant", "content": [*thoughts, *told]},
+        {"role": "assistant", "content": [*reasoning, *content]},
         {"role": "user", "content": [result]},
     ]
     body = {"model": NAME, "max_tokens": 99, "tools": [MESSAGES_TOOL], "messages": messages}
@@ -130,8 +129,8 @@ def test_no_handle_opens_anything_for_another_tenant(thief: str) -> None:
             loot = await _session(stage)
             for name, theft in THEFTS.items():
                 reply, prompts = await _try(stage, thief, theft(loot))
-                assert not _told(reply, prompts), name
-            assert _told(*await _try(stage, SAME, THEFTS["reads it"](loot)))
+                assert not _is_leaked(reply, prompts), name
+            assert _is_leaked(*await _try(stage, SAME, THEFTS["reads it"](loot)))
 
     run(scene)
 
@@ -145,7 +144,7 @@ def test_every_one_of_them_opens_it_for_its_owner() -> None:
             for name, theft in THEFTS.items():
                 reply, prompts = await _try(stage, SAME, theft(loot))
                 assert reply.status == 200, (name, reply.body)
-                assert _told(reply, prompts) or name in COUNTS, name
+                assert _is_leaked(reply, prompts) or name in COUNTS, name
 
     run(scene)
 
@@ -187,14 +186,14 @@ def test_a_socket_opens_nothing_either() -> None:
             loot = await _session(stage)
             before = len(stage.engine.requests)
             async with socket_to(stage, authorization=f"Bearer {THIEF}") as socket:
-                told = await asked_over_socket(socket, previous_response_id=loot.id)
-                assert told[-1]["error"]["code"] == "previous_response_not_found"
-                told = await asked_over_socket(socket, input=_sealed_items(loot))
-                assert not any(word in json.dumps(told) for word in WORDS)
+                events = await request_response(socket, previous_response_id=loot.id)
+                assert events[-1]["error"]["code"] == "previous_response_not_found"
+                events = await request_response(socket, input=_sealed_items(loot))
+                assert not any(word in json.dumps(events) for word in WORDS)
             assert not any(word in text for word in WORDS for text in _prompts(stage, before))
             async with socket_to(stage, authorization=f"Bearer {SAME}") as socket:
-                told = await asked_over_socket(socket, previous_response_id=loot.id)
-                assert told[-1]["type"] == "response.completed"
+                events = await request_response(socket, previous_response_id=loot.id)
+                assert events[-1]["type"] == "response.completed"
 
     run(scene)
 
@@ -205,7 +204,7 @@ def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
             body = {"model": NAME, "max_tokens": 9, "messages": [_user("Hello there, all of you.")]}
-            told = []
+            common_tokens = []
             for key in (OWNER, THIEF, OWNER):
                 reply = await stage.request(
                     "POST",
@@ -215,10 +214,10 @@ def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
                     x_claude_code_session_id="one-session",
                     x_dovetail_debug="prefix",
                 )
-                told.append(reply.headers["x-dovetail-prefix-common"])
-            assert told[:2] == ["0", "0"]
-            assert int(told[2]) > 0
-            one, two, again = (asked.cache_salt for asked in stage.engine.requests)
+                common_tokens.append(reply.headers["x-dovetail-prefix-common"])
+            assert common_tokens[:2] == ["0", "0"]
+            assert int(common_tokens[2]) > 0
+            one, two, again = (request.cache_salt for request in stage.engine.requests)
             assert one == again != two
             numbers = (await stage.request("GET", "/metrics")).body.decode()
             assert not any(word in numbers for word in ("owner", "thief", "one-session"))
@@ -232,22 +231,22 @@ def test_who_has_used_up_a_limit_takes_nothing_from_others() -> None:
         hashed = [ApiKey(name, sha256(key.encode()).digest(), narrow) for name, key in HASHED]
         async with serving(HttpOptions(keys=ApiKeys([], hashed))) as stage:
             body = {"model": NAME, "messages": [_user("Hi")]}
-            ask = "POST", "/v1/chat/completions", body
-            greedy = [(await _try(stage, THIEF, ask))[0].status for _ in range(6)]
+            request = "POST", "/v1/chat/completions", body
+            greedy = [(await _try(stage, THIEF, request))[0].status for _ in range(6)]
             assert greedy.count(429) >= 3
-            assert (await _try(stage, OWNER, ask))[0].status == 200
+            assert (await _try(stage, OWNER, request))[0].status == 200
 
     run(scene)
 
 
 async def _session(stage: Stage) -> Loot:
     """The owner's session over all three APIs, as the wire saw it."""
-    stage.engine.plan = stage.engine.script(ANSWER, ANSWER, ANSWER, "Well.")
+    stage.engine.plan = stage.engine.script(OUTPUT, OUTPUT, OUTPUT, "Well.")
     common: dict[str, Any] = {"model": NAME, "tools": [{**TOOL, "type": "function"}]}
     first, plain = [
         await _post(stage, "/v1/responses", {**common, "input": [_user(question)], **more})
         for question, more in (
-            (f"Where is the {ASKED}?", {}),
+            (f"Where is the {INPUT_WORD}?", {}),
             ("Hello?", {"include": ["reasoning.encrypted_content"], "store": False}),
         )
     ]
@@ -293,7 +292,7 @@ def _prompts(stage: Stage, first: int) -> list[str]:
     return [stage.engine.tokenizer.decode(one.prompt) for one in stage.engine.requests[first:]]
 
 
-def _told(reply: Reply, prompts: list[str]) -> bool:
+def _is_leaked(reply: Reply, prompts: list[str]) -> bool:
     return any(word in text for word in WORDS for text in (reply.body.decode(), *prompts))
 
 

@@ -16,7 +16,7 @@ from dovetail.http.options import HttpOptions
 OPTIONS = HttpOptions(max_body_bytes=1 << 18)
 
 
-def test_mutated_messages_are_answered_and_leave_the_connection_usable() -> None:
+def test_mutated_messages_get_a_response_and_leave_the_connection_usable() -> None:
     seed = random.randrange(10**6)
 
     async def scene() -> None:

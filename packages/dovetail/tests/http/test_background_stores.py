@@ -38,17 +38,17 @@ def test_what_is_deleted_while_it_ends_stays_so() -> None:
             stage.engine = engine
             gate = Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            await until(stage, asked.id, "in_progress")
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, created.id, "in_progress")
 
             async def ends() -> None:
                 gate.opened.set()
-                await until(stage, asked.id, "completed")
+                await until(stage, created.id, "completed")
 
             store.meanwhile = ends
-            await client.responses.delete(asked.id)
+            await client.responses.delete(created.id)
             with pytest.raises(openai.NotFoundError):
-                await client.responses.retrieve(asked.id)
+                await client.responses.retrieve(created.id)
 
     run(scene)
 
@@ -59,29 +59,31 @@ def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: P
 
     async def scene() -> None:
         (one, engine), (two, _) = service(), service()
-        first_kept, second_kept = (
+        first_store, second_store = (
             open_response_store(config, tmp_path),
             open_response_store(config, tmp_path),
         )
         async with (
-            serving(registry=ModelRegistry(one.entries, {}, first_kept)) as first,
-            serving(registry=ModelRegistry(two.entries, {}, second_kept)) as second,
+            serving(registry=ModelRegistry(one.entries, {}, first_store)) as first,
+            serving(registry=ModelRegistry(two.entries, {}, second_store)) as second,
         ):
             first.engine = engine
             gate = Gate(first)
-            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            known = await first_kept.get("", asked.id)
+            created = await first.openai().responses.create(
+                model=NAME, input="Tell", background=True
+            )
+            known = await first_store.get("", created.id)
             assert known is not None
-            await first_kept.wait_stored(known)
-            there = await second.openai().responses.retrieve(asked.id)
+            await first_store.wait_stored(known)
+            there = await second.openai().responses.retrieve(created.id)
             assert there.status in ("queued", "in_progress")
             gate.opened.set()
-            assert (await until(second, asked.id, "completed")).output_text == "Once upon."
+            assert (await until(second, created.id, "completed")).output_text == "Once upon."
 
     run(scene)
 
 
-def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
+def test_run_that_cannot_be_stored_is_shown_while_it_runs() -> None:
     class Full(MemoryResponseBackend):
         async def put(self, response: StoredResponse) -> None:
             raise StoreError("no room")
@@ -92,9 +94,9 @@ def test_one_that_cannot_be_kept_is_shown_while_it_is_made() -> None:
             stage.engine = engine
             gate = Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            assert (await until(stage, asked.id, "in_progress")).id == asked.id
-            await client.responses.cancel(asked.id)
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
+            assert (await until(stage, created.id, "in_progress")).id == created.id
+            await client.responses.cancel(created.id)
             await gate.ends.get()
 
     run(scene)
@@ -112,12 +114,14 @@ def test_another_server_shows_it_and_calls_it_off() -> None:
         ):
             first.engine = engine
             gate = Gate(first)
-            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
+            created = await first.openai().responses.create(
+                model=NAME, input="Tell", background=True
+            )
             there = second.openai()
-            assert (await there.responses.retrieve(asked.id)).status in ("queued", "in_progress")
-            await there.responses.cancel(asked.id)
+            assert (await there.responses.retrieve(created.id)).status in ("queued", "in_progress")
+            await there.responses.cancel(created.id)
             await gate.ends.get()
-            assert (await until(first, asked.id, "cancelled")).status == "cancelled"
+            assert (await until(first, created.id, "cancelled")).status == "cancelled"
             again = await first.openai().responses.create(model=NAME, input="Tell", background=True)
             await there.responses.delete(again.id)
             await gate.ends.get()
@@ -127,7 +131,7 @@ def test_another_server_shows_it_and_calls_it_off() -> None:
     run(scene)
 
 
-def test_a_run_whose_server_died_is_told_as_failed() -> None:
+def test_run_of_a_crashed_server_is_reported_as_failed() -> None:
     options = HttpOptions(background_options=BackgroundOptions(stale_seconds=-1.0))
 
     async def scene() -> None:
@@ -136,15 +140,17 @@ def test_a_run_whose_server_died_is_told_as_failed() -> None:
         async with serving(registry=one) as first, serving(options, registry=two) as second:
             first.engine = engine
             gate = Gate(first)
-            asked = await first.openai().responses.create(model=NAME, input="Tell", background=True)
-            dead = await second.openai().responses.retrieve(asked.id)
+            created = await first.openai().responses.create(
+                model=NAME, input="Tell", background=True
+            )
+            dead = await second.openai().responses.retrieve(created.id)
             assert dead.status == "failed"
             gate.opened.set()
 
     run(scene)
 
 
-def test_what_a_lone_server_left_behind_is_told_as_failed_after_its_restart() -> None:
+def test_unfinished_runs_are_reported_as_failed_after_a_restart() -> None:
     async def scene() -> None:
         store = MemoryResponseBackend()
         head = b'{"id":"resp_1","object":"response","status":"in_progress","error":null}'

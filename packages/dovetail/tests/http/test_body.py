@@ -120,7 +120,7 @@ def test_a_damaged_body_is_the_clients_fault(
 
 
 @pytest.mark.parametrize("coding", ["compress", "gzip, zip", "gzip,gzip,gzip,gzip,gzip"])
-def test_an_unknown_coding_is_told_apart(coding: str) -> None:
+def test_unknown_coding_is_rejected(coding: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             reply = await chat(stage, BODY, content_encoding=coding)
@@ -175,12 +175,12 @@ def test_a_body_of_no_given_length_is_bounded_too() -> None:
     run(scene)
 
 
-def body_of(asked: ApiExchange, limit: int = 1000, seconds: float = 10) -> bytes:
+def body_of(exchange: ApiExchange, limit: int = 1000, seconds: float = 10) -> bytes:
     """The body, of a request that is over then."""
     try:
-        return asyncio.run(read_body(asked, limit, seconds))
+        return asyncio.run(read_body(exchange, limit, seconds))
     finally:
-        release_memory(asked)
+        release_memory(exchange)
 
 
 def exchange(messages: Iterator[Message], coding: str = "") -> ApiExchange:

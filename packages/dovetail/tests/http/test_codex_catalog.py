@@ -126,7 +126,7 @@ def test_levels_are_those_that_the_template_takes(
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Qwen3-Coder", "Kimi-K2-Thinking", "gpt-oss"])
-def test_an_entry_says_what_the_model_does(name: str) -> None:
+def test_entry_describes_the_model(name: str) -> None:
     one = offered(name)
     made = build_entry(name, one)
     assert {key: type(made[key]) for key in REQUIRED} == REQUIRED
@@ -141,7 +141,7 @@ def test_an_entry_says_what_the_model_does(name: str) -> None:
     assert 1_000 < len(made["base_instructions"]) < 2_500
 
 
-def test_of_an_upstream_no_more_is_said_than_is_known() -> None:
+def test_upstream_entry_has_only_what_is_known() -> None:
     """It may think and it gets images; which levels it takes, nobody knows."""
     engine = create_upstream("openai", UpstreamSetup(Endpoint(), RemoteModel("m", ("m",))))
     sealer = Sealer(Keyring([bytes(32)]))
@@ -193,11 +193,16 @@ def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
     offers, _ = service()
     own = build_entry(NAME, offers.entries[0])
     made = apply_profile(own, PROFILE)
-    kept = ("slug", "display_name", "context_window", "auto_compact_token_limit")
-    assert [made[key] for key in kept] == [own[key] for key in kept]
+    own_fields = ("slug", "display_name", "context_window", "auto_compact_token_limit")
+    assert [made[key] for key in own_fields] == [own[key] for key in own_fields]
     assert made["input_modalities"] == ["text"]
-    taken = ("base_instructions", "support_verbosity", "apply_patch_tool_type", "something_new")
-    assert [made[key] for key in taken] == [PROFILE[key] for key in taken]
+    profile_fields = (
+        "base_instructions",
+        "support_verbosity",
+        "apply_patch_tool_type",
+        "something_new",
+    )
+    assert [made[key] for key in profile_fields] == [PROFILE[key] for key in profile_fields]
     # What only the profile's own service has: offers, tiers, forms of its API.
     assert (made["upgrade"], made["service_tiers"]) == (None, [])
     assert (made["supports_search_tool"], made["use_responses_lite"]) == (False, False)
@@ -235,16 +240,16 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
 def test_a_profile_is_read_from_the_installed_codex(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = json.dumps({"models": [PROFILE, {**PROFILE, "slug": "gpt-1"}]})
+    output = json.dumps({"models": [PROFILE, {**PROFILE, "slug": "gpt-1"}]})
     arguments = '[ "$*" = "debug models --bundled" ] || exit 3'
-    installed(tmp_path, monkeypatch, f"{arguments}\necho WARNING >&2\necho '{told}'")
+    installed(tmp_path, monkeypatch, f"{arguments}\necho WARNING >&2\necho '{output}'")
     assert read_profile("gpt-1")["slug"] == "gpt-1"
     with pytest.raises(CodexProfileError, match="no profile 'gpt-2'; it has gpt-0, gpt-1"):
         read_profile("gpt-2")
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "expected"),
     [
         ("echo one >&2; echo 'unknown command' >&2; exit 2", "up to date.*: unknown command"),
         ("echo 'error: no models' >&2; echo Usage >&2; exit 2", "up to date.*: error: no models"),
@@ -255,11 +260,11 @@ def test_a_profile_is_read_from_the_installed_codex(
         ("echo '{\"models\": [{}]}'", "printed no catalog"),
     ],
 )
-def test_a_codex_that_tells_nothing_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
+def test_codex_without_output_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
     installed(tmp_path, monkeypatch, script)
-    with pytest.raises(CodexProfileError, match=told):
+    with pytest.raises(CodexProfileError, match=expected):
         read_profile("gpt-0")
 
 
@@ -317,7 +322,7 @@ def test_a_list_that_is_known_is_not_sent_again() -> None:
     run(scene)
 
 
-def test_every_answer_of_responses_has_the_tag_of_the_list() -> None:
+def test_every_response_has_the_etag_of_the_catalog() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(codex_profile=PROFILE)) as stage:
             etag = (await stage.request("GET", LIST)).headers["etag"]
@@ -348,7 +353,7 @@ def test_slashed_names_resolve_everywhere() -> None:
 
 
 @pytest.mark.long
-def test_the_command_prints_what_a_server_would_say(tmp_path: Path) -> None:
+def test_command_prints_the_catalog_of_a_server(tmp_path: Path) -> None:
     model_folder, script = qwen_folder(tmp_path / "model"), tmp_path / "script.txt"
     script.write_text("Hello.")
     flags = ("--engine", "scripted", "--script", script, "--served-model-name", SLASHED)
@@ -359,15 +364,15 @@ def test_the_command_prints_what_a_server_would_say(tmp_path: Path) -> None:
     made = json.loads(before.out)["models"]
     assert [one["slug"] for one in made] == [SLASHED, "short"]
     with served(*arguments, "--api-key", "k", home=tmp_path) as running:
-        asked = ("catalog", "codex", "--url", running.url)
-        assert json.loads(dovetail(*asked, "--api-key", "k", home=tmp_path).out)["models"] == made
-        refused = dovetail(*asked, home=tmp_path)
+        command = ("catalog", "codex", "--url", running.url)
+        assert json.loads(dovetail(*command, "--api-key", "k", home=tmp_path).out)["models"] == made
+        refused = dovetail(*command, home=tmp_path)
         assert (refused.status, refused.out) == (1, "")
         assert "asks for a key" in refused.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "status", "expected"),
     [
         (("claude",), 2, "only codex takes a catalog"),
         (("codex", "--url", "http://127.0.0.1:9"), 1, "no server answers"),
@@ -375,13 +380,13 @@ def test_the_command_prints_what_a_server_would_say(tmp_path: Path) -> None:
         (("codex", "--codex-profile", "gpt-0"), 1, "npm install -g @openai/codex"),
     ],
 )
-def test_the_command_tells_what_is_wrong(
-    tmp_path: Path, arguments: tuple[str, ...], status: int, told: str
+def test_command_reports_errors(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, expected: str
 ) -> None:
     without_codex = {"PATH": str(tmp_path)}
     ended = dovetail("catalog", *arguments, home=tmp_path, environment=without_codex)
     assert (ended.status, ended.out) == (status, "")
-    assert told in ended.err
+    assert expected in ended.err
 
 
 def test_a_server_does_not_start_without_its_profile(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_running_stream_is_finished_and_its_connection_closed(path: str) -> No
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_what_is_new_is_told_to_come_back(path: str) -> None:
+def test_new_requests_get_retry_after(path: str) -> None:
     async def scene() -> None:
         gate = asyncio.Event()
         async with serving() as stage:
@@ -150,7 +150,7 @@ def test_the_official_clients_know_it_as_an_error_to_retry() -> None:
     run(scene)
 
 
-def test_probes_tell_a_server_that_drains_from_one_that_is_dead() -> None:
+def test_probes_distinguish_a_draining_server_from_a_dead_one() -> None:
     async def scene() -> None:
         gate = asyncio.Event()
         async with serving() as stage:
@@ -170,7 +170,7 @@ def test_probes_tell_a_server_that_drains_from_one_that_is_dead() -> None:
 
 @pytest.mark.parametrize("path", list(BODIES))
 @pytest.mark.parametrize("why", ["deadline", "second signal"])
-def test_an_answer_that_is_broken_off_says_so(path: str, why: str) -> None:
+def test_aborted_stream_ends_with_an_error(path: str, why: str) -> None:
     async def scene() -> None:
         timeout = 0.0 if why == "deadline" else 300.0
         async with serving(HttpOptions(drain_timeout=timeout)) as stage:
@@ -194,22 +194,22 @@ def test_an_answer_that_is_broken_off_says_so(path: str, why: str) -> None:
     run(scene)
 
 
-def test_a_whole_answer_that_is_broken_off_is_an_error() -> None:
+def test_aborted_unary_response_is_an_error() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(drain_timeout=0.0)) as stage:
             stage.engine.plan = halting(stage.engine, asyncio.Event())
-            asking = asyncio.create_task(
+            request = asyncio.create_task(
                 stage.request("POST", "/v1/chat/completions", BODIES["/v1/chat/completions"])
             )
             await stage.engine.began.wait()
             Stop(stage).send()
-            reply = await asking
+            reply = await request
             assert_refused(reply, "/v1/chat/completions")
 
     run(scene)
 
 
-def test_who_waits_for_room_is_told_when_nobody_waits_any_longer() -> None:
+def test_queued_request_gets_an_error_at_the_drain_timeout() -> None:
     async def scene() -> None:
         path = "/v1/messages"
         async with serving(HttpOptions(max_concurrent=1)) as stage:
@@ -225,7 +225,7 @@ def test_who_waits_for_room_is_told_when_nobody_waits_any_longer() -> None:
     run(scene)
 
 
-def test_idle_connections_are_closed_and_a_request_that_comes_in_is_answered() -> None:
+def test_idle_connections_are_closed_and_an_arriving_request_gets_a_response() -> None:
     async def scene() -> None:
         gate = asyncio.Event()
         async with serving() as stage:
@@ -249,7 +249,7 @@ def test_idle_connections_are_closed_and_a_request_that_comes_in_is_answered() -
     run(scene)
 
 
-def test_what_was_said_until_then_is_remembered() -> None:
+def test_output_before_the_abort_is_recorded() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(drain_timeout=0.0)) as stage:
             stage.engine.plan = halting(stage.engine, asyncio.Event())

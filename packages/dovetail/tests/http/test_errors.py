@@ -44,7 +44,7 @@ def test_a_wrong_key_is_refused_in_each_dialect() -> None:
     run(scene)
 
 
-def test_the_log_says_what_was_wrong_with_a_key_and_never_which() -> None:
+def test_log_has_the_reason_of_a_rejected_key_and_never_the_key() -> None:
     gone = ApiKeys(["open-sesame"], [ApiKey("old", sha256(b"was-good").digest(), expires=1.0)])
 
     async def scene() -> None:
@@ -111,7 +111,7 @@ def test_metrics_may_need_an_admins_key() -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_the_root_answers(method: str) -> None:
+def test_root_responds(method: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             reply = await stage.request(method, "/")
@@ -148,7 +148,7 @@ def test_wrong_addresses(
     run(scene)
 
 
-def test_an_unknown_model_is_told_with_the_known_ones() -> None:
+def test_unknown_model_error_lists_the_known_ones() -> None:
     async def scene() -> None:
         async with serving() as stage:
             with pytest.raises(anthropic.NotFoundError, match=NAME):
@@ -193,13 +193,13 @@ def test_max_tokens_is_clamped_to_the_window() -> None:
     async def scene() -> None:
         async with serving(max_context=200) as stage:
             await stage.anthropic().messages.create(model=NAME, max_tokens=20_000, messages=MESSAGE)
-            asked = stage.engine.requests[0]
-            assert asked.max_tokens == 200 - len(asked.prompt)
+            request = stage.engine.requests[0]
+            assert request.max_tokens == 200 - len(request.prompt)
 
     run(scene)
 
 
-def test_one_too_many_is_told_to_come_back() -> None:
+def test_excess_request_gets_retry_after() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_concurrent=1, max_queued=0)) as stage:
             done = asyncio.Event()
@@ -238,7 +238,7 @@ async def _refused(stage: Stage) -> None:
     assert {(await stage.ended.get())["reason"] for _ in range(4)} == {"busy"}
 
 
-def test_a_response_that_is_not_kept_cannot_be_gone_on_from() -> None:
+def test_unknown_previous_response_is_an_error() -> None:
     async def scene() -> None:
         async with serving() as stage:
             with pytest.raises(openai.BadRequestError, match="resp_1") as refused:
@@ -266,7 +266,7 @@ def test_an_engine_that_is_not_ready() -> None:
 
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("kind", [EngineError, EngineUnavailable])
-def test_where_an_engine_lives_is_told_to_no_client(kind: type[EngineError], after: int) -> None:
+def test_engine_address_is_shown_to_no_client(kind: type[EngineError], after: int) -> None:
     """Neither before its first token nor behind it, by whatever way its fault is told."""
 
     async def scene() -> None:
@@ -278,13 +278,13 @@ def test_where_an_engine_lives_is_told_to_no_client(kind: type[EngineError], aft
                 raise kind("no connection to http://engine.inside:8000/v1 (refused)")
 
             stage.engine.plan = play
-            asked: dict[str, Any] = {
+            bodies: dict[str, Any] = {
                 "/v1/messages": {"max_tokens": 9, "messages": MESSAGE},
                 "/v1/chat/completions": {"messages": MESSAGE},
                 "/v1/responses": {"input": "Hi"},
                 "/v1/completions": {"prompt": "Hi"},
             }
-            for path, body in asked.items():
+            for path, body in bodies.items():
                 for stream in (False, True):
                     reply = await stage.request(
                         "POST", path, {"model": NAME, "stream": stream, **body}
@@ -301,10 +301,10 @@ def test_requests_have_ids(given: str) -> None:
         async with serving() as stage:
             headers = {"x_request_id": given} if given else {}
             reply = await stage.request("GET", "/v1/models", b"", **headers)
-            kept = reply.headers["x-request-id"]
-            assert kept == reply.headers["request-id"]
-            assert (kept == given) == (given == "my-request-1")
-            assert (await stage.ended.get())["id"] == kept
+            request_id = reply.headers["x-request-id"]
+            assert request_id == reply.headers["request-id"]
+            assert (request_id == given) == (given == "my-request-1")
+            assert (await stage.ended.get())["id"] == request_id
 
     run(scene)
 

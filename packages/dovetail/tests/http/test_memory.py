@@ -15,7 +15,7 @@ from websocket_fixture import event, send_request, socket_to, until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
-from dovetail.cli import server_runner as command
+from dovetail.cli import server_runner
 from dovetail.http.memory import request_memory
 from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
@@ -25,7 +25,7 @@ LARGE = "x" * 90_000  # where nobody reads it: the model's window is small
 OPTIONS = HttpOptions(max_body_bytes=LIMIT)
 
 
-def asks(padding: str = LARGE, **more: Any) -> dict[str, dict[str, Any]]:
+def bodies(padding: str = LARGE, **more: Any) -> dict[str, dict[str, Any]]:
     """The same for each API."""
     turns = [{"role": "user", "content": "Hi", "padding": padding}]
     return {
@@ -45,7 +45,7 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asyncio.StreamWriter:
     """A request that is being answered, and goes on until its client hangs up."""
-    body = json.dumps(asks(stream=True, **more)[path]).encode()
+    body = json.dumps(bodies(stream=True, **more)[path]).encode()
     before = stage.engine.running
     _, writer = await stage.connect()
     writer.write(head("POST", path, len(body)) + body)
@@ -61,7 +61,7 @@ def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None
     async def scene() -> None:
         async with serving(replace(OPTIONS, keys=keys, max_body_bytes=100_000)) as stage:
             Gate(stage)
-            body = json.dumps(asks(stream=True)["/v1/messages"]).encode()
+            body = json.dumps(bodies(stream=True)["/v1/messages"]).encode()
             writers: list[asyncio.StreamWriter] = []
             for key in ("a", "b"):
                 _, writer = await stage.connect()
@@ -87,7 +87,7 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
             writers = [await begun(stage, path) for _ in range(2)]
             assert 180_000 < request_memory.total_bytes < 190_000
             assert stage.metric("dovetail_held_body_bytes") == request_memory.total_bytes
-            for other, body in asks().items():
+            for other, body in bodies().items():
                 reply = await stage.request("POST", other, body)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "2")
                 kinds = {"overloaded_error", "server_error"}
@@ -96,7 +96,7 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
             assert (line["status"], line["reason"]) == (503, "held_bytes")
             limited = stage.metric("dovetail_rate_limited_requests_total", reason="held_bytes")
             assert limited == 3
-            packed = gzip.compress(json.dumps(asks()[path]).encode())
+            packed = gzip.compress(json.dumps(bodies()[path]).encode())
             reply = await stage.request("POST", path, packed, content_encoding="gzip")
             assert reply.status == 503
             # What is small is bounded by number: it is not shut out by what is large.
@@ -114,10 +114,10 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
 def test_what_a_request_goes_on_from_counts_as_its_own() -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
-            kept = (await stage.request("POST", "/v1/responses", asks()["/v1/responses"])).json
+            stored = (await stage.request("POST", "/v1/responses", bodies()["/v1/responses"])).json
             assert request_memory.total_bytes == 0
             gate = Gate(stage)
-            small = asks("", previous_response_id=kept["id"])["/v1/responses"]
+            small = bodies("", previous_response_id=stored["id"])["/v1/responses"]
             waiting = [
                 asyncio.create_task(stage.request("POST", "/v1/responses", small)) for _ in range(3)
             ]
@@ -136,7 +136,7 @@ def test_background_responses_are_held_until_they_are_over() -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             gate = Gate(stage)
-            body = asks(background=True)["/v1/responses"]
+            body = bodies(background=True)["/v1/responses"]
             for status in (200, 200, 503):
                 assert (await stage.request("POST", "/v1/responses", body)).status == status
             assert request_memory.total_bytes > 180_000
@@ -156,14 +156,14 @@ def test_messages_over_sockets_are_counted_with_the_rest() -> None:
                 await send_request(one, padding=LARGE)
                 await until(lambda: stage.engine.running == 2)
                 await send_request(other, padding=LARGE)
-                told = await event(other)
-                assert (told["type"], told["status"]) == ("error", 503)
-                assert told["headers"]["retry-after"] == "2"
+                error = await event(other)
+                assert (error["type"], error["status"]) == ("error", 503)
+                assert error["headers"]["retry-after"] == "2"
                 for _ in range(2):  # behind the first: one waits, another would
                     await send_request(one, padding=LARGE)
-                while (told := await event(one))["type"] != "error":
+                while (error := await event(one))["type"] != "error":
                     pass
-                assert told["status"] == 429
+                assert error["status"] == 429
             writer.close()
             await until(lambda: request_memory.total_bytes == 0)
 
@@ -175,7 +175,7 @@ def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
-            for path, body in asks().items():
+            for path, body in bodies().items():
                 assert (await stage.request("POST", path, body)).status == 200
 
     run(scene)
@@ -185,7 +185,7 @@ def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_refused_for_something_else_is_not_held(sent: bytes) -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
-            for path in asks():
+            for path in bodies():
                 assert (await stage.request("POST", path, sent)).status == 400
                 assert request_memory.total_bytes == 0
             reader, writer = await stage.connect()
@@ -203,12 +203,12 @@ def test_the_setting_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> 
     def stop(*_: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(command, "App", stop)
-    front: Any = command.ServerFrontend(OPTIONS, None, Any, Any, [])  # type: ignore[arg-type]
+    monkeypatch.setattr(server_runner, "App", stop)
+    front: Any = server_runner.ServerFrontend(OPTIONS, None, Any, Any, [])  # type: ignore[arg-type]
     service: Any = None
-    for most in (4711, None):
+    for max_bytes in (4711, None):
         with pytest.raises(Stop):
-            command.serve_in_process(
-                replace(Config(), max_held_bytes=most), front, service, lambda: None
+            server_runner.serve_in_process(
+                replace(Config(), max_held_bytes=max_bytes), front, service, lambda: None
             )
-        assert request_memory.max_bytes == most
+        assert request_memory.max_bytes == max_bytes

@@ -47,7 +47,7 @@ class Desk:
     stage: Stage
     book: MemoryLimitStore
 
-    async def ask(self, path: str, key: str = "key", **more: Any) -> Any:
+    async def request(self, path: str, key: str = "key", **more: Any) -> Any:
         return await self.stage.request("POST", path, {**BODIES[path], **more}, x_api_key=key)
 
     def exhaust(self, seconds: float) -> None:
@@ -83,27 +83,27 @@ def test_one_too_many_in_each_dialect(path: str) -> None:
     async def scene() -> None:
         async with desk(requests=2) as at:
             for left in ("1", "0"):
-                reply = await at.ask(path)
+                reply = await at.request(path)
                 assert reply.status == 200
-                assert _told(reply.headers) == ("2", left)
-            reply = await at.ask(path)
+                assert _request_limits(reply.headers) == ("2", left)
+            reply = await at.request(path)
             assert reply.status == 429
             assert 0 < int(reply.headers["retry-after"]) <= 30
-            assert _told(reply.headers) == ("2", "0")
+            assert _request_limits(reply.headers) == ("2", "0")
             error = reply.json["error"]
             assert error["type"] == "rate_limit_error"
             assert error.get("code", "rate_limit_exceeded") == "rate_limit_exceeded"
             assert "2 requests a minute" in error["message"]
             assert at.limited("requests") == 1
             assert len(at.stage.engine.requests) == 2
-            reply = await at.ask(path, key="other")  # which has no limits, and hears of none
+            reply = await at.request(path, key="other")  # which has no limits, and hears of none
             assert reply.status == 200
             assert not [name for name in reply.headers if "ratelimit" in name]
 
     run(scene)
 
 
-def _told(headers: dict[str, str]) -> tuple[str, str]:
+def _request_limits(headers: dict[str, str]) -> tuple[str, str]:
     """The limit of requests and what is left, from whichever headers there are."""
     if "anthropic-ratelimit-requests-limit" in headers:
         reset = datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"].upper())
@@ -177,7 +177,7 @@ async def _anthropic(client: anthropic.AsyncAnthropic) -> None:
 
 
 @pytest.mark.parametrize("api", ["messages", "chat", "responses"])
-def test_an_sdk_that_waits_as_it_is_told_succeeds(api: str) -> None:
+def test_sdk_that_honors_retry_after_succeeds(api: str) -> None:
     async def scene() -> None:
         async with desk(requests=60) as at:
             at.exhaust(1.9)
@@ -196,7 +196,7 @@ def test_an_sdk_that_waits_as_it_is_told_succeeds(api: str) -> None:
 
 
 @pytest.mark.parametrize("api", ["messages", "chat"])
-def test_an_engine_that_restarts_is_asked_again(api: str) -> None:
+def test_restarting_engine_is_retried(api: str) -> None:
     """The first request is refused with the time to wait; the SDK's second is answered."""
 
     async def scene() -> None:
@@ -224,12 +224,12 @@ def test_tokens_are_paid_when_they_are_known(stream: bool) -> None:
         async with desk(tokens=1) as at:
             engine = at.stage.engine
             engine.plan = engine.script("0123456789", cached=20)
-            assert (await at.ask("/v1/chat/completions", stream=stream)).status == 200
+            assert (await at.request("/v1/chat/completions", stream=stream)).status == 200
             prompt = len(engine.requests[0].prompt)
             assert prompt > 20
             cost = prompt - 20 + len("0123456789") + 1  # and the token that ends it
             assert at.owed() == cost
-            assert (await at.ask("/v1/chat/completions", stream=stream)).status == 429
+            assert (await at.request("/v1/chat/completions", stream=stream)).status == 429
             assert at.owed() == cost
 
     run(scene)
@@ -239,8 +239,8 @@ def test_a_debt_delays_the_next_request() -> None:
     async def scene() -> None:
         async with desk(tokens=60) as at:
             at.stage.engine.plan = at.stage.engine.script("x" * 300)
-            assert (await at.ask("/v1/messages", max_tokens=400)).status == 200
-            reply = await at.ask("/v1/messages")
+            assert (await at.request("/v1/messages", max_tokens=400)).status == 200
+            reply = await at.request("/v1/messages")
             assert reply.status == 429
             assert 240 < int(reply.headers["retry-after"]) < 400
             assert reply.headers["anthropic-ratelimit-tokens-remaining"] == "0"
@@ -250,13 +250,13 @@ def test_a_debt_delays_the_next_request() -> None:
     run(scene)
 
 
-def test_who_hangs_up_pays_for_what_was_said() -> None:
+def test_disconnected_client_is_charged_for_the_output() -> None:
     async def scene() -> None:
         async with desk(tokens=1) as at:
-            engine, said = at.stage.engine, 40
+            engine, output_tokens = at.stage.engine, 40
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-                for id in engine.tokenizer.encode("x" * said):
+                for id in engine.tokenizer.encode("x" * output_tokens):
                     yield TokenDelta([id])
                 await asyncio.Event().wait()
 
@@ -266,12 +266,12 @@ def test_who_hangs_up_pays_for_what_was_said() -> None:
             writer.write(head("POST", "/v1/chat/completions", len(body), {"x_api_key": "key"}))
             writer.write(body)
             await reader.readuntil(b"x")
-            while engine.deltas_sent < said:  # noqa: ASYNC110 - what is waited for has no event
+            while engine.deltas_sent < output_tokens:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
             writer.close()
             await engine.closed.wait()
             assert (await at.stage.ended.get())["disconnected"]
-            assert at.owed() == len(engine.requests[0].prompt) + said
+            assert at.owed() == len(engine.requests[0].prompt) + output_tokens
 
     run(scene)
 
@@ -287,7 +287,7 @@ def test_a_request_that_an_engine_refuses_costs_no_tokens() -> None:
 
             at.stage.engine.plan = play
             for _ in range(3):
-                assert (await at.ask("/v1/messages")).status == 503
+                assert (await at.request("/v1/messages")).status == 503
             assert at.owed() == 0
 
     run(scene)
@@ -303,17 +303,17 @@ def test_so_many_at_once() -> None:
                 yield TokenDelta([at.stage.engine.stop_id], finish="stop")
 
             at.stage.engine.plan = play
-            inside = [asyncio.create_task(at.ask("/v1/messages")) for _ in range(2)]
+            inside = [asyncio.create_task(at.request("/v1/messages")) for _ in range(2)]
             while at.stage.engine.running < 2:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
-            reply = await at.ask("/v1/messages")
+            reply = await at.request("/v1/messages")
             assert (reply.status, reply.headers["retry-after"]) == (429, "2")
             assert at.limited("concurrent") == 1
             done.set()
-            assert (await at.ask("/v1/messages", key="other")).status == 200
+            assert (await at.request("/v1/messages", key="other")).status == 200
             for task in inside:
                 assert (await task).status == 200
-            assert (await at.ask("/v1/messages")).status == 200
+            assert (await at.request("/v1/messages")).status == 200
 
     run(scene)
 
@@ -364,7 +364,9 @@ def test_guesses_do_not_fill_the_log() -> None:
                     await at.stage.request("GET", "/v1/models", x_api_key="guess")
                 ).status == 401
             assert (await at.stage.request("GET", "/nowhere")).status == 404
-            assert (await at.ask("/v1/messages")).status == 200  # who has a key is always told of
+            assert (
+                await at.request("/v1/messages")
+            ).status == 200  # who has a key is always told of
             lines = [at.stage.ended.get_nowait() for _ in range(at.stage.ended.qsize())]
             assert [line["status"] for line in lines] == [401] * DEFAULT_MAX_LINES + [200]
             assert at.stage.metric(
@@ -378,14 +380,14 @@ def test_guesses_do_not_fill_the_log() -> None:
     run(scene)
 
 
-def test_what_was_not_logged_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_suppressed_lines_are_summarized_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        hush = LogThrottle(max_lines=2, interval_seconds=0.01)
-        assert [hush.allow() for _ in range(5)] == [True, True, False, False, False]
+        throttle = LogThrottle(max_lines=2, interval_seconds=0.01)
+        assert [throttle.allow() for _ in range(5)] == [True, True, False, False, False]
         while not caplog.records:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
         assert vars(caplog.records[0])["fields"] == {"requests": 3}
-        assert hush.allow()
+        assert throttle.allow()
 
     run(scene)
 
@@ -401,7 +403,7 @@ def test_messages_of_a_socket_are_limited_as_requests_are() -> None:
     run(scene)
 
 
-def test_a_key_that_is_taken_back_ends_with_the_message_that_is_answered(tmp_path: Path) -> None:
+def test_revoked_key_ends_after_the_running_message(tmp_path: Path) -> None:
     """The connection was opened while the key was good; what is asked later is not answered."""
 
     async def scene() -> None:

@@ -26,8 +26,10 @@ def test_messages_streamed() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(THINKS + CALL, cached=16)
-            asked: Any = {"model": NAME, "max_tokens": 500, "messages": QUESTION}
-            async with stage.anthropic().messages.stream(**asked, tools=[ANTHROPIC_TOOL]) as stream:
+            params: Any = {"model": NAME, "max_tokens": 500, "messages": QUESTION}
+            async with stage.anthropic().messages.stream(
+                **params, tools=[ANTHROPIC_TOOL]
+            ) as stream:
                 message = await stream.get_final_message()
             assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
             thinking, text, use = message.content
@@ -66,8 +68,8 @@ def test_messages_second_turn_goes_on_from_the_first() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(THINKS + CALL, "It rains.")
             client = stage.anthropic()
-            asked: Any = {"model": NAME, "max_tokens": 500, "tools": [ANTHROPIC_TOOL]}
-            first = await client.messages.create(**asked, messages=QUESTION)
+            params: Any = {"model": NAME, "max_tokens": 500, "tools": [ANTHROPIC_TOOL]}
+            first = await client.messages.create(**params, messages=QUESTION)
             result = {"type": "tool_result", "tool_use_id": first.content[2].id, "content": "rain"}
             history = [
                 *QUESTION,
@@ -76,10 +78,10 @@ def test_messages_second_turn_goes_on_from_the_first() -> None:
             ]
             debug = {"x-dovetail-debug": "prefix, notes"}
             raw = await client.messages.with_raw_response.create(
-                **asked, messages=history, extra_headers=debug
+                **params, messages=history, extra_headers=debug
             )
-            said = stage.engine.tokenizer.encode(THINKS + CALL)
-            begun = [*stage.engine.requests[0].prompt, *said]
+            output_ids = stage.engine.tokenizer.encode(THINKS + CALL)
+            begun = [*stage.engine.requests[0].prompt, *output_ids]
             assert list(stage.engine.requests[1].prompt[: len(begun)]) == begun
             assert int(raw.headers["x-dovetail-prefix-total"]) == len(
                 stage.engine.requests[1].prompt
@@ -95,15 +97,15 @@ def test_chat_streamed_and_whole() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(THINKS + CALL)
             client = stage.openai()
-            asked: Any = {"model": NAME, "messages": QUESTION, "tools": [CHAT_TOOL]}
-            whole = await client.chat.completions.create(**asked)
+            params: Any = {"model": NAME, "messages": QUESTION, "tools": [CHAT_TOOL]}
+            whole = await client.chat.completions.create(**params)
             choice = whole.choices[0]
             assert choice.finish_reason == "tool_calls"
             assert choice.message.tool_calls is not None
             call: Any = choice.message.tool_calls[0]
             assert json.loads(call.function.arguments) == {"city": "Oslo"}
             assert call.id.startswith("call_")
-            async with client.chat.completions.stream(**asked) as stream:
+            async with client.chat.completions.stream(**params) as stream:
                 streamed = await stream.get_final_completion()
             again: Any = streamed.choices[0].message
             assert again.content == choice.message.content
@@ -116,10 +118,10 @@ def test_chat_streamed_and_whole() -> None:
 def test_chat_choices_come_together() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            answer = await stage.openai().chat.completions.create(
+            response = await stage.openai().chat.completions.create(
                 model=NAME, messages=QUESTION, n=3
             )
-            assert [choice.message.content for choice in answer.choices] == ["Hello."] * 3
+            assert [choice.message.content for choice in response.choices] == ["Hello."] * 3
             assert len(stage.engine.requests) == 3
 
     run(scene)
@@ -130,12 +132,12 @@ def test_responses_streamed_and_whole() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(THINKS + CALL)
             client = stage.openai()
-            asked: Any = {"model": NAME, "input": "How is the weather?", "tools": [RESPONSES_TOOL]}
-            whole = await client.responses.create(**asked)
+            params: Any = {"model": NAME, "input": "How is the weather?", "tools": [RESPONSES_TOOL]}
+            whole = await client.responses.create(**params)
             kinds = [item.type for item in whole.output]
             assert kinds == ["reasoning", "message", "function_call"]
             assert whole.status == "completed"
-            async with client.responses.stream(**asked) as stream:
+            async with client.responses.stream(**params) as stream:
                 events = [event.type async for event in stream]
                 streamed = await stream.get_final_response()
             assert events[0] == "response.created"
@@ -157,8 +159,8 @@ def test_a_completion_goes_on_from_a_raw_prompt(prompt: Any) -> None:
             ids = [controls["<|im_start|>"], *letter]
             given = prompt if isinstance(prompt, str) else ids
             client = stage.openai()
-            answer = await client.completions.create(model=NAME, prompt=given, stop=" stop")
-            assert answer.choices[0].text == "<think>b</think>c"
+            response = await client.completions.create(model=NAME, prompt=given, stop=" stop")
+            assert response.choices[0].text == "<think>b</think>c"
             assert list(stage.engine.requests[0].prompt) == ids
             stream = await client.completions.create(model=NAME, prompt=given, stream=True)
             chunks = [chunk async for chunk in stream]
@@ -172,9 +174,9 @@ def test_count_tokens_is_what_the_engine_gets() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.anthropic()
-            asked: Any = {"model": NAME, "messages": QUESTION, "tools": [ANTHROPIC_TOOL]}
-            count = await client.messages.count_tokens(**asked)
-            await client.messages.create(**asked, max_tokens=9)
+            params: Any = {"model": NAME, "messages": QUESTION, "tools": [ANTHROPIC_TOOL]}
+            count = await client.messages.count_tokens(**params)
+            await client.messages.create(**params, max_tokens=9)
             assert count.input_tokens == len(stage.engine.requests[0].prompt)
 
     run(scene)
@@ -202,8 +204,8 @@ def test_models_in_both_dialects() -> None:
 def test_tokenize_and_back(prefix: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            asked: dict[str, Any] = {"prompt": "hé<|im_end|>", "return_token_strs": True}
-            found = (await stage.request("POST", f"{prefix}/tokenize", asked)).json
+            params: dict[str, Any] = {"prompt": "hé<|im_end|>", "return_token_strs": True}
+            found = (await stage.request("POST", f"{prefix}/tokenize", params)).json
             assert found["count"] == len(found["tokens"]) == 4
             assert found["token_strs"][-1] == "<|im_end|>"
             assert found["max_model_len"] == 4096
@@ -218,14 +220,14 @@ def test_tokenize_and_back(prefix: str) -> None:
 def test_tokenize_of_messages_is_the_prompt() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            asked = {"messages": QUESTION, "tools": [CHAT_TOOL]}
-            found = (await stage.request("POST", "/tokenize", asked)).json
-            await _chat(stage, asked)
+            params = {"messages": QUESTION, "tools": [CHAT_TOOL]}
+            found = (await stage.request("POST", "/tokenize", params)).json
+            await _chat(stage, params)
             assert found["tokens"] == list(stage.engine.requests[0].prompt)
 
     run(scene)
 
 
-async def _chat(stage: Stage, asked: dict[str, Any]) -> None:
-    reply = await stage.request("POST", "/v1/chat/completions", {"model": NAME, **asked})
+async def _chat(stage: Stage, params: dict[str, Any]) -> None:
+    reply = await stage.request("POST", "/v1/chat/completions", {"model": NAME, **params})
     assert reply.status == 200

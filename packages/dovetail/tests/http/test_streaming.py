@@ -42,7 +42,7 @@ def request(path: str, *, stream: bool = True) -> bytes:
 def hangs(stage: Stage, *, after: int) -> None:
     """The engine gives so many tokens and then nothing more, ever."""
 
-    async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def play(engine_request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         for _ in range(after):
             yield TokenDelta(stage.engine.tokenizer.encode("a"))
         await asyncio.Event().wait()
@@ -51,7 +51,7 @@ def hangs(stage: Stage, *, after: int) -> None:
 
 
 def fails(stage: Stage, error: Exception, *, after: int) -> None:
-    async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+    async def play(engine_request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         for _ in range(after):
             yield TokenDelta(stage.engine.tokenizer.encode("a"))
         raise error
@@ -97,7 +97,7 @@ def test_a_client_that_hangs_up_before_the_first_token(path: str, stream: bool) 
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
-def test_a_client_that_hangs_up_in_a_stream_that_has_said_nothing(path: str) -> None:
+def test_disconnect_before_the_first_output(path: str) -> None:
     async def scene() -> None:
         async with serving(start_timeout_seconds=0.01) as stage:
             hangs(stage, after=0)
@@ -112,7 +112,7 @@ def test_a_client_that_hangs_up_in_a_stream_that_has_said_nothing(path: str) -> 
     run(scene)
 
 
-def test_what_was_said_before_the_hang_up_is_known_afterwards() -> None:
+def test_output_before_a_disconnect_is_recorded() -> None:
     async def scene() -> None:
         async with serving() as stage:
             hangs(stage, after=5)
@@ -123,8 +123,8 @@ def test_what_was_said_before_the_hang_up_is_known_afterwards() -> None:
             writer.close()
             await stage.ended.get()
             stage.engine.plan = stage.engine.script("Yes.")
-            said = {"role": "assistant", "content": "aaaaa"}
-            history = [*MESSAGE, said, {"role": "user", "content": "Go on"}]
+            turn = {"role": "assistant", "content": "aaaaa"}
+            history = [*MESSAGE, turn, {"role": "user", "content": "Go on"}]
             await stage.request(
                 "POST", "/v1/messages", {**BODIES["/v1/messages"], "messages": history}
             )
@@ -140,7 +140,7 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
         async with serving(send_buffer=8192) as stage:
             letter = stage.engine.tokenizer.encode("a")
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(engine_request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 for at in range(deltas):
                     yield TokenDelta(letter * size, finish="stop" if at == deltas - 1 else None)
 
@@ -193,7 +193,7 @@ def test_a_client_that_does_not_read_gets_no_signs_of_life(path: str) -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keep_alive=0.01), send_buffer=8192) as stage:
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(engine_request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 while True:
                     await asyncio.sleep(0)
                     yield TokenDelta(stage.engine.tokenizer.encode("a" * 500))
@@ -262,7 +262,7 @@ def test_an_engine_that_fails_first_is_a_status(
 
 @pytest.mark.parametrize("error", [EngineUnavailable("it died"), ZeroDivisionError("secret")])
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "expected"),
     [
         ("/v1/messages", b"event: error\n"),
         ("/v1/responses", b"event: response.failed\n"),
@@ -271,7 +271,7 @@ def test_an_engine_that_fails_first_is_a_status(
     ],
 )
 def test_an_engine_that_fails_in_the_middle_is_an_error_event_and_the_end(
-    path: str, told: bytes, error: Exception
+    path: str, expected: bytes, error: Exception
 ) -> None:
     async def scene() -> None:
         async with serving() as stage:
@@ -281,8 +281,8 @@ def test_an_engine_that_fails_in_the_middle_is_an_error_event_and_the_end(
             reply = await read_reply(reader)
             writer.close()
             assert reply.status == 200
-            assert reply.body.count(told) == 1
-            assert reply.body.rindex(told) == reply.body.rstrip().rindex(b"\n\n") + 2
+            assert reply.body.count(expected) == 1
+            assert reply.body.rindex(expected) == reply.body.rstrip().rindex(b"\n\n") + 2
             assert b"secret" not in reply.body
             end = await stage.ended.get()
             assert end["status"] in (500, 503)
@@ -292,7 +292,7 @@ def test_an_engine_that_fails_in_the_middle_is_an_error_event_and_the_end(
 
 
 @pytest.mark.parametrize("path", APIS)
-def test_an_engine_that_fails_in_the_middle_of_a_whole_answer_is_a_status(path: str) -> None:
+def test_engine_failure_in_a_unary_response_is_a_status(path: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             fails(stage, EngineUnavailable("it died"), after=3)
@@ -326,7 +326,7 @@ def test_a_silent_engine_is_bridged_by_what_the_client_counts_as_life(
         ) as stage:
             seen = asyncio.Event()
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(engine_request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 await seen.wait()
                 ids = [*stage.engine.tokenizer.encode("</think>Late."), stage.engine.stop_id]
                 yield TokenDelta(ids, finish="stop")
@@ -363,7 +363,7 @@ def test_five_hundred_streams_at_once() -> None:
             everybody = asyncio.Event()
             place = count()
 
-            async def play(asked: EngineRequest) -> AsyncGenerator[TokenDelta]:
+            async def play(engine_request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 number = next(place)
                 if number == streams - 1:
                     everybody.set()

@@ -19,10 +19,10 @@ OPENING = '<tool_call>\n{"name": "write", "arguments": {"content": "'
 TEXTS = {"text": "Well, ", "thought": "<think>\nLet me see", "call": OPENING + "a"}
 
 
-async def say(tap: Tap, text: str, at_once: int = 1 << 20) -> bytes:
+async def send_text(tap: Tap, text: str, at_once: int = 1 << 20) -> bytes:
     ids = tiny_model().tokenizer.encode(text)
-    told = [await tap.send_tokens(ids[at : at + at_once]) for at in range(0, len(ids), at_once)]
-    return b"".join(told)
+    frames = [await tap.send_tokens(ids[at : at + at_once]) for at in range(0, len(ids), at_once)]
+    return b"".join(frames)
 
 
 async def cost(tap: Tap) -> Counter[str]:
@@ -41,7 +41,7 @@ async def cost(tap: Tap) -> Counter[str]:
 def test_a_token_is_a_few_calls(path: str, begun: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
-            await say(tap, begun)
+            await send_text(tap, begun)
             seen = await cost(tap)
             python = sum(count for name, count in seen.items() if not name.startswith(" "))
             listed = "\n".join(f"{count / STEPS:5.1f} {name}" for name, count in seen.items())
@@ -57,10 +57,10 @@ def test_a_token_is_a_few_calls(path: str, begun: str) -> None:
 def test_a_token_of_a_long_call_costs_what_one_of_a_short_call_does(path: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
-            await say(tap, OPENING + "x" * 1_000)
+            await send_text(tap, OPENING + "x" * 1_000)
             short = await cost(tap)
             for _ in range(84):
-                await say(tap, "x" * 1_000)
+                await send_text(tap, "x" * 1_000)
             long = await cost(tap)
             assert long.total() <= FLAT * short.total(), long - short
 
@@ -71,9 +71,9 @@ def test_a_token_of_a_long_call_costs_what_one_of_a_short_call_does(path: str) -
 def test_an_argument_leaves_with_the_token_that_brings_it(path: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
-            await say(tap, OPENING)
+            await send_text(tap, OPENING)
             for letter in "QZ":
                 async with asyncio.timeout(10):
-                    assert letter.encode() in await say(tap, letter)
+                    assert letter.encode() in await send_text(tap, letter)
 
     run(scene)

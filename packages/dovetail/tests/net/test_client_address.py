@@ -22,10 +22,10 @@ from dovetail.telemetry.record import RequestContents, RequestRecord
 from dovetail.telemetry.trace.writer import encode_trace_line
 
 PROXIES = ("10.0.0.1", "10.1.0.0/16", "2001:db8:1::/48")
-ASK = {"model": ALIAS, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+BODY = {"model": ALIAS, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def told(peers: ClientAddressResolver, connected: str, *forwarded: str) -> Any:
+def resolve(peers: ClientAddressResolver, connected: str, *forwarded: str) -> Any:
     headers = [(b"x-forwarded-for", one.encode("latin-1")) for one in forwarded]
     scope = {"client": (connected, 5000), "headers": [(b"host", b"x"), *headers]}
     peers.set_client(scope)
@@ -67,16 +67,16 @@ def told(peers: ClientAddressResolver, connected: str, *forwarded: str) -> Any:
     ],
 )
 def test_whom_is_believed_what(connected: str, forwarded: list[str], expected: str) -> None:
-    assert told(ClientAddressResolver(PROXIES), connected, *forwarded) == expected
+    assert resolve(ClientAddressResolver(PROXIES), connected, *forwarded) == expected
 
 
-def test_by_default_nobody_is_believed_and_some_want_no_addresses() -> None:
-    assert told(ClientAddressResolver(), "127.0.0.1", "203.0.113.9") == "127.0.0.1"
-    assert told(ClientAddressResolver(PROXIES, enabled=False), "10.0.0.1", "203.0.113.9") is None
+def test_no_proxy_is_trusted_by_default_and_addresses_can_be_disabled() -> None:
+    assert resolve(ClientAddressResolver(), "127.0.0.1", "203.0.113.9") == "127.0.0.1"
+    assert resolve(ClientAddressResolver(PROXIES, enabled=False), "10.0.0.1", "203.0.113.9") is None
 
 
 @pytest.mark.parametrize("given", ["proxy.example", "10.0.0.1/8", "10.0.0.0/33", ""])
-def test_what_is_no_proxy_is_told_at_the_start(given: str) -> None:
+def test_invalid_proxy_is_reported_at_startup(given: str) -> None:
     config = load_config({"trusted_proxy": [given]}, {"DOVETAIL_CONFIG": ""}).config
     with pytest.raises(ValueError, match="--trusted-proxy: "):
         build_http_options(config)
@@ -85,7 +85,7 @@ def test_what_is_no_proxy_is_told_at_the_start(given: str) -> None:
 def test_proxies_by_environment_are_a_list() -> None:
     variables = {"DOVETAIL_CONFIG": "", "DOVETAIL_TRUSTED_PROXY": "10.0.0.1, 2001:db8:1::/48"}
     options = build_http_options(load_config({}, variables).config)
-    assert told(options.client_addresses, "2001:db8:1::5", "203.0.113.9") == "203.0.113.9"
+    assert resolve(options.client_addresses, "2001:db8:1::5", "203.0.113.9") == "203.0.113.9"
 
 
 class Ends:
@@ -110,22 +110,22 @@ def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
     async def scene() -> None:
         async with serving(options, recorders=[ends]) as stage:
             good = {"x_api_key": "key", "x_forwarded_for": "203.0.113.9"}
-            asks: list[tuple[int, str, str, Any, dict[str, str]]] = [
-                (401, "POST", "/v1/messages", ASK, {"x_forwarded_for": "203.0.113.9"}),
+            requests: list[tuple[int, str, str, Any, dict[str, str]]] = [
+                (401, "POST", "/v1/messages", BODY, {"x_forwarded_for": "203.0.113.9"}),
                 (401, "GET", "/v1/models", b"", {"x_api_key": "guess"}),
                 (401, "GET", "/metrics", b"", {"x_api_key": "guess"}),
                 (404, "GET", "/nowhere", b"", {}),
                 (413, "POST", "/v1/messages", b"x" * 2000, good),
-                (200, "POST", "/v1/messages", ASK, good),
-                (429, "POST", "/v1/messages", ASK, good),
+                (200, "POST", "/v1/messages", BODY, good),
+                (429, "POST", "/v1/messages", BODY, good),
             ]
-            for status, method, path, body, headers in asks:
+            for status, method, path, body, headers in requests:
                 assert (await stage.request(method, path, body, **headers)).status == status
                 line = await stage.ended.get()
                 assert (line["status"], line["peer"]) == (status, "127.0.0.1")
             stage.app.draining.start()
             assert (
-                await stage.request("POST", "/v1/messages", ASK, x_api_key="other")
+                await stage.request("POST", "/v1/messages", BODY, x_api_key="other")
             ).status == 503
             assert (await stage.ended.get())["peer"] == "127.0.0.1"
             assert b"127.0.0.1" not in stage.app.metrics.render()[0]
@@ -199,16 +199,16 @@ def test_who_comes_by_a_unix_socket_has_no_address(
 
 def test_who_is_loud_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        hush = LogThrottle(
+        throttle = LogThrottle(
             max_lines=1,
             interval_seconds=0.01,
             count_field="handshakes",
             max_peers=3,
             max_reported_peers=2,
         )
-        assert hush.allow("a")
+        assert throttle.allow("a")
         for peer, times in (("a", 5), ("b", 1), ("c", 3), ("d", 2), (None, 1)):
-            assert [hush.allow(peer) for _ in range(times)] == [False] * times
+            assert [throttle.allow(peer) for _ in range(times)] == [False] * times
         while not caplog.records:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
 
@@ -220,7 +220,7 @@ def test_who_is_loud_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> N
     ]
 
 
-def test_a_background_answer_has_it_too() -> None:
+def test_background_response_has_it_too() -> None:
     async def scene() -> None:
         async with serving() as stage:
             body = {"model": ALIAS, "input": "Hi", "background": True}

@@ -19,7 +19,7 @@ from raw_http_server import (
 from dovetail.net.http_client import ClientRequest, ConnectionGroup, Endpoint, fetch, send_request
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
-ANSWERS = [
+RESPONSES = [
     ("length", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"], b"hello"),
     ("chunked", [CHUNKED, chunk(b"he"), chunk(b"llo"), b"0\r\n\r\n"], b"hello"),
     ("bytes", [bytes([b]) for b in CHUNKED + chunk(b"hello") + b"0\r\n\r\n"], b"hello"),
@@ -29,7 +29,9 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("pieces", "body"), [a[1:] for a in ANSWERS], ids=[a[0] for a in ANSWERS])
+@pytest.mark.parametrize(
+    ("pieces", "body"), [a[1:] for a in RESPONSES], ids=[a[0] for a in RESPONSES]
+)
 def test_bodies(pieces: list[bytes], body: bytes) -> None:
     async def main() -> tuple[int, bytes]:
         async with server(responding_with(*pieces)) as endpoint:
@@ -41,12 +43,12 @@ def test_bodies(pieces: list[bytes], body: bytes) -> None:
 def test_what_is_sent() -> None:
     seen: list[tuple[str, bytes]] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.append(await read_request(reader))
         writer.write(b"HTTP/1.1 418 Teapot\r\nContent-Length: 0\r\n\r\n")
 
     async def main() -> None:
-        async with server(answer) as endpoint:
+        async with server(handle) as endpoint:
             big = ClientRequest("POST", "/big", b"x" * 5_000_000, {"x-extra": "1"})
             assert (await fetch(endpoint, big))[0] == 418
             assert (await fetch(endpoint, ClientRequest("GET", "/small")))[0] == 418
@@ -66,13 +68,13 @@ def test_leaving_closes_the_connection() -> None:
     async def main() -> None:
         gone = asyncio.Event()
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await read_request(reader)
             writer.write(CHUNKED + chunk(b"data: 1\n\n"))
             assert await reader.read() == b""
             gone.set()
 
-        async with server(answer) as endpoint:
+        async with server(handle) as endpoint:
             async with send_request(endpoint, POST) as reply:
                 assert await anext(reply.iter_chunks()) == b"data: 1\n\n"
             await gone.wait()
@@ -81,7 +83,7 @@ def test_leaving_closes_the_connection() -> None:
 
 
 def test_refusal_before_the_body_is_read() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
         await writer.drain()
@@ -89,7 +91,7 @@ def test_refusal_before_the_body_is_read() -> None:
             pass
 
     async def main() -> tuple[int, bytes]:
-        async with server(answer) as endpoint:
+        async with server(handle) as endpoint:
             return await fetch(endpoint, ClientRequest("POST", "/", b"x" * 3_000_000))
 
     assert asyncio.run(main()) == (413, b"no")
@@ -108,11 +110,11 @@ def test_faults(pieces: list[bytes], kind: type[DovetailError], words: str) -> N
 @pytest.mark.parametrize("pieces", [[], [CHUNKED, chunk(b"a")]])
 def test_silence(pieces: list[bytes]) -> None:
     async def main() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await responding_with(*pieces)(reader, writer)
             await reader.read()
 
-        async with server(answer) as endpoint:
+        async with server(handle) as endpoint:
             await fetch(endpoint, SHORT)
 
     with pytest.raises(EngineTimeout, match=r"was silent for 0\.05 s"):
@@ -123,13 +125,13 @@ def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
     async def main() -> list[bytes]:
         more = asyncio.Event()
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await read_request(reader)
             writer.write(CHUNKED + chunk(b"a"))
             await more.wait()
             writer.write(chunk(b"b") + b"0\r\n\r\n")
 
-        async with server(answer) as endpoint, send_request(endpoint, SHORT) as reply:
+        async with server(handle) as endpoint, send_request(endpoint, SHORT) as reply:
             pieces = []
             async for piece in reply.iter_chunks():
                 pieces.append(piece)
@@ -140,7 +142,7 @@ def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
     assert asyncio.run(main()) == [b"a", b"b"]
 
 
-def test_an_answer_without_end_is_given_up() -> None:
+def test_endless_response_is_aborted() -> None:
     async def main() -> None:
         endless = [CHUNKED, *(chunk(b"x" * 65536) for _ in range(64))]
         async with (
@@ -171,7 +173,7 @@ def test_a_server_without_tls() -> None:
     asyncio.run(main())
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_connection_refused(tmp_path: Path) -> None:
     for endpoint in (Endpoint("127.0.0.1", 9), Endpoint(socket=str(tmp_path / "none.sock"))):
         with pytest.raises(EngineUnavailable, match=f"no connection to {endpoint}"):
             asyncio.run(fetch(endpoint, POST))
@@ -213,26 +215,26 @@ def test_keys_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", CHUNKED + chunk(b"data: a\n\n")])
-def test_lines_are_broken_off_before_their_answers_begin_and_after(begun: bytes) -> None:
+def test_connections_are_aborted_before_and_after_the_head(begun: bytes) -> None:
     async def main() -> None:
-        lines = ConnectionGroup()
-        asked = asyncio.Event()
+        connections = ConnectionGroup()
+        received = asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await read_request(reader)
             writer.write(begun)
-            asked.set()
+            received.set()
             await reader.read()
 
         async with server(silent) as endpoint:
 
-            async def ask() -> None:
-                async with send_request(endpoint, ClientRequest("GET", "/"), lines) as reply:
+            async def fetch_response() -> None:
+                async with send_request(endpoint, ClientRequest("GET", "/"), connections) as reply:
                     await reply.read()
 
-            task = asyncio.create_task(ask())
-            await asked.wait()
-            lines.abort_all()
+            task = asyncio.create_task(fetch_response())
+            await received.wait()
+            connections.abort_all()
             with pytest.raises(EngineUnavailable):
                 await task
 

@@ -4,7 +4,7 @@ import pytest
 from http_fixture import head, read_reply, run, service, serving
 
 from dovetail.http.app import App
-from dovetail.net import http_protocol as connection
+from dovetail.net import http_protocol
 from dovetail.net.exchange import Message
 from dovetail.net.http_protocol import ConnectionTimeouts
 
@@ -13,7 +13,7 @@ def test_headers_are_bounded() -> None:
     async def scene() -> None:
         async with serving() as stage:
             reader, writer = await stage.connect()
-            writer.write(b"GET / HTTP/1.1\r\nx-long: " + b"x" * connection.MAX_HEADER_BYTES)
+            writer.write(b"GET / HTTP/1.1\r\nx-long: " + b"x" * http_protocol.MAX_HEADER_BYTES)
             reply = await read_reply(reader)
             assert reply.status == 431
             assert await reader.read() == b""
@@ -60,7 +60,7 @@ def test_the_service_lives_as_long_as_the_server() -> None:
     run(scene)
 
 
-def test_a_service_that_cannot_start_says_why() -> None:
+def test_startup_failure_has_its_reason() -> None:
     async def scene() -> None:
         made, engine = service()
 
@@ -68,16 +68,16 @@ def test_a_service_that_cannot_start_says_why() -> None:
             raise RuntimeError("no weights")
 
         engine.start = fail  # type: ignore[method-assign]
-        told: list[Message] = []
+        sent: list[Message] = []
 
         async def receive() -> Message:
             return {"type": "lifespan.startup"}
 
         async def send(message: Message) -> None:
-            told.append(message)
+            sent.append(message)
 
         await App(made)({"type": "lifespan"}, receive, send)
         reason = "RuntimeError: no weights"
-        assert told == [{"type": "lifespan.startup.failed", "message": reason}]
+        assert sent == [{"type": "lifespan.startup.failed", "message": reason}]
 
     run(scene)

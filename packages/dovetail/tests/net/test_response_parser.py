@@ -40,9 +40,9 @@ class Poured:
         return len(self.parts) < self._wanted
 
 
-def pouring(answer: Handler, poured: Poured, call: ClientRequest = POST) -> None:
+def pouring(handle: Handler, poured: Poured, call: ClientRequest = POST) -> None:
     async def main() -> None:
-        async with server(answer) as endpoint, send_request(endpoint, call) as reply:
+        async with server(handle) as endpoint, send_request(endpoint, call) as reply:
             await reply.stream_to(poured.take, poured.wait)
 
     asyncio.run(main())
@@ -64,13 +64,13 @@ def test_what_came_with_the_head_is_poured_too() -> None:
 
 
 def test_much_that_came_with_the_head_is_poured_too() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await responding_with(CHUNKED + chunk(b"x" * (2 * MAX_UNREAD_BYTES)))(reader, writer)
         await asyncio.sleep(SHORT.timeouts.read / 4)
         writer.write(chunk(b"y") + b"0\r\n\r\n")
 
     async def main() -> None:
-        async with server(answer) as endpoint, send_request(endpoint, SHORT) as reply:
+        async with server(handle) as endpoint, send_request(endpoint, SHORT) as reply:
             await asyncio.sleep(SHORT.timeouts.read / 2)  # nobody reads yet
             await reply.stream_to(poured.take, poured.wait)
 
@@ -129,13 +129,13 @@ def test_who_has_no_room_does_not_make_the_server_silent() -> None:
             await asyncio.sleep(3 * SHORT.timeouts.read)
             return await super().wait()
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await responding_with(CHUNKED, chunk(b"a"))(reader, writer)
         await asyncio.sleep(SHORT.timeouts.read / 2)
         writer.write(chunk(b"b") + b"0\r\n\r\n")
 
     poured = Slow(frozenset([1]))
-    pouring(answer, poured, SHORT)
+    pouring(handle, poured, SHORT)
     assert b"".join(poured.parts) == b"ab"
 
 

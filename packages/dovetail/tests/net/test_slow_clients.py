@@ -13,9 +13,9 @@ from abuse_connections import BODY, CHUNKED, LENGTH, connections, get, post, unt
 from http_fixture import NAME, Plan, Stage, run, serving
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import memory as held
+from dovetail.http import memory
 from dovetail.http.options import HttpOptions
-from dovetail.net import http_protocol as connection
+from dovetail.net import http_protocol
 from dovetail.net.http_protocol import ConnectionTimeouts
 
 STREAMED = BODY.replace(b"{", b'{"stream":true,', 1)
@@ -80,7 +80,7 @@ def test_a_body_that_comes_byte_by_byte(path: bytes, headers: bytes) -> None:
     run(scene)
 
 
-def test_a_body_that_nobody_waits_for() -> None:
+def test_body_that_is_not_awaited() -> None:
     """Addresses that need no body answer at once: what still comes is no reason to stay."""
     timeouts = ConnectionTimeouts(body_linger_seconds=0.2)
 
@@ -95,20 +95,20 @@ def test_a_body_that_nobody_waits_for() -> None:
     run(scene)
 
 
-def test_a_body_that_comes_soon_after_its_answer_is_no_harm() -> None:
+def test_body_soon_after_its_response_is_accepted() -> None:
     async def scene() -> None:
         sent = get(headers=b"content-length: 5\r\n")
         async with serving() as stage, await wire_to(stage, sent) as wire:
             assert (await wire.reply()).status == 200
             wire.writer.write(b"hello" + get())
             assert (await wire.reply()).status == 200
-            (held,) = connections(stage)
-            assert held._linger_timer is None
+            (protocol,) = connections(stage)
+            assert protocol._linger_timer is None
 
     run(scene)
 
 
-def test_who_waits_to_be_asked_for_a_body_that_is_too_large_may_not_go_on() -> None:
+def test_too_large_body_gets_no_100_continue() -> None:
     """The client does not send it then: what comes next must not be taken for it."""
 
     async def scene() -> None:
@@ -120,7 +120,7 @@ def test_who_waits_to_be_asked_for_a_body_that_is_too_large_may_not_go_on() -> N
     run(scene)
 
 
-def test_who_waits_to_be_asked_is_asked() -> None:
+def test_expect_100_continue_is_honored() -> None:
     async def scene() -> None:
         sent = post(LENGTH + b"expect: 100-continue\r\n", b"")
         async with serving() as stage, await wire_to(stage, sent) as wire:
@@ -132,13 +132,13 @@ def test_who_waits_to_be_asked_is_asked() -> None:
 
 
 @pytest.mark.parametrize("how", ["a stream", "a whole answer"])
-def test_a_client_that_never_reads_is_cut_off(how: str) -> None:
+def test_client_that_never_reads_is_disconnected(how: str) -> None:
     """Neither the engine nor the connection is kept for it."""
     timeouts = ConnectionTimeouts(stall_seconds=0.3)
 
     async def scene() -> None:
         async with serving(send_buffer=4096, timeouts=timeouts) as stage:
-            stage.engine.plan = _talks(stage, None if how == "a stream" else 40_000)
+            stage.engine.plan = _generates(stage, None if how == "a stream" else 40_000)
             narrow = _narrow(stage)
             narrow.sendall(STREAM if how == "a stream" else post(LENGTH))
             assert (await stage.ended.get())["endpoint"] == "chat_completions"
@@ -156,7 +156,7 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
 
     async def scene() -> None:
         async with serving(send_buffer=4096, timeouts=timeouts) as stage:
-            stage.engine.plan = _talks(stage, 3_000)
+            stage.engine.plan = _generates(stage, 3_000)
             narrow = _narrow(stage)
             narrow.sendall(STREAM)
             narrow.setblocking(False)
@@ -177,10 +177,10 @@ def test_clients_that_have_vanished_are_found_out() -> None:
     async def scene() -> None:
         async with serving() as stage, await wire_to(stage, get()) as wire:
             await wire.reply()
-            (held,) = connections(stage)
-            there = held.transport.get_extra_info("socket")
+            (protocol,) = connections(stage)
+            there = protocol.transport.get_extra_info("socket")
             assert there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            asked = [
+            values = [
                 there.getsockopt(socket.IPPROTO_TCP, option)
                 for option in (
                     socket.TCP_KEEPIDLE,
@@ -189,7 +189,7 @@ def test_clients_that_have_vanished_are_found_out() -> None:
                     socket.TCP_USER_TIMEOUT,
                 )
             ]
-            assert asked == [60, 15, 4, 300_000]
+            assert values == [60, 15, 4, 300_000]
 
     run(scene)
 
@@ -227,13 +227,13 @@ while reader.recv(100): pass
 """
 
 
-def test_a_client_that_is_frozen_is_cut_off() -> None:
+def test_frozen_client_is_disconnected() -> None:
     """Its system goes on confirming what comes, so only we can tell that nobody reads."""
     timeouts = ConnectionTimeouts(stall_seconds=0.5)
 
     async def scene() -> None:
         async with serving(send_buffer=4096, timeouts=timeouts) as stage:
-            stage.engine.plan = _talks(stage, None)
+            stage.engine.plan = _generates(stage, None)
             command = [sys.executable, "-c", _READER, str(stage.port)]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as client:  # noqa: ASYNC220
                 assert client.stdin is not None
@@ -250,7 +250,7 @@ def test_a_client_that_is_frozen_is_cut_off() -> None:
 
 def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files for engines and stores stay free; who comes too late is told so, and not for good."""
-    monkeypatch.setattr(connection, "max_connections", lambda: 50)
+    monkeypatch.setattr(http_protocol, "max_connections", lambda: 50)
 
     async def scene() -> None:
         async with serving() as stage:
@@ -272,7 +272,7 @@ def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.Monke
 
 def test_what_the_system_allows_is_what_is_taken() -> None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert connection.max_connections() == soft - connection.RESERVED_FILES
+    assert http_protocol.max_connections() == soft - http_protocol.RESERVED_FILES
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses"])
@@ -284,10 +284,10 @@ def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
         begun = post(b"content-length: %d\r\n" % limit, b" " * (limit - 1), path=path)
         async with serving(HttpOptions(max_body_bytes=limit)) as stage:
             wires = [await wire_to(stage, begun) for _ in range(17)]
-            await until(lambda: held.request_memory.total_bytes > 15 * limit)
+            await until(lambda: memory.request_memory.total_bytes > 15 * limit)
             refused = [asyncio.create_task(wire.reply()) for wire in wires]
-            (told,), waiting = await asyncio.wait(refused, return_when="FIRST_COMPLETED")
-            reply = await told
+            (first,), waiting = await asyncio.wait(refused, return_when="FIRST_COMPLETED")
+            reply = await first
             assert reply.status == 503
             assert reply.headers["retry-after"] == "2"
             assert (await stage.request("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
@@ -296,7 +296,7 @@ def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
             await asyncio.wait(waiting)
             for task in waiting:
                 assert isinstance(task.exception(), asyncio.IncompleteReadError)
-            await until(lambda: held.request_memory.total_bytes == 0)
+            await until(lambda: memory.request_memory.total_bytes == 0)
 
     run(scene)
 
@@ -307,8 +307,8 @@ def test_a_server_takes_the_files_that_it_may_have() -> None:
         "r.setrlimit(r.RLIMIT_NOFILE, (100, 900)); c.raise_file_limit();"
         "print(r.getrlimit(r.RLIMIT_NOFILE), c.max_connections())"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "(900, 900) 836\n"
+    first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert first.stdout == "(900, 900) 836\n"
 
 
 async def _thinks(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -324,14 +324,14 @@ async def _drip(writer: asyncio.StreamWriter, first: bytes, more: bytes) -> None
         await asyncio.sleep(0.01)
 
 
-def _talks(stage: Stage, count: int | None) -> Plan:
+def _generates(stage: Stage, count: int | None) -> Plan:
     """An engine that says so many words, or never ends."""
     word = stage.engine.tokenizer.encode("xyz")
 
     async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        said = 0
-        while count is None or said < count:
-            said += 1
+        sent = 0
+        while count is None or sent < count:
+            sent += 1
             yield TokenDelta(word)
             await asyncio.sleep(0)
         yield TokenDelta([stage.engine.stop_id], finish="stop")

@@ -76,11 +76,11 @@ def test_key_and_certificate_may_be_one_file(authority: Authority) -> None:
     assert shaken(TlsCertificate(both), authority.trust())[0] == issued.serial
 
 
-def test_what_cannot_be_used_is_told_plainly(authority: Authority, tmp_path: Path) -> None:
+def test_unusable_certificates_are_reported(authority: Authority, tmp_path: Path) -> None:
     one, other = authority.issue("one"), authority.issue("other")
     locked = authority.issue("locked", password=b"secret")
     (tmp_path / "text").write_text("hello")
-    for cert, key, told in [
+    for cert, key, expected in [
         (tmp_path / "none", one.key, "there is no file"),
         (one.cert, tmp_path / "none", "there is no file"),
         (one.cert, other.key, "not that of the certificate"),
@@ -88,7 +88,7 @@ def test_what_cannot_be_used_is_told_plainly(authority: Authority, tmp_path: Pat
         (one.cert, tmp_path / "text", "not PEM files"),
         (locked.cert, locked.key, "passphrase"),
     ]:
-        with pytest.raises(CertificateError, match=told):
+        with pytest.raises(CertificateError, match=expected):
             TlsCertificate(cert, key)
 
 
@@ -110,7 +110,7 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
     assert shaken(certificate, client)[0] == third.serial
 
 
-def test_a_key_that_is_nowhere_is_asked_for(authority: Authority) -> None:
+def test_missing_key_is_reported(authority: Authority) -> None:
     with pytest.raises(CertificateError, match="--tls-key-path says where"):
         TlsCertificate(authority.issue("server").cert)
 
@@ -128,7 +128,9 @@ def test_when_it_ends_may_be_unknown(authority: Authority) -> None:
     assert certificate.expires_at > time.time()
 
 
-def test_one_that_ends_is_told_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_expiring_certificate_is_logged(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     issued = authority.issue("server")
     certificate = TlsCertificate(issued.cert, issued.key)
     assert not caplog.records
@@ -209,13 +211,13 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
     assert running.url.startswith("https://127.0.0.1:")
     trusting = anthropic.DefaultHttpxClient(verify=authority.trust())
     claude = running.anthropic(KEY, http_client=trusting)
-    assert _asked(claude) == "Hello."
+    assert _chat(claude) == "Hello."
     client = running.openai(KEY, http_client=openai.DefaultHttpxClient(verify=authority.trust()))
     stream = client.chat.completions.create(model=NAME, messages=MESSAGE, stream=True)
-    said = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-    assert "".join(said) == "Hello."
+    parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(parts) == "Hello."
     with pytest.raises(anthropic.APIConnectionError):
-        _asked(running.anthropic(KEY))  # whom nobody told whom to trust
+        _chat(running.anthropic(KEY))  # whom nobody told whom to trust
 
     _refuses_plain_http(running)
 
@@ -225,8 +227,8 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
     running.process.send_signal(signal.SIGHUP)
     _until(lambda: _shown(running, authority) == renewed.serial != first)
     with pytest.raises(anthropic.AuthenticationError, match="not known"):
-        _asked(claude.with_options(default_headers={"x-forwarded-for": "203.0.113.9"}))
-    assert _asked(claude.with_options(api_key=NEXT)) == "Hello."
+        _chat(claude.with_options(default_headers={"x-forwarded-for": "203.0.113.9"}))
+    assert _chat(claude.with_options(api_key=NEXT)) == "Hello."
     log = running.log.read_text()
     assert "event=tls_handshake_failed peer=127.0.0.1 reason=untrusted detail=" in log
     assert (
@@ -240,9 +242,9 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
     assert "Traceback" not in log
 
 
-def _asked(client: anthropic.Anthropic) -> str:
-    answer = client.messages.create(model=NAME, max_tokens=50, messages=MESSAGE)
-    [block] = answer.content
+def _chat(client: anthropic.Anthropic) -> str:
+    message = client.messages.create(model=NAME, max_tokens=50, messages=MESSAGE)
+    [block] = message.content
     assert block.type == "text"
     return block.text
 
@@ -271,20 +273,20 @@ def _until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (["--tls-key-path", "one.key"], "--tls-cert-path"),
         (["--tls-cert-path", "one.crt", "--tls-key-path", "other.key"], "not that of"),
         (["--api-key-file", "one.crt"], "one.crt, line 1: not of the form"),
     ],
 )
-def test_a_server_that_cannot_be_started_says_why(
-    flags: list[str], told: str, model: list[str | Path], authority: Authority, tmp_path: Path
+def test_startup_failure_has_its_reason(
+    flags: list[str], expected: str, model: list[str | Path], authority: Authority, tmp_path: Path
 ) -> None:
     authority.issue("one"), authority.issue("other")
     ended = dovetail("serve", *model, "--http-port", "0", *flags, home=tmp_path)
     assert ended.status != 0
-    assert told in ended.err
+    assert expected in ended.err
     assert "Traceback" not in ended.err
 
 

@@ -21,19 +21,21 @@ def test_it_is_polled_until_it_is_done() -> None:
         async with serving() as stage:
             gate = Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            assert (asked.status, asked.background, asked.output) == ("queued", True, [])
-            running = await until(stage, asked.id, "in_progress")
-            assert running.created_at == asked.created_at
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
+            assert (created.status, created.background, created.output) == ("queued", True, [])
+            running = await until(stage, created.id, "in_progress")
+            assert running.created_at == created.created_at
             assert stage.metric("dovetail_background_responses") == 1
             with pytest.raises(openai.BadRequestError, match="not finished"):
-                await client.responses.create(model=NAME, input="On", previous_response_id=asked.id)
+                await client.responses.create(
+                    model=NAME, input="On", previous_response_id=created.id
+                )
             gate.opened.set()
-            done = await until(stage, asked.id, "completed")
-            assert (done.output_text, done.created_at) == ("Once upon.", asked.created_at)
+            done = await until(stage, created.id, "completed")
+            assert (done.output_text, done.created_at) == ("Once upon.", created.created_at)
             assert done.usage is not None
             more = await client.responses.create(
-                model=NAME, input="On", previous_response_id=asked.id
+                model=NAME, input="On", previous_response_id=created.id
             )
             assert more.output_text == "Once upon."
             assert stage.metric("dovetail_background_responses") == 0
@@ -41,15 +43,15 @@ def test_it_is_polled_until_it_is_done() -> None:
     run(scene)
 
 
-def test_one_that_ends_while_the_store_is_asked_is_not_lost(
+def test_run_that_finishes_while_the_store_is_read_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene() -> None:
         async with serving() as stage:
             gate = Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            await until(stage, asked.id, "in_progress")
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, created.id, "in_progress")
             get = ResponseStore.get
 
             async def slowly(self: ResponseStore, tenant: str, id: str) -> StoredResponse | None:
@@ -60,7 +62,7 @@ def test_one_that_ends_while_the_store_is_asked_is_not_lost(
                 return found
 
             monkeypatch.setattr(ResponseStore, "get", slowly)
-            assert (await client.responses.retrieve(asked.id)).status == "completed"
+            assert (await client.responses.retrieve(created.id)).status == "completed"
 
     run(scene)
 
@@ -69,10 +71,10 @@ def test_one_line_in_the_log_has_all_of_it() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
             line = await stage.ended.get()
             assert (line["endpoint"], line["status"], line["output"]) == ("responses", 200, 7)
-            await until(stage, asked.id, "completed")
+            await until(stage, created.id, "completed")
             assert (await stage.ended.get())["endpoint"] == "responses_id"
 
     run(scene)
@@ -129,19 +131,19 @@ def test_it_is_called_off() -> None:
         async with serving() as stage:
             gate = Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            await until(stage, asked.id, "in_progress")
-            follower = await client.responses.retrieve(asked.id, stream=True)
-            cancelled = await client.responses.cancel(asked.id)
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, created.id, "in_progress")
+            follower = await client.responses.retrieve(created.id, stream=True)
+            cancelled = await client.responses.cancel(created.id)
             assert cancelled.status == "cancelled"
             assert gate.ended == 1
             assert stage.engine.running == 0
             assert [event async for event in follower]
-            assert (await client.responses.retrieve(asked.id)).status == "cancelled"
-            assert (await client.responses.cancel(asked.id)).status == "cancelled"
+            assert (await client.responses.retrieve(created.id)).status == "cancelled"
+            assert (await client.responses.cancel(created.id)).status == "cancelled"
             gate.opened.set()
             more = await client.responses.create(
-                model=NAME, input="On", previous_response_id=asked.id
+                model=NAME, input="On", previous_response_id=created.id
             )
             assert more.status == "completed"
 
@@ -169,12 +171,12 @@ def test_what_is_deleted_is_not_worked_on() -> None:
         async with serving() as stage:
             gate = Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            await until(stage, asked.id, "in_progress")
-            await client.responses.delete(asked.id)
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, created.id, "in_progress")
+            await client.responses.delete(created.id)
             assert gate.ended == 1
             with pytest.raises(openai.NotFoundError):
-                await client.responses.retrieve(asked.id)
+                await client.responses.retrieve(created.id)
 
     run(scene)
 
@@ -222,12 +224,12 @@ def test_there_are_only_so_many() -> None:
     run(scene)
 
 
-def test_what_fails_is_told_as_failed() -> None:
+def test_failing_run_is_reported_as_failed() -> None:
     async def scene() -> None:
         async with serving(max_context=30) as stage:
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="x" * 50, background=True)
-            failed = await until(stage, asked.id, "failed")
+            created = await client.responses.create(model=NAME, input="x" * 50, background=True)
+            failed = await until(stage, created.id, "failed")
             assert failed.error is not None
             assert failed.error.code == "context_length_exceeded"
             with pytest.raises(openai.NotFoundError):
@@ -236,7 +238,7 @@ def test_what_fails_is_told_as_failed() -> None:
     run(scene)
 
 
-def test_a_server_that_ends_tells_what_it_did_not_finish() -> None:
+def test_unfinished_runs_are_stored_as_failed_when_the_server_stops() -> None:
     async def scene() -> None:
         store = MemoryResponseBackend()
         made, engine = shared_service(store)
@@ -244,11 +246,11 @@ def test_a_server_that_ends_tells_what_it_did_not_finish() -> None:
             stage.engine = engine
             Gate(stage)
             client = stage.openai()
-            asked = await client.responses.create(model=NAME, input="Tell", background=True)
-            await until(stage, asked.id, "in_progress")
-        kept = await store.get("", asked.id)
-        assert kept is not None
-        assert kept.status == "failed"
+            created = await client.responses.create(model=NAME, input="Tell", background=True)
+            await until(stage, created.id, "in_progress")
+        stored = await store.get("", created.id)
+        assert stored is not None
+        assert stored.status == "failed"
 
     run(scene)
 

@@ -25,8 +25,8 @@ TENANTS = ApiKeys(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chain_with_thoughts_and_calls_stays_token_exact(stream: bool) -> None:
-    answers = [
+def test_chain_with_reasoning_and_calls_stays_token_exact(stream: bool) -> None:
+    outputs = [
         f"{REASONING}I look.\n{CALL}",
         f"{REASONING}Once more.\n{CALL}\n{CALL}",
         f"{REASONING}It rains.",
@@ -36,9 +36,9 @@ def test_a_chain_with_thoughts_and_calls_stays_token_exact(stream: bool) -> None
 
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.script(*answers)
+            stage.engine.plan = stage.engine.script(*outputs)
             response = await create_response(stage, stream=stream, input="Weather in Oslo?")
-            for turn in range(1, len(answers)):
+            for turn in range(1, len(outputs)):
                 calls = [item for item in response.output if item.type == "function_call"]
                 results: Any = [
                     {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
@@ -50,9 +50,9 @@ def test_a_chain_with_thoughts_and_calls_stays_token_exact(stream: bool) -> None
                     stage, stream=stream, input=more, previous_response_id=before.id
                 )
                 assert response.previous_response_id == before.id
-                whole = turn_ids(stage, turn - 1, answers[turn - 1])
+                whole = turn_ids(stage, turn - 1, outputs[turn - 1])
                 assert list(stage.engine.requests[turn].prompt[: len(whole)]) == whole
-            assert len(stage.engine.requests) == len(answers)
+            assert len(stage.engine.requests) == len(outputs)
 
     run(scene)
 
@@ -69,8 +69,8 @@ def test_what_goes_on_is_what_the_whole_history_would_be() -> None:
             await create_response(
                 stage, stream=False, input=[result], previous_response_id=first.id
             )
-            told = [item.model_dump(exclude_none=True) for item in first.output]
-            whole = [{"role": "user", "content": "Weather?"}, *told, result]
+            items = [item.model_dump(exclude_none=True) for item in first.output]
+            whole = [{"role": "user", "content": "Weather?"}, *items, result]
             await create_response(stage, stream=False, input=whole)
             assert stage.engine.requests[1].prompt == stage.engine.requests[2].prompt
 
@@ -115,7 +115,7 @@ def test_a_response_is_fetched_as_it_was_given(stream: bool) -> None:
     run(scene)
 
 
-def test_nothing_is_kept_without_store() -> None:
+def test_nothing_is_stored_without_store() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.openai()
@@ -175,10 +175,10 @@ class Slow(MemoryResponseBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.open, self.asked = asyncio.Event(), asyncio.Event()
+        self.open, self.entered = asyncio.Event(), asyncio.Event()
 
     async def put(self, response: StoredResponse) -> None:
-        self.asked.set()
+        self.entered.set()
         await self.open.wait()
         await super().put(response)
 
@@ -188,14 +188,14 @@ def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
     async def scene() -> None:
         made, _ = service()
         store = Slow()
-        kept = ResponseStore(store, has_peers=True)
-        async with serving(registry=ModelRegistry(made.entries, {}, kept)) as stage:
-            asked = asyncio.create_task(create_response(stage, stream=stream, input="Hi"))
-            await store.asked.wait()
-            done, _ = await asyncio.wait({asked}, timeout=0.2)
+        response_store = ResponseStore(store, has_peers=True)
+        async with serving(registry=ModelRegistry(made.entries, {}, response_store)) as stage:
+            creation = asyncio.create_task(create_response(stage, stream=stream, input="Hi"))
+            await store.entered.wait()
+            done, _ = await asyncio.wait({creation}, timeout=0.2)
             assert not done
             store.open.set()
-            response = await asked
+            response = await creation
             assert await store.get("", response.id) is not None
 
     run(scene)
@@ -246,14 +246,14 @@ def test_tenants_do_not_see_each_others_responses() -> None:
             given = await mine.responses.create(model=NAME, input="Secret")
             never = await other.responses.with_raw_response.create(model=NAME, input="Hi")
             assert never.status_code == 200
-            for ask in (
+            for operation in (
                 lambda: other.responses.retrieve(given.id),
                 lambda: other.responses.delete(given.id),
                 lambda: other.responses.cancel(given.id),
                 lambda: other.responses.input_items.list(given.id),
             ):
                 with pytest.raises(openai.NotFoundError) as unknown:
-                    await ask()
+                    await operation()
                 assert given.id in unknown.value.message
             for call in (
                 lambda: other.responses.create(
@@ -316,25 +316,25 @@ def test_a_conversation_larger_than_a_body_may_be_is_refused() -> None:
     run(scene)
 
 
-def test_a_cut_answer_is_kept_and_gone_on_from() -> None:
+def test_truncated_response_is_stored_and_can_be_continued() -> None:
     async def scene() -> None:
         async with serving() as stage:
 
-            async def cut_off(request: EngineRequest) -> Any:
+            async def truncate(request: EngineRequest) -> Any:
                 yield TokenDelta(stage.engine.tokenizer.encode("Well"), finish="length")
 
-            stage.engine.plan = cut_off
+            stage.engine.plan = truncate
             client = stage.openai()
-            cut = await client.responses.create(model=NAME, input="Hi", max_output_tokens=3)
-            assert cut.status == "incomplete"
-            assert (await client.responses.retrieve(cut.id)).status == "incomplete"
-            await client.responses.create(model=NAME, input="On", previous_response_id=cut.id)
+            truncated = await client.responses.create(model=NAME, input="Hi", max_output_tokens=3)
+            assert truncated.status == "incomplete"
+            assert (await client.responses.retrieve(truncated.id)).status == "incomplete"
+            await client.responses.create(model=NAME, input="On", previous_response_id=truncated.id)
             assert len(stage.engine.requests) == 2
 
     run(scene)
 
 
-def test_a_broken_stream_is_kept_as_failed() -> None:
+def test_aborted_stream_is_stored_as_failed() -> None:
     async def scene() -> None:
         async with serving() as stage:
 
@@ -358,7 +358,7 @@ def test_many_clients_go_on_at_once() -> None:
         async with serving() as stage:
             client = stage.openai()
 
-            async def talk(name: int) -> None:
+            async def converse(name: int) -> None:
                 previous: str | None = None
                 for turn in range(5):
                     response = await client.responses.create(
@@ -366,7 +366,7 @@ def test_many_clients_go_on_at_once() -> None:
                     )
                     previous = response.id
 
-            await asyncio.gather(*(talk(name) for name in range(20)))
+            await asyncio.gather(*(converse(name) for name in range(20)))
             decode = stage.engine.tokenizer.decode
             for request in stage.engine.requests:
                 prompt = decode(list(request.prompt))

@@ -68,7 +68,7 @@ def test_input_items_are_listed_page_by_page() -> None:
     run(scene)
 
 
-def test_the_input_is_counted_as_the_engine_is_asked() -> None:
+def test_input_count_equals_the_prompt_of_the_engine() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(f"{REASONING}Well.", "Yes.", "No.")
@@ -80,8 +80,8 @@ def test_the_input_is_counted_as_the_engine_is_asked() -> None:
                 given = await client.responses.create(input=text, **body)
                 assert counted.object == "response.input_tokens"
                 assert given.usage is not None
-                asked = len(stage.engine.requests[-1].prompt)
-                assert counted.input_tokens == given.usage.input_tokens == asked
+                prompt_tokens = len(stage.engine.requests[-1].prompt)
+                assert counted.input_tokens == given.usage.input_tokens == prompt_tokens
                 body["previous_response_id"] = given.id
             unnamed = await client.responses.input_tokens.count(input="Hi")
             assert unnamed.input_tokens > 0
@@ -128,8 +128,8 @@ def test_items_may_be_named_by_their_ids(stream: bool, typed: dict[str, Any]) ->
 
     async def scene() -> None:
         async with serving() as stage:
-            answer = f"{REASONING}I look.\n{CALL}"
-            stage.engine.plan = stage.engine.script(answer, "Rain.", "Bye.")
+            output = f"{REASONING}I look.\n{CALL}"
+            stage.engine.plan = stage.engine.script(output, "Rain.", "Bye.")
             first = await create_response(stage, stream=stream, input="Weather?")
             items: list[Any] = [
                 {"role": "user", "content": "Weather?"},
@@ -141,7 +141,7 @@ def test_items_may_be_named_by_their_ids(stream: bool, typed: dict[str, Any]) ->
                 },
             ]
             second = await create_response(stage, stream=stream, input=items)
-            whole = turn_ids(stage, 0, answer)
+            whole = turn_ids(stage, 0, output)
             assert list(stage.engine.requests[1].prompt[: len(whole)]) == whole
             await create_response(
                 stage, stream=stream, input="Thanks", previous_response_id=second.id
@@ -176,7 +176,7 @@ def test_named_items_are_the_tenants_own_and_bounded() -> None:
     run(scene)
 
 
-def test_large_answers_that_nobody_reads_have_a_bound() -> None:
+def test_unread_large_response_bodies_are_bounded() -> None:
     """One that is fetched costs its client nothing, and the server all of its bytes."""
 
     async def scene() -> None:
@@ -247,7 +247,7 @@ def test_odd_ids_and_addresses() -> None:
     run(scene)
 
 
-def test_half_an_emoji_is_kept_and_gone_on_from() -> None:
+def test_half_an_emoji_is_stored_and_continued() -> None:
     """JavaScript cuts strings in the middle of one; the history must survive that."""
 
     async def scene() -> None:

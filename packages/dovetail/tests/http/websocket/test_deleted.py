@@ -30,8 +30,8 @@ async def delete(stage: Stage, id: str) -> int:
 
 
 async def is_missing(socket: Any, id: str) -> bool:
-    (told,) = await request_response(socket, "On", previous_response_id=id)
-    return bool(told["error"]["code"] == "previous_response_not_found")
+    (error,) = await request_response(socket, "On", previous_response_id=id)
+    return bool(error["error"]["code"] == "previous_response_not_found")
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
@@ -45,12 +45,12 @@ def test_what_a_socket_holds_goes_with_it(where: str, tmp_path: Path) -> None:
             assert await delete(first if where == "here" else second, two) == 200
             assert await is_missing(socket, two)
             assert await is_missing(socket, three)
-            for kept in (one, other):
-                assert ident(await request_response(socket, "On", previous_response_id=kept))
-            (told,) = await request_response(
+            for previous in (one, other):
+                assert ident(await request_response(socket, "On", previous_response_id=previous))
+            (error,) = await request_response(
                 socket, [{"type": "item_reference", "id": f"msg_{two[5:]}"}]
             )
-            assert told["status"] == 404
+            assert error["status"] == 404
 
     run(scene)
 
@@ -65,7 +65,7 @@ def test_what_is_not_stored_is_not_there_to_be_deleted() -> None:
     run(scene)
 
 
-def test_an_answer_that_goes_on_from_it_meanwhile_is_not_gone_on_from() -> None:
+def test_running_continuation_of_a_deleted_response_cannot_be_continued() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             one = ident(await request_response(socket, "One", store=True))

@@ -15,10 +15,10 @@ from dovetail.access.key_file import ApiKey
 from dovetail.http.options import HttpOptions, WebSocketOptions
 
 CREATE = '{"type":"response.create",'
-ASKED = f'"model":"{NAME}","input":"Hi"'
+FIELDS = f'"model":"{NAME}","input":"Hi"'
 
 
-def test_a_key_is_asked_for_before_there_is_a_socket() -> None:
+def test_key_is_required_at_the_handshake() -> None:
     keys = ApiKeys(["secret"], [ApiKey("team-a", sha256(b"theirs").digest())])
 
     async def scene() -> None:
@@ -46,8 +46,8 @@ def test_a_socket_that_is_refused_leaves_one_line(caplog: pytest.LogCaptureFixtu
             with caplog.at_level(logging.INFO):
                 assert (await refusal(stage))[0] == 401
                 await stage.ended.get()
-        told = [one.getMessage() for one in caplog.records if one.name.startswith("dovetail")]
-        assert told == ["request_finished"]
+        messages = [one.getMessage() for one in caplog.records if one.name.startswith("dovetail")]
+        assert messages == ["request_finished"]
 
     run(scene)
 
@@ -125,24 +125,24 @@ BAD: list[tuple[str | bytes, int, str | None]] = [
     ("", 400, None),
     ("hello", 400, None),
     ("[]", 400, None),
-    ("{" + ASKED + "}", 400, "type"),
-    ('{"type":"session.update",' + ASKED + "}", 400, "type"),
-    ('{"type":7,' + ASKED + "}", 400, "type"),
+    ("{" + FIELDS + "}", 400, "type"),
+    ('{"type":"session.update",' + FIELDS + "}", 400, "type"),
+    ('{"type":7,' + FIELDS + "}", 400, "type"),
     (CREATE + '"input":"Hi"}', 400, "model"),
     (CREATE + '"model":"none","input":"Hi"}', 404, "model"),
-    (CREATE + '"background":true,' + ASKED + "}", 400, "background"),
-    (CREATE + '"generate":"no",' + ASKED + "}", 400, "generate"),
-    (CREATE + '"stream_id":1,' + ASKED + "}", 400, "stream_id"),
-    (CREATE + '"stream_id":"",' + ASKED + "}", 400, "stream_id"),
-    (CREATE + '"stream_id":"' + "x" * 200 + '",' + ASKED + "}", 400, "stream_id"),
-    (CREATE + '"client_metadata":[1],' + ASKED + "}", 400, "client_metadata"),
-    (CREATE + '"tools":' + "[" * 100_000 + "]" * 100_000 + "," + ASKED + "}", 400, None),
-    (CREATE + '"temperature":1e999,' + ASKED + "}", 400, None),
+    (CREATE + '"background":true,' + FIELDS + "}", 400, "background"),
+    (CREATE + '"generate":"no",' + FIELDS + "}", 400, "generate"),
+    (CREATE + '"stream_id":1,' + FIELDS + "}", 400, "stream_id"),
+    (CREATE + '"stream_id":"",' + FIELDS + "}", 400, "stream_id"),
+    (CREATE + '"stream_id":"' + "x" * 200 + '",' + FIELDS + "}", 400, "stream_id"),
+    (CREATE + '"client_metadata":[1],' + FIELDS + "}", 400, "client_metadata"),
+    (CREATE + '"tools":' + "[" * 100_000 + "]" * 100_000 + "," + FIELDS + "}", 400, None),
+    (CREATE + '"temperature":1e999,' + FIELDS + "}", 400, None),
     (b"\xff\xfe", 400, None),
 ]
 
 
-def test_messages_that_cannot_be_answered() -> None:
+def test_invalid_messages() -> None:
     """Each is told what is wrong with it, and the connection goes on."""
 
     async def scene() -> None:
@@ -179,7 +179,7 @@ def test_a_request_for_a_socket_that_is_none(sent: bytes) -> None:
     run(scene)
 
 
-def test_no_socket_opens_behind_an_answer_that_is_owed() -> None:
+def test_no_socket_opens_while_a_response_is_pending() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script("Hello.")
@@ -196,7 +196,7 @@ def test_no_socket_opens_behind_an_answer_that_is_owed() -> None:
     run(scene)
 
 
-def test_a_server_that_cannot_answer_only_refuses() -> None:
+def test_server_without_denial_responses_only_rejects() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=ApiKeys(["secret"]))) as stage:
             sent: list[Any] = []

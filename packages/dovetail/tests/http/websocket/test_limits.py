@@ -22,11 +22,11 @@ from websocket_fixture import (
 from websockets.exceptions import ConnectionClosed
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.http import memory as held
+from dovetail.http import memory
 from dovetail.http.options import HttpOptions, WebSocketOptions
 from dovetail.http.websocket import protocol as carrier
 
-ASKED = f'"model":"{NAME}","input":"Hi"'
+FIELDS = f'"model":"{NAME}","input":"Hi"'
 
 
 def hangs(stage: Stage, *, after: int = 1) -> None:
@@ -96,8 +96,8 @@ def test_only_so_many_messages_wait() -> None:
     async def scene() -> None:
         async with serving(options) as stage, socket_to(stage) as socket:
             hangs(stage, after=0)
-            for said in ("runs", "waits", "waits", "is refused"):
-                await send_request(socket, said, stream_id="a")
+            for text in ("runs", "waits", "waits", "is refused"):
+                await send_request(socket, text, stream_id="a")
             error = await event(socket)
             assert (error["status"], error["stream_id"]) == (429, "a")
             assert error["error"]["code"] == "rate_limit_exceeded"
@@ -180,8 +180,8 @@ def test_a_message_has_to_come_in_time(sent: bytes) -> None:
 
 def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may be as large as a body: as many as there are sockets would be all memory."""
-    monkeypatch.setattr(held.request_memory, "max_bodies", 2)
-    monkeypatch.setattr(held.request_memory, "small_request_bytes", 1000)
+    monkeypatch.setattr(memory.request_memory, "max_bodies", 2)
+    monkeypatch.setattr(memory.request_memory, "small_request_bytes", 1000)
     size = 50_000
     half = b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
     first = b"\x01\xff" + (size - 1).to_bytes(8, "big") + bytes(4) + b"x" * (size - 1)
@@ -192,25 +192,25 @@ def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPat
                 for sent in (half, first):
                     other = await opened.enter_async_context(socket_to(stage))
                     other.transport.write(sent)
-                await until(lambda: held.request_memory.total_bytes >= 2 * (size - 1))
+                await until(lambda: memory.request_memory.total_bytes >= 2 * (size - 1))
                 async with socket_to(stage) as socket:
                     assert text_of(await request_response(socket)) == "Hello."
                     socket.transport.write(half)
                     assert await closed(socket) == 1013
-                await until(lambda: held.request_memory.total_bytes < 2 * size)
+                await until(lambda: memory.request_memory.total_bytes < 2 * size)
                 other.transport.abort()
-                await until(lambda: held.request_memory.total_bytes < size)
+                await until(lambda: memory.request_memory.total_bytes < size)
                 async with socket_to(stage) as socket:
                     socket.transport.write(half)
-                    await until(lambda: held.request_memory.total_bytes >= 2 * (size - 1))
-            await until(lambda: held.request_memory.total_bytes == 0)
+                    await until(lambda: memory.request_memory.total_bytes >= 2 * (size - 1))
+            await until(lambda: memory.request_memory.total_bytes == 0)
 
     run(scene)
 
 
 def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held.request_memory, "max_bodies", 1)
-    monkeypatch.setattr(held.request_memory, "small_request_bytes", 0)
+    monkeypatch.setattr(memory.request_memory, "max_bodies", 1)
+    monkeypatch.setattr(memory.request_memory, "small_request_bytes", 0)
 
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=1000)) as stage:
@@ -221,17 +221,17 @@ def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.Monk
                     await event(socket)
                     for _ in range(2):
                         await send_request(socket, "x" * 300)
-                await until(lambda: held.request_memory.total_bytes > 1000)
+                await until(lambda: memory.request_memory.total_bytes > 1000)
                 await send_request(one, "x" * 100)
-                while (told := await event(one))["type"] != "error":
+                while (error := await event(one))["type"] != "error":
                     pass
-                assert told["status"] == 429
-            await until(lambda: held.request_memory.total_bytes == 0)
+                assert error["status"] == 429
+            await until(lambda: memory.request_memory.total_bytes == 0)
 
     run(scene)
 
 
-def test_signs_of_life_that_nobody_reads_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pongs_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would wait for the client, as many as it asks for."""
     made: list[carrier.BoundedWebSocketProtocol] = []
     opened = carrier.BoundedWebSocketProtocol.connection_made
@@ -268,7 +268,7 @@ def test_a_message_in_pieces_is_put_together() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             await socket.send(json.dumps({"type": "response.create", "model": NAME, "input": "ü"}))
             await read_response(socket)
-            whole = '{"type":"response.create",' + ASKED + "}"
+            whole = '{"type":"response.create",' + FIELDS + "}"
             await socket.send([whole[:30], whole[30:31], "", whole[31:]])
             assert text_of(await read_response(socket)) == "Hello."
 

@@ -24,7 +24,7 @@ from dovetail.net import response_writer
 from dovetail_model import EngineUnavailable
 
 TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}}]
-SAID = f"<think>\nHm, grüße.\n</think>\n\nHello \N{WAVING HAND SIGN} there.\n{CALL}"
+OUTPUT = f"<think>\nHm, grüße.\n</think>\n\nHello \N{WAVING HAND SIGN} there.\n{CALL}"
 VOLATILE = ("id", "item_id", "call_id", "created_at", "completed_at", "encrypted_content")
 
 
@@ -35,16 +35,16 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(response_writer, "DIRECT_WRITER_EXTENSION", "not offered")
 
 
-def test_the_official_client_hears_what_it_hears_over_http() -> None:
+def test_official_client_gets_the_events_of_http() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            stage.engine.plan = stage.engine.script(SAID)
+            stage.engine.plan = stage.engine.script(OUTPUT)
             client = stage.openai()
-            asked: dict[str, Any] = {"model": NAME, "input": "Hi", "tools": TOOLS, "store": False}
-            over_http = [e async for e in await client.responses.create(**asked, stream=True)]
+            params: dict[str, Any] = {"model": NAME, "input": "Hi", "tools": TOOLS, "store": False}
+            over_http = [e async for e in await client.responses.create(**params, stream=True)]
             over_socket = []
             async with client.responses.connect() as connection:
-                await connection.response.create(**asked)
+                await connection.response.create(**params)
                 async for one in connection:
                     over_socket.append(one)
                     if one.type == "response.completed":
@@ -57,24 +57,24 @@ def test_the_official_client_hears_what_it_hears_over_http() -> None:
     run(scene)
 
 
-def _steady(told: Any) -> Any:
-    """What is told, without what is new each time."""
-    if isinstance(told, dict):
-        return {name: _steady(value) for name, value in told.items() if name not in VOLATILE}
-    return [_steady(one) for one in told] if isinstance(told, list) else told
+def _steady(data: Any) -> Any:
+    """The data without what is new each time."""
+    if isinstance(data, dict):
+        return {name: _steady(value) for name, value in data.items() if name not in VOLATILE}
+    return [_steady(one) for one in data] if isinstance(data, list) else data
 
 
-def test_a_connection_answers_one_message_after_the_other() -> None:
+def test_messages_are_handled_in_order() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script("One.", "Two.", "Three.")
             async with socket_to(stage) as socket:
-                for said in ("a", "b", "c"):  # without waiting
-                    await send_request(socket, said)
-                answers = [await read_response(socket) for _ in range(3)]
-            assert [text_of(one) for one in answers] == ["One.", "Two.", "Three."]
-            assert [[e["sequence_number"] for e in one] for one in answers] == [
-                list(range(len(one))) for one in answers
+                for text in ("a", "b", "c"):  # without waiting
+                    await send_request(socket, text)
+                responses = [await read_response(socket) for _ in range(3)]
+            assert [text_of(one) for one in responses] == ["One.", "Two.", "Three."]
+            assert [[e["sequence_number"] for e in one] for one in responses] == [
+                list(range(len(one))) for one in responses
             ]
             ends = [await stage.ended.get() for _ in range(4)]
             assert [end["status"] for end in ends] == [101, 200, 200, 200]
@@ -83,7 +83,7 @@ def test_a_connection_answers_one_message_after_the_other() -> None:
     run(scene)
 
 
-def test_lanes_are_answered_beside_each_other() -> None:
+def test_stream_ids_run_concurrently() -> None:
     async def scene() -> None:
         async with serving() as stage:
             go_on = _waits(stage, "slow")
@@ -112,10 +112,10 @@ def _waits(stage: Stage, what: str) -> asyncio.Event:
     tokenizer = stage.engine.tokenizer
 
     async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        said = tokenizer.decode(list(request.prompt)).split("user\n")[-1].split("<|im_end|>")[0]
-        if said == what:
+        text = tokenizer.decode(list(request.prompt)).split("user\n")[-1].split("<|im_end|>")[0]
+        if text == what:
             await go_on.wait()
-        yield TokenDelta([*tokenizer.encode(said), stage.engine.stop_id], finish="stop")
+        yield TokenDelta([*tokenizer.encode(text), stage.engine.stop_id], finish="stop")
 
     stage.engine.plan = play
     return go_on
@@ -159,7 +159,7 @@ def test_an_engine_that_fails_first_is_an_error() -> None:
     run(scene)
 
 
-def test_what_has_no_room_is_told_as_over_http() -> None:
+def test_overload_is_reported_as_over_http() -> None:
     async def scene() -> None:
         async with serving(max_context=64) as stage, socket_to(stage) as socket:
             events = await request_response(socket, "x" * 100)
@@ -190,7 +190,7 @@ def test_the_limits_of_a_key_hold_for_every_message() -> None:
     run(scene)
 
 
-def test_a_message_says_whose_turn_it_is() -> None:
+def test_message_carries_its_own_headers() -> None:
     """Codex tells the turn in each message; what the connection began with is another's."""
     first = json.dumps({"session_id": "s-1", "request_kind": "compaction"})
     later = json.dumps({"session_id": "s-1", "request_kind": "turn"})

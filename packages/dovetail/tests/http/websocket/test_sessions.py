@@ -50,8 +50,8 @@ def test_a_session_as_codex_has_it() -> None:
 
     async def scene() -> None:
         async with serving() as stage:
-            thought = "<think>\nHm.\n</think>\n\n"
-            stage.engine.plan = stage.engine.script("x", f"{thought}{CALL}", f"{thought}Done.")
+            reasoning = "<think>\nHm.\n</think>\n\n"
+            stage.engine.plan = stage.engine.script("x", f"{reasoning}{CALL}", f"{reasoning}Done.")
             async with socket_to(stage) as socket:
                 warm = await send(socket, BASE, generate=False)
                 assert warm[0]["type"] == "response.created"
@@ -67,10 +67,10 @@ def test_a_session_as_codex_has_it() -> None:
                 last = await send(socket, result, after=ident(first))
             assert text_of(last) == "Done."
             assert last[-1]["response"]["previous_response_id"] == ident(first)
-            ahead, one, two = (list(asked.prompt) for asked in stage.engine.requests)
+            ahead, one, two = (list(request.prompt) for request in stage.engine.requests)
             assert one[: len(ahead)] == ahead
-            said = stage.engine.tokenizer.encode(f"{thought}{CALL}")
-            assert two[: len(one) + len(said)] == one + said
+            output_ids = stage.engine.tokenizer.encode(f"{reasoning}{CALL}")
+            assert two[: len(one) + len(output_ids)] == one + output_ids
             assert prompts(stage)[2].count("You are brief") == 20
             assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="exact") == 1
 
@@ -147,8 +147,8 @@ def test_what_is_stored_is_known_to_all_of_its_tenant() -> None:
             client = stage.openai(key="a")
             async with socket_to(stage, authorization="Bearer a") as socket:
                 first = ident(await send(socket, user("Hi."), store=True))
-                kept = await client.responses.retrieve(first)
-                assert kept.output_text == "Hello."
+                stored = await client.responses.retrieve(first)
+                assert stored.output_text == "Hello."
                 over_http = await client.responses.create(
                     model=NAME, input="Go on.", previous_response_id=first
                 )
@@ -168,8 +168,8 @@ def test_a_conversation_may_fork() -> None:
             await send_request(socket, "Right.", previous_response_id=first, stream_id="r")
             ended: list[Event] = []
             while len(ended) < 2:
-                told = await event(socket)
-                ended += [told] if told["type"] == "response.completed" else []
+                received = await event(socket)
+                ended += [received] if received["type"] == "response.completed" else []
             assert {one["stream_id"] for one in ended} == {"l", "r"}
             left, right = prompts(stage)[1:]
             assert left.split("Left.")[0] == right.split("Right.")[0]
