@@ -44,17 +44,17 @@ TRIALS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PROMPTS = [list(range(100, 140)), list(range(1500, 1590)), [*range(100, 140), *range(9, 60)]]
-ANSWER = 4  # tokens
+OUTPUT_TOKENS = 4  # tokens
 
 
-def test_kernels_find_what_plain_sums_find() -> None:
+def test_kernels_match_plain_attention() -> None:
     found = _run("attention_checks.py", json.dumps(list(TRIALS.values())))
     errors = dict(zip(TRIALS, found, strict=True))
     assert {name: error for name, error in errors.items() if not error < 1e-5} == {}
 
 
 @pytest.mark.long
-def test_small_steps_are_fused_where_that_changes_nothing() -> None:
+def test_operations_are_fused_only_where_results_agree() -> None:
     """Gemma's norm adds one to its weights, GLM turns neighbours instead of halves: not ours."""
     found = _run("fusion_checks.py")
     assert {name: error for name in found if not (error := found[name].pop("error")) < 1e-5} == {}
@@ -67,12 +67,10 @@ def test_small_steps_are_fused_where_that_changes_nothing() -> None:
 
 
 @pytest.mark.long
-def test_batches_answer_as_the_model_does_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batched_outputs_match_single_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in several steps, single tokens by pages, and a prefix that is found again."""
     need_torch()
-    wanted = build(tmp_path, [(prompt, ANSWER) for prompt in PROMPTS])
+    expected = build(tmp_path, [(prompt, OUTPUT_TOKENS) for prompt in PROMPTS])
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     engine = TransformersEngine(
         tmp_path,
@@ -82,23 +80,23 @@ def test_batches_answer_as_the_model_does_alone(
         ),
     )  # fmt: skip
 
-    async def answers() -> list[tuple[Any, ...]]:
+    async def outputs() -> list[tuple[Any, ...]]:
         await engine.start()
         try:
             facts = (await engine.health()).facts or {}
             assert facts["attention"] == "dovetail"
-            first = await _answer(engine, PROMPTS[0])
-            return [first, *await asyncio.gather(*[_answer(engine, ids) for ids in PROMPTS])]
+            first = await _generate(engine, PROMPTS[0])
+            return [first, *await asyncio.gather(*[_generate(engine, ids) for ids in PROMPTS])]
         finally:
             await engine.stop()
 
-    found = asyncio.run(answers())
-    assert [ids for ids, _ in found] == [wanted[0], *wanted]
+    found = asyncio.run(outputs())
+    assert [ids for ids, _ in found] == [expected[0], *expected]
     assert [cached for _, cached in found] == [0, 32, 0, 32]
 
 
 @pytest.mark.long
-def test_asked_for_where_there_is_no_gpu_they_are_refused(tmp_path: Path) -> None:
+def test_kernels_are_rejected_without_a_gpu(tmp_path: Path) -> None:
     need_torch()
     shape = {"model_type": "qwen3", "num_hidden_layers": 1, "hidden_size": 8, "vocab_size": 8}
     (tmp_path / "config.json").write_text(json.dumps(shape))
@@ -124,9 +122,12 @@ def _run(script: str, given: str = "") -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-async def _answer(engine: TransformersEngine, prompt: list[int]) -> tuple[Any, ...]:
+async def _generate(engine: TransformersEngine, prompt: list[int]) -> tuple[Any, ...]:
     request = EngineRequest(
-        f"{len(prompt)}", array("I", prompt), max_tokens=ANSWER, sampling=Sampling(temperature=0.0)
+        f"{len(prompt)}",
+        array("I", prompt),
+        max_tokens=OUTPUT_TOKENS,
+        sampling=Sampling(temperature=0.0),
     )
     deltas = [delta async for delta in iter_deltas(engine, request)]
     cached = [delta.cached for delta in deltas if delta.cached is not None]

@@ -1,4 +1,4 @@
-"""The engine around transformers' batching, with a stand-in for the library's manager."""
+"""The engine on transformers' batching, with a fake of the library's manager."""
 
 import asyncio
 from array import array
@@ -15,117 +15,121 @@ from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Sampling, Unsupported
 
 
-def asked(**fields: Any) -> EngineRequest:
+def make_request(**fields: Any) -> EngineRequest:
     fields = {"stop_ids": frozenset({9, 8}), **fields}
     return EngineRequest("r", array("I", [1, 2, 3]), max_tokens=5, **fields)
 
 
-async def _settle() -> None:
-    """Until all that can go on by itself has gone on."""
+async def _run_ready_tasks() -> None:
+    """Let all ready tasks run."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-def play(
+def deliver_parts(
     manager: Manager, *parts: list[Output], request: EngineRequest | None = None
 ) -> list[TokenDelta]:
-    """What is heard if each part is handed over at once."""
+    """The deltas received if each part is delivered at once."""
 
     async def main() -> list[TokenDelta]:
-        heard = []
-        async with aclosing(iter_deltas(engine(manager), request or asked())) as deltas:
+        received = []
+        async with aclosing(iter_deltas(engine(manager), request or make_request())) as deltas:
             for part in parts:
-                hearing = asyncio.ensure_future(anext(deltas))
-                await _settle()
+                next_delta = asyncio.ensure_future(anext(deltas))
+                await _run_ready_tasks()
                 manager.hand_over(*part)
-                heard.append(await hearing)
-        return heard
+                received.append(await next_delta)
+        return received
 
     return asyncio.run(main())
 
 
-def test_what_came_while_there_was_no_room_is_one_delta() -> None:
+def test_outputs_that_arrived_without_room_are_one_delta() -> None:
     manager = Manager(found=2)
     parts = [[4], [4, 5], [4, 5, 6], [4, 5, 6, 7]]
-    heard = play(
+    deltas = deliver_parts(
         manager,
         [output(*part) for part in parts],
         [],
         [output(4, 5, 6, 7, 9, finished=True)],
     )
-    assert [delta.ids for delta in heard] == [[4], [5, 6, 7], [9]]
-    assert [delta.finish for delta in heard] == [None, None, "stop"]
-    assert [delta.cached for delta in heard] == [2, None, None]
+    assert [delta.ids for delta in deltas] == [[4], [5, 6, 7], [9]]
+    assert [delta.finish for delta in deltas] == [None, None, "stop"]
+    assert [delta.cached for delta in deltas] == [2, None, None]
     assert manager.cancelled == []
     assert manager.leftovers == []  # of requests that were cancelled
 
 
-class Ear:
-    """Has room, or says so; and may fail."""
+class FakeSink:
+    """A sink that may be full after the first delta, or may fail."""
 
     def __init__(self, failing: bool = False, content: bool = False) -> None:
-        self.heard: list[list[int]] = []
+        self.received: list[list[int]] = []
         self.failing = failing
         self.content = content  # after the first delta
 
     def push(self, delta: TokenDelta) -> bool:
         if self.failing:
-            raise RuntimeError("cannot hear")
-        self.heard.append(delta.ids)
+            raise RuntimeError("cannot take it")
+        self.received.append(delta.ids)
         return not self.content
 
     async def drain(self) -> bool:
         return False
 
 
-def test_a_listener_with_room_hears_in_the_very_call() -> None:
-    manager, ear = Manager(), Ear()
+def test_sink_with_room_is_called_immediately() -> None:
+    manager, sink = Manager(), FakeSink()
 
     async def main() -> None:
-        speaking = asyncio.ensure_future(engine(manager).generate(asked(), ear))
-        await _settle()
+        generation = asyncio.ensure_future(engine(manager).generate(make_request(), sink))
+        await _run_ready_tasks()
         for part in ([4], [4, 5], [4, 5, 6]):
             manager.hand_over(output(*part))
-            assert ear.heard[-1] == part[-1:]
+            assert sink.received[-1] == part[-1:]
         manager.hand_over(output(4, 5, 6, 9, finished=True))
-        await speaking
+        await generation
 
     asyncio.run(main())
-    assert ear.heard == [[4], [5], [6], [9]]
+    assert sink.received == [[4], [5], [6], [9]]
     assert manager.cancelled == []
 
 
-@pytest.mark.parametrize("leaves", ["cancelled", "content", "failing"])
-def test_who_hears_no_more_is_told_no_more(leaves: str) -> None:
+@pytest.mark.parametrize("ending", ["cancelled", "content", "failing"])
+def test_ended_request_gets_no_more_deltas(ending: str) -> None:
     manager = Manager()
-    ear = Ear(failing=leaves == "failing", content=leaves == "content")
+    sink = FakeSink(failing=ending == "failing", content=ending == "content")
 
     async def main() -> None:
-        speaking = asyncio.ensure_future(engine(manager).generate(asked(), ear))
-        await _settle()
+        generation = asyncio.ensure_future(engine(manager).generate(make_request(), sink))
+        await _run_ready_tasks()
         ((_, handler),) = manager.handlers.items()
         handler(output(4))
-        if leaves == "cancelled":
-            speaking.cancel()
-        await asyncio.gather(speaking, return_exceptions=True)
+        if ending == "cancelled":
+            generation.cancel()
+        await asyncio.gather(generation, return_exceptions=True)
         handler(output(4, 5))  # it was on its way
-        if leaves == "failing":
-            assert isinstance(speaking.exception(), RuntimeError)
+        if ending == "failing":
+            assert isinstance(generation.exception(), RuntimeError)
 
     asyncio.run(main())
-    assert ear.heard == ([] if leaves == "failing" else [[4]])
+    assert sink.received == ([] if ending == "failing" else [[4]])
     assert len(manager.cancelled) == 1
     assert manager.handlers == {}
 
 
-def test_an_end_without_a_stop_id_is_the_limit() -> None:
-    heard = play(Manager(), [output(4, 5, finished=True)])
-    assert (heard[0].ids, heard[0].finish, heard[0].cached) == ([4, 5], "length", 0)
+def test_finish_without_a_stop_id_is_length() -> None:
+    deltas = deliver_parts(Manager(), [output(4, 5, finished=True)])
+    assert (deltas[0].ids, deltas[0].finish, deltas[0].cached) == ([4, 5], "length", 0)
 
 
-def test_what_the_library_is_asked() -> None:
+def test_request_to_the_library() -> None:
     manager = Manager()
-    play(manager, [output(9, finished=True)], request=asked(sampling=Sampling(temperature=0.0)))
+    deliver_parts(
+        manager,
+        [output(9, finished=True)],
+        request=make_request(sampling=Sampling(temperature=0.0)),
+    )
     draw = manager.requests[0].pop("draw")
     assert (draw.temperature, draw.guide) == (0.0, None)
     assert manager.requests == [
@@ -136,24 +140,24 @@ def test_what_the_library_is_asked() -> None:
             "eos_token_id": [8, 9],
         }
     ]
-    play(manager, [output(9, finished=True)], request=asked(stop_ids=frozenset()))
+    deliver_parts(manager, [output(9, finished=True)], request=make_request(stop_ids=frozenset()))
     assert manager.requests[1]["eos_token_id"] == -1
 
 
-class TellingManager(Manager):
-    """Notes of each step how likely its token was, as the loop does before it hands it over."""
+class LogprobManager(Manager):
+    """Records the logprob of each step, as the loop does before it delivers the token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps = 0
         self.transfers = SimpleNamespace(prepare_batch_update=lambda: "outcome")
         self.batch_processor.inputs_and_outputs = self.transfers
-        self.logit_processor = SimpleNamespace(probabilities=SimpleNamespace(hand_out=self._note))
+        self.logit_processor = SimpleNamespace(probabilities=SimpleNamespace(hand_out=self._record))
 
-    def _note(self) -> None:
+    def _record(self) -> None:
         self.steps += 1
-        (asked,) = self.requests
-        asked["draw"].told.append((-float(self.steps), [(self.steps, -0.5)]))
+        (request,) = self.requests
+        request["draw"].recorded_logprobs.append((-float(self.steps), [(self.steps, -0.5)]))
 
     def hand_over(self, *outputs: Output) -> None:
         for one in outputs:
@@ -162,26 +166,26 @@ class TellingManager(Manager):
         super().hand_over(*outputs)
 
 
-def test_logprobs_are_those_of_the_ids_they_come_with() -> None:
+def test_logprobs_match_their_ids() -> None:
     """Also where the loop is a step ahead, or several tokens come in one delta."""
-    heard = play(
-        TellingManager(),
+    deltas = deliver_parts(
+        LogprobManager(),
         [output(4), output(4, 5), output(4, 5, 6)],
         [],
         [output(4, 5, 6, 9, finished=True)],
-        request=asked(sampling=Sampling(logprobs=1)),
+        request=make_request(sampling=Sampling(logprobs=1)),
     )
-    assert [delta.ids for delta in heard] == [[4], [5, 6], [9]]
-    said = [one for delta in heard for one in delta.logprobs]
-    assert [len(delta.logprobs) for delta in heard] == [1, 2, 1]
-    assert [one.token for one in said] == [f"token_id:{id}" for id in (4, 5, 6, 9)]
-    assert [one.logprob for one in said] == [-1.0, -2.0, -3.0, -4.0]
-    assert said[2].top == (("token_id:3", -0.5),)
+    assert [delta.ids for delta in deltas] == [[4], [5, 6], [9]]
+    logprobs = [one for delta in deltas for one in delta.logprobs]
+    assert [len(delta.logprobs) for delta in deltas] == [1, 2, 1]
+    assert [one.token for one in logprobs] == [f"token_id:{id}" for id in (4, 5, 6, 9)]
+    assert [one.logprob for one in logprobs] == [-1.0, -2.0, -3.0, -4.0]
+    assert logprobs[2].top == (("token_id:3", -0.5),)
 
 
-def test_closing_cancels_and_leaves_nothing_behind() -> None:
+def test_closing_cancels_and_cleans_up() -> None:
     manager = Manager()
-    play(manager, [output(4)])
+    deliver_parts(manager, [output(4)])
     assert len(manager.cancelled) == 1
     assert manager.handlers == {}
 
@@ -192,27 +196,27 @@ def test_failures(survives: bool, kind: type[EngineError]) -> None:
     manager.running = survives
 
     async def main() -> None:
-        made = engine(manager, liveness_check_seconds=0.0)
-        hearing = asyncio.ensure_future(anext(iter_deltas(made, asked())))
-        await _settle()
+        batching = engine(manager, liveness_check_seconds=0.0)
+        next_delta = asyncio.ensure_future(anext(iter_deltas(batching, make_request())))
+        await _run_ready_tasks()
         manager.hand_over(output(4, finished=True, error="out of memory"))
         with pytest.raises(EngineError, match="out of memory") as raised:
-            await hearing
+            await next_delta
         assert type(raised.value) is kind
-        health = await made.health()
+        health = await batching.health()
         assert health.ready == survives
         assert health.facts == {"running": 3, "waiting": 3}
 
     asyncio.run(main())
 
 
-def test_a_loop_that_takes_no_more() -> None:
+def test_loop_that_accepts_no_requests() -> None:
     manager = Manager()
     manager.accepting = False
 
     async def main() -> None:
         with pytest.raises(EngineUnavailable, match="takes no more"):
-            await anext(iter_deltas(engine(manager), asked()))
+            await anext(iter_deltas(engine(manager), make_request()))
 
     asyncio.run(main())
     assert manager.handlers == {}
@@ -226,7 +230,7 @@ def test_a_loop_that_takes_no_more() -> None:
         ({"prompt": array("I", [1, VOCABULARY])}, InvalidRequest),
     ],
 )
-def test_what_would_end_the_loop_never_reaches_it(fields: dict[str, Any], kind: type) -> None:
+def test_invalid_requests_do_not_reach_the_loop(fields: dict[str, Any], kind: type) -> None:
     manager = Manager()
 
     async def main() -> None:
@@ -241,7 +245,7 @@ def test_what_would_end_the_loop_never_reaches_it(fields: dict[str, Any], kind: 
     assert manager.requests == []
 
 
-def test_a_full_cache_gives_up_what_was_used_longest_ago() -> None:
+def test_full_cache_evicts_the_oldest_blocks() -> None:
     """The library's own order, up to 5.18, is the other way round."""
     blocks = SimpleNamespace(_init_block_ids={}, compute_hash=lambda *_: 0)
 

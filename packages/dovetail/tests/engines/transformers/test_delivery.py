@@ -48,14 +48,14 @@ def library() -> Library:
     return made
 
 
-def test_tokens_are_handed_over_while_the_device_computes_the_next(library: Library) -> None:
+def test_tokens_are_delivered_while_the_device_computes(library: Library) -> None:
     library.step(output("a", 2), output("b", 5))
     assert library.done == ["prepares", "waits"]
     library.step()
     assert library.done == ["prepares", "waits", "prepares", ["a", "b"], "waits"]
 
 
-def test_the_first_token_does_not_wait(library: Library) -> None:
+def test_first_token_is_not_deferred(library: Library) -> None:
     library.step(output("a", 2), output("new", 1), output("b", 3))
     assert library.done == ["prepares", "waits", ["new"]]
     library.more = False
@@ -63,7 +63,7 @@ def test_the_first_token_does_not_wait(library: Library) -> None:
     assert library.done[3:] == ["prepares", ["a", "b"]]
 
 
-def test_nothing_waits_for_a_step_that_does_not_come(library: Library) -> None:
+def test_tokens_are_delivered_when_there_is_no_next_step(library: Library) -> None:
     library.step(output("a", 2))
     library.more = False
     library.step()
@@ -71,13 +71,13 @@ def test_nothing_waits_for_a_step_that_does_not_come(library: Library) -> None:
     assert library.done == ["prepares", "waits", "prepares", ["a"], "prepares"]
 
 
-def test_a_failure_comes_behind_what_was_generated(library: Library) -> None:
+def test_failure_is_delivered_after_earlier_tokens(library: Library) -> None:
     library.step(output("a", 2))
     library.output_router.deliver(output("broken", 2))
     assert library.done == ["prepares", "waits", ["a"], ["broken"]]
 
 
-def test_without_a_device_to_wait_for_nothing_is_kept() -> None:
+def test_without_a_device_delivery_is_not_deferred() -> None:
     library = Library(stream=None)
     assert defer_delivery(library) is None
     library.step(output("a", 2))
@@ -85,7 +85,7 @@ def test_without_a_device_to_wait_for_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("missing", ["deliver_batch", "deliver"])
-def test_a_library_with_other_names_is_left_alone(missing: str) -> None:
+def test_unknown_library_is_not_hooked(missing: str) -> None:
     library = Library()
     delattr(library.output_router, missing)
     assert defer_delivery(library) is None

@@ -92,7 +92,7 @@ class Words:
 
 
 @pytest.fixture(scope="module")
-def made() -> GrammarCompiler:
+def compiler() -> GrammarCompiler:
     return GrammarCompiler(need_tokenizer(), VOCABULARY, (END, OTHER_END))
 
 
@@ -100,39 +100,39 @@ def lark(text: str) -> Constraint:
     return Constraint("lark", text)
 
 
-def allowed(guided: GrammarGuide, *said: int) -> set[int]:
+def allowed(guide: GrammarGuide, *generated: int) -> set[int]:
     words = Words()
-    guided.fill(list(said), words)
+    guide.fill(list(generated), words)
     return words.ids()
 
 
-def test_a_guide_follows_what_is_said(made: GrammarCompiler) -> None:
-    guided = made.create_guide(lark('start: "a" "b"+'), {END})
+def test_guide_follows_generated_tokens(compiler: GrammarCompiler) -> None:
+    guide = compiler.create_guide(lark('start: "a" "b"+'), {END})
     a, b, bb = 64, 65, 6066
-    assert a in allowed(guided)
-    assert END not in allowed(guided)
-    assert allowed(guided, a) >= {b, bb}
-    assert END not in allowed(guided, a)
-    assert {b, END} <= allowed(guided, a, bb, b)
+    assert a in allowed(guide)
+    assert END not in allowed(guide)
+    assert allowed(guide, a) >= {b, bb}
+    assert END not in allowed(guide, a)
+    assert {b, END} <= allowed(guide, a, bb, b)
 
 
-def test_a_whole_output_can_only_end_as_the_request_says(made: GrammarCompiler) -> None:
-    assert allowed(made.create_guide(lark('start: "a"'), {7, 31}), 64) == {7, 31}
+def test_complete_output_ends_only_by_the_stop_ids(compiler: GrammarCompiler) -> None:
+    assert allowed(compiler.create_guide(lark('start: "a"'), {7, 31}), 64) == {7, 31}
     # Ends of the model that are not those of the request would not end it.
-    assert allowed(made.create_guide(lark('start: "a"*'), {7})) & {7, END, OTHER_END} == {7}
-    ended = made.create_guide(lark('start: "a"'), ())
+    assert allowed(compiler.create_guide(lark('start: "a"*'), {7})) & {7, END, OTHER_END} == {7}
+    ended = compiler.create_guide(lark('start: "a"'), ())
     assert allowed(ended, 64) == {END, OTHER_END}
     assert ended.eos_ids == [OTHER_END, END]
 
 
-def test_what_a_grammar_does_not_know_ends_the_output(made: GrammarCompiler) -> None:
-    guided = made.create_guide(lark('start: "a" "b"'), {END})
-    assert allowed(guided, 64, 64) == {END}
-    assert allowed(guided, 64, 64, 70) == {END}  # and nothing raises
+def test_what_a_grammar_does_not_know_ends_the_output(compiler: GrammarCompiler) -> None:
+    guide = compiler.create_guide(lark('start: "a" "b"'), {END})
+    assert allowed(guide, 64, 64) == {END}
+    assert allowed(guide, 64, 64, 70) == {END}  # and nothing raises
 
 
-def test_one_grammar_serves_many(made: GrammarCompiler) -> None:
-    first, second = (made.create_guide(lark('start: "a" "b"'), {END}) for _ in range(2))
+def test_one_grammar_serves_many(compiler: GrammarCompiler) -> None:
+    first, second = (compiler.create_guide(lark('start: "a" "b"'), {END}) for _ in range(2))
     assert allowed(first, 64) == {65}
     assert allowed(second) == {370}  # "ab": what can only be one text is one token
 
@@ -149,46 +149,46 @@ def test_one_grammar_serves_many(made: GrammarCompiler) -> None:
     ],
 )
 def test_a_grammar_that_cannot_be_used_is_the_clients_fault(
-    made: GrammarCompiler, constraint: Constraint
+    compiler: GrammarCompiler, constraint: Constraint
 ) -> None:
     with pytest.raises(InvalidRequest, match="the grammar cannot be used: "):
-        made.create_guide(constraint, {END})
+        compiler.create_guide(constraint, {END})
 
 
-def test_other_notations_are_refused(made: GrammarCompiler) -> None:
-    assert made.syntaxes == ("lark", "json_schema")
+def test_other_syntaxes_are_rejected(compiler: GrammarCompiler) -> None:
+    assert compiler.syntaxes == ("lark", "json_schema")
     with pytest.raises(Unsupported, match="gbnf"):
-        made.create_guide(Constraint("gbnf", 'root ::= "a"'), {END})
+        compiler.create_guide(Constraint("gbnf", 'root ::= "a"'), {END})
 
 
 def test_without_llguidance_there_are_no_constraints(
-    made: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert made.syntaxes == ()
+    assert compiler.syntaxes == ()
     with pytest.raises(Unsupported, match="llguidance"):
-        made.create_guide(SCHEMA, {END})
+        compiler.create_guide(SCHEMA, {END})
 
 
 def test_without_a_vocabulary_there_are_no_constraints(tmp_path: Path) -> None:
     assert GrammarCompiler(tmp_path, VOCABULARY, (END,)).syntaxes == ()
 
 
-def test_a_vocabulary_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_vocabulary_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Unsupported, match="cannot read the tokenizer"):
         GrammarCompiler(tmp_path, VOCABULARY, (END,)).create_guide(SCHEMA, {END})
 
 
-def test_a_matcher_that_fails_ends_the_output(made: GrammarCompiler) -> None:
-    guided = made.create_guide(lark('start: "a"'), {END})
+def test_a_matcher_that_fails_ends_the_output(compiler: GrammarCompiler) -> None:
+    guide = compiler.create_guide(lark('start: "a"'), {END})
     words = Words()
     words.nbytes -= 4  # which llguidance refuses
-    guided.fill([], words)
+    guide.fill([], words)
     assert words.ids() == {END}
 
 
-def test_ids_that_only_fill_the_vocabulary_up(tmp_path: Path) -> None:
+def test_vocabulary_padding(tmp_path: Path) -> None:
     assert tokenizer_vocab_size(need_tokenizer(), VOCABULARY) == 151_669
     assert tokenizer_vocab_size(need_tokenizer(), 1000) == 1000
     assert tokenizer_vocab_size(tmp_path, VOCABULARY) == VOCABULARY
@@ -240,7 +240,7 @@ def test_salts_share_with_themselves_only() -> None:
     assert found == [0, 0, 0, 4, 4, 4, 4]
 
 
-def test_what_was_found_is_told_as_what_was_not_computed() -> None:
+def test_cached_tokens_are_those_not_computed() -> None:
     cache: Any = Cache()
     prefixes = PrefixCacheHook(cache)
     first, second = prefixes.create_request_id(None), prefixes.create_request_id(None)
@@ -283,17 +283,17 @@ class Bench:
     def run(self, scene: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(scene)
 
-    def hear(self, *asked: EngineRequest) -> list[list[TokenDelta]]:
+    def generate(self, *requests: EngineRequest) -> list[list[TokenDelta]]:
         async def scene() -> list[list[TokenDelta]]:
-            return await asyncio.gather(*(self._hear(one) for one in asked))
+            return await asyncio.gather(*(self._generate(one) for one in requests))
 
         return self.run(scene())
 
-    def ids(self, *asked: EngineRequest) -> list[list[int]]:
-        return [[id for delta in heard for id in delta.ids] for heard in self.hear(*asked)]
+    def ids(self, *requests: EngineRequest) -> list[list[int]]:
+        return [[id for delta in deltas for id in delta.ids] for deltas in self.generate(*requests)]
 
-    async def _hear(self, asked: EngineRequest) -> list[TokenDelta]:
-        return [delta async for delta in iter_deltas(self.engine, asked)]
+    async def _generate(self, request: EngineRequest) -> list[TokenDelta]:
+        return [delta async for delta in iter_deltas(self.engine, request)]
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             runner.run(engine.stop())
 
 
-def asked(start: int = 5, max_tokens: int = 80, length: int = 20, **fields: Any) -> EngineRequest:
+def make_request(
+    start: int = 5, max_tokens: int = 80, length: int = 20, **fields: Any
+) -> EngineRequest:
     prompt = array("I", [(at * 7919 + start) % 150_000 for at in range(length)])
     fields = {"stop_ids": frozenset({END}), "sampling": Sampling(seed=start), **fields}
     return EngineRequest("r", prompt, max_tokens, **fields)
@@ -345,7 +347,7 @@ def check_shape(value: Any) -> None:
 class TestEngine:
     pytestmark = real_torch
 
-    def test_it_says_what_it_reads(self, bench: Bench) -> None:
+    def test_supported_syntaxes(self, bench: Bench) -> None:
         assert bench.engine.capabilities.constraints == ("lark", "json_schema")
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
@@ -353,9 +355,9 @@ class TestEngine:
         _, tokenizer = call_grammar(bench)
         sampling = Sampling(temperature=temperature, seed=1)
         for start in range(3):
-            (heard,) = bench.hear(asked(start, sampling=sampling, constraint=SCHEMA))
-            ids = [id for delta in heard for id in delta.ids]
-            assert heard[-1].finish == "stop"
+            (deltas,) = bench.generate(make_request(start, sampling=sampling, constraint=SCHEMA))
+            ids = [id for delta in deltas for id in delta.ids]
+            assert deltas[-1].finish == "stop"
             assert ids[-1] == END
             check_shape(json.loads(tokenizer.decode(ids[:-1])))
 
@@ -363,9 +365,9 @@ class TestEngine:
         grammar, tokenizer = call_grammar(bench)
         names = set()
         for start in range(4):
-            (heard,) = bench.hear(asked(start, 200, constraint=grammar))
-            ids = [id for delta in heard for id in delta.ids]
-            assert heard[-1].finish == "stop"
+            (deltas,) = bench.generate(make_request(start, 200, constraint=grammar))
+            ids = [id for delta in deltas for id in delta.ids]
+            assert deltas[-1].finish == "stop"
             message = parse(tokenizer.decode(ids[:-1]), tool_parser="qwen3_coder", tools=TOOLS)
             (call,) = message.blocks
             assert isinstance(call, ToolCallBlock)
@@ -376,63 +378,69 @@ class TestEngine:
 
     def test_guided_and_free_requests_at_once(self, bench: Bench) -> None:
         grammar, _ = call_grammar(bench)
-        free = asked(3, 40, stop_ids=frozenset())
-        together = [asked(1, constraint=SCHEMA), free, asked(2, 200, constraint=grammar)]
+        free = make_request(3, 40, stop_ids=frozenset())
+        together = [
+            make_request(1, constraint=SCHEMA),
+            free,
+            make_request(2, 200, constraint=grammar),
+        ]
         alone = [bench.ids(one)[0] for one in together]
         assert bench.ids(*together) == alone
         assert len(alone[1]) == 40
 
-    def test_a_request_without_ends_ends_by_the_models_own(self, bench: Bench) -> None:
+    def test_request_without_stop_ids_uses_the_models_own(self, bench: Bench) -> None:
         for stop_ids in (frozenset[int](), frozenset({1 << 20})):
-            (heard,) = bench.hear(asked(4, constraint=SCHEMA, stop_ids=stop_ids))
-            assert heard[-1].finish == "stop"
-            assert heard[-1].ids[-1] == END
+            (deltas,) = bench.generate(make_request(4, constraint=SCHEMA, stop_ids=stop_ids))
+            assert deltas[-1].finish == "stop"
+            assert deltas[-1].ids[-1] == END
 
     def test_a_grammar_that_cannot_be_used_is_refused_at_once(self, bench: Bench) -> None:
         with pytest.raises(ClientError, match="the grammar cannot be used"):
-            bench.hear(asked(constraint=lark("start: nothing")))
+            bench.generate(make_request(constraint=lark("start: nothing")))
         with pytest.raises(ClientError, match="gbnf"):
-            bench.hear(asked(constraint=Constraint("gbnf", 'root ::= "a"')))
+            bench.generate(make_request(constraint=Constraint("gbnf", 'root ::= "a"')))
 
-    def test_a_seed_says_the_same_whoever_else_is_there(self, bench: Bench) -> None:
-        mine = asked(1, 30, sampling=Sampling(temperature=1.5, seed=9))
+    def test_seed_is_independent_of_the_batch(self, bench: Bench) -> None:
+        mine = make_request(1, 30, sampling=Sampling(temperature=1.5, seed=9))
         others = [
-            asked(2, 40, sampling=Sampling(temperature=1.0, top_p=0.9)),
-            asked(3, 10, sampling=Sampling(temperature=0.7, top_k=20, min_p=0.05)),
-            asked(4, 35, sampling=Sampling(presence_penalty=1.0, repetition_penalty=1.1)),
+            make_request(2, 40, sampling=Sampling(temperature=1.0, top_p=0.9)),
+            make_request(3, 10, sampling=Sampling(temperature=0.7, top_k=20, min_p=0.05)),
+            make_request(4, 35, sampling=Sampling(presence_penalty=1.0, repetition_penalty=1.1)),
         ]
         (alone,) = bench.ids(mine)
         assert bench.ids(others[0], mine, *others[1:])[1] == alone
-        assert bench.ids(asked(1, 30, sampling=Sampling(temperature=1.5, seed=10)))[0] != alone
+        assert (
+            bench.ids(make_request(1, 30, sampling=Sampling(temperature=1.5, seed=10)))[0] != alone
+        )
 
-    def test_without_a_seed_nothing_is_said_twice(self, bench: Bench) -> None:
-        wild = asked(1, 30, sampling=Sampling(temperature=1.5))
+    def test_outputs_differ_without_a_seed(self, bench: Bench) -> None:
+        wild = make_request(1, 30, sampling=Sampling(temperature=1.5))
         one, other = bench.ids(wild, wild)
         assert one != other
 
     def test_penalties_keep_a_model_from_repeating_itself(self, bench: Bench) -> None:
         (plain,) = bench.ids(
-            asked(7, 200, sampling=Sampling(temperature=0.0), stop_ids=frozenset())
+            make_request(7, 200, sampling=Sampling(temperature=0.0), stop_ids=frozenset())
         )
         assert len(set(plain)) < 200
         harsh = Sampling(temperature=0.0, presence_penalty=1e6)
-        (varied,) = bench.ids(asked(7, 200, sampling=harsh, stop_ids=frozenset()))
+        (varied,) = bench.ids(make_request(7, 200, sampling=harsh, stop_ids=frozenset()))
         assert len(set(varied)) == 200
 
     def test_tenants_do_not_share_what_is_cached(self, bench: Bench) -> None:
         def cached(salt: str | None) -> int | None:
-            (heard,) = bench.hear(asked(77, 1, 5 * PAGE, cache_salt=salt))
-            return heard[0].cached
+            (deltas,) = bench.generate(make_request(77, 1, 5 * PAGE, cache_salt=salt))
+            return deltas[0].cached
 
         found = [cached(salt) for salt in ("a", "b", None, "a", "b", None)]
         assert found[:3] == [0, 0, 0]
         assert found[3:] == [found[3]] * 3
         assert found[3] in (4 * PAGE, 5 * PAGE - 1)  # one token at least is read again
 
-    def test_a_tenants_answer_does_not_depend_on_the_cache(self, bench: Bench) -> None:
+    def test_output_does_not_depend_on_the_cache(self, bench: Bench) -> None:
         sampling = Sampling(temperature=0.0)
-        answers = [
-            bench.ids(asked(78, 20, 4 * PAGE, cache_salt=salt, sampling=sampling))[0]
+        outputs = [
+            bench.ids(make_request(78, 20, 4 * PAGE, cache_salt=salt, sampling=sampling))[0]
             for salt in ("a", "a", "b", None)
         ]
-        assert answers == [answers[0]] * 4
+        assert outputs == [outputs[0]] * 4

@@ -1,4 +1,4 @@
-"""How likely what a model says was, told by the transformers engine: against a plain forward pass.
+"""Logprobs of the transformers engine, compared with a plain forward pass.
 
 One process for all. The forward pass is of the same weights, run by transformers alone, over the
 prompt and what the engine said.
@@ -64,32 +64,32 @@ class Bench:
     model: Model
     plain: ForwardProcess
 
-    def run(self, scene: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(scene)
+    def run(self, run: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(run)
 
-    def hear(self, *requests: EngineRequest) -> list[list[TokenDelta]]:
+    def generate(self, *requests: EngineRequest) -> list[list[TokenDelta]]:
         """All at once."""
 
         async def one(request: EngineRequest) -> list[TokenDelta]:
             return [delta async for delta in iter_deltas(self.engine, request)]
 
-        async def scene() -> list[list[TokenDelta]]:
+        async def run() -> list[list[TokenDelta]]:
             return await asyncio.gather(*map(one, requests))
 
-        return self.run(scene())
+        return self.run(run())
 
-    def check(self, request: EngineRequest, heard: Sequence[TokenDelta]) -> list[int]:
+    def check(self, request: EngineRequest, deltas: Sequence[TokenDelta]) -> list[int]:
         """Each logprob is what the model itself gives the token. Gives the ids."""
-        ids = [id for delta in heard for id in delta.ids]
-        told = [one for delta in heard for one in delta.logprobs]
-        assert all(len(delta.logprobs) == len(delta.ids) for delta in heard)
+        ids = [id for delta in deltas for id in delta.ids]
+        logprobs = [one for delta in deltas for one in delta.logprobs]
+        assert all(len(delta.logprobs) == len(delta.ids) for delta in deltas)
         best = request.sampling.logprobs
         assert best is not None
         prompt = request.prompt.tolist()
         plain = self.plain.run([*prompt, *ids], len(prompt), best + EQUALS, SPELLED)
-        assert [one.token for one in told] == [self._text(id) for id in ids]
-        assert [one.logprob for one in told] == pytest.approx(plain.logprobs, abs=NEAR)
-        for one, likeliest in zip(told, plain.best, strict=True):
+        assert [one.token for one in logprobs] == [self._text(id) for id in ids]
+        assert [one.logprob for one in logprobs] == pytest.approx(plain.logprobs, abs=NEAR)
+        for one, likeliest in zip(logprobs, plain.best, strict=True):
             assert len(one.top) == best
             self._check_best(one, likeliest)
         return ids
@@ -124,7 +124,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             runner.run(engine.stop())
 
 
-def asked(number: int, count: int = COUNT, **fields: Any) -> EngineRequest:
+def make_request(number: int, count: int = COUNT, **fields: Any) -> EngineRequest:
     prompt = [(at * 7919 + number * 131) % 150_000 for at in range(20 + number)]
     constraint = fields.pop("constraint", None)
     stops = ENDS if constraint is not None else frozenset()
@@ -152,19 +152,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_it_says_that_it_can(bench: Bench) -> None:
+def test_logprobs_are_a_capability(bench: Bench) -> None:
     assert bench.engine.capabilities.logprobs
 
 
-def test_steps_that_tell_as_much_are_one_graph() -> None:
-    """How many ask is rounded up: a batch that grows by one is not always another graph."""
+def test_similar_logprob_counts_share_a_graph() -> None:
+    """The number of rows is rounded up: a batch that grows by one may use the same graph."""
     needs = [
-        required_steps([SamplingParams(logprobs=0)] * asking + [SamplingParams()] * 9)
-        for asking in range(6)
+        required_steps([SamplingParams(logprobs=0)] * count + [SamplingParams()] * 9)
+        for count in range(6)
     ]
     assert needs == [
         NOISE,
-        *(NOISE | LOGPROBS | LOGPROB_ROWS_UNIT * told for told in (1, 2, 4, 4, 8)),
+        *(NOISE | LOGPROBS | LOGPROB_ROWS_UNIT * rows for rows in (1, 2, 4, 4, 8)),
     ]
     assert (
         required_steps([SamplingParams(logprobs=0), SamplingParams(logprobs=5)])
@@ -173,67 +173,67 @@ def test_steps_that_tell_as_much_are_one_graph() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_is_what_the_model_gives_the_token(bench: Bench, kind: str) -> None:
-    request = asked(1, **KINDS[kind])
-    (heard,) = bench.hear(request)
-    assert len(bench.check(request, heard)) >= 5
+def test_logprobs_match_the_forward_pass(bench: Bench, kind: str) -> None:
+    request = make_request(1, **KINDS[kind])
+    (deltas,) = bench.generate(request)
+    assert len(bench.check(request, deltas)) >= 5
 
 
 def test_all_kinds_in_one_batch(bench: Bench) -> None:
     """Rows come and go, as each has a length of its own; some in the batch ask for nothing."""
     requests = [
-        asked(at, **{"count": 4 + 3 * at, **kind}) for at, kind in enumerate(KINDS.values())
+        make_request(at, **{"count": 4 + 3 * at, **kind}) for at, kind in enumerate(KINDS.values())
     ]
-    silent = [asked(20 + at, 12, logprobs=None) for at in range(3)]
+    silent = [make_request(20 + at, 12, logprobs=None) for at in range(3)]
     mixed = [silent[0], *requests[:4], silent[1], *requests[4:], silent[2]]
-    heard = dict(zip((one.id for one in mixed), bench.hear(*mixed), strict=True))
+    outputs = dict(zip((one.id for one in mixed), bench.generate(*mixed), strict=True))
     for request in requests:
-        bench.check(request, heard[request.id])
+        bench.check(request, outputs[request.id])
     for request in silent:
-        assert not any(delta.logprobs for delta in heard[request.id])
+        assert not any(delta.logprobs for delta in outputs[request.id])
 
 
-def test_who_asks_is_told_the_same_tokens(bench: Bench) -> None:
-    """To ask changes nothing about what is drawn."""
+def test_logprobs_do_not_change_the_tokens(bench: Bench) -> None:
+    """Requesting logprobs does not change sampling."""
     for kind in ("sampled", "penalized"):
         plain = {**KINDS[kind], "logprobs": None}
-        one, other = bench.hear(asked(5, **KINDS[kind]), asked(5, **plain))
+        one, other = bench.generate(make_request(5, **KINDS[kind]), make_request(5, **plain))
         assert [d.ids for d in one] == [d.ids for d in other]
 
 
-def test_a_constraint_does_not_change_them(bench: Bench) -> None:
-    """What had to be said may have been unlikely, and is told as that."""
-    request = asked(1, **KINDS["constrained"])
-    (heard,) = bench.hear(request)
-    said = [one for delta in heard for one in delta.logprobs]
-    assert bench.check(request, heard)[-1] in ENDS
-    assert min(one.logprob for one in said) < -8
-    assert all(one.top[0][1] > one.logprob for one in said if one.logprob < -8)
+def test_constraint_does_not_change_logprobs(bench: Bench) -> None:
+    """Tokens that a grammar enforces may be unlikely, and are reported so."""
+    request = make_request(1, **KINDS["constrained"])
+    (deltas,) = bench.generate(request)
+    logprobs = [one for delta in deltas for one in delta.logprobs]
+    assert bench.check(request, deltas)[-1] in ENDS
+    assert min(one.logprob for one in logprobs) < -8
+    assert all(one.top[0][1] > one.logprob for one in logprobs if one.logprob < -8)
 
 
-@pytest.mark.parametrize("wanted", [21, 10**6])
-def test_more_than_is_told_is_refused(bench: Bench, wanted: int) -> None:
+@pytest.mark.parametrize("count", [21, 10**6])
+def test_too_many_top_logprobs_are_rejected(bench: Bench, count: int) -> None:
     with pytest.raises(ClientError, match="at most 20"):
-        bench.hear(asked(1, logprobs=wanted))
+        bench.generate(make_request(1, logprobs=count))
 
 
 @dataclass
-class Offered:
+class RecordedRegistry:
     """The engine behind a server's own pipeline."""
 
     service: ModelRegistry
     ledger: Ledger
-    overheard: RecordingEngine
+    recorded: RecordingEngine
 
 
-def offered(bench: Bench, *, keep: bool) -> Offered:
+def create_registry(bench: Bench, *, keep: bool) -> RecordedRegistry:
     ledger = Ledger(MemoryLedgerStore())
-    overheard = RecordingEngine(bench.engine)
+    recorded = RecordingEngine(bench.engine)
     preparer = ChatPreparer(bench.model, ledger, Keyring([bytes(32)]))
-    served = TokenModel(
-        ("tiny",), bench.model, preparer, ReplicaPool([overheard]), keep_logprobs=keep
+    model = TokenModel(
+        ("tiny",), bench.model, preparer, ReplicaPool([recorded]), keep_logprobs=keep
     )
-    return Offered(ModelRegistry([served], {}), ledger, overheard)
+    return RecordedRegistry(ModelRegistry([model], {}), ledger, recorded)
 
 
 def test_chat_completions_streamed_and_folded(bench: Bench) -> None:
@@ -247,19 +247,19 @@ def test_chat_completions_streamed_and_folded(bench: Bench) -> None:
         "top_logprobs": 4,
     }
 
-    async def scene() -> tuple[list[Any], list[Any]]:
-        async with serving(registry=offered(bench, keep=False).service) as stage:
+    async def run() -> tuple[list[Any], list[Any]]:
+        async with serving(registry=create_registry(bench, keep=False).service) as stage:
             client = stage.openai()
-            answer = await client.chat.completions.create(**body)
-            assert answer.choices[0].logprobs is not None
+            response = await client.chat.completions.create(**body)
+            assert response.choices[0].logprobs is not None
             streamed: list[Any] = []
             async for chunk in await client.chat.completions.create(**body, stream=True):
                 for choice in chunk.choices:
                     if choice.logprobs is not None:
                         streamed += choice.logprobs.content or []
-            return answer.choices[0].logprobs.content or [], streamed
+            return response.choices[0].logprobs.content or [], streamed
 
-    whole, streamed = bench.run(scene())
+    whole, streamed = bench.run(run())
     assert len(whole) == 8
     assert {len(one.top_logprobs) for one in whole} == {4}
     assert [one.token for one in whole] == [one.token for one in streamed]
@@ -271,20 +271,20 @@ def test_chat_completions_streamed_and_folded(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("api", "keep"), REQUESTED_OR_STORED)
-def test_what_the_model_gives_is_what_is_exported(bench: Bench, api: str, keep: bool) -> None:
-    stand = offered(bench, keep=keep)
+def test_exported_logprobs_are_those_of_the_model(bench: Bench, api: str, keep: bool) -> None:
+    stand = create_registry(bench, keep=keep)
 
-    async def scene() -> tuple[list[list[float]], list[Any]]:
+    async def run() -> tuple[list[list[float]], list[Any]]:
         async with serving(registry=stand.service) as stage:
             session = Session(stage.url, api, "tiny", "s")
             shown = await asyncio.to_thread(session.run)
             return shown, msgspec.to_builtins(await exported(stand.ledger, "s"))
 
-    shown, samples = bench.run(scene())
-    truths = stand.overheard.outputs
-    check_samples(samples, truths, known=keep or api != "messages")
-    check_shown(api, shown, truths)
-    for truth in truths:
+    shown, samples = bench.run(run())
+    outputs = stand.recorded.outputs
+    check_samples(samples, outputs, known=keep or api != "messages")
+    check_shown(api, shown, outputs)
+    for truth in outputs:
         start = len(truth.prompt)
         plain = bench.plain.run([*truth.prompt, *truth.ids], start, 1, SPELLED)
         assert truth.logprobs == (

@@ -1,4 +1,4 @@
-"""The transformers engine with a real model: what it says, and what becomes of it.
+"""The transformers engine with a real model: outputs, cancellation, failures.
 
 One process for all: each test leaves it as it found it. The oracle is `generate` of the same
 weights, run by transformers alone.
@@ -56,8 +56,8 @@ class Bench:
     def run(self, scene: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(scene)
 
-    async def hear(self, asked: EngineRequest) -> list[TokenDelta]:
-        return await collect(self.engine, asked)
+    async def generate(self, request: EngineRequest) -> list[TokenDelta]:
+        return await collect(self.engine, request)
 
     async def facts(self) -> tuple[int, int]:
         facts = (await self.engine.health()).facts or {}
@@ -73,7 +73,7 @@ class Bench:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     need_torch()
     folder = tmp_path_factory.mktemp("tiny")
-    answers = build(folder, [(prompt(length), COUNT) for length in LENGTHS])
+    outputs = build(folder, [(prompt(length), COUNT) for length in LENGTHS])
     options = TransformersOptions(
         python=PYTHON, threads=1, device_map="cpu", page_size=PAGE, cache_tokens=2 * WINDOW
     )
@@ -81,12 +81,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with asyncio.Runner() as runner:
         runner.run(engine.start())
         try:
-            yield Bench(runner, engine, folder, dict(zip(LENGTHS, answers, strict=True)))
+            yield Bench(runner, engine, folder, dict(zip(LENGTHS, outputs, strict=True)))
         finally:
             runner.run(engine.stop())
 
 
-def asked(ids: Sequence[int], max_tokens: int = COUNT, **fields: Any) -> EngineRequest:
+def make_request(ids: Sequence[int], max_tokens: int = COUNT, **fields: Any) -> EngineRequest:
     fields.setdefault("sampling", Sampling(temperature=0.0))
     return EngineRequest("r", array("I", ids), max_tokens, **fields)
 
@@ -95,58 +95,60 @@ def all_ids(deltas: Sequence[TokenDelta]) -> list[int]:
     return [id for delta in deltas for id in delta.ids]
 
 
-def test_the_oracle_is_worth_something(bench: Bench) -> None:
-    assert all(len(set(answer)) > COUNT // 2 for answer in bench.greedy.values())
+def test_reference_outputs_are_varied(bench: Bench) -> None:
+    assert all(len(set(output)) > COUNT // 2 for output in bench.greedy.values())
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_greedy_is_what_generate_says(bench: Bench, length: int) -> None:
-    heard = bench.run(bench.hear(asked(prompt(length))))
-    assert all_ids(heard) == bench.greedy[length]
-    assert [delta.finish for delta in heard if delta.finish] == ["length"]
+def test_greedy_output_equals_generate(bench: Bench, length: int) -> None:
+    deltas = bench.run(bench.generate(make_request(prompt(length))))
+    assert all_ids(deltas) == bench.greedy[length]
+    assert [delta.finish for delta in deltas if delta.finish] == ["length"]
 
 
-def test_several_at_once_do_not_disturb_each_other(bench: Bench) -> None:
-    wild = asked(prompt(40), sampling=Sampling(temperature=1.0))
+def test_concurrent_requests_are_independent(bench: Bench) -> None:
+    wild = make_request(prompt(40), sampling=Sampling(temperature=1.0))
 
     async def scene() -> list[list[TokenDelta]]:
-        greedy = [bench.hear(asked(prompt(length))) for length in LENGTHS]
-        return await asyncio.gather(*greedy, bench.hear(wild), bench.hear(wild))
+        greedy = [bench.generate(make_request(prompt(length))) for length in LENGTHS]
+        return await asyncio.gather(*greedy, bench.generate(wild), bench.generate(wild))
 
     *greedy, one, other = bench.run(scene())
-    assert [all_ids(heard) for heard in greedy] == list(bench.greedy.values())
+    assert [all_ids(deltas) for deltas in greedy] == list(bench.greedy.values())
     assert len({tuple(all_ids(one)), tuple(all_ids(other)), tuple(bench.greedy[40])}) == 3
     assert len(all_ids(one)) == COUNT
 
 
 def test_the_best_of_top_k_1_is_greedy_at_any_temperature(bench: Bench) -> None:
-    heard = bench.run(bench.hear(asked(prompt(40), sampling=Sampling(temperature=5.0, top_k=1))))
-    assert all_ids(heard) == bench.greedy[40]
+    deltas = bench.run(
+        bench.generate(make_request(prompt(40), sampling=Sampling(temperature=5.0, top_k=1)))
+    )
+    assert all_ids(deltas) == bench.greedy[40]
 
 
 @pytest.mark.parametrize("at", [0, 5])
-def test_a_stop_id_ends_it_and_is_told(bench: Bench, at: int) -> None:
-    said = bench.greedy[40]
-    place = said.index(said[at])
-    stops = frozenset({said[at], 151645})
-    heard = bench.run(bench.hear(asked(prompt(40), stop_ids=stops)))
-    assert all_ids(heard) == said[: place + 1]
-    assert heard[-1].finish == "stop"
+def test_stop_id_is_reported(bench: Bench, at: int) -> None:
+    generated = bench.greedy[40]
+    place = generated.index(generated[at])
+    stops = frozenset({generated[at], 151645})
+    deltas = bench.run(bench.generate(make_request(prompt(40), stop_ids=stops)))
+    assert all_ids(deltas) == generated[: place + 1]
+    assert deltas[-1].finish == "stop"
 
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_limits_hold(bench: Bench, limit: int) -> None:
-    heard = bench.run(bench.hear(asked(prompt(40), limit)))
-    assert all_ids(heard) == bench.greedy[40][:limit]
-    assert heard[-1].finish == "length"
+    deltas = bench.run(bench.generate(make_request(prompt(40), limit)))
+    assert all_ids(deltas) == bench.greedy[40][:limit]
+    assert deltas[-1].finish == "length"
 
 
-def test_a_known_prefix_is_told(bench: Bench) -> None:
+def test_cached_prefix_is_reported(bench: Bench) -> None:
     fresh = [149_000 - at for at in range(10 * PAGE + 3)]
 
     async def scene() -> list[int | None]:
-        first = await bench.hear(asked(fresh))
-        longer = await bench.hear(asked([*fresh, *all_ids(first)]))
+        first = await bench.generate(make_request(fresh))
+        longer = await bench.generate(make_request([*fresh, *all_ids(first)]))
         return [first[-1].cached, longer[-1].cached]
 
     assert bench.engine.capabilities.cached_tokens
@@ -157,10 +159,10 @@ def test_a_known_prefix_is_told(bench: Bench) -> None:
     assert warm % PAGE == 0
 
 
-def test_hanging_up_frees_the_slot(bench: Bench) -> None:
+def test_cancelling_frees_the_slot(bench: Bench) -> None:
     async def scene() -> None:
         await bench.idle()
-        endless = asked(prompt(40), WINDOW)
+        endless = make_request(prompt(40), WINDOW)
         async with aclosing(iter_deltas(bench.engine, endless)) as one:
             await anext(one)
             async with aclosing(iter_deltas(bench.engine, endless)) as other:
@@ -170,72 +172,74 @@ def test_hanging_up_frees_the_slot(bench: Bench) -> None:
                 pass
             assert (await anext(one)).ids  # the other one goes on
         await bench.idle()
-        assert all_ids(await bench.hear(asked(prompt(40)))) == bench.greedy[40]
+        assert all_ids(await bench.generate(make_request(prompt(40)))) == bench.greedy[40]
 
     bench.run(scene())
 
 
-def test_a_cancelled_prompt_is_not_read_to_its_end(bench: Bench) -> None:
+def test_cancelled_prefill_stops(bench: Bench) -> None:
     async def scene() -> None:
         await bench.idle()
         for _ in range(20):  # at any moment, also before it is looked at
-            hearing = asyncio.ensure_future(bench.hear(asked(prompt(3000), WINDOW - 3000)))
+            generation = asyncio.ensure_future(
+                bench.generate(make_request(prompt(3000), WINDOW - 3000))
+            )
             await asyncio.sleep(0)
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            generation.cancel()
+            await asyncio.gather(generation, return_exceptions=True)
         await bench.idle()
 
     bench.run(scene())
 
 
-def test_the_window_is_the_models(bench: Bench) -> None:
+def test_context_length_is_the_models(bench: Bench) -> None:
     assert bench.engine.capabilities.context_length == WINDOW
     with pytest.raises(ContextOverflow):
-        bench.run(bench.hear(asked(prompt(WINDOW))))
-    heard = bench.run(bench.hear(asked(prompt(WINDOW - 3), 100)))
-    assert len(all_ids(heard)) == 3
-    assert heard[-1].finish == "length"
+        bench.run(bench.generate(make_request(prompt(WINDOW))))
+    deltas = bench.run(bench.generate(make_request(prompt(WINDOW - 3), 100)))
+    assert len(all_ids(deltas)) == 3
+    assert deltas[-1].finish == "length"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
-    overheard = RecordingEngine(bench.engine)
-    served = TokenModel(
-        names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([overheard])
+    recorded = RecordingEngine(bench.engine)
+    entry = TokenModel(
+        names=("tiny",), model=model, preparer=preparer, engine=ReplicaPool([recorded])
     )
 
     async def scene() -> list[Any]:
         usages = []
-        async with serving(registry=ModelRegistry([served], {})) as stage:
+        async with serving(registry=ModelRegistry([entry], {})) as stage:
             client = stage.openai()
             messages: list[Any] = [{"role": "user", "content": "Tell me of the sea. " * 20}]
             for question in ("And then?", "Why?"):
-                answer = await client.chat.completions.create(
+                response = await client.chat.completions.create(
                     model="tiny", messages=messages, max_tokens=40, temperature=temperature
                 )
-                text = answer.choices[0].message.content
+                text = response.choices[0].message.content
                 messages += [{"role": "assistant", "content": text}]
                 messages += [{"role": "user", "content": question}]
-                usages.append(answer.usage)
+                usages.append(response.usage)
         return usages
 
     usages = bench.run(scene())
-    one, other = overheard.outputs
-    first, said, second, cached = one.prompt, one.ids, other.prompt, other.cached
-    assert len(said) == 40
-    assert second[: len(first) + len(said)] == first + said
+    one, other = recorded.outputs
+    first, generated, second, cached = one.prompt, one.ids, other.prompt, other.cached
+    assert len(generated) == 40
+    assert second[: len(first) + len(generated)] == first + generated
     assert cached is not None
-    assert cached >= (len(first) + len(said)) // PAGE * PAGE - PAGE
+    assert cached >= (len(first) + len(generated)) // PAGE * PAGE - PAGE
     assert usages[1].prompt_tokens == len(second)
     assert usages[1].prompt_tokens_details.cached_tokens == cached
 
 
-def test_killed_while_it_speaks_and_brought_back(bench: Bench) -> None:
+def test_killed_during_a_stream_and_restarted(bench: Bench) -> None:
     async def scene() -> None:
         engine = bench.engine
-        async with aclosing(iter_deltas(engine, asked(prompt(40), WINDOW))) as deltas:
+        async with aclosing(iter_deltas(engine, make_request(prompt(40), WINDOW))) as deltas:
             await anext(deltas)
             os.kill(engine.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="was killed"):
@@ -244,7 +248,7 @@ def test_killed_while_it_speaks_and_brought_back(bench: Bench) -> None:
         assert not (await engine.health()).ready
         await engine.stop()
         await engine.start()
-        assert all_ids(await bench.hear(asked(prompt(40)))) == bench.greedy[40]
+        assert all_ids(await bench.generate(make_request(prompt(40)))) == bench.greedy[40]
 
     bench.run(scene())
 
@@ -279,9 +283,9 @@ def test_memory_that_runs_out_later(bench: Bench, tmp_path: Path) -> None:
 
     async def scene() -> None:
         await engine.start()
-        requests = [asked(prompt(40), stop_ids=frozenset()) for _ in range(2)]
-        hearing = [collect(engine, request) for request in requests]
-        failures = await asyncio.gather(*hearing, return_exceptions=True)
+        requests = [make_request(prompt(40), stop_ids=frozenset()) for _ in range(2)]
+        generation = [collect(engine, request) for request in requests]
+        failures = await asyncio.gather(*generation, return_exceptions=True)
         for failure in failures:
             assert isinstance(failure, EngineUnavailable)
             assert "out of memory" in failure.message

@@ -62,12 +62,12 @@ SIMPLE = [
 ]
 
 
-def _says(text: str | None, thought: str = "", **more: Any) -> dict[str, Any]:
-    thoughts = {"reasoning_content": thought, "thinking": thought} if thought else {}
-    return {"role": "assistant", "content": text, **thoughts, **more}
+def _assistant(text: str | None, reasoning: str = "", **more: Any) -> dict[str, Any]:
+    fields = {"reasoning_content": reasoning, "thinking": reasoning} if reasoning else {}
+    return {"role": "assistant", "content": text, **fields, **more}
 
 
-def _calls(*arguments: Any, text: str | None = "", thought: str = "") -> dict[str, Any]:
+def _calls(*arguments: Any, text: str | None = "", reasoning: str = "") -> dict[str, Any]:
     calls = [
         {
             "id": f"call0000{i}",
@@ -76,7 +76,7 @@ def _calls(*arguments: Any, text: str | None = "", thought: str = "") -> dict[st
         }
         for i, given in enumerate(arguments)
     ]
-    return _says(text, thought, tool_calls=calls)
+    return _assistant(text, reasoning, tool_calls=calls)
 
 
 def _result(place: int = 0, text: str = "It's <sunny> & 20 °C") -> dict[str, Any]:
@@ -98,33 +98,39 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "system": [SYSTEM, USER],
     "developer": [{**SYSTEM, "role": "developer"}, USER],
     "parts": [PARTS],
-    "answer last": [USER, _says("Fine. ")],
-    "turns": [SYSTEM, USER, _says(" Fine."), MORE],
+    "answer last": [USER, _assistant("Fine. ")],
+    "turns": [SYSTEM, USER, _assistant(" Fine."), MORE],
     "consecutive users": [USER, MORE],
-    "system inside": [USER, _says("Fine."), SYSTEM, MORE],
+    "system inside": [USER, _assistant("Fine."), SYSTEM, MORE],
     "unknown role": [USER, {"role": "critic", "content": "Hm."}],
     "call": [USER, _calls(FIRST), _result()],
     "call as string": [USER, _calls(json.dumps(FIRST, ensure_ascii=False)), _result()],
     "call with null": [USER, _calls(FIRST, text=None), _result()],
-    "call with text": [USER, _calls(FIRST, text="Let me see."), _result(), _says("Sunny."), MORE],
+    "call with text": [
+        USER,
+        _calls(FIRST, text="Let me see."),
+        _result(),
+        _assistant("Sunny."),
+        MORE,
+    ],
     "call without arguments": [USER, _calls({}), _result()],
     "two calls": [USER, _calls(FIRST, {"city": "Oslo"}), _result(), _result(1, '{"t": 1}')],
     "results in parts": [USER, _calls(FIRST), {**_result(), "content": PARTS["content"]}],
-    "thought": [USER, _says("Fine.", "I weigh it.\n"), MORE],
-    "thought inside text": [USER, _says("<think>\nI weigh it.\n</think>\n\nFine."), MORE],
+    "thought": [USER, _assistant("Fine.", "I weigh it.\n"), MORE],
+    "thought inside text": [USER, _assistant("<think>\nI weigh it.\n</think>\n\nFine."), MORE],
     "thoughts in a loop": [
         SYSTEM,
         USER,
-        _calls(FIRST, thought="first"),
+        _calls(FIRST, reasoning="first"),
         _result(),
-        _calls({"city": "Oslo"}, thought="second"),
+        _calls({"city": "Oslo"}, reasoning="second"),
         _result(),
-        _says("Done.", "third"),
+        _assistant("Done.", "third"),
         MORE,
-        _calls(FIRST, thought="fourth"),
+        _calls(FIRST, reasoning="fourth"),
         _result(),
     ],
-    "steering": [USER, _calls(FIRST, thought="first"), _result(), MORE],
+    "steering": [USER, _calls(FIRST, reasoning="first"), _result(), MORE],
 }
 
 #: Appends to a list of its own, which the immutable sandbox forbids.

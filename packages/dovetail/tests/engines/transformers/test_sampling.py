@@ -1,4 +1,4 @@
-"""How the transformers engine draws: its processor, beside the plainest way to do the same."""
+"""Sampling of the transformers engine, compared with a plain implementation."""
 
 import json
 import math
@@ -57,7 +57,7 @@ class Worker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         )
 
-    def ask(self, bench: str, size: Sequence[int], act: str, **given: Any) -> Any:
+    def run(self, bench: str, size: Sequence[int], act: str, **given: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([bench, size, act, given]) + "\n")
@@ -76,16 +76,16 @@ class Batch:
 
     def step(self, *rows: dict[str, Any]) -> list[list[float | None]]:
         scores = [row["scores"] for row in rows]
-        told = [{name: row[name] for name in row if name != "scores"} for row in rows]
-        done: list[list[float | None]] = self._worker.ask(
-            self._name, self._size, "step", rows=told, scores=scores
+        fields = [{name: row[name] for name in row if name != "scores"} for row in rows]
+        done: list[list[float | None]] = self._worker.run(
+            self._name, self._size, "step", rows=fields, scores=scores
         )
         return done
 
     def draws(
         self, seeds: Sequence[int], places: int, scores: list[float] | int, **fields: Any
     ) -> list[list[int]]:
-        drawn: list[list[int]] = self._worker.ask(
+        sampled: list[list[int]] = self._worker.run(
             self._name,
             self._size,
             "draws",
@@ -94,7 +94,7 @@ class Batch:
             scores=scores,
             fields=fields,
         )
-        return drawn
+        return sampled
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +120,13 @@ def left(done: Sequence[float | None]) -> set[int]:
 
 def plain_filter(scores: Sequence[float], draw: dict[str, Any]) -> set[int]:
     """Which tokens min_p, then top_k, then top_p leave."""
-    kept = sorted(range(SPELLED), key=lambda id: -scores[id])
+    ranked = sorted(range(SPELLED), key=lambda id: -scores[id])
     weights = [math.exp(score / draw["temperature"]) for score in scores]
-    kept = [id for id in kept if weights[id] >= draw.get("min_p", 0) * weights[kept[0]]]
-    kept = kept[: draw.get("top_k", 0) or None]
-    whole, before = sum(weights[id] for id in kept), 0.0
+    ranked = [id for id in ranked if weights[id] >= draw.get("min_p", 0) * weights[ranked[0]]]
+    ranked = ranked[: draw.get("top_k", 0) or None]
+    whole, before = sum(weights[id] for id in ranked), 0.0
     nucleus: set[int] = set()
-    for id in kept:
+    for id in ranked:
         if before < draw.get("top_p", 1.0) * whole or not nucleus:
             nucleus.add(id)
         before += weights[id]
@@ -157,13 +157,13 @@ def _shifted(number: int, by: int) -> int:
     return signed >> by & BITS_32
 
 
-def penalized(scores: Sequence[float], prompt: list[int], said: list[int], draw: Any) -> Any:
+def penalized(scores: Sequence[float], prompt: list[int], generated: list[int], draw: Any) -> Any:
     done: list[float | None] = []
     for id, score in enumerate(scores):
-        if id in said or id in prompt:
+        if id in generated or id in prompt:
             rate = draw.get("repetition", 1.0)
             score = score / rate if score > 0 else score * rate
-        times = said.count(id)
+        times = generated.count(id)
         score -= draw.get("frequency", 0.0) * times + draw.get("presence", 0.0) * (times > 0)
         done.append(score if id < SPELLED else None)
     return pytest.approx(done, abs=1e-4)
@@ -184,7 +184,7 @@ def softmax(scores: Sequence[float], temperature: float = 1.0) -> dict[int, floa
     return {id: weight / sum(weights) for id, weight in enumerate(weights)}
 
 
-def test_what_a_request_leaves_open_is_the_models_own() -> None:
+def test_unset_parameters_are_the_models_defaults() -> None:
     sampler = SamplingDefaults({"temperature": 0.6, "top_k": 20, "top_p": None, "min_p": 0.1}, 100)
     draw = sampler.resolve(Sampling(top_p=0.5, presence_penalty=1.5))
     assert (draw.temperature, draw.top_k, draw.top_p, draw.min_p) == (0.6, 20, 0.5, 0.1)
@@ -193,7 +193,7 @@ def test_what_a_request_leaves_open_is_the_models_own() -> None:
     assert not SamplingDefaults({}, 100).resolve(Sampling()).has_penalties
 
 
-def test_what_is_out_of_range_goes_to_its_end() -> None:
+def test_parameters_are_clamped() -> None:
     draw = SamplingDefaults({}, 100).resolve(
         Sampling(top_k=100, top_p=-1.0, min_p=7.0, repetition_penalty=0.0, temperature=1.0)
     )
@@ -224,7 +224,7 @@ def test_a_request_without_a_seed_gets_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "needs"),
+    ("fields", "steps"),
     [
         ({"temperature": 0.0}, 0),
         ({}, NOISE),
@@ -234,15 +234,15 @@ def test_a_request_without_a_seed_gets_one_of_its_own() -> None:
         ({"temperature": 0.0, "repetition": 1.1}, PENALTY),
     ],
 )
-def test_steps_with_other_needs_are_other_graphs(fields: dict[str, Any], needs: int) -> None:
+def test_different_steps_use_different_graphs(fields: dict[str, Any], steps: int) -> None:
     """What nobody asks for is not done, and a graph is replayed for steps of its own kind only."""
-    drawing: Any = SimpleNamespace(
-        needs=required_steps([SamplingParams(**fields), SamplingParams(temperature=0.0)])
+    sampler: Any = SimpleNamespace(
+        steps=required_steps([SamplingParams(**fields), SamplingParams(temperature=0.0)])
     )
-    assert drawing.needs == needs
+    assert sampler.steps == steps
     buffers = SimpleNamespace(_get_graph_key=lambda: (8,))
-    key_graphs_by_steps(buffers, drawing)
-    assert buffers._get_graph_key() == ((8,) if needs == NOISE else (8, "needs", needs))
+    key_graphs_by_steps(buffers, sampler)
+    assert buffers._get_graph_key() == ((8,) if steps == NOISE else (8, "needs", steps))
 
 
 @real_torch
@@ -291,7 +291,7 @@ def test_filters_leave_what_a_plain_filter_leaves(worker: Worker, draw: dict[str
 
 
 @real_torch
-def test_penalties_follow_what_was_said(worker: Worker) -> None:
+def test_penalties_follow_generated_tokens(worker: Worker) -> None:
     batch, draws = (
         Batch(worker),
         [
@@ -301,39 +301,39 @@ def test_penalties_follow_what_was_said(worker: Worker) -> None:
             {"temperature": 0.0},
         ],
     )
-    said: list[list[int]] = [[], [], [], []]
+    generated: list[list[int]] = [[], [], [], []]
     for step in range(4):
         order = [0, 1, 2, 3] if step % 2 else [3, 1, 0, 2]  # rows change their places
-        rows = [row(f"r{at}", draw=draws[at], generated=said[at]) for at in order]
+        rows = [row(f"r{at}", draw=draws[at], generated=generated[at]) for at in order]
         for at, one, done in zip(order, rows, batch.step(*rows), strict=True):
-            assert done == penalized(one["scores"], one["prompt"], said[at], draws[at])
+            assert done == penalized(one["scores"], one["prompt"], generated[at], draws[at])
         for at in order:
-            said[at] = [*said[at], 2 + at * step, 77]
+            generated[at] = [*generated[at], 2 + at * step, 77]
 
 
 @real_torch
 def test_more_requests_with_penalties_than_slots(worker: Worker) -> None:
     """Those that wait their turn are counted anew."""
     batch = Batch(worker, (2, VOCABULARY, SPELLED))
-    said: dict[str, list[int]] = {name: [] for name in "abcde"}
+    generated: dict[str, list[int]] = {name: [] for name in "abcde"}
     for pair in ("ab", "cd", "ae", "ab", "ec", "da"):
         draw = {"temperature": 0.0, "frequency": 0.5, "repetition": 1.1}
-        rows = [row(name, draw=draw, generated=said[name]) for name in pair]
+        rows = [row(name, draw=draw, generated=generated[name]) for name in pair]
         for name, one, done in zip(pair, rows, batch.step(*rows), strict=True):
-            assert done == penalized(one["scores"], one["prompt"], said[name], draw)
-            said[name] = [*said[name], ord(name), 5]
+            assert done == penalized(one["scores"], one["prompt"], generated[name], draw)
+            generated[name] = [*generated[name], ord(name), 5]
 
 
 @real_torch
-def test_a_request_that_was_started_again_goes_on_as_before(worker: Worker) -> None:
+def test_restarted_request_continues_as_before(worker: Worker) -> None:
     draw = {"temperature": 1.0, "seed": 3, "frequency": 0.5, "repetition": 1.2}
-    said = [5, 6, 5, 7]
-    (plain,) = Batch(worker).step(row("a", draw=draw, generated=said))
-    (moved,) = Batch(worker).step(row("a", draw=draw, generated=said, moved=3))
+    generated = [5, 6, 5, 7]
+    (plain,) = Batch(worker).step(row("a", draw=draw, generated=generated))
+    (moved,) = Batch(worker).step(row("a", draw=draw, generated=generated, moved=3))
     assert moved == plain
     batch = Batch(worker)
-    batch.step(row("a", draw=draw, generated=said[:3]))
-    (resumed,) = batch.step(row("a", draw=draw, generated=said, moved=3))
+    batch.step(row("a", draw=draw, generated=generated[:3]))
+    (resumed,) = batch.step(row("a", draw=draw, generated=generated, moved=3))
     assert resumed == plain
 
 
@@ -376,23 +376,23 @@ def test_a_row_is_free_again_when_its_grammar_has_gone(worker: Worker) -> None:
 
 @real_torch
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_tokens_are_drawn_as_often_as_they_should(worker: Worker, temperature: float) -> None:
+def test_tokens_follow_their_distribution(worker: Worker, temperature: float) -> None:
     scores = some_scores(11)[:12]
     batch = Batch(worker, (64, 12, 12))
-    drawn = batch.draws(range(64), 200, scores, temperature=temperature)
-    counts = Counter(id for answer in drawn for id in answer)
+    sampled = batch.draws(range(64), 200, scores, temperature=temperature)
+    counts = Counter(id for column in sampled for id in column)
     likely = {id: p for id, p in softmax(scores, temperature).items() if p * 12_800 > 5}
     assert abs(surprise(counts, likely)) < 4
 
 
 @real_torch
-def test_draws_have_nothing_to_do_with_each_other(worker: Worker) -> None:
+def test_samples_are_independent(worker: Worker) -> None:
     """Neither one place with the next, nor one seed with the next."""
-    drawn = Batch(worker, (64, 4, 4)).draws(range(64), 200, [0.0, 0.3, 0.6, 0.9])
+    sampled = Batch(worker, (64, 4, 4)).draws(range(64), 200, [0.0, 0.3, 0.6, 0.9])
     single = softmax([0.0, 0.3, 0.6, 0.9])
     shares = {(a, b): single[a] * single[b] for a in single for b in single}
-    places = Counter(pair for answer in drawn for pair in pairwise(answer))
-    seeds = Counter(pair for at in zip(*drawn, strict=True) for pair in pairwise(at))
+    places = Counter(pair for column in sampled for pair in pairwise(column))
+    seeds = Counter(pair for at in zip(*sampled, strict=True) for pair in pairwise(at))
     assert abs(surprise(places, shares)) < 4
     assert abs(surprise(seeds, shares)) < 4
 
@@ -400,8 +400,8 @@ def test_draws_have_nothing_to_do_with_each_other(worker: Worker) -> None:
 @real_torch
 def test_a_large_vocabulary_is_drawn_from_evenly(worker: Worker) -> None:
     size = 151_936
-    drawn = Batch(worker, (16, size, size)).draws(range(16), 100, size)
-    ids = [id for answer in drawn for id in answer]
+    sampled = Batch(worker, (16, size, size)).draws(range(16), 100, size)
+    ids = [id for column in sampled for id in column]
     parts = dict.fromkeys(range(16), 1 / 16)
     assert abs(surprise(Counter(id * 16 // size for id in ids), parts)) < 4
     assert abs(surprise(Counter(id % 16 for id in ids), parts)) < 4
@@ -409,10 +409,10 @@ def test_a_large_vocabulary_is_drawn_from_evenly(worker: Worker) -> None:
 
 
 @real_torch
-def test_filters_do_not_change_who_wins(worker: Worker) -> None:
+def test_filters_do_not_change_the_noise(worker: Worker) -> None:
     """The noise of a token is the same whatever else may come."""
     draw = {"temperature": 1.0, "seed": 8}
     (free,) = Batch(worker).step(row("a", draw=draw))
     (filtered,) = Batch(worker).step(row("a", draw={**draw, "top_k": 20}))
-    kept = left(filtered)
-    assert [filtered[id] for id in kept] == pytest.approx([free[id] for id in kept])
+    allowed = left(filtered)
+    assert [filtered[id] for id in allowed] == pytest.approx([free[id] for id in allowed])

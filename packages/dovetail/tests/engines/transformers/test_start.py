@@ -27,34 +27,37 @@ from dovetail.engines.transformers.process import last_error_line, package_roots
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
-STAND_IN = f"""\
+FAKE_CHILD = f"""\
 #!{sys.executable}
 import json, os, sys, threading
-order = json.loads(sys.stdin.buffer.readline())
+config = json.loads(sys.stdin.buffer.readline())
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
-sys.path[:0] = order["paths"]
+sys.path[:0] = config["paths"]
 from pathlib import Path
 from dovetail.engines.scripted import ScriptedEngine, parse_script
-from dovetail.net.listener import Address, listen, serve
+from dovetail.net.listener import ListenAddress, open_listener, serve_app
 from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import ServedModel
+from dovetail.engines.completion_server.model import CompletionModel
 from dovetail_tokenizers import ByteTokenizer
 
 def die():
     print("torch.OutOfMemoryError: CUDA out of memory.", file=sys.stderr, flush=True)
     os._exit(1)
 
-folder = Path(order["model"])
+folder = Path(config["model"])
 tokenizer = ByteTokenizer({CONTROLS!r})
 engine = ScriptedEngine(tokenizer, parse_script((folder / "script.yaml").read_text()))
-model = ServedModel((folder.name,), tokenizer, ({END},), 100)
-app = CompletionsServer(engine, model, key=order["key"], bursts=engine.bursts, on_death=die)
-listener, address = listen(Address(port=0, path=order["socket"] and Path(order["socket"])))
-facts = {{"device": "none", "order": json.dumps(order["options"])}}
+model = CompletionModel((folder.name,), tokenizer, ({END},), 100)
+app = CompletionsServer(
+    engine, model, api_key=config["key"], stream_batches=engine.generate_batches, on_engine_dead=die
+)
+path = config["socket"] and Path(config["socket"])
+listener, address = open_listener(ListenAddress(port=0, path=path))
+facts = {{"device": "none", "config": json.dumps(config["options"])}}
 print(json.dumps({{
     "address": address, "context_length": 100, "cached_tokens": True, "facts": facts
 }}), flush=True)
-serve(app, listener)
+serve_app(app, listener)
 """
 
 
@@ -73,58 +76,58 @@ def weights(folder: Path, script: str = "[{text: hello}]") -> Path:
 
 
 def engine(folder: Path, **options: Any) -> TransformersEngine:
-    made = create_engine("transformers", EngineSetup(TOKENIZER, folder, options=options))
-    assert isinstance(made, TransformersEngine)
-    return made
+    fake = create_engine("transformers", EngineSetup(TOKENIZER, folder, options=options))
+    assert isinstance(fake, TransformersEngine)
+    return fake
 
 
-def standing_in(folder: Path, script: str, **options: Any) -> TransformersEngine:
-    return engine(weights(folder, script), python=program(folder, STAND_IN), **options)
+def fake_engine(folder: Path, script: str, **options: Any) -> TransformersEngine:
+    return engine(weights(folder, script), python=program(folder, FAKE_CHILD), **options)
 
 
-def asked(prompt: str = "hi", **fields: Any) -> EngineRequest:
+def make_request(prompt: str = "hi", **fields: Any) -> EngineRequest:
     fields = {"max_tokens": 50, "stop_ids": frozenset({END}), **fields}
     return EngineRequest("r", array("I", ids(prompt)), **fields)
 
 
-async def collect(made: TransformersEngine, request: EngineRequest) -> list[TokenDelta]:
-    return [delta async for delta in iter_deltas(made, request)]
+async def collect(fake: TransformersEngine, request: EngineRequest) -> list[TokenDelta]:
+    return [delta async for delta in iter_deltas(fake, request)]
 
 
-def said(deltas: list[TokenDelta]) -> str:
+def text_of(deltas: list[TokenDelta]) -> str:
     return TOKENIZER.decode([id for delta in deltas for id in delta.ids])
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-def test_a_whole_life(tmp_path: Path, tcp: bool) -> None:
-    made = standing_in(tmp_path, "[{text: hello}]", tcp=tcp)
+def test_start_generate_stop(tmp_path: Path, tcp: bool) -> None:
+    fake = fake_engine(tmp_path, "[{text: hello}]", tcp=tcp)
 
     async def main() -> None:
-        assert made.capabilities.local
-        assert made.capabilities.context_length == 4096  # as far as the folder tells
-        assert (await made.health()).detail == "not started"
+        assert fake.capabilities.local
+        assert fake.capabilities.context_length == 4096  # as far as the folder tells
+        assert (await fake.health()).detail == "not started"
         with pytest.raises(EngineUnavailable, match="not running"):
-            await collect(made, asked())
-        await made.start()
-        await made.start()  # already there
-        assert made.capabilities.context_length == 100  # as the process tells
-        assert made.capabilities.cached_tokens
-        heard = await collect(made, asked("x" * 40))
-        assert said(heard) == "hello<|end|>"
-        assert (heard[-1].finish, heard[-1].cached) == ("stop", 0)
-        assert (await collect(made, asked("x" * 40)))[-1].cached == 32
-        health = await made.health()
+            await collect(fake, make_request())
+        await fake.start()
+        await fake.start()  # already there
+        assert fake.capabilities.context_length == 100  # as the process tells
+        assert fake.capabilities.cached_tokens
+        deltas = await collect(fake, make_request("x" * 40))
+        assert text_of(deltas) == "hello<|end|>"
+        assert (deltas[-1].finish, deltas[-1].cached) == ("stop", 0)
+        assert (await collect(fake, make_request("x" * 40)))[-1].cached == 32
+        health = await fake.health()
         assert health.ready
         assert health.facts is not None
         assert (health.facts["running"], health.facts["device"]) == (0, "none")
         with pytest.raises(ContextOverflow):
-            await collect(made, asked("x" * 100))
-        assert made.endpoint is not None
-        assert (made.endpoint.socket is None) == tcp
-        plain = Endpoint(made.endpoint.host, made.endpoint.port, made.endpoint.socket)
+            await collect(fake, make_request("x" * 100))
+        assert fake.endpoint is not None
+        assert (fake.endpoint.socket is None) == tcp
+        plain = Endpoint(fake.endpoint.host, fake.endpoint.port, fake.endpoint.socket)
         assert (await fetch(plain, ClientRequest("GET", "/v1/models")))[0] == 401
-        await made.stop()
-        assert not (await made.health()).ready
+        await fake.stop()
+        assert not (await fake.health()).ready
         if plain.socket is not None:
             assert not Path(plain.socket).parent.exists()
 
@@ -132,60 +135,64 @@ def test_a_whole_life(tmp_path: Path, tcp: bool) -> None:
 
 
 def test_options_reach_the_process(tmp_path: Path) -> None:
-    made = standing_in(tmp_path, "[{text: a}]", dtype="float16", device_map="cuda:1", max_batch="3")
+    fake = fake_engine(tmp_path, "[{text: a}]", dtype="float16", device_map="cuda:1", max_batch="3")
 
     async def main() -> None:
-        await made.start()
-        facts = (await made.health()).facts or {}
-        told = json.loads(str(facts["order"]))
-        assert (told["dtype"], told["device_map"], told["max_batch"]) == ("float16", "cuda:1", 3)
-        await made.stop()
+        await fake.start()
+        facts = (await fake.health()).facts or {}
+        config = json.loads(str(facts["config"]))
+        assert (config["dtype"], config["device_map"], config["max_batch"]) == (
+            "float16",
+            "cuda:1",
+            3,
+        )
+        await fake.stop()
 
     asyncio.run(main())
 
 
-def test_killed_while_it_speaks_and_brought_back(tmp_path: Path) -> None:
-    made = standing_in(tmp_path, "[{text: hello, hang: 2}, {text: again}]")
+def test_killed_during_a_stream_and_restarted(tmp_path: Path) -> None:
+    fake = fake_engine(tmp_path, "[{text: hello, hang: 2}, {text: again}]")
 
     async def main() -> None:
-        await made.start()
-        async with aclosing(iter_deltas(made, asked())) as deltas:
+        await fake.start()
+        async with aclosing(iter_deltas(fake, make_request())) as deltas:
             await anext(deltas)
-            os.kill(made.pid or 0, signal.SIGKILL)
+            os.kill(fake.pid or 0, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="transformers was killed"):
                 async for _ in deltas:
                     pass
-        assert "killed" in (await made.health()).detail
-        await made.stop()
+        assert "killed" in (await fake.health()).detail
+        await fake.stop()
         (tmp_path / "script.yaml").write_text("[{text: again}]")
-        await made.start()
-        assert said(await collect(made, asked())) == "again<|end|>"
-        await made.stop()
+        await fake.start()
+        assert text_of(await collect(fake, make_request())) == "again<|end|>"
+        await fake.stop()
 
     asyncio.run(main())
 
 
-def test_a_death_is_told_with_its_last_complaint(tmp_path: Path) -> None:
-    made = standing_in(tmp_path, "[{text: hello, die: 2}]")
+def test_exit_is_reported_with_its_last_error(tmp_path: Path) -> None:
+    fake = fake_engine(tmp_path, "[{text: hello, die: 2}]")
 
     async def main() -> None:
-        await made.start()
+        await fake.start()
         with pytest.raises(EngineUnavailable, match=r"ended \(1\): .*CUDA out of memory"):
-            await collect(made, asked())
-        assert "out of memory" in (await made.health()).detail
-        await made.stop()
+            await collect(fake, make_request())
+        assert "out of memory" in (await fake.health()).detail
+        await fake.stop()
 
     asyncio.run(main())
 
 
-def test_stopped_while_it_speaks(tmp_path: Path) -> None:
-    made = standing_in(tmp_path, "[{text: hello, hang: 2}]")
+def test_stopped_during_a_stream(tmp_path: Path) -> None:
+    fake = fake_engine(tmp_path, "[{text: hello, hang: 2}]")
 
     async def main() -> None:
-        await made.start()
-        async with aclosing(iter_deltas(made, asked())) as deltas:
+        await fake.start()
+        async with aclosing(iter_deltas(fake, make_request())) as deltas:
             await anext(deltas)
-            await made.stop()
+            await fake.stop()
             with pytest.raises(EngineUnavailable):
                 async for _ in deltas:
                     pass
@@ -203,11 +210,11 @@ def test_torch_is_missing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
 def test_torch_is_missing_there(tmp_path: Path) -> None:
-    made = engine(weights(tmp_path), python=sys.executable)
+    fake = engine(weights(tmp_path), python=sys.executable)
     with pytest.raises(EngineUnavailable, match=r"No module named 'torch' \(pip install") as raised:
-        asyncio.run(made.start())
+        asyncio.run(fake.start())
     assert str(tmp_path) in raised.value.message
-    assert not asyncio.run(made.health()).ready
+    assert not asyncio.run(fake.health()).ready
 
 
 @pytest.mark.parametrize(
@@ -219,10 +226,10 @@ def test_torch_is_missing_there(tmp_path: Path) -> None:
         ('#!/bin/sh\necho \'{"error": "no weights"}\'\n', "no weights"),
     ],
 )
-def test_interpreters_that_are_none(tmp_path: Path, text: str, message: str) -> None:
-    made = engine(weights(tmp_path), python=program(tmp_path, text))
+def test_invalid_interpreters(tmp_path: Path, text: str, message: str) -> None:
+    fake = engine(weights(tmp_path), python=program(tmp_path, text))
     with pytest.raises(EngineUnavailable, match=message):
-        asyncio.run(made.start())
+        asyncio.run(fake.start())
 
 
 def test_no_interpreter(tmp_path: Path) -> None:
@@ -253,7 +260,7 @@ def test_our_own_sources_can_be_found_by_another_interpreter() -> None:
     assert (Path(package_roots()[0]) / "dovetail").is_dir()
 
 
-def test_the_last_complaint_of_a_log() -> None:
+def test_last_error_of_a_log() -> None:
     log = ["Loading", "ValueError: first", "  at x", "torch.OutOfMemoryError: second", "bye"]
     assert last_error_line(log) == "torch.OutOfMemoryError: second"
     assert last_error_line(["all is well"]) == ""

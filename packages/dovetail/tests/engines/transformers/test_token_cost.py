@@ -27,28 +27,28 @@ ALL_CALLS = 15  # with those of C; 9 then
 STEPS = 20
 
 
-class AskedManager(Manager):
-    """Says when it has a request."""
+class SignallingManager(Manager):
+    """Signals when it has a request."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
 
     def add_request(self, input_ids: list[int], request_id: str, **more: Any) -> str | None:
-        self.asked.set()
+        self.requested.set()
         return super().add_request(input_ids, request_id, **more)
 
 
-class Ear:
-    """Hears at the other end of the socket."""
+class ClientSink:
+    """The sink of the client of the socket."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.told = asyncio.Event()
+        self.received = asyncio.Event()
 
     def push(self, delta: TokenDelta) -> bool:
         self.ids += delta.ids
-        self.told.set()
+        self.received.set()
         return True
 
     async def drain(self) -> bool:
@@ -56,30 +56,30 @@ class Ear:
 
     async def until(self, count: int) -> None:
         while len(self.ids) < count:
-            self.told.clear()
-            await self.told.wait()
+            self.received.clear()
+            await self.received.wait()
 
 
 @pytest.mark.parametrize("before", [1, 1_000])
-def test_a_token_is_a_few_calls_from_the_library_to_the_socket(tmp_path: Path, before: int) -> None:
-    said = [4] * before
-    manager = AskedManager()
+def test_calls_per_token_from_the_library_to_the_socket(tmp_path: Path, before: int) -> None:
+    output_ids = [4] * before
+    manager = SignallingManager()
 
-    async def scene(ear: Ear) -> None:
-        await manager.asked.wait()
-        manager.hand_over(output(*said))
-        await ear.until(before)
+    async def check(sink: ClientSink) -> None:
+        await manager.requested.wait()
+        manager.hand_over(output(*output_ids))
+        await sink.until(before)
         with counting() as seen:
             for _ in range(STEPS):
-                said.append(5)
-                manager.hand_over(output(*said))
+                output_ids.append(5)
+                manager.hand_over(output(*output_ids))
         python = sum(count for name, count in seen.items() if not name.startswith(" "))
         listed = "\n".join(f"{count / STEPS:5.1f} {name}" for name, count in seen.items())
         assert STEPS <= python <= PYTHON_CALLS * STEPS, listed
         assert seen.total() <= ALL_CALLS * STEPS, listed
-        manager.hand_over(output(*said, 9, finished=True))
-        await ear.until(len(said) + 1)
-        assert ear.ids == [*said, 9]
+        manager.hand_over(output(*output_ids, 9, finished=True))
+        await sink.until(len(output_ids) + 1)
+        assert sink.ids == [*output_ids, 9]
 
     async def main() -> None:
         model = CompletionModel(("m",), TOKENIZER, (END,), 10_000)
@@ -87,10 +87,10 @@ def test_a_token_is_a_few_calls_from_the_library_to_the_socket(tmp_path: Path, b
         server = uvicorn.Server(uvicorn_config(CompletionsServer(engine(manager), model)))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         client = CompletionsClient(Endpoint(socket=str(tmp_path / "s")), "m", binary_prompt=True)
-        ear = Ear()
+        sink = ClientSink()
         request = EngineRequest("r", array("I", [1, 2]), 5_000, stop_ids=frozenset({9}))
         async with asyncio.timeout(60):
-            await asyncio.gather(client.generate(request, ear), scene(ear))
+            await asyncio.gather(client.generate(request, sink), check(sink))
             server.should_exit = True
             await serving
 
