@@ -10,7 +10,7 @@ from client_sandbox import Sandbox
 from prefix_exactness import ReportRun, Row, assert_exact
 from server_setup import QWEN3_5, QWEN3_CODER, ServerSetup, server_setup
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
+from dovetail.engines.scripted.engine import RecordedGeneration
 
 #: A line for each turn; the one with Read and Bash is the subagent's.
 TOOLS = """

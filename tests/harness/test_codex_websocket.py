@@ -28,7 +28,7 @@ from server_setup import (
     turns,
 )
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
+from dovetail.engines.scripted.engine import RecordedGeneration
 from dovetail_model import OutputBlock
 
 SOCKETS = ("--api", "websocket")

@@ -27,7 +27,7 @@ from small_task import (
     small_task,
 )
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
+from dovetail.engines.scripted.engine import RecordedGeneration
 
 #: Tokens of its context, and of the heads of the message that it is in and of the answer.
 MOVED = 70

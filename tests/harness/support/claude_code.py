@@ -7,7 +7,7 @@ from typing import Any
 
 from client_sandbox import ClientResult, Sandbox
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
+from dovetail.engines.scripted.engine import RecordedGeneration
 
 HEADLESS = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions")
 

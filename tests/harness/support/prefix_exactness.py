@@ -8,7 +8,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration
+from dovetail.engines.scripted.engine import RecordedGeneration
 
 BLOCK = 16  # tokens of a block of the scripted engine's cache
 

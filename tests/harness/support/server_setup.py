@@ -16,7 +16,7 @@ import pytest
 from real_models import TEMPLATES, TOKENIZERS
 from server_process import Running, served
 
-from dovetail.engines.scripted.generation_log import RecordedGeneration, read_generation_log
+from dovetail.engines.scripted.engine import RecordedGeneration, read_generation_log
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers import resolve_family, write_message
 

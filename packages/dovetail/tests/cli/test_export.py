@@ -16,7 +16,7 @@ from server_process import NAME, Ended, Running, clean_environment, dovetail, qw
 from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app
-from dovetail.engines.scripted.generation_log import RecordedGeneration, read_generation_log
+from dovetail.engines.scripted.engine import RecordedGeneration, read_generation_log
 
 KINDS = (ClaudeCode, Codex, OpenClaw)  # Messages, Responses, Chat Completions
 LOGPROBS = (-0.5, -0.25, -0.125)

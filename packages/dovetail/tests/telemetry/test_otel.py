@@ -23,7 +23,7 @@ from dovetail.net.trace_context import (
     trace_scope,
 )
 from dovetail.telemetry.otel import TelemetryError, open_telemetry
-from dovetail.telemetry.otel.attributes import MAX_CHILD_SPANS, child_spans, span_attributes
+from dovetail.telemetry.otel.recorder import MAX_CHILD_SPANS, child_spans, span_attributes
 from dovetail.telemetry.record import ReasoningSpan, RequestRecord
 from dovetail.telemetry.record import ToolCallRecord as ToolCall
 from dovetail_model import Usage

@@ -31,6 +31,7 @@ from dovetail.storage.lru import LruCache
 from dovetail_model import ToolSpec, Turn
 
 ReplayPolicy = Literal["auto", "exact", "client"]
+_OWN_CALL_ID = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")
 
 
 @dataclass(frozen=True)
@@ -392,9 +393,6 @@ def _has_own_call_ids(digest: TurnDigest) -> bool:
     return not digest.seals and any(
         _OWN_CALL_ID.fullmatch(make_call_key(id)) for id in digest.call_ids
     )
-
-
-_OWN_CALL_ID = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")
 
 
 def _follows_user(turns: tuple[Turn, ...], index: int) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scripted_fixture import END, engine, ids, play, request
 
-from dovetail.engines.scripted.generation_log import read_generation_log
+from dovetail.engines.scripted.engine import read_generation_log
 from dovetail.engines.token_stream import iter_deltas
 from dovetail_verify.target import FileRecording, RecordedRequest
 
