@@ -1,4 +1,4 @@
-"""Our attention kernels against plain sums, for an interpreter that has torch and triton.
+"""Our attention kernels compared with plain attention, for an interpreter with torch and triton.
 
 Run as a script. In: a line of JSON, a list of trials. Out: a line of JSON, the error of each. On a
 machine without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1).
@@ -33,7 +33,7 @@ class Trial:
 
 
 def error(trial: Trial) -> float:
-    """How far the kernels' answer is from the plain one, relative to it."""
+    """The relative error of the kernels' result."""
     torch.manual_seed(0)
     tables, pages = _lay_out(trial)
     tokens = sum(new for new, _ in trial.sequences) + trial.padding
@@ -47,15 +47,17 @@ def error(trial: Trial) -> float:
     keys[batch.write_slots[:real]] = key.transpose(0, 1)[:real]
     values[batch.write_slots[:real]] = value.transpose(0, 1)[:real]
     scale = trial.size**-0.5
-    wanted = _plain(query, keys, values, trial, batch, scale)
-    found = attention.attend(NewTokens(query, key, value), pages, batch, scale, trial.splits)[:real]
+    expected = _plain(query, keys, values, trial, batch, scale)
+    actual = attention.attend(NewTokens(query, key, value), pages, batch, scale, trial.splits)[
+        :real
+    ]
     if not torch.equal(pages.keys[batch.read_slots], keys[batch.read_slots]):
         return float("inf")  # stored in the wrong place
-    return float((found - wanted).norm() / wanted.norm())
+    return float((actual - expected).norm() / expected.norm())
 
 
 def _lay_out(trial: Trial) -> tuple[list[list[int]], KvPages]:
-    """Pages in no order, some of them nobody's."""
+    """Pages in random order, some of them unused."""
     needed = [-(-length // trial.page) for _, length in trial.sequences]
     free = torch.randperm(sum(needed) + 3).tolist()
     tables = [[free.pop() for _ in range(count)] for count in needed]
@@ -96,7 +98,7 @@ def _plain(
     batch: PagedBatch,
     scale: float,
 ) -> torch.Tensor:
-    found, at_q, at_k = [], 0, 0
+    actual, at_q, at_k = [], 0, 0
     group = trial.heads // trial.kv_heads
     for new, length in trial.sequences:
         slots = batch.read_slots[at_k : at_k + length]
@@ -105,9 +107,9 @@ def _plain(
         scores = torch.einsum("hqd,khd->hqk", query[:, at_q : at_q + new], all_keys) * scale
         later = torch.arange(length)[None] > torch.arange(length - new, length)[:, None]
         weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-        found.append(torch.einsum("hqk,khd->qhd", weights, all_values))
+        actual.append(torch.einsum("hqk,khd->qhd", weights, all_values))
         at_q, at_k = at_q + new, at_k + length
-    return torch.cat(found)
+    return torch.cat(actual)
 
 
 def main() -> None:

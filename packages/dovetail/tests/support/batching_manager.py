@@ -1,4 +1,4 @@
-"""A stand-in for the manager of transformers' continuous batching: it records requests."""
+"""A fake of the manager of transformers' continuous batching: it records requests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ Handler = Callable[[Any], None]
 
 
 class Output(SimpleNamespace):
-    """What the library hands over: all tokens so far."""
+    """An output of the library: all tokens so far."""
 
     def is_finished(self) -> bool:
         return bool(self.finished)
@@ -25,7 +25,7 @@ def output(*ids: int, finished: bool = False, error: str | None = None) -> Outpu
 
 
 class Manager:
-    """Takes requests, hands over what a test tells it to, and keeps a record."""
+    """Accepts and records requests, and delivers the outputs of a test."""
 
     def __init__(self, found: int = 0) -> None:
         self.handlers: dict[str, Handler] = {}

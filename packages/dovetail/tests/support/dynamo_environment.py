@@ -1,4 +1,4 @@
-"""Dynamo's mocker, which serves SGLang's native `/generate`, in processes of their own.
+"""Dynamo's mocker, which serves SGLang's native `/generate`, in child processes.
 
 The interpreter that has it is named by DOVETAIL_DYNAMO_PYTHON; tools/fetch_dynamo.py makes one.
 """
@@ -18,19 +18,26 @@ from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineError
 
 PYTHON = os.environ.get("DOVETAIL_DYNAMO_PYTHON")
-LOOKS, PAUSE = 300, 0.2
+MAX_CHECKS, CHECK_INTERVAL_SECONDS = 300, 0.2
 PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
 
 
 @contextmanager
-def mocking(folder: Path, name: str, window: int) -> Iterator[Endpoint]:
-    """A frontend, and behind it a worker that plays an SGLang with this window."""
+def mocking(folder: Path, name: str, context_length: int) -> Iterator[Endpoint]:
+    """A frontend with a worker that simulates an SGLang with this context length."""
     if PYTHON is None:
         pytest.skip("no Dynamo: DOVETAIL_DYNAMO_PYTHON names no interpreter (make test-sglang)")
     model = qwen_folder(folder / "model")
     port = free_port()
-    worker = ["--model-path", str(model), "--model-name", name, "--max-model-len", str(window)]
-    worker += ["--kv-bytes-per-token", "1024"]  # else it wants transformers to find that out
+    worker = [
+        "--model-path",
+        str(model),
+        "--model-name",
+        name,
+        "--max-model-len",
+        str(context_length),
+    ]
+    worker += ["--kv-bytes-per-token", "1024"]  # else it needs transformers
     commands = [
         ["dynamo.mocker", *worker, "--engine-type", "sglang", "--sglang-generate", *PLANES],
         ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *PLANES],
@@ -47,7 +54,7 @@ def mocking(folder: Path, name: str, window: int) -> Iterator[Endpoint]:
         ]
     try:
         endpoint = Endpoint("127.0.0.1", port)
-        if not asyncio.run(_found(endpoint, processes)):
+        if not asyncio.run(_is_discovered(endpoint, processes)):
             pytest.fail(f"Dynamo does not start: {log.read_text(errors='replace')[-2000:]}")
         yield endpoint
     finally:
@@ -56,15 +63,15 @@ def mocking(folder: Path, name: str, window: int) -> Iterator[Endpoint]:
             process.wait()
 
 
-async def _found(endpoint: Endpoint, processes: list["subprocess.Popen[bytes]"]) -> bool:
+async def _is_discovered(endpoint: Endpoint, processes: list["subprocess.Popen[bytes]"]) -> bool:
     """Whether the frontend finds the worker in time; False also if one of them ends."""
-    for _ in range(LOOKS):
+    for _ in range(MAX_CHECKS):
         if any(process.poll() is not None for process in processes):
             return False
         try:
             await discover(endpoint)
         except EngineError:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
         else:
             return True
     return False

@@ -1,4 +1,4 @@
-"""Models with and without their small steps fused, for an interpreter that has torch and triton.
+"""Models with and without fused operations, for an interpreter that has torch and triton.
 
 Run as a script. Out: a line of JSON, for each model what was fused and how far that moves logits.
 """

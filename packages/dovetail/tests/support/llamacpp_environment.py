@@ -20,7 +20,7 @@ END = 2  # <|im_end|>
 
 
 def need_weights() -> None:
-    """Skips where the model cannot be had."""
+    """Skip where the model is not available."""
     if not WEIGHTS.exists():
         pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
     if importlib.util.find_spec("xllamacpp") is None:
@@ -28,7 +28,7 @@ def need_weights() -> None:
 
 
 class Player:
-    """An engine and the loop that it lives in."""
+    """An engine and its event loop."""
 
     def __init__(self, runner: asyncio.Runner, engine: LlamaCppEngine, tok: HfTokenizer) -> None:
         self.runner = runner

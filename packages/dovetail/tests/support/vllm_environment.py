@@ -17,7 +17,7 @@ from tiny_qwen3 import tiny_qwen3
 
 PYTHON = "DOVETAIL_VLLM_PYTHON"
 NAME = "tiny-qwen3"
-STARTING = 300.0  # seconds that it may take on a small machine
+START_TIMEOUT_SECONDS = 300.0  # on a small machine
 #: The blocks of a CPU build are small, so that short prompts have cached prefixes too.
 FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "32")
 _ENVIRONMENT = {
@@ -109,7 +109,7 @@ _shared: list[Vllm] = []
 
 
 def _await(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    until = time.monotonic() + STARTING
+    until = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
             break

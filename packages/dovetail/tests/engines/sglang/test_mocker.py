@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 import pytest
-from dynamo_environment import LOOKS, PAUSE, mocking
+from dynamo_environment import CHECK_INTERVAL_SECONDS, MAX_CHECKS, mocking
 from sglang_fixture import generate
 from sglang_recording import MODEL, REQUESTS, WINDOW, load, make_request, replaying
 
@@ -171,10 +171,10 @@ def test_disconnect_is_seen_in_the_mockers_metrics(mocker: Endpoint) -> None:
         before = await cancelled()
         async with aclosing(iter_deltas(engine, make_request(5000, 8, WINDOW - 20))) as deltas:
             await anext(deltas)
-        for _ in range(LOOKS):
+        for _ in range(MAX_CHECKS):
             if await cancelled() > before:
                 break
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
         assert await cancelled() == before + 1
         await engine.stop()
 

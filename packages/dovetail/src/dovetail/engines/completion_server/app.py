@@ -1,4 +1,4 @@
-"""A token engine over HTTP, as vLLM serves completions: a raw ASGI application."""
+"""Serve a token engine over HTTP as vLLM serves completions: a raw ASGI application."""
 
 import asyncio
 import hmac
@@ -50,7 +50,7 @@ from dovetail_model import (
 
 
 class ServerStats:
-    """Counts of requests and tokens."""
+    """Counts requests and tokens."""
 
     __slots__ = ("_cached", "_finished", "_generated", "_prompt", "_running")
 
@@ -58,19 +58,19 @@ class ServerStats:
         self._prompt = self._cached = self._generated = self._running = self._finished = 0
 
     def request_started(self, counter: UsageCounter) -> None:
-        """A request is taken."""
+        """Count a request that was admitted."""
         self._running += 1
         self._prompt += counter.prompt
 
     def request_finished(self, counter: UsageCounter) -> None:
-        """A request is over, finished or not."""
+        """Count a request that has ended, successfully or not."""
         self._running -= 1
         self._finished += 1
         self._generated += counter.generated
         self._cached += counter.cached or 0
 
     def render(self, model: str, facts: Mapping[str, Any]) -> bytes:
-        """The counts in Prometheus' form. An engine that knows better tells by its facts."""
+        """The counts in Prometheus' text format. An engine's own facts take precedence."""
         values = [
             ("gauge", "num_requests_running", facts.get("running", self._running)),
             ("gauge", "num_requests_waiting", facts.get("waiting", 0)),
@@ -87,7 +87,7 @@ class ServerStats:
 
 
 SESSION_HEADER = "x-session-id"
-PROTOCOL_VERSION = "0.32.0+dovetail"  # the protocol's, for clients that look before they ask
+PROTOCOL_VERSION = "0.32.0+dovetail"  # of the protocol, for clients that check it
 
 BatchGenerator = Callable[[EngineRequest], AsyncGenerator[list[TokenDelta]]]
 _json = msgspec.json.Encoder()
@@ -103,15 +103,15 @@ class DetokenizeRequest(msgspec.Struct, frozen=True):
 
 
 class _EngineDead(EngineUnavailable):
-    """The engine failed and will not come back."""
+    """The engine failed and will not recover."""
 
 
 class CompletionsServer:
-    """The ASGI application. With a `key` it answers only requests that carry it.
+    """The ASGI application. With an `api_key` it accepts only requests that carry it.
 
-    `bursts` gives the engine's deltas in lists of those that are due together; without it each one
-    goes out by itself, in the very call in which the engine tells it. `on_death` is called when the
-    engine turns out to be beyond help.
+    `stream_batches` yields the engine's deltas in lists of those that are due together; without
+    it each delta is written by itself, in the very call in which the engine pushes it.
+    `on_engine_dead` is called when the engine has failed for good.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class CompletionsServer:
     def _authorize(self, exchange: Exchange) -> None:
         if self._authorization is None:
             return
-        shown = exchange.headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(shown, self._authorization):
+        sent = exchange.headers.get("authorization", "").encode("latin-1")
+        if not hmac.compare_digest(sent, self._authorization):
             raise Unauthenticated("Unauthorized")
 
     async def _completions(self, exchange: Exchange) -> None:
@@ -179,13 +179,13 @@ class CompletionsServer:
             session = exchange.headers.get(SESSION_HEADER) or None
             request = msgspec.structs.replace(request, session=session)
         writer = ChoiceBuilder(body, request, model)
-        answer = self._stream if body.stream else self._respond
-        await answer(exchange, request, writer)
+        respond = self._stream if body.stream else self._respond
+        await respond(exchange, request, writer)
 
     async def _stream(
         self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder
     ) -> None:
-        """Stream the response. Tokens that are due together go out in one write."""
+        """Stream the response. Deltas that are due together go out in one write."""
         frames = StreamEncoder(writer, self._envelope())
         async with DisconnectGuard(exchange.receive):
             await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE)
@@ -193,8 +193,8 @@ class CompletionsServer:
             try:
                 await self._generate(request, writer, StreamSink(body, frames))
                 last = frames.encode_end()
-            except _EngineDead as death:  # it says nothing more: its connections break off
-                raise ConnectionAbortedError(death.message) from death
+            except _EngineDead as error:  # send nothing more: its connections are aborted
+                raise ConnectionAbortedError(error.message) from error
             except DovetailError as error:
                 last = b"data: " + _json.encode(_encode_error(error)) + b"\n\n" + DONE
             except asyncio.CancelledError:
@@ -206,16 +206,16 @@ class CompletionsServer:
     async def _respond(
         self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder
     ) -> None:
-        whole = CollectingSink(writer)
+        collected = CollectingSink(writer)
         async with DisconnectGuard(exchange.receive):
-            await self._generate(request, writer, whole)
-        choice = merge_choices(whole.choices)
+            await self._generate(request, writer, collected)
+        choice = merge_choices(collected.choices)
         await exchange.respond(200, self._envelope().encode_response(choice, writer.counter))
 
     async def _generate(
         self, request: EngineRequest, writer: ChoiceBuilder, sink: BatchTokenSink
     ) -> None:
-        """Lets the engine speak, and counts."""
+        """Run the generation and count it."""
         self._stats.request_started(writer.counter)
         try:
             if self._stream_batches is None:
@@ -234,8 +234,8 @@ class CompletionsServer:
         self, batches: AsyncGenerator[list[TokenDelta]], sink: BatchTokenSink
     ) -> None:
         async with aclosing(batches):
-            async for burst in batches:
-                if not (sink.push_all(burst) or await sink.drain()):
+            async for batch in batches:
+                if not (sink.push_all(batch) or await sink.drain()):
                     return
 
     def _envelope(self) -> ResponseEnvelope:
@@ -245,9 +245,9 @@ class CompletionsServer:
         body = await exchange.read_json(TokenizeRequest)
         tokenizer = self._model.tokenizer
         ids = tokenizer.encode(body.prompt)
-        spelled = [tokenizer.decode([id]) for id in ids] if body.return_token_strs else None
-        told = {"count": len(ids), "max_model_len": self._model.max_model_len, "tokens": ids}
-        await exchange.respond(200, _json.encode({**told, "token_strs": spelled}))
+        texts = [tokenizer.decode([id]) for id in ids] if body.return_token_strs else None
+        fields = {"count": len(ids), "max_model_len": self._model.max_model_len, "tokens": ids}
+        await exchange.respond(200, _json.encode({**fields, "token_strs": texts}))
 
     async def _detokenize(self, exchange: Exchange) -> None:
         body = await exchange.read_json(DetokenizeRequest)
@@ -274,7 +274,7 @@ class CompletionsServer:
         await exchange.respond(200, text, "text/plain; version=0.0.4")
 
 
-#: Errors by the names that vLLM has for them, the most special first.
+#: Errors by vLLM's names for them, the most specific first.
 _ERROR_TYPES: tuple[tuple[type[DovetailError], str, int], ...] = (
     (NotFound, "NotFoundError", 404),
     (Unauthenticated, "AuthenticationError", 401),
@@ -285,11 +285,11 @@ _ERROR_TYPES: tuple[tuple[type[DovetailError], str, int], ...] = (
 
 
 def _encode_error(error: DovetailError) -> dict[str, Any]:
-    """An error as vLLM words it."""
+    """An error in vLLM's format."""
     kind, code = "InternalServerError", 500
-    for form, word, status in _ERROR_TYPES:
-        if isinstance(error, form):
-            kind, code = word, status
+    for error_type, name, status in _ERROR_TYPES:
+        if isinstance(error, error_type):
+            kind, code = name, status
             break
-    told = {"message": error.message, "type": kind, "param": error.param, "code": code}
-    return {"error": told}
+    body = {"message": error.message, "type": kind, "param": error.param, "code": code}
+    return {"error": body}
