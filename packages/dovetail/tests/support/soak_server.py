@@ -46,7 +46,8 @@ def shrink() -> None:
         if name in keyword_defaults:
             keyword_defaults[name] = bound
             continue
-        names = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        names = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
         defaults = list(function.__defaults__ or ())
         defaults[names.index(name) - len(names)] = bound
         function.__defaults__ = tuple(defaults)
