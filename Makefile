@@ -86,12 +86,13 @@ test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## the SGLang adapter
 verify-servers: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## judge Dovetail, Dynamo, vLLM and llama.cpp; write the tables of docs/verify.md
 	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/verify_servers.py
 
-check: .venv/.dev  ## format, lint, types, imports, sizes
+check: .venv/.dev  ## format, lint, types, imports, sizes, vocabulary
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/check_vocabulary.py
 
 fix: .venv/.dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix --exit-zero --quiet .

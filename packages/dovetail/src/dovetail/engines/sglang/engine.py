@@ -77,9 +77,10 @@ class SglangEngine:
         self._supports_abort = True
         self._health_path = await find_health_path(self._endpoint)
         if self._server_info.incremental_output is False:
+            advice = "start SGLang with --incremental-streaming-output"
             _log.info(
-                "%s repeats all ids in every frame: --incremental-streaming-output spares it that",
-                SERVER_NAME,
+                "cumulative_output_detected",
+                extra={"fields": {"engine": SERVER_NAME, "advice": advice}},
             )
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
@@ -150,11 +151,13 @@ class SglangEngine:
         try:
             status, _ = await fetch(self._endpoint, client_request)
         except DovetailError as error:
-            _log.info("the request %s was not aborted: %s", rid, error.message)
+            fields = {"engine": SERVER_NAME, "request": rid, "error": error.message}
+            _log.info("abort_failed", extra={"fields": fields})
             return
         if status in (401, 403, 404, 405):
             self._supports_abort = False
-            _log.info("%s takes no aborts (%d): it will notice who hangs up", SERVER_NAME, status)
+            fields = {"engine": SERVER_NAME, "status": status}
+            _log.info("abort_unsupported", extra={"fields": fields})
 
     def _check_running(self, rid: str) -> None:
         if self._health_path is None or rid not in self._running:
