@@ -156,8 +156,8 @@ class SglangEngine:
             return
         if status in (401, 403, 404, 405):
             self._supports_abort = False
-            fields = {"engine": SERVER_NAME, "status": status}
-            _log.info("abort_unsupported", extra={"fields": fields})
+            refusal = {"engine": SERVER_NAME, "status": status}
+            _log.info("abort_unsupported", extra={"fields": refusal})
 
     def _check_running(self, rid: str) -> None:
         if self._health_path is None or rid not in self._running:
