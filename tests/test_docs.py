@@ -1,8 +1,10 @@
 """What the documents show is run, and what is generated is current."""
 
+import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,22 @@ from dovetail_parsers.families import solar
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+INLINE_CODE = re.compile(r"`([^`\n]+)`")
+FILE_NAME = re.compile(r"[\w./-]+\.py\b")
+TEST_NAME = re.compile(r"\btest_\w+")
+DOTTED_NAME = re.compile(r"(?<![\w./-])dovetail\w*(?:\.\w+)+")
+CLASS_MEMBER = re.compile(r"(?<![\w.])([A-Z]\w*[a-z]\w*)\.([a-z_]\w+)")
+
+EXAMPLE_FILES = {"my_module.py"}  # written by the reader
+#: Dotted names that are not Python: an entry-point group, files, a schema, a span attribute.
+OTHER_NAMES = {
+    "dovetail.families",
+    "dovetail.request",
+    "dovetail.request.id",
+    "dovetail.service",
+    "dovetail.toml",
+}
 
 
 def run_page(page: Path) -> dict[str, Any]:
@@ -30,6 +48,79 @@ def test_the_code_of_a_page_runs(page: Path) -> None:
 
 def test_the_family_that_the_walk_through_builds_is_the_real_one() -> None:
     assert run_page(ROOT / "docs" / "adding-a-family.md")["FAMILY"] == solar.FAMILY
+
+
+def inline_code() -> Iterator[tuple[str, str]]:
+    """Every page with each piece of code in its prose."""
+    for page in sorted(PAGES):
+        for code in INLINE_CODE.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+            yield page.relative_to(ROOT).as_posix(), code
+
+
+def source_files() -> list[Path]:
+    command = ["git", "ls-files", "*.py"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listed.split() if (ROOT / name).exists()]
+
+
+def is_defined(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_files_that_pages_name_exist() -> None:
+    paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in source_files()]
+    named = {(page, name) for page, code in inline_code() for name in FILE_NAME.findall(code)}
+    assert len(named) > 20
+    assert not [
+        f"{page}: {name}"
+        for page, name in sorted(named)
+        if name not in EXAMPLE_FILES and not any(path.endswith(f"/{name}") for path in paths)
+    ]
+
+
+def test_tests_that_pages_name_exist() -> None:
+    files = source_files()
+    known = {path.stem for path in files}
+    for path in files:
+        known.update(re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8")))
+    named = {(page, name) for page, code in inline_code() for name in TEST_NAME.findall(code)}
+    assert len(named) > 5
+    assert not [f"{page}: {name}" for page, name in sorted(named) if name not in known]
+
+
+def test_modules_and_attributes_that_pages_name_exist() -> None:
+    named = {
+        (page, name)
+        for page, code in inline_code()
+        for name in DOTTED_NAME.findall(code)
+        if name not in OTHER_NAMES and not name.endswith(".py")
+    }
+    assert len(named) > 50
+    assert not [f"{page}: {name}" for page, name in sorted(named) if not is_defined(name)]
+
+
+def test_members_of_classes_that_pages_name_exist() -> None:
+    """A member counts as defined where the module of its class mentions it."""
+    modules = [path.read_text(encoding="utf-8") for path in source_files()]
+    named = {
+        (page, owner, member)
+        for page, code in inline_code()
+        for owner, member in CLASS_MEMBER.findall(code)
+    }
+    assert len(named) > 5
+    assert not [
+        f"{page}: {owner}.{member}"
+        for page, owner, member in sorted(named)
+        if not any(
+            re.search(rf"^class {owner}\b", text, re.M) and re.search(rf"\b{member}\b", text)
+            for text in modules
+        )
+    ]
 
 
 def test_every_diagnostic_is_explained() -> None:
