@@ -1,8 +1,9 @@
-"""Check identifiers against the project's vocabulary: retired words, and class names used twice.
+"""Check identifiers: retired words, retired class names, and class names that are used twice.
 
 `docs/architecture.md` has the glossary. A word is retired where the field has an established term
 for what it named. Identifiers are compared word by word: `told_ids` contains `told`, `toldness`
-does not. Formats that are stored or sent keep their field names; those are listed as exceptions.
+does not. Some words are retired only as the whole name of a class. Formats that are stored or sent
+keep their field names; those are listed as exceptions.
 """
 
 import ast
@@ -40,6 +41,31 @@ RETIRED = {
     "least": "min",
 }
 
+#: Retired name of a class -> what to use instead.
+RETIRED_CLASSES = {
+    "Abilities": "EngineCapabilities",
+    "Account": "RequestTracker",
+    "Audience": "EventSink",
+    "Course": "RequestTracker",
+    "Hush": "LogThrottle",
+    "Kept": "ResponseStore",
+    "Lifeline": "DisconnectGuard",
+    "Listener": "TokenSink",
+    "MessageEngine": "UpstreamEngine",
+    "Offered": "ModelEntry",
+    "Patience": "Timeouts",
+    "Relay": "UpstreamRunner",
+    "Relayed": "UpstreamModel",
+    "RequestEnd": "RequestRecord",
+    "Served": "TokenModel",
+    "Shelf": "ResponseCache",
+    "Speaker": "ChoiceRunner",
+    "Speech": "TemplateProfile",
+    "Standing": "LimitStatus",
+    "Visit": "RateLimitLease",
+    "Voice": "OutputSpec",
+}
+
 #: Identifiers that keep a retired word: wire fields, stored fields, options and settings.
 EXCEPTIONS = frozenset[str]()
 
@@ -50,33 +76,50 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def main() -> int:
-    findings = [*_retired_identifiers(), *_duplicate_classes()]
+    findings = [*retired_identifiers(ROOT), *retired_classes(ROOT), *duplicate_classes(ROOT)]
     for finding in findings:
         print(finding)
     print(f"vocabulary: {len(findings)} findings")
     return 1 if findings else 0
 
 
-def _retired_identifiers() -> Iterator[str]:
-    for path in _sources():
-        for name, line in sorted(set(_defined_names(ast.parse(path.read_text("utf-8")))), key=str):
+def retired_identifiers(root: Path) -> Iterator[str]:
+    """Find identifiers and module names that contain a retired word."""
+    for path in _sources(root):
+        for name, line in sorted(set(_defined_names(_parse(path))), key=str):
             retired = [word for word in _words(name) if word in RETIRED]
             if retired and name not in EXCEPTIONS:
-                where = f"{path.relative_to(ROOT)}:{line}"
+                where = f"{path.relative_to(root)}:{line}"
                 yield f"{where}: {name}: use {RETIRED[retired[0]]} instead of {retired[0]!r}"
         for word in _words(path.stem):
             if word in RETIRED:
-                yield f"{path.relative_to(ROOT)}: the module's name contains {word!r}"
+                yield f"{path.relative_to(root)}: the module's name contains {word!r}"
 
 
-def _duplicate_classes() -> Iterator[str]:
-    for source in sorted(ROOT.glob("packages/*/src")):
+def retired_classes(root: Path) -> Iterator[str]:
+    """Find classes with a retired name, wherever they are defined."""
+    for path in _sources(root):
+        for node in ast.walk(_parse(path)):
+            if isinstance(node, ast.ClassDef) and node.name.strip("_") in RETIRED_CLASSES:
+                where = f"{path.relative_to(root)}:{node.lineno}"
+                yield f"{where}: class {node.name}: use {RETIRED_CLASSES[node.name.strip('_')]}"
+
+
+def unused_exceptions(root: Path) -> frozenset[str]:
+    """Return the exceptions that no module defines any more."""
+    defined = (name for path in _sources(root) for name, _ in _defined_names(_parse(path)))
+    return EXCEPTIONS.difference(defined)
+
+
+def duplicate_classes(root: Path) -> Iterator[str]:
+    """Find public classes that a distribution defines under one name in several modules."""
+    for source in sorted(root.glob("packages/*/src")):
         found: dict[str, list[str]] = defaultdict(list)
         for path in sorted(source.rglob("*.py")):
             module = ".".join(path.relative_to(source).with_suffix("").parts)
             if WIRE_MODULES.search(module):
                 continue
-            for node in ast.parse(path.read_text("utf-8")).body:
+            for node in _parse(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(module)
         for name, modules in sorted(found.items()):
@@ -84,13 +127,17 @@ def _duplicate_classes() -> Iterator[str]:
                 yield f"class {name} is defined in {' and '.join(modules)}"
 
 
-def _sources() -> list[Path]:
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def _sources(root: Path) -> list[Path]:
     folders = ("packages/*/src", "packages/*/tests", "tests", "benchmarks", "tools", "examples")
-    return sorted(path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py"))
+    return sorted(path for folder in folders for path in root.glob(f"{folder}/**/*.py"))
 
 
 def _defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Names that a module defines: classes, functions, parameters, variables, aliases."""
+    """Names that a module defines: classes, functions, parameters, variables, aliases, fields."""
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
@@ -101,8 +148,14 @@ def _defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name, node.lineno
-            case ast.alias(asname=str(name)):
+            case ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)):
                 yield name, node.lineno
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield name, node.lineno
+            case ast.MatchMapping(rest=str(name)):
+                yield name, node.lineno
+            case ast.Call(func=ast.Name(id="replace") | ast.Attribute(attr="replace")):
+                yield from ((one.arg, node.lineno) for one in node.keywords if one.arg)
 
 
 def _words(name: str) -> list[str]:

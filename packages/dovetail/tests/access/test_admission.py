@@ -18,8 +18,8 @@ def scene(play: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-class Visit:
-    """A request that stays inside until it is told to leave."""
+class HeldRequest:
+    """An admitted request that ends when `leave` is set."""
 
     def __init__(
         self, admission: AdmissionController, order: list[str], name: str, **hints: object
@@ -44,19 +44,19 @@ async def poll_until(until: Callable[[], bool]) -> None:
 def test_queue_is_ordered_by_priority_then_arrival() -> None:
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
-        inside = Visit(admission, order, "inside")
+        inside = HeldRequest(admission, order, "inside")
         await poll_until(lambda: admission.running == 1)
         waiting = [
-            Visit(admission, order, "first"),
-            Visit(admission, order, "second"),
-            Visit(admission, order, "sensitive", latency_sensitivity=0.9),
-            Visit(admission, order, "important", priority=5),
-            Visit(admission, order, "strict", strict_priority=1),
+            HeldRequest(admission, order, "first"),
+            HeldRequest(admission, order, "second"),
+            HeldRequest(admission, order, "sensitive", latency_sensitivity=0.9),
+            HeldRequest(admission, order, "important", priority=5),
+            HeldRequest(admission, order, "strict", strict_priority=1),
         ]
         await poll_until(lambda: admission.queued == 5)
-        for visit in [inside, *waiting]:
-            visit.leave.set()
-        await asyncio.gather(*(visit.task for visit in [inside, *waiting]))
+        for held in [inside, *waiting]:
+            held.leave.set()
+        await asyncio.gather(*(held.task for held in [inside, *waiting]))
         assert order == ["inside", "strict", "important", "sensitive", "first", "second"]
         assert (admission.running, admission.queued) == (0, 0)
 
@@ -90,8 +90,11 @@ def test_waiting_has_an_end() -> None:
 def test_who_hangs_up_while_waiting_leaves_its_place() -> None:
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
-        inside = Visit(admission, order, "inside")
-        gone, stays = Visit(admission, order, "gone", priority=9), Visit(admission, order, "stays")
+        inside = HeldRequest(admission, order, "inside")
+        gone, stays = (
+            HeldRequest(admission, order, "gone", priority=9),
+            HeldRequest(admission, order, "stays"),
+        )
         await poll_until(lambda: admission.queued == 2)
         gone.task.cancel()
         await poll_until(lambda: admission.queued == 1)
@@ -108,8 +111,8 @@ def test_room_that_comes_to_one_who_has_just_gone_is_passed_on() -> None:
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
         async with admission.admit(CHAT, Hints()):
-            gone = Visit(admission, order, "gone", priority=9)
-            stays = Visit(admission, order, "stays")
+            gone = HeldRequest(admission, order, "gone", priority=9)
+            stays = HeldRequest(admission, order, "stays")
             await poll_until(lambda: admission.queued == 2)
         gone.task.cancel()  # the room is its own now, and it has not noticed yet
         stays.leave.set()
@@ -125,9 +128,12 @@ def test_who_waits_and_goes_again_leaves_nothing_behind() -> None:
 
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=4), []  # type: ignore[var-annotated]
-        inside, stays = Visit(admission, order, "inside"), Visit(admission, order, "stays")
+        inside, stays = (
+            HeldRequest(admission, order, "inside"),
+            HeldRequest(admission, order, "stays"),
+        )
         for number in range(100):
-            gone = Visit(admission, order, f"gone {number}", priority=9)
+            gone = HeldRequest(admission, order, f"gone {number}", priority=9)
             await poll_until(lambda: admission.queued == 2)
             gone.task.cancel()
             await poll_until(lambda: admission.queued == 1)

@@ -29,8 +29,8 @@ SECRETS = ("xylophone", "zither", "Oslo")
 PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
 
 
-class Listener:
-    """A recorder that keeps what it is told."""
+class QueueRecorder:
+    """Collects the records of requests in a queue."""
 
     def __init__(self) -> None:
         self.ends: asyncio.Queue[tuple[RequestRecord, RequestContents]] = asyncio.Queue()
@@ -46,10 +46,10 @@ class Listener:
         return (await self.ends.get())[0]
 
 
-def listening(stage: Stage) -> Listener:
-    listener = Listener()
-    stage.app.recorders = [listener]
-    return listener
+def attach_recorder(stage: Stage) -> QueueRecorder:
+    recorder = QueueRecorder()
+    stage.app.recorders = [recorder]
+    return recorder
 
 
 def body(path: str, text: str = "The xylophone is hidden.", **more: Any) -> dict[str, Any]:
@@ -73,11 +73,11 @@ def body(path: str, text: str = "The xylophone is hidden.", **more: Any) -> dict
 def test_times_of_a_response_are_in_order(path: str, stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             stage.engine.plan = stage.engine.script(f"{REASONING}I look.{CALL}")
             reply = await stage.request("POST", path, body(path, stream=stream), x_session_id="s-1")
             assert reply.status == 200
-            end = await listener.next()
+            end = await recorder.next()
             (span,), (call,) = end.reasoning_spans, end.calls
             moments = [0.0, end.decoded, end.admitted, end.prepared, end.first_token]
             moments += [span.begin, span.end, call.begin, call.dispatched, end.last_event]
@@ -93,7 +93,7 @@ def test_times_of_a_response_are_in_order(path: str, stream: bool) -> None:
 def test_a_result_names_the_call_that_it_is_of() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             stage.engine.plan = stage.engine.script(f"{REASONING}{CALL}{CALL}", "Rain.")
             path, request = "/v1/messages", body("/v1/messages")
             first = (await stage.request("POST", path, request)).json
@@ -104,7 +104,7 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
                 {"role": "user", "content": results},
             ]
             await stage.request("POST", path, request)
-            made, later = await listener.next(), await listener.next()
+            made, later = await recorder.next(), await recorder.next()
             assert [call.id for call in made.calls] == called
             assert (len(called), later.results) == (2, tuple(called))
             assert made.results == ()
@@ -114,7 +114,7 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
                 {"role": "user", "content": "Thanks."},
             ]
             await stage.request("POST", path, request)
-            assert (await listener.next()).results == ()
+            assert (await recorder.next()).results == ()
 
     run(scene)
 
@@ -123,7 +123,7 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
 def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             generated = asyncio.Event()
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -139,7 +139,7 @@ def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
             writer.write(head.encode() + b"\r\n\r\n" + sent)
             await generated.wait()
             writer.close()
-            end, line = await listener.next(), await stage.ended.get()
+            end, line = await recorder.next(), await stage.ended.get()
             assert (end.status, end.disconnected, end.last_event) == (499, True, None)
             assert end.usage is not None
             assert (end.usage.output_tokens, end.usage.cached_tokens) == (5, 7)
@@ -151,7 +151,7 @@ def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
 def test_reasoning_span_ends_at_a_disconnect() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
                 for text in ("<think>", "\nHm", ", so"):
@@ -165,7 +165,7 @@ def test_reasoning_span_ends_at_a_disconnect() -> None:
             writer.write(head.encode() + sent)
             await reader.readuntil(b", so")
             writer.close()
-            end = await listener.next()
+            end = await recorder.next()
             (span,) = end.reasoning_spans
             assert span.begin <= span.end <= end.duration
             assert end.first_token is not None
@@ -177,12 +177,12 @@ def test_reasoning_span_ends_at_a_disconnect() -> None:
 def test_truncated_call_is_not_dispatched_and_unknown_name_is_omitted() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             strange = CALL.replace("look_up", "zither")
             truncated = CALL.removesuffix("\n</tool_call>")[:-8]
             stage.engine.plan = stage.engine.script(f"{strange}{truncated}")
             await stage.request("POST", "/v1/chat/completions", body("/v1/chat/completions"))
-            end = await listener.next()
+            end = await recorder.next()
             assert [(call.name, call.dispatched is None) for call in end.calls] == [
                 ("", False),
                 ("look_up", True),
@@ -199,10 +199,10 @@ def test_truncated_call_is_not_dispatched_and_unknown_name_is_omitted() -> None:
 def test_line_contains_no_content(path: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             stage.engine.plan = stage.engine.script(f"{REASONING}A zither.{CALL}")
             await stage.request("POST", path, body(path, stream=True), x_session_id="s-1")
-            end, inside = await listener.ends.get()
+            end, inside = await recorder.ends.get()
             line = encode_trace_line(end, inside).decode()
             assert json.loads(line)["calls"][0]["name"] == "look_up"
             assert not [word for word in SECRETS if word in line]
@@ -213,14 +213,14 @@ def test_line_contains_no_content(path: str) -> None:
 def test_client_names_are_truncated() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             path = "/v1/chat/completions"
             request = body(path) | {"model": "m" * 100_000}
             await stage.request("POST", path, request)
-            assert (await listener.next()).status == 404
+            assert (await recorder.next()).status == 404
             long = {"x_session_id": "s" * 5000, "x_openai_subagent": "a" * 5000}
             await stage.request("POST", path, body(path), **long)
-            end, inside = await listener.ends.get()
+            end, inside = await recorder.ends.get()
             assert (len(end.session or ""), len(end.agent or "")) == (256, 256)
             assert len(encode_trace_line(end, inside)) < 4000
 
@@ -230,11 +230,11 @@ def test_client_names_are_truncated() -> None:
 def test_valid_client_span_is_recorded() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             sound = f"00-{'a1' * 16}-{'b2' * 8}-01"
             for given, expected in ((sound, sound), (f"{sound}-x", None), ("nonsense", None)):
                 await stage.request("GET", "/v1/models", traceparent=given)
-                assert (await listener.next()).traceparent == expected
+                assert (await recorder.next()).traceparent == expected
 
     run(scene)
 
@@ -244,13 +244,13 @@ def test_prompt_digests_are_private_to_the_tenant() -> None:
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=ApiKeys([], keys))) as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             path, found = "/v1/chat/completions", []
             text = "x" * (2 * PREFIX_BLOCK_TOKENS)
             for key, prompt in (("a", text), ("b", text), ("a", text + "y"), ("a", "z" + text)):
                 reply = await stage.request("POST", path, body(path, prompt), x_api_key=key)
                 assert reply.status == 200
-                end, inside = await listener.ends.get()
+                end, inside = await recorder.ends.get()
                 found.append(json.loads(encode_trace_line(end, inside))["prefix_blocks"])
             own, others, grown, shifted = found
             assert len(own) == len(stage.engine.requests[0].prompt) // PREFIX_BLOCK_TOKENS >= 2
@@ -265,7 +265,7 @@ def test_prompt_digests_are_private_to_the_tenant() -> None:
 def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             path = "/v1/chat/completions"
             cached_tokens: list[int | None] = [0, 10, None]
 
@@ -280,7 +280,7 @@ def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
             ends = []
             for _ in cached_tokens:
                 await stage.request("POST", path, request, x_session_id="s-1")
-                ends.append(await listener.next())
+                ends.append(await recorder.next())
                 request["messages"] += [
                     {"role": "assistant", "content": "Yes."},
                     {"role": "user", "content": "Go on."},
@@ -310,14 +310,14 @@ def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
 def test_times_are_counted_by_model() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             path = "/v1/chat/completions"
             stage.engine.plan = stage.engine.script(CALL)
             for stream in (True, False):
                 await stage.request("POST", path, body(path, stream=stream))
-                await listener.next()
+                await recorder.next()
             await stage.request("POST", path, {"model": "nobody", "messages": []})
-            refused = await listener.next()
+            refused = await recorder.next()
             assert (refused.decoded, refused.admitted, refused.prefix) == (None, None, None)
             of = {"model": NAME}
             # A whole answer is not dispatched before its end.
@@ -331,7 +331,7 @@ def test_times_are_counted_by_model() -> None:
 def test_one_who_found_no_room_was_not_admitted() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_concurrent=1, max_queued=0)) as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             go_on = asyncio.Event()
 
             async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -343,12 +343,12 @@ def test_one_who_found_no_room_was_not_admitted() -> None:
             first = asyncio.create_task(stage.request("POST", path, body(path)))
             await stage.engine.began.wait()
             assert (await stage.request("POST", path, body(path))).status == 429
-            refused = await listener.next()
+            refused = await recorder.next()
             assert refused.decoded is not None
             assert (refused.admitted, refused.error) == (None, "rate_limited")
             go_on.set()
             await first
-            assert (await listener.next()).admitted is not None
+            assert (await recorder.next()).admitted is not None
 
     run(scene)
 
@@ -356,13 +356,13 @@ def test_one_who_found_no_room_was_not_admitted() -> None:
 def test_first_choice_is_recorded_with_the_tokens_of_all() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             stage.engine.plan = stage.engine.script(
                 f"{REASONING}{CALL}", f"{REASONING}{REASONING}Yes."
             )
             path = "/v1/chat/completions"
             await stage.request("POST", path, body(path, n=2, stream=True))
-            end = await listener.next()
+            end = await recorder.next()
             assert (len(end.reasoning_spans), len(end.calls)) == (1, 1)
             assert end.usage is not None
             texts = (f"{REASONING}{CALL}", f"{REASONING}{REASONING}Yes.")
@@ -389,11 +389,11 @@ def test_migrations_and_carried_tokens_are_recorded() -> None:
             (NAME,), model, preparer, ReplicaPool([engine, engine]), migration_limit=1
         )
         async with serving(registry=ModelRegistry([moving])) as stage:
-            listener = listening(stage)
+            recorder = attach_recorder(stage)
             path = "/v1/chat/completions"
             reply = await stage.request("POST", path, body(path))
             assert reply.json["choices"][0]["message"]["content"] == "abcdef"
-            end = await listener.next()
+            end = await recorder.next()
             assert (end.migrations, end.carried) == (1, 3)
             assert end.replica in (0, 1)
             of = {"model": NAME}
@@ -404,17 +404,17 @@ def test_migrations_and_carried_tokens_are_recorded() -> None:
 
 
 def test_a_recorder_that_fails_disturbs_no_request() -> None:
-    class Broken(Listener):
+    class Broken(QueueRecorder):
         def ended(self, end: RequestRecord, inside: RequestContents) -> None:
             raise RuntimeError("broken")
 
     async def scene() -> None:
         async with serving() as stage:
-            listener = Listener()
-            stage.app.recorders = [Broken(), listener]
+            recorder = QueueRecorder()
+            stage.app.recorders = [Broken(), recorder]
             path = "/v1/chat/completions"
             assert (await stage.request("POST", path, body(path))).status == 200
-            assert (await listener.next()).status == 200
+            assert (await recorder.next()).status == 200
 
     run(scene)
 
@@ -422,7 +422,7 @@ def test_a_recorder_that_fails_disturbs_no_request() -> None:
 def test_recorders_are_closed_when_the_server_stops() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            listener = listening(stage)
-        assert listener.closed
+            recorder = attach_recorder(stage)
+        assert recorder.closed
 
     run(scene)
