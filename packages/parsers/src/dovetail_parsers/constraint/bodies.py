@@ -1,8 +1,7 @@
 """Grammars of bodies: whole calls as JSON or Python, arguments as JSON."""
 
 import json
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail_model import ToolSpec, Unsupported
@@ -67,7 +66,7 @@ def arguments_grammar(body: Body, tool: GuidedTool, rules: Rules) -> Node:
     raise Unsupported(f"no grammar for arguments written as {type(body).__name__}")
 
 
-def calls_grammar(body: Body, tools: Many[GuidedTool], rules: Rules, parallel: bool) -> Node:
+def calls_grammar(body: Body, tools: Sequence[GuidedTool], rules: Rules, parallel: bool) -> Node:
     """All that one body may hold: a call of one of the tools, or several."""
     if isinstance(body, Envelope):
         one = rules.share("call", choice(*(_envelope(body, tool, rules) for tool in tools)))

@@ -1,6 +1,6 @@
 """The grammar of calls, generated from a family's table as the writer writes them."""
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 from dovetail_parsers.constraint.bodies import GuidedTool, arguments_grammar, calls_grammar
 from dovetail_parsers.constraint.nodes import EMPTY, Node, Rules, choice, repeat, sequence, text
@@ -19,7 +19,7 @@ class CallGrammar:
         self._entry = entry
         self._rules = rules
 
-    def build(self, tools: Many[GuidedTool], parallel: bool) -> Node:
+    def build(self, tools: Sequence[GuidedTool], parallel: bool) -> Node:
         """One call of one of the tools, or several, with all that the format puts around them."""
         head, first = self._walk.path_to(self._entry, _begins_call)
         body = self._walk.modes[first].body
@@ -35,7 +35,7 @@ class CallGrammar:
             more = repeat(sequence(self._walk.path_to(behind, lambda mode: mode is whole)[0], one))
         return sequence(head, one, more, self._leave(behind))
 
-    def _named(self, name_mode: str, tools: Many[GuidedTool]) -> tuple[Node, str]:
+    def _named(self, name_mode: str, tools: Sequence[GuidedTool]) -> tuple[Node, str]:
         """From the name to the end of the call. Every tool's call ends in the same mode."""
         spell = self._walk.modes[name_mode].spell
         calls: list[Node] = []

@@ -1,7 +1,6 @@
 """Guided decoding: the constraints of a request as a grammar for the engine."""
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -13,8 +12,7 @@ from dovetail_parsers.constraint.gbnf import write_gbnf
 from dovetail_parsers.constraint.lark import write_lark
 from dovetail_parsers.constraint.layout import OutputLayout, TableLayout
 from dovetail_parsers.constraint.messages import MESSAGE_FORMATS, MessageLayout
-from dovetail_parsers.constraint.nodes import GrammarSpec, Node, Rules, sequence
-from dovetail_parsers.constraint.nodes import choice as one_of
+from dovetail_parsers.constraint.nodes import GrammarSpec, Node, Rules, choice, sequence
 from dovetail_parsers.constraint.notation import JSON
 from dovetail_parsers.constraint.options import TypedOption
 from dovetail_parsers.constraint.schema import ValueGrammar
@@ -50,7 +48,7 @@ def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes
     tool_parser: str | None,
     reasoning_parser: str | None,
     *,
-    tools: Many[ToolSpec | Mapping[str, Any]],
+    tools: Sequence[ToolSpec | Mapping[str, Any]],
     choice: ToolChoice = _AUTO,
     output: OutputFormat = _TEXT,
     in_reasoning: bool,
@@ -131,7 +129,7 @@ class _OutputGrammar:
             )
         structured = self._layout.structured_output(self._json(output))
         return sequence(
-            self._reasoning(), structured if calls is None else one_of(calls, structured)
+            self._reasoning(), structured if calls is None else choice(calls, structured)
         )
 
     def _reasoning(self) -> Node:

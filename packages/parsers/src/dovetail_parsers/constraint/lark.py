@@ -24,9 +24,9 @@ from dovetail_parsers.constraint.nodes import (
     Sequence,
     Text,
     Token,
+    choice,
     sequence,
 )
-from dovetail_parsers.constraint.nodes import choice as one_of
 
 _ANY = "/(?s:.*)/"
 _SOME = "/(?s:.+)/"
@@ -81,7 +81,7 @@ class _LarkWriter:
             case Choice():
                 regular = [option for option in node.options if self._is_regular(option)]
                 others = [option for option in node.options if not self._is_regular(option)]
-                options = [*([one_of(*regular)] if regular else []), *others]
+                options = [*([choice(*regular)] if regular else []), *others]
                 return f"({' | '.join(map(self._rule, options))})"
         raise AssertionError(node)
 

@@ -1,6 +1,6 @@
 """The layouts of outputs as grammars: reasoning, prose, calls, structured output."""
 
-from collections.abc import Sequence as Many
+from collections import abc
 from typing import Protocol
 
 from dovetail_model import Unsupported
@@ -36,7 +36,7 @@ class OutputLayout(Protocol):
     def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
         """The reasoning span before visible output, if the model may write one."""
 
-    def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
+    def calls(self, tools: abc.Sequence[GuidedTool], parallel: bool) -> Node:
         """One call, or several."""
 
     def structured_output(self, form: Node) -> Node:
@@ -81,7 +81,7 @@ class TableLayout:
             return sequence(span, GAP)
         return optional(sequence(marker(form.openers[0]), span, GAP))
 
-    def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
+    def calls(self, tools: abc.Sequence[GuidedTool], parallel: bool) -> Node:
         table = self._table
         if table.tools is None:
             raise Unsupported("guided tool calls need a tool parser, and this model has none")

@@ -5,7 +5,7 @@ them with what the families' writers write. The last message's end may be missin
 token that ends the turn, which engines do not return.
 """
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail_parsers.constraint.bodies import GuidedTool, arguments_grammar, calls_grammar
@@ -95,7 +95,7 @@ class MessageLayout:
             optional(sequence(marker(self._format.reasoning), rest)) if allow_reasoning else EMPTY
         )
 
-    def calls(self, tools: Many[GuidedTool], parallel: bool) -> Node:
+    def calls(self, tools: Sequence[GuidedTool], parallel: bool) -> Node:
         one = self._rules.share("call", choice(*map(self._call, tools)))
         last = optional(choice(marker(self._format.call_end), marker(self._format.last)))
         if not parallel:

@@ -1,6 +1,6 @@
 """Values between tags: strings as they are, everything else as JSON, then the closer."""
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Any
 
 from dovetail_parsers.arguments.notation import write_json
@@ -12,7 +12,7 @@ from dovetail_parsers.constraint.style import RawStyle
 
 
 def raw_value(
-    options: Many[Option],
+    options: Sequence[Option],
     closers: tuple[str, ...],
     values: ValueGrammar,
     never: tuple[str, ...] = (),
