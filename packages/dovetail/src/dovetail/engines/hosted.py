@@ -13,13 +13,13 @@ from dovetail.engines.engine import (
     check_prompt_length,
 )
 from dovetail.engines.registry import EngineSetup, parse_options
-from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
+from dovetail.engines.timeouts import HEALTH_TIMEOUTS
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 
 __all__ = ["HostedEngine", "HostedEngineInfo", "HostedOptions", "create", "describe_engine"]
 
 HOSTED_MODEL_NAME = "hosted"  # the only model of such a server
-HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 
 
 class HostedEngineInfo(msgspec.Struct, frozen=True):

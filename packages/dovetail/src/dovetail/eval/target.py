@@ -7,11 +7,11 @@ import msgspec
 
 from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai.discovery import (
-    DISCOVERY_TIMEOUTS,
     discover,
     find_context_length,
     list_models,
 )
+from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.models.weights import find_model
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail.watch.reference_model import (

@@ -20,6 +20,7 @@ from dovetail.engines.llamacpp.capacity import (
 from dovetail.engines.llamacpp.frames import LlamaCppFrameReader, TokenIdRecovery
 from dovetail.engines.llamacpp.process import LlamaCppOptions, LlamaCppProcess
 from dovetail.engines.llamacpp.request import encode_request, error_from_status
+from dovetail.engines.timeouts import HEALTH_TIMEOUTS
 from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch, send_request
 from dovetail_model import DovetailError, EngineUnavailable
@@ -27,7 +28,6 @@ from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 
 #: The server sends a keep-alive every 30 s, however long a prefill takes.
 GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=120.0)
-HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 
 
 class LlamaCppEngine:

@@ -22,11 +22,10 @@ import msgspec
 
 from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai.errors import UpstreamRejection, error_from_rejection, parse_rejection
-from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
+from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 from dovetail_protocols import ReasoningField
-
-DISCOVERY_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 
 _CONTEXT_LENGTH_FIELDS = (
     "max_model_len",

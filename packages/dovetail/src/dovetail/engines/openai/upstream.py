@@ -16,7 +16,6 @@ import msgspec
 from dovetail.engines.engine import EngineCapabilities, EngineHealth, RemoteModel
 from dovetail.engines.openai.adaptations import RequestAdaptations, drop_limit, is_limit_too_large
 from dovetail.engines.openai.discovery import (
-    DISCOVERY_TIMEOUTS,
     ReasoningFieldResult,
     find_context_length,
     list_models,
@@ -34,6 +33,7 @@ from dovetail.engines.openai.tool_calls import (
     call_id_format,
     rewrite_call_ids,
 )
+from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.net.http_client import (
     ClientRequest,
     ClientResponse,

@@ -12,7 +12,8 @@ import msgspec
 
 from dovetail.engines.engine import ConstraintSyntax, RemoteModel
 from dovetail.engines.sglang.frames import sglang_error_from_status
-from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
+from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import EngineError
 
 
@@ -33,7 +34,6 @@ SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 MODEL_LIST_PATH = "/v1/models"
 #: `/health` of SGLang generates a token, so it is the last resort.
 HEALTH_PATHS = ("/ready", *MODEL_INFO_PATHS, "/health")
-DISCOVERY_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:

@@ -23,6 +23,7 @@ from dovetail.engines.sglang.discovery import (
 )
 from dovetail.engines.sglang.frames import SERVER_NAME, SglangFrameReader, sglang_error_from_status
 from dovetail.engines.sglang.request import encode_request
+from dovetail.engines.timeouts import HEALTH_TIMEOUTS
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net.http_client import (
@@ -36,7 +37,6 @@ from dovetail.net.http_client import (
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
-HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 ABORT_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 
 _log = logging.getLogger(__name__)

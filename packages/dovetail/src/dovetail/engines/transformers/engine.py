@@ -13,6 +13,7 @@ from dovetail.engines.engine import (
     TokenSink,
     check_prompt_length,
 )
+from dovetail.engines.timeouts import HEALTH_TIMEOUTS
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.engines.transformers.process import TransformersChildReady, TransformersProcess
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
@@ -21,7 +22,6 @@ from dovetail_tokenizers import Tokenizer
 
 #: The child sends nothing while it prefills a long prompt.
 GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
-HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 _METRIC_PATTERN = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 
 

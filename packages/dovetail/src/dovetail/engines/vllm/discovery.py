@@ -18,8 +18,9 @@ import msgspec
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.completions.errors import error_from_status
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, RemoteModel
+from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.engines.token_stream import collect_token_ids
-from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
+from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import (
     ClientError,
     DovetailError,
@@ -87,9 +88,6 @@ async def _is_enforced(
     except (ClientError, EngineTimeout):
         return False
     return tokenizer.decode(output).startswith(word)
-
-
-DISCOVERY_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 
 
 class VllmModelCard(msgspec.Struct, frozen=True):

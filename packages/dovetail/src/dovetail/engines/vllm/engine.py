@@ -14,6 +14,7 @@ from dovetail.engines.engine import (
     RemoteModel,
     TokenSink,
 )
+from dovetail.engines.timeouts import HEALTH_TIMEOUTS
 from dovetail.engines.vllm.discovery import PROBES, list_models, probe_constraints
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
@@ -35,7 +36,6 @@ class VllmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 CONNECT_TIMEOUT_SECONDS = 10.0
-HEALTH_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 PROBE_TIMEOUTS = Timeouts(connect=CONNECT_TIMEOUT_SECONDS, read=60.0)
 
 _log = logging.getLogger(__name__)
