@@ -9,7 +9,7 @@ from itertools import count
 from dovetail_model import DovetailError, Hints
 from dovetail_protocols import Codec
 
-RETRY_AFTER_SECONDS = 2.0
+RETRY_AFTER_SECONDS = 2.0  # sent where a retry may soon succeed, here or at another server
 QueuePosition = tuple[float, float, float, int]
 
 

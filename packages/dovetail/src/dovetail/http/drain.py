@@ -8,10 +8,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from dovetail.access.admission import RETRY_AFTER_SECONDS
 from dovetail.http.errors import HttpError
 from dovetail_protocols import Codec
-
-RETRY_AFTER_SECONDS = 2.0  # another server may have taken over by then
 
 _log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 import logging
 from typing import ClassVar
 
+from dovetail.access.admission import RETRY_AFTER_SECONDS
 from dovetail.engines.engine import to_public_error
 from dovetail.http.exchange import ApiExchange
 from dovetail_model import (
@@ -15,7 +16,6 @@ from dovetail_model import (
 )
 from dovetail_protocols import Codec
 
-RETRY_AFTER_SECONDS = 2.0  # an engine may be available by then
 _log = logging.getLogger(__name__)
 
 

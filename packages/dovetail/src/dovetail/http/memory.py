@@ -7,10 +7,9 @@ times its size.
 
 from collections import Counter
 
+from dovetail.access.admission import RETRY_AFTER_SECONDS
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
-
-RETRY_AFTER_SECONDS = 2.0
 
 
 class MemoryLimitReached(HttpError):

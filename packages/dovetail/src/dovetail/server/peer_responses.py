@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from dovetail.http.app import App
+from dovetail.http.responses.background import RETRY_AFTER_SECONDS
 from dovetail.http.responses.run import ResponseKey, read_chunks
 from dovetail.server.worker_peers import (
     PeerDisconnected,
@@ -19,7 +20,6 @@ from dovetail_model import RateLimited
 
 MAX_FOLLOWED_STREAMS = 256  # streams of other workers that one process relays
 MAX_FOLLOWED_PER_TENANT = 64  # of one tenant
-RETRY_AFTER_SECONDS = 5.0
 CANCEL_TIMEOUT_SECONDS = 30.0  # for a cancelled run to end
 
 FOLLOW, CANCEL, FORGET = "follow", "cancel", "forget"

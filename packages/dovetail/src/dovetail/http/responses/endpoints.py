@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.access.admission import RETRY_AFTER_SECONDS
 from dovetail.http.body import read_body
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
@@ -35,7 +36,6 @@ _DEFAULT_PAGE_ITEMS, _MAX_PAGE_ITEMS = 20, 100  # items
 _TRUE_VALUES = ("true", "1")
 _CHUNK_BYTES = 1 << 18  # of a response body, sent at a time
 _MAX_SENDING_BODIES = 16  # of the largest size: what clients have not read is in memory
-_RETRY_AFTER_SECONDS = 2.0
 
 ForgetResponse = Callable[[ResponseKey], Awaitable[None]]
 
@@ -140,7 +140,7 @@ class ResponsesEndpoints:
             await exchange.respond(200, body)
             return
         if self._sending_bytes + len(body) > _MAX_SENDING_BODIES * self._options.max_body_bytes:
-            raise Overloaded("Too much waits to be read.", retry_after=_RETRY_AFTER_SECONDS)
+            raise Overloaded("Too much waits to be read.", retry_after=RETRY_AFTER_SECONDS)
         self._sending_bytes += len(body)
         try:
             length = ("content-length", str(len(body)))
