@@ -153,11 +153,11 @@ def report_ready(facts: dict[str, Any]) -> None:
 
 
 def exit_with_parent() -> None:
-    """Terminate this process gracefully when its parent is gone."""
-    Thread(target=_wait_for_parent_exit, name="dovetail-parent", daemon=True).start()
+    """Terminate this process gracefully at the end of its stdin, which its parent holds open."""
+    Thread(target=_terminate_on_stdin_eof, name="dovetail-parent", daemon=True).start()
 
 
-def _wait_for_parent_exit() -> None:
+def _terminate_on_stdin_eof() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
