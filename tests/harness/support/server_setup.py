@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generation_log import read_generation_log
 from real_models import TEMPLATES, TOKENIZERS
 from server_process import Running, served
 
-from dovetail.engines.scripted.engine import RecordedGeneration, read_generation_log
+from dovetail.engines.scripted.engine import RecordedGeneration
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers import resolve_family, write_message
 

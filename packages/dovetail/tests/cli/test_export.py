@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from agent_clients import Agent, ClaudeCode, Codex, OpenClaw
+from generation_log import read_generation_log
 from redis_server import RedisServer
 from server_process import NAME, Ended, Running, clean_environment, dovetail, qwen_folder, served
 from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app
-from dovetail.engines.scripted.engine import RecordedGeneration, read_generation_log
+from dovetail.engines.scripted.engine import RecordedGeneration
 
 KINDS = (ClaudeCode, Codex, OpenClaw)  # Messages, Responses, Chat Completions
 LOGPROBS = (-0.5, -0.25, -0.125)

@@ -5,11 +5,6 @@ from collections.abc import Mapping
 
 from dovetail.launch.plan import LaunchPlan, LaunchRequest, LaunchTarget
 
-#: Claude Code reserves room for the output when it compacts, but no more than this.
-MAX_RESERVED_OUTPUT_TOKENS = 20_000
-#: It subtracts this margin in addition.
-COMPACTION_MARGIN_TOKENS = 13_000
-
 #: Each would override or conflict with the address and key that are set.
 _CONFLICTING_VARIABLES = (
     "ANTHROPIC_API_KEY",
@@ -64,13 +59,6 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
     text = json.dumps(settings_json, indent=2)
     command = (request.executable, "--settings", str(settings), *request.arguments)
     return LaunchPlan(command, environment, {settings: f"{text}\n"}, _CONFLICTING_VARIABLES)
-
-
-def compaction_threshold(target: LaunchTarget) -> int | None:
-    """Prompt tokens at which Claude Code compacts, with the settings of a plan."""
-    window = target.context_length
-    reserved = min(target.max_output_tokens, MAX_RESERVED_OUTPUT_TOKENS)
-    return None if window is None else window - reserved - COMPACTION_MARGIN_TOKENS
 
 
 def _build_window_environment(target: LaunchTarget) -> Mapping[str, str]:

@@ -5,9 +5,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from generation_log import read_generation_log
 from scripted_fixture import END, engine, ids, play, request
 
-from dovetail.engines.scripted.engine import read_generation_log
 from dovetail.engines.token_stream import iter_deltas
 from dovetail_verify.target import FileRecording, RecordedRequest
 

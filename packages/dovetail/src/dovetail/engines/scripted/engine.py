@@ -81,12 +81,6 @@ class GenerationLog:
             file.write(msgspec.json.encode(recorded) + b"\n")
 
 
-def read_generation_log(path: Path) -> list[RecordedGeneration]:
-    """All recorded generations, in the order in which they ended."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=RecordedGeneration) for line in lines]
-
-
 POLL_INTERVAL_SECONDS = 0.02
 
 
