@@ -16,7 +16,8 @@ from dovetail.ledger.entry import LedgerEntry, create_entry_id, pack_ids, unpack
 from dovetail.ledger.ledger import RENEW_INTERVAL_SECONDS, Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
-from dovetail.ledger.store import DAY_SECONDS, MAX_AGE_SECONDS, MAX_LOOKUP_IDS, StoreError
+from dovetail.ledger.store import DAY_SECONDS, MAX_AGE_SECONDS, MAX_LOOKUP_IDS
+from dovetail.storage.faults import StoreError
 
 PROMPT = array("I", [1, 2, 3])
 

@@ -13,7 +13,7 @@ from ledger_entries import turn
 
 from dovetail.ledger.entry import LedgerEntry, pack_ids
 from dovetail.ledger.sqlite_store import SCHEMA_VERSION, SqliteLedgerStore, connect_ledger
-from dovetail.ledger.store import StoreError
+from dovetail.storage.faults import StoreError
 
 
 def test_entries_survive_a_restart(tmp_path: Path) -> None:

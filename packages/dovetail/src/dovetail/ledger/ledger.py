@@ -19,10 +19,9 @@ from dovetail.ledger.store import (
     LedgerStats,
     LedgerStore,
     SessionStats,
-    StoreError,
     make_call_key,
 )
-from dovetail.storage.faults import StoreFaults
+from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 

@@ -21,12 +21,11 @@ from dovetail.ledger.store import (
     Clock,
     LedgerStats,
     SessionStats,
-    StoreError,
     decode_entry,
     encode_entry,
     make_call_keys,
 )
-from dovetail.storage.faults import StoreFaults
+from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.lru import LruCache
 from dovetail.storage.redis_client import RedisClient
 

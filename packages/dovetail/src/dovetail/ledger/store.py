@@ -8,7 +8,6 @@ import msgspec
 import zstandard
 
 from dovetail.ledger.entry import LedgerEntry
-from dovetail.storage.faults import StoreError as StoreError
 from dovetail.storage.faults import StoreFaults
 
 DAY_SECONDS = 86_400.0
