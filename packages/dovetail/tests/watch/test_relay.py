@@ -204,7 +204,7 @@ def test_client_cannot_fill_the_memory_while_connecting(
             await dialing.wait()
             for _ in range(3000):
                 await asyncio.sleep(0)
-            (client,) = relay.stats.open
+            (client,) = relay.stats.open_connections
             assert sum(map(len, client._pending)) < 1 << 20
             dialed.set()
             assert await reader.read(-1) == b"%d" % len(sent)

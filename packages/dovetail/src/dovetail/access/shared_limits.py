@@ -136,8 +136,8 @@ class SharedLimitState:
 
     __slots__ = ("_at", "_map", "_worker", "_workers")
 
-    def __init__(self, map: mmap.mmap, at: int, worker: int, workers: int) -> None:
-        self._map = map
+    def __init__(self, mapped: mmap.mmap, at: int, worker: int, workers: int) -> None:
+        self._map = mapped
         self._at = at
         self._worker = worker
         self._workers = workers

@@ -219,7 +219,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     """The samples of one metric."""
 
     name: str
-    help: str
+    help_text: str
     kind: str
     unit: str
     samples: list[MetricSample]
@@ -258,7 +258,7 @@ class _MergedRegistry:
         for number, worker_families in sorted(self._families.items()):
             for family in worker_families:
                 metric = families.setdefault(
-                    family.name, Metric(family.name, family.help, family.kind, family.unit)
+                    family.name, Metric(family.name, family.help_text, family.kind, family.unit)
                 )
                 for one in family.samples:
                     metric.add_sample(

@@ -38,7 +38,7 @@ class RelayStats:
 
     connections: int = 0
     unreachable: int = 0
-    open: set["_ClientProtocol"] = field(default_factory=set, repr=False)
+    open_connections: set["_ClientProtocol"] = field(default_factory=set, repr=False)
     idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # set while none is open
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class TcpRelay:
         """Stop listening and abort all connections."""
         if self._server is not None:
             self._server.close()
-        for client in list(self.stats.open):
+        for client in list(self.stats.open_connections):
             client.abort()
         await self.stats.idle.wait()
 
@@ -177,7 +177,7 @@ class _ClientProtocol(_RelayProtocol):
         assert self.transport is not None
         self.transport.pause_reading()
         self._stats.connections += 1
-        self._stats.open.add(self)
+        self._stats.open_connections.add(self)
         self._stats.idle.clear()
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
@@ -217,8 +217,8 @@ class _ClientProtocol(_RelayProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.on_data(self.number, "closed", b"", monotonic())
-        self._stats.open.discard(self)
-        if not self._stats.open:
+        self._stats.open_connections.discard(self)
+        if not self._stats.open_connections:
             self._stats.idle.set()
 
 
