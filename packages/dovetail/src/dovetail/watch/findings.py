@@ -33,7 +33,7 @@ class PrefixBreakClassifier:
     """Classifies prefix breaks, with the rules of what Dovetail would remove."""
 
     def __init__(self) -> None:
-        self._stabilizer = PromptNormalizer(NormalizationOptions())
+        self._normalizer = PromptNormalizer(NormalizationOptions())
 
     def classify(
         self, diagnosis: PrefixReport, previous: Request, response: Turn | None, now: Request
@@ -60,13 +60,13 @@ class PrefixBreakClassifier:
         old, new = _text(before), _text(now)
         if _strip_billing(before) == _strip_billing(now):
             return TrafficFinding("billing", _describe_line_change(old, new))
-        if self._stabilize(before) == self._stabilize(now):
+        if self._normalize_system(before) == self._normalize_system(now):
             return TrafficFinding("volatile", _describe_line_change(old, new))
         return TrafficFinding("system", _describe_line_change(old, new))
 
-    def _stabilize(self, blocks: Sequence[Block]) -> Sequence[Block]:
+    def _normalize_system(self, blocks: Sequence[Block]) -> Sequence[Block]:
         request = Request("", system=tuple(blocks))
-        return self._stabilizer.normalize(request).system
+        return self._normalizer.normalize(request).system
 
     def _classify_history(
         self, previous: Request, response: Turn | None, now: Request
@@ -92,7 +92,7 @@ class PrefixBreakClassifier:
     def _is_volatile(self, old: Turn, new: Turn) -> bool:
         if old.role != new.role:
             return False
-        normalized = (self._stabilizer.normalize(Request("", turns=(turn,))) for turn in (old, new))
+        normalized = (self._normalizer.normalize(Request("", turns=(turn,))) for turn in (old, new))
         first, second = normalized
         return (first.turns, first.system) == (second.turns, second.system)
 
