@@ -1,4 +1,4 @@
-"""Kept responses over real servers: after a restart, and between servers that share a Redis."""
+"""Stored responses of real servers: after a restart, and shared by servers through Redis."""
 
 import json
 from collections.abc import Iterator

@@ -22,7 +22,11 @@ class LimitStatus(msgspec.Struct, frozen=True):
 
 
 def openai_headers(limits: Iterable[LimitStatus], now: float) -> list[tuple[str, str]]:
-    """OpenAI's headers for these limits. They contain durations, so `now` is not needed."""
+    """OpenAI's headers for these limits.
+
+    `now` is part of the signature of `Codec.rate_limit_headers`; these headers contain durations
+    and do not use it.
+    """
     headers: list[tuple[str, str]] = []
     for status in limits:
         headers += [

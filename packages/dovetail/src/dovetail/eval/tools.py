@@ -101,7 +101,7 @@ class TaskTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What every tool can do."""
 
     def run(self, workspace: Workspace) -> str:
-        """Does it. Raises `ToolFault` with words for the model."""
+        """Run the tool and return its output. Raises `ToolError` with a message for the model."""
         raise NotImplementedError
 
 

@@ -54,7 +54,8 @@ class ConversationResolver:
     async def resolve(self, limit: int) -> None:
         """Find the history that the request continues, and the items that it refers to by id.
 
-        Raises PreviousNotFound, ResponseNotFound for an item, or RequestTooLarge beyond the limit.
+        Raises PreviousResponseNotFound, ResponseNotFound for an item, or RequestTooLarge beyond
+        the limit.
         """
         await self._resolve_item_references(limit)
         self._previous_id = previous_response_id(self._own_body)
