@@ -1,14 +1,20 @@
-"""Check identifiers: retired words, retired class names, and class names that are used twice.
+"""Check the vocabulary: retired words in identifiers, retired phrases in prose, duplicate classes.
 
 `docs/architecture.md` has the glossary. A word is retired where the field has an established term
 for what it named. Identifiers are compared word by word: `told_ids` contains `told`, `toldness`
 does not. Some words are retired only as the whole name of a class. Formats that are stored or sent
 keep their field names; those are listed as exceptions.
+
+Prose is documentation, docstrings, comments, and the strings of source modules (errors, logs, help
+texts). Code in backticks or fences is not prose. `python tools/check_vocabulary.py PATH...` limits
+the report to files below the given paths.
 """
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +75,41 @@ RETIRED_CLASSES = {
 #: Identifiers that keep a retired word: wire fields, stored fields, options and settings.
 EXCEPTIONS = frozenset[str]()
 
+#: Retired phrase (a regular expression, whole words, any case) -> what to write instead.
+PHRASES = {
+    r"thoughts?": "reasoning, reasoning span",
+    r"told|tells?|telling": "returned, reported, passed; reports",
+    r"said|says?|saying": "generated, sent; states, reports",
+    r"spoken?|speak|heard?|hears": "generated, emitted, received",
+    r"asks?|asked|asking": "requests, requested; sends",
+    r"answers?|answered|answering": "response, responds, returns",
+    r"nobody|somebody|who(m)?ever": "no client, a client, any client",
+    r"believed?|believes": "trusted",
+    r"(is|are|was|were) wanted|wanted of": "is expected, is required, must be",
+    r"of no use": "cannot be used, has no effect",
+    r"beside": "next to, with, alongside, in addition to",
+    r"cuts?|cutting": "truncated, split, ended",
+    r"mend(s|ed|ing)?": "fix, repair",
+    r"goes on|go on|went on|gone on|going on": "continues",
+    r"by and by|little by little": "incrementally, in chunks",
+    r"without a word": "without output",
+    r"lets? itself|let themselves": "can be, allows",
+    r"or whole|as a whole": "streaming or non-streaming; complete",
+    r"stands? (at|there|together|before|beside|behind|by itself)": "is, appears",
+    r"(a|the|prefix) doctor": "prefix diagnostics",
+    r"lost tokens|tokens? (are |were |is |was )?lost": "re-prefilled tokens",
+    r"acted|crew|siblings?|shelf|shelves": "scripted; supervisor; peers; cache",
+    r"kept responses?|responses? (that are|that is|is|are) kept": "stored response",
+    r"(tokens?|requests?|turns?|times) an? (second|minute|request|turn|key)": "per",
+    r"there being|midst|anew|lest|thereof|wherefore": "plain present-day English",
+    r"forgets?|forgotten|remember(s|ed)?": "deletes, evicts; records, stores",
+    r"sees? to it|makes? do|come what may|to and fro": "ensures; a plain statement",
+    r"hang(s|ing)? up|hung up": "disconnects",
+}
+
+#: Modules whose strings are data (prompts, scripted sessions, phrases), not messages.
+DATA_MODULES = re.compile(r"tools/check_vocabulary\.py$|/demo/")
+
 #: Where one name may be defined in several modules: each API's or engine's own wire types.
 WIRE_MODULES = re.compile(r"(^|\.)(wire|frames|messages)$")
 
@@ -76,7 +117,14 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def main() -> int:
-    findings = [*retired_identifiers(ROOT), *retired_classes(ROOT), *duplicate_classes(ROOT)]
+    findings = [
+        *retired_identifiers(ROOT),
+        *retired_classes(ROOT),
+        *duplicate_classes(ROOT),
+        *(retired_phrases(ROOT) if sys.argv[1:] else ()),
+    ]
+    if paths := tuple(sys.argv[1:]):
+        findings = [finding for finding in findings if finding.startswith(paths)]
     for finding in findings:
         print(finding)
     print(f"vocabulary: {len(findings)} findings")
@@ -125,6 +173,58 @@ def duplicate_classes(root: Path) -> Iterator[str]:
         for name, modules in sorted(found.items()):
             if len(modules) > 1:
                 yield f"class {name} is defined in {' and '.join(modules)}"
+
+
+def retired_phrases(root: Path) -> Iterator[str]:
+    """Find retired phrases in documentation, docstrings, comments and messages."""
+    pages = [*root.glob("*.md"), *root.glob("[dpe]*/**/*.md")]
+    for path in sorted({*pages, *_sources(root)}):
+        prose = _page_prose if path.suffix == ".md" else _module_prose
+        for line, text in prose(path):
+            for match in _PHRASE.finditer(text):
+                where = f"{path.relative_to(root)}:{line + text.count(chr(10), 0, match.start())}"
+                yield f"{where}: {match[0]!r}: use {_replacement(match[0])}"
+
+
+_PHRASE = re.compile(rf"\b(?:{'|'.join(PHRASES)})\b", re.IGNORECASE)
+
+
+def _replacement(phrase: str) -> str:
+    return next(use for known, use in PHRASES.items() if re.fullmatch(known, phrase, re.I))
+
+
+def _page_prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page with their numbers, without code."""
+    fenced = False
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, _without_code(line)
+
+
+def _module_prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield docstrings and comments; in source folders, every string that contains a space."""
+    source = path.read_text("utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], _without_code(token.string)
+    if DATA_MODULES.search(path.as_posix()):
+        return
+    messages = "/tests/" not in path.as_posix()
+    for node in ast.walk(ast.parse(source)):
+        text = getattr(node, "value", None)
+        if messages and isinstance(node, ast.Constant) and isinstance(text, str) and " " in text:
+            yield node.lineno, _without_code(text)
+        elif not messages and isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, _without_code(text)
+
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"(`+)[^`]+\1", lambda code: "\n" * code[0].count("\n"), text)
 
 
 def _parse(path: Path) -> ast.Module:
