@@ -1,4 +1,4 @@
-"""Write the table of settings into docs/operations.md; with --check, fail if it is not current."""
+"""Write the table of settings into its page; with --check, fail if the page is not current."""
 
 import argparse
 import re
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dovetail.settings.config import Config
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations" / "settings.md"
 BEGIN, END = "<!-- settings: made by `make docs` -->\n", "<!-- end of settings -->\n"
 KINDS = {int: "number", float: "number", str: "text", Path: "path", bool: "switch"}
 
@@ -23,7 +23,7 @@ def main() -> int:
     held = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     page = held.sub(lambda _: _section(), before)
     if BEGIN not in before or (check and page != before):
-        print(f"docs/{PAGE.name} is not current: run `make docs`", file=sys.stderr)
+        print("docs/operations/settings.md is not current: run `make docs`", file=sys.stderr)
         return 1
     PAGE.write_text(page, encoding="utf-8")
     return 0

@@ -322,7 +322,7 @@ def test_the_document_names_every_address() -> None:
 
 
 def test_the_page_names_every_address() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "operations" / "endpoints.md").read_text()
     made, _ = service()
     for route in App(made).routes.all:
         path = route.path + "{model}" if route.path == "/v1/models/" else route.path

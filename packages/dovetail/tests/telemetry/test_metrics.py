@@ -17,7 +17,7 @@ from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, Metrics
 from dovetail.telemetry.record import PrefixStats, RequestRecord
 from dovetail_model import Usage
 
-PAGE = Path(__file__).parents[4] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[4] / "docs" / "operations" / "metrics.md"
 SECRET = "the secret word is xylophone"
 BODY: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": SECRET}]}
 
