@@ -1,4 +1,4 @@
-"""The tree of errors: whose fault, and the same error as an event."""
+"""The tree of errors, its kinds, and conversion to and from failure events."""
 
 import pytest
 
@@ -22,13 +22,13 @@ KINDS = [
 ]
 
 
-def test_every_leaf_has_a_kind_of_its_own() -> None:
+def test_every_leaf_class_has_a_unique_kind() -> None:
     above = {base for kind in KINDS for base in kind.__mro__[1:]}
-    leaves = [kind for kind in KINDS if kind not in above]  # others may have kinds below ours
+    leaves = [kind for kind in KINDS if kind not in above]  # other packages may define subclasses
     assert len({leaf.kind for leaf in leaves}) == len(leaves) > 10
 
 
-def test_an_error_carries_what_the_codecs_need() -> None:
+def test_error_has_kind_message_and_param() -> None:
     error = InvalidRequest("must be a list", param="messages[3].content")
     assert (error.kind, error.message, error.param) == (
         "invalid_request",
@@ -42,13 +42,13 @@ def test_an_error_carries_what_the_codecs_need() -> None:
 @pytest.mark.parametrize(
     ("error", "side"), [(ContextOverflow, ClientError), (EngineUnavailable, EngineError)]
 )
-def test_whose_fault(error: type[DovetailError], side: type[DovetailError]) -> None:
+def test_errors_are_grouped_by_cause(error: type[DovetailError], side: type[DovetailError]) -> None:
     with pytest.raises(side):
         raise error("no")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_failure_becomes_its_error_again(kind: type[DovetailError]) -> None:
+def test_failure_converts_back_to_its_error(kind: type[DovetailError]) -> None:
     if kind is not DovetailError:
         error = error_from_failure(kind("no", param="x").to_failure())
         assert (error.kind, error.message, error.param) == (kind.kind, "no", "x")

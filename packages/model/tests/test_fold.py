@@ -1,4 +1,4 @@
-"""The one way from events to a message."""
+"""Folding events into a message."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ CALL: list[Event] = [
 ]
 
 
-def test_blocks_come_in_the_order_of_the_output() -> None:
+def test_blocks_are_in_output_order() -> None:
     message = fold(
         [
             ReasoningDelta("First", "<think>First"),
@@ -60,34 +60,34 @@ def test_blocks_come_in_the_order_of_the_output() -> None:
     ]
 
 
-def test_an_ended_span_is_not_continued() -> None:
+def test_delta_after_a_span_end_starts_a_new_block() -> None:
     message = fold([TextDelta("a"), SpanEnd("text"), TextDelta("b"), TextDelta("c")])
     assert [block.text for block in message.blocks if block.type == "text"] == ["a", "bc"]
 
 
 FINISHES: list[tuple[str, list[Event], str]] = [
-    ("nothing_said", [TextDelta("a")], "stop"),
-    ("a_call_waits", [*CALL, CallClose(0)], "tool_calls"),
-    ("a_call_was_cut", CALL, "length"),
+    ("no_finish_event", [TextDelta("a")], "stop"),
+    ("complete_call", [*CALL, CallClose(0)], "tool_calls"),
+    ("truncated_call", CALL, "length"),
     (
-        "the_last_call_was_cut",
+        "last_call_truncated",
         [*CALL, CallClose(0), CallOpen(1, "g"), CallArgs(1, "{")],
         "length",
     ),
     (
-        "a_call_was_broken_and_another_waits",
+        "broken_call_before_a_complete_one",
         [*CALL, CallOpen(1, "g"), CallArgs(1, "{}"), CallClose(1)],
         "tool_calls",
     ),
-    ("it_was_said", [*CALL, CallClose(0), Finish("stop_sequence", "END")], "stop_sequence"),
-    ("it_failed", [TextDelta("a"), Failure("engine", "gone")], "error"),
+    ("finish_event", [*CALL, CallClose(0), Finish("stop_sequence", "END")], "stop_sequence"),
+    ("failure", [TextDelta("a"), Failure("engine", "gone")], "error"),
 ]
 
 
 @pytest.mark.parametrize(
     ("events", "reason"), [row[1:] for row in FINISHES], ids=[row[0] for row in FINISHES]
 )
-def test_why_it_ended(events: list[Event], reason: str) -> None:
+def test_finish_reason(events: list[Event], reason: str) -> None:
     assert fold(events).finish == reason
 
 
@@ -97,7 +97,7 @@ def test_truncated_call_is_marked() -> None:
     assert (call.arguments, call.complete) == ('{"a": 1}', False)
 
 
-def test_ids_come_from_the_caller_else_from_the_model() -> None:
+def test_call_ids_come_from_the_caller_or_the_model() -> None:
     events: list[Event] = [
         CallOpen(0, "f", id="own"),
         CallClose(0),
@@ -110,7 +110,7 @@ def test_ids_come_from_the_caller_else_from_the_model() -> None:
     assert [b.id for b in named.blocks if b.type == "tool_call"] == ["toolu_0own", "toolu_1None"]
 
 
-def test_diagnostics_are_collected_and_usage_is_the_last_one() -> None:
+def test_diagnostics_are_collected_and_the_last_usage_is_used() -> None:
     message = fold([Usage(5, 1), Diagnostic("bare_key", "hermes"), Usage(5, 9, cached_tokens=3)])
     assert message.usage == Usage(5, 9, cached_tokens=3)
     assert message.usage.total_tokens == 14
@@ -121,12 +121,12 @@ def test_raw_text_without_any_block_is_retained() -> None:
     assert fold([SpanEnd("frame", "\n\n")]) == Message(raw="\n\n")
 
 
-def test_raw_text_before_the_first_block_is_its_own() -> None:
+def test_raw_text_before_the_first_block_belongs_to_it() -> None:
     message = fold([SpanEnd("frame", "\n"), TextDelta("a", "a")])
     assert message.blocks == (TextBlock("a", raw="\na"),)
 
 
-def test_arguments_of_no_call_are_our_own_fault() -> None:
+def test_arguments_of_an_unknown_call_raise() -> None:
     with pytest.raises(LookupError):
         Fold().add(CallArgs(3, "x"))
     with pytest.raises(LookupError):
@@ -145,7 +145,7 @@ def test_long_message_can_be_read_at_any_time() -> None:
     assert folding.message().raw == "".join(f"<{n}>" for n in range(300)) + "</>"
 
 
-def test_arguments_of_several_calls_may_take_turns() -> None:
+def test_arguments_of_several_calls_may_alternate() -> None:
     events: list[Event] = [CallOpen(0, "f"), CallOpen(1, "g")]
     events += [CallArgs(number // 3 % 2, str(number), str(number)) for number in range(200)]
     blocks = fold([*events, CallClose(1), CallClose(0)]).blocks
@@ -154,12 +154,12 @@ def test_arguments_of_several_calls_may_take_turns() -> None:
         assert block.arguments == "".join(str(n) for n in range(200) if n // 3 % 2 == call)
 
 
-def test_a_message_survives_encoding() -> None:
+def test_message_round_trips_through_json() -> None:
     message = fold([ReasoningDelta("a"), *CALL, CallClose(0), Finish("tool_calls")])
     assert msgspec.json.decode(msgspec.json.encode(message), type=Message) == message
 
 
-def test_events_have_their_type_encoded_and_decoded() -> None:
+def test_events_round_trip_with_their_type() -> None:
     others: list[Event] = [TextDelta("a"), Usage(), Finish("stop"), Failure("internal", "x")]
     decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
     for event in CALL + others:

@@ -1,4 +1,4 @@
-"""Requests and blocks: order is meaning, defaults are silence."""
+"""Requests and blocks: order and defaults."""
 
 import msgspec
 
@@ -26,7 +26,7 @@ BLOCKS: tuple[Block, ...] = (
 )
 
 
-def test_a_turn_survives_encoding_in_its_order() -> None:
+def test_turn_round_trips_in_order() -> None:
     turn = Turn("assistant", BLOCKS)
     again = msgspec.json.decode(msgspec.json.encode(turn), type=Turn)
     assert again == turn
@@ -50,7 +50,7 @@ def test_unset_fields_have_neutral_defaults() -> None:
     assert not request.tools
 
 
-def test_a_flattened_tool_has_two_names() -> None:
+def test_flattened_tool_has_a_separate_model_name() -> None:
     tool = ToolSpec("search", namespace="mcp", shown_as="mcp__search")
     assert tool.model_name == "mcp__search"
     assert ToolSpec("search").model_name == "search"

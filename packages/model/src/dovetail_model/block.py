@@ -1,4 +1,7 @@
-"""Blocks: the pieces a turn is made of. Their order is their meaning: nothing is grouped."""
+"""Blocks: the parts of a turn, in the order in which they occurred.
+
+The order is significant, so no field groups the reasoning or the tool calls of a turn.
+"""
 
 from typing import ClassVar, Literal
 
@@ -6,7 +9,7 @@ import msgspec
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text"):
-    """Visible text. `raw` is what the model wrote for it, framing included."""
+    """Visible text. `raw` is the model's text for it, including framing."""
 
     type: ClassVar[Literal["text"]] = "text"
     text: str
@@ -14,7 +17,7 @@ class TextBlock(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ReasoningBlock(msgspec.Struct, frozen=True, tag="reasoning"):
-    """One span of reasoning. `seal` is the opaque handle that a client returns with it, if any."""
+    """One reasoning span. `seal` is the opaque handle that a client sends back with it, if any."""
 
     type: ClassVar[Literal["reasoning"]] = "reasoning"
     text: str
@@ -23,10 +26,11 @@ class ReasoningBlock(msgspec.Struct, frozen=True, tag="reasoning"):
 
 
 class ToolCallBlock(msgspec.Struct, frozen=True, tag="tool_call"):
-    """A call. `arguments` is JSON text, or free text when the tool is a custom one.
+    """A tool call.
 
-    `complete` is False for a call that the model never finished: its arguments are a prefix
-    and must not be executed.
+    `arguments` is JSON text, or free text if the tool is a custom tool.
+    `complete` is False for a call that the model did not finish: its arguments are a prefix and
+    must not be executed.
     """
 
     type: ClassVar[Literal["tool_call"]] = "tool_call"
@@ -40,7 +44,7 @@ class ToolCallBlock(msgspec.Struct, frozen=True, tag="tool_call"):
 
 
 class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
-    """An image, by base64 data or by URL."""
+    """An image, given as base64 data or as a URL."""
 
     type: ClassVar[Literal["image"]] = "image"
     media_type: str = ""
@@ -49,7 +53,7 @@ class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
 
 
 class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
-    """A document: base64 data, a URL, or text that was taken out of it."""
+    """A document, given as base64 data, as a URL, or as its extracted text."""
 
     type: ClassVar[Literal["document"]] = "document"
     media_type: str = ""
@@ -60,7 +64,7 @@ class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
-    """The result of a call, tied to it by id alone: results may arrive in any order."""
+    """The result of a tool call. `call_id` alone identifies the call: the order is arbitrary."""
 
     type: ClassVar[Literal["tool_result"]] = "tool_result"
     call_id: str

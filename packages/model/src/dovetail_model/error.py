@@ -1,34 +1,34 @@
-"""Errors, and whose fault they are.
+"""Errors, grouped by the party that caused them.
 
     DovetailError
     ├── ClientError        the request is at fault
-    │   ├── InvalidRequest     a field is wrong or missing (param says which)
-    │   ├── Unauthenticated    no key, or not one of ours
-    │   ├── Forbidden          a key, but not for this
-    │   ├── NotFound           no such model or route
-    │   ├── ResponseNotFound   no such response is stored
+    │   ├── InvalidRequest     a field is invalid or missing (see `param`)
+    │   ├── Unauthenticated    the API key is missing or unknown
+    │   ├── Forbidden          the API key does not permit this
+    │   ├── NotFound           the model or route does not exist
+    │   ├── ResponseNotFound   the response is not stored
     │   ├── PreviousResponseNotFound   `previous_response_id` is not stored
-    │   ├── RequestTooLarge    the body is over the limit
-    │   ├── ContextOverflow    the prompt does not fit the model's window
+    │   ├── RequestTooLarge    the body exceeds the size limit
+    │   ├── ContextOverflow    the prompt does not fit into the context window
     │   ├── RateLimited        too many requests for this key
-    │   └── Unsupported        understood, and not offered
+    │   └── Unsupported        the feature is known but not supported
     ├── EngineError        the model server is at fault
-    │   ├── EngineUnavailable  it cannot be reached, or died
-    │   ├── EngineTimeout      it did not respond in time
-    │   └── Overloaded         it has no capacity left
-    └── InternalError      we are at fault
+    │   ├── EngineUnavailable  the engine is unreachable or has crashed
+    │   ├── EngineTimeout      the engine did not respond in time
+    │   └── Overloaded         the engine has no capacity left
+    └── InternalError      Dovetail is at fault
 
-Each protocol codec has one table from `kind` to its own status and type; nothing else about an
-error depends on the API. In the middle of a stream an error is a `Failure` event.
+Each protocol codec maps `kind` to its own status and error type in one table; nothing else about
+an error depends on the API. An error in the middle of a stream is a `Failure` event.
 """
 
 from dovetail_model.event import Failure
 
 
 class DovetailError(Exception):
-    """Never raised itself: raise one of the kinds below.
+    """Base class of all errors. Raise one of the subclasses instead.
 
-    `reason` is a word that is more specific than the kind, for operators. Clients do not see it.
+    `reason` is more specific than `kind` and meant for operators. Clients do not see it.
     """
 
     kind: str = "internal"
@@ -43,7 +43,7 @@ class DovetailError(Exception):
         self.retry_after = retry_after
 
     def to_failure(self) -> Failure:
-        """The same error as an event, for a stream that has already begun."""
+        """Return the error as an event, for a stream that has already started."""
         return Failure(kind=self.kind, message=self.message, param=self.param)
 
 
@@ -112,13 +112,13 @@ class InternalError(DovetailError):
 
 
 def error_from_failure(failure: Failure) -> DovetailError:
-    """Convert a failure event to its error, for a response that has not begun yet."""
+    """Convert a failure event to its error, for a response that has not started yet."""
     kinds = {kind.kind: kind for kind in _leaf_kinds(DovetailError) if "kind" in vars(kind)}
     kind = kinds.get(failure.kind, InternalError)
     return kind(failure.message, param=failure.param)
 
 
 def _leaf_kinds(kind: type[DovetailError]) -> list[type[DovetailError]]:
-    """The kinds below, the most general of each name last."""
+    """Return all subclasses; if several share a `kind` string, the most general comes first."""
     below = [leaf for child in kind.__subclasses__() for leaf in _leaf_kinds(child)]
     return [kind, *below] if kind is not DovetailError else below

@@ -1,7 +1,7 @@
-"""Events: what a model's output becomes while it streams.
+"""Events of a streamed model output.
 
-Every event that stands for model text carries `raw`, the text the model wrote for it, markers
-and framing included. The raws of a stream, joined, are the whole output: nothing is lost.
+Every event that represents model text carries `raw`: the text that the model generated for it,
+including markers and framing. The joined `raw` of all events is the complete output.
 """
 
 from typing import ClassVar, Literal
@@ -23,7 +23,7 @@ FinishReason = Literal[
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text_delta", gc=False):
-    """More visible text."""
+    """A chunk of visible text."""
 
     type: ClassVar[Literal["text_delta"]] = "text_delta"
     text: str
@@ -31,7 +31,7 @@ class TextDelta(msgspec.Struct, frozen=True, tag="text_delta", gc=False):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning_delta", gc=False):
-    """More reasoning; the first delta opens the span."""
+    """A chunk of reasoning. The first delta opens the reasoning span."""
 
     type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     text: str
@@ -39,9 +39,10 @@ class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning_delta", gc=Fals
 
 
 class SpanEnd(msgspec.Struct, frozen=True, tag="span_end", gc=False):
-    """The open text or reasoning span has ended; a `frame` is markup behind a call, in no span.
+    """The end of the open text or reasoning span.
 
-    `seal` is the opaque handle that the client gets with reasoning, if any.
+    The kind `frame` carries markup after a tool call that belongs to no span.
+    `seal` is the opaque handle that the client receives with reasoning, if any.
     """
 
     type: ClassVar[Literal["span_end"]] = "span_end"
@@ -51,9 +52,10 @@ class SpanEnd(msgspec.Struct, frozen=True, tag="span_end", gc=False):
 
 
 class CallOpen(msgspec.Struct, frozen=True, tag="call_open", gc=False):
-    """A call has begun: its name is known and its arguments have opened. Never withdrawn.
+    """The start of a tool call, emitted once its name is known and its arguments have begun.
 
-    `index` counts the calls of the message; `id` is the model's own, where its format has one.
+    It is never withdrawn. `index` counts the calls of the message. `id` is the model's own id, if
+    its format has one.
     """
 
     type: ClassVar[Literal["call_open"]] = "call_open"
@@ -66,7 +68,7 @@ class CallOpen(msgspec.Struct, frozen=True, tag="call_open", gc=False):
 
 
 class CallArgs(msgspec.Struct, frozen=True, tag="call_args", gc=False):
-    """More of a call's arguments: append-only JSON text, or free text for a custom tool."""
+    """A chunk of a tool call's arguments: append-only JSON text, or free text of a custom tool."""
 
     type: ClassVar[Literal["call_args"]] = "call_args"
     index: int
@@ -75,7 +77,7 @@ class CallArgs(msgspec.Struct, frozen=True, tag="call_args", gc=False):
 
 
 class CallClose(msgspec.Struct, frozen=True, tag="call_close", gc=False):
-    """The call is complete and may run now. A call without this event was truncated."""
+    """The end of a tool call, which may run from now on. A call without it was truncated."""
 
     type: ClassVar[Literal["call_close"]] = "call_close"
     index: int
@@ -91,14 +93,14 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class Logprobs(msgspec.Struct, frozen=True, tag="logprobs", gc=False):
-    """Log probabilities of tokens whose text the following event carries."""
+    """Log probabilities of the tokens whose text is in the next event."""
 
     type: ClassVar[Literal["logprobs"]] = "logprobs"
     tokens: tuple[TokenLogprob, ...]
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish", gc=False):
-    """The output has ended, and why."""
+    """The end of the output and its reason."""
 
     type: ClassVar[Literal["finish"]] = "finish"
     reason: FinishReason
@@ -106,7 +108,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish", gc=False):
 
 
 class Diagnostic(msgspec.Struct, frozen=True, tag="diagnostic", gc=False):
-    """Malformed output that was tolerated. Holds a code and the family, never model text."""
+    """A tolerated defect of the output. Has a code and the parser family, never model text."""
 
     type: ClassVar[Literal["diagnostic"]] = "diagnostic"
     code: str
@@ -114,7 +116,7 @@ class Diagnostic(msgspec.Struct, frozen=True, tag="diagnostic", gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", gc=False):
-    """The stream failed. Each protocol codec encodes it in its own format."""
+    """An error that ended the stream. Each protocol codec encodes it in its own format."""
 
     type: ClassVar[Literal["failure"]] = "failure"
     kind: str

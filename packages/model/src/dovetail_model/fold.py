@@ -1,7 +1,7 @@
 """Fold a stream of events into a finished message.
 
-Streaming is the only implementation; a response that is not streamed is a folded stream. What a
-truncated call means is decided here, once, for every API.
+Streaming is the only implementation: a non-streaming response is a folded stream. This module alone
+decides what a truncated call means, for every API.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,13 +30,15 @@ from dovetail_model.usage import Usage
 
 _Delta = TextDelta | ReasoningDelta | CallArgs
 _BY_CALL = attrgetter("index")
-_MAX_RUN_EVENTS = 64  # deltas that wait to be joined, so that a stream keeps no string for each
+_MAX_RUN_EVENTS = (
+    64  # deltas buffered before they are joined: bounds the strings per stream
+)
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A finished message: blocks in the order of the output, the finish reason, and usage.
+    """A finished message: blocks in output order, finish reason and usage.
 
-    `raw` is all that the model wrote. Where there are blocks, their raws joined are the same text.
+    `raw` is the complete model output. If there are blocks, it equals their joined `raw`.
     """
 
     blocks: tuple[OutputBlock, ...] = ()
@@ -50,9 +52,9 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Fold:
-    """Fold events one by one into the message they make so far.
+    """Fold events incrementally into a message.
 
-    Nearly all are deltas of the block that is open. Those only join a run, folded all at once.
+    Nearly all events are deltas of the open block. They are buffered in a run and folded together.
     """
 
     __slots__ = (
@@ -71,9 +73,9 @@ class Fold:
     def __init__(self, new_id: Callable[[CallOpen], str] | None = None) -> None:
         self._new_id = new_id or _default_id
         self._parts: list[_BlockBuilder] = []
-        self._lead: list[str] = []  # raw text that came before any block
-        self._run: list[_Delta] = []  # of the open block, not folded yet
-        self._runs: type[_Delta] | None = None  # what may join it
+        self._lead: list[str] = []  # raw text before the first block
+        self._run: list[_Delta] = []  # deltas of the open block, not folded yet
+        self._runs: type[_Delta] | None = None  # type of the deltas that may join the run
         self._finish: Finish | None = None
         self._usage = Usage()
         self._failure: Failure | None = None
@@ -92,7 +94,7 @@ class Fold:
         self._runs = last.grows_by if last is not None and not last.ended else None
 
     def _join(self) -> None:
-        """Fold the run. The arguments of several open calls may alternate in it."""
+        """Fold the buffered run. It may alternate between the arguments of several open calls."""
         run, self._run = self._run, []
         if self._runs is CallArgs:
             for index, same in groupby(run, _BY_CALL):
@@ -118,7 +120,7 @@ class Fold:
                 self._record(event)
 
     def _record(self, event: Usage | Logprobs | Finish | Diagnostic | Failure) -> None:
-        """Events about the message, not of it."""
+        """Record an event that describes the message but is not part of its content."""
         match event:
             case Logprobs(tokens=tokens):
                 self._logprobs.extend(tokens)
@@ -147,7 +149,7 @@ class Fold:
         )
 
     def _finish_reason(self, blocks: tuple[OutputBlock, ...]) -> FinishReason:
-        """The finish reason without a `Finish` event: a truncated call means `length`."""
+        """Infer the finish reason without a `Finish` event. A truncated call means `length`."""
         if self._failure is not None:
             return "error"
         calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
@@ -183,11 +185,11 @@ class Fold:
         for part in reversed(self._parts):
             if part.open is not None and part.open.index == index:
                 return part
-        raise LookupError(f"no call {index} was opened")
+        raise LookupError(f"no tool call with index {index} was opened")
 
 
 class _BlockBuilder:
-    """A block in the making."""
+    """A block under construction."""
 
     __slots__ = ("ended", "grows_by", "id", "open", "raw", "seal", "text")
 
@@ -232,7 +234,7 @@ class _BlockBuilder:
 
 
 def fold(events: Iterable[Event], new_id: Callable[[CallOpen], str] | None = None) -> Message:
-    """Fold a whole stream of events into a message. `new_id` gives calls their public ids."""
+    """Fold all events of a stream into a message. `new_id` assigns the public ids of calls."""
     folding = Fold(new_id)
     for event in events:
         folding.add(event)

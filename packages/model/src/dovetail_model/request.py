@@ -1,4 +1,4 @@
-"""A request as every part of Dovetail sees it, whichever API it came by."""
+"""The neutral form of a request, independent of the API that it arrived through."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,14 +12,14 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One turn of a conversation, its blocks in order."""
+    """One turn of a conversation with its blocks in order."""
 
     role: Role
     blocks: tuple[Block, ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How to draw tokens. None leaves it to the served model's own defaults."""
+    """Sampling parameters. None means the default of the served model."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -36,7 +36,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """What the client requested about reasoning. None leaves it to the chat template."""
+    """The client's reasoning controls. None leaves the choice to the chat template."""
 
     enabled: bool | None = None
     effort: str | None = None
@@ -47,7 +47,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """The format that visible output must have."""
+    """The required format of the visible output."""
 
     kind: Literal["text", "json_object", "json_schema"] = "text"
     schema: Mapping[str, Any] | None = None
@@ -56,9 +56,9 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The client's identity from headers and metadata. Never part of the prompt.
+    """The client's identity, read from headers and metadata. It is never part of the prompt.
 
-    `response_number` is the number in the response's public id, where the server assigned one.
+    `response_number` is the number in the response's public id, if the server assigned one.
     """
 
     tenant: str = ""
@@ -72,7 +72,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Scheduling hints of a harness, and the side channels it requests."""
+    """Scheduling hints from a harness, and the dispatch events that it requests."""
 
     priority: int | None = None
     strict_priority: int | None = None
@@ -84,11 +84,11 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One generation that a client requested.
+    """A request for one generation.
 
-    `ignored` are the paths of unknown fields: reported, without effect.
-    `echo` is opaque: what the codec that decoded the request needs to encode the response. Nothing
-    between decode and encode may look into it.
+    `ignored` lists the paths of unknown fields, which are reported and have no effect.
+    `echo` is opaque: it holds what the codec that decoded the request needs to encode the response.
+    Code between decode and encode must not read it.
     """
 
     model: str

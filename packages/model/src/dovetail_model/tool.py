@@ -1,4 +1,4 @@
-"""Tools as the model is offered them, and how it may choose among them."""
+"""Tool definitions as the model sees them, and the tool choice."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -9,9 +9,10 @@ import msgspec
 class ToolSpec(msgspec.Struct, frozen=True):
     """One tool.
 
-    `shown_as` is the name the model sees where it differs from `name`: namespaces are flattened
-    for the model and restored in its calls. A `custom` tool takes free text; the model is shown
-    a function with one string, `input`, and the parser unwraps it.
+    `shown_as` is the name that the model sees if it differs from `name`: namespaces are flattened
+    for the model and restored in its calls.
+    A `custom` tool takes free text. The model sees a function with one string parameter, `input`,
+    and the parser unwraps it.
     """
 
     name: str
@@ -25,14 +26,14 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
     @property
     def model_name(self) -> str:
-        """The name that stands in the prompt and in the model's output."""
+        """The tool's name in the prompt and in the model's output."""
         return self.shown_as or self.name
 
     @property
     def model_parameters(self) -> Mapping[str, Any]:
-        """The schema that stands in the prompt.
+        """The tool's parameter schema in the prompt.
 
-        Few engines enforce the grammar of free text, so it is part of the description.
+        Few engines enforce the grammar of free text, so the schema's description contains it.
         """
         if not self.custom:
             return self.parameters
@@ -43,7 +44,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the model must, may or must not call; `named` calls the tool `name`."""
+    """Whether the model may, must or must not call tools. With `named` it must call `name`."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str | None = None

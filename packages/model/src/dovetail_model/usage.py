@@ -6,7 +6,7 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True, tag="usage", gc=False):
-    """Cumulative counts. `input_tokens` is the whole prompt, `cached_tokens` what was reused."""
+    """Cumulative token counts. `cached_tokens` is the reused part of the `input_tokens`."""
 
     type: ClassVar[Literal["usage"]] = "usage"
     input_tokens: int = 0
