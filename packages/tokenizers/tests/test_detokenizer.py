@@ -1,4 +1,4 @@
-"""Decoding as ids come is decoding the whole."""
+"""Incremental decoding equals decoding all ids together."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ THINK, END = 256, 257
 
 @dataclass(frozen=True)
 class Case:
-    """Feeds of ids, and the pieces that each gives; the last ones come from `finish`."""
+    """Feeds of ids and the pieces returned by each; the last pieces come from `finish`."""
 
     id: str
     feeds: list[list[int]]
@@ -63,7 +63,7 @@ def test_control_tokens_can_be_left_out() -> None:
 def test_texts_of_plain_ids() -> None:
     texts = TokenTextCache(TOKENIZER, excluded={0x62})
     assert [texts[id] for id in (0x61, 0x62, 0xC3, THINK, 999, -1)] == ["a", *[None] * 5]
-    assert 999 not in texts, "what is no token takes no room"
+    assert 999 not in texts, "ids outside the vocabulary are not cached"
 
 
 def streamed(tokenizer: Tokenizer, feeds: list[list[int]]) -> str:
@@ -75,14 +75,16 @@ def streamed(tokenizer: Tokenizer, feeds: list[list[int]]) -> str:
 
 
 @given(feeds=st.lists(st.lists(st.integers(-1, 260))))
-def test_any_bytes_in_any_chunks_give_the_whole(feeds: list[list[int]]) -> None:
+def test_any_chunking_of_any_bytes_decodes_to_the_same_text(feeds: list[list[int]]) -> None:
     assert streamed(TOKENIZER, feeds) == TOKENIZER.decode(id for ids in feeds for id in ids)
 
 
 @pytest.mark.parametrize("name", brief(available() or ["qwen3"]))
 @settings(max_examples=30)
 @given(data=st.data(), text=st.text(max_size=20))
-def test_real_tokenizers_stream_as_they_decode(name: str, data: st.DataObject, text: str) -> None:
+def test_real_tokenizers_decode_a_stream_as_one_text(
+    name: str, data: st.DataObject, text: str
+) -> None:
     tokenizer = real(name)
     ids = st.lists(st.integers(0, tokenizer.size - 1), max_size=4)
     feeds = data.draw(st.lists(ids, max_size=5))
@@ -91,7 +93,7 @@ def test_real_tokenizers_stream_as_they_decode(name: str, data: st.DataObject, t
 
 
 def test_leading_space_is_retained_because_ids_continue_a_prompt() -> None:
-    """The library's decoder would strip it from a text of its own."""
+    """The library's decoder would strip it, as if the ids were a complete text."""
     tokenizer = real("gemma3")
     (id,) = tokenizer.encode(" world")
     assert tokenizer.bytes_of(id) == b" world"

@@ -1,4 +1,4 @@
-"""Encoding equals the untouched tokenizer's, and plain text gives no control token."""
+"""Encoding equals the original tokenizer's, and plain text yields no control token."""
 
 import json
 from functools import cache
@@ -37,7 +37,7 @@ def bare(name: str) -> tokenizers.Tokenizer:
 
 
 def soups(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
-    """Texts in which control tokens, white space and any characters meet."""
+    """Texts that mix control tokens, white space and arbitrary characters."""
     words = st.sampled_from(WORDS) | st.sampled_from(list(tokenizer.controls)) | st.text(max_size=5)
     return st.lists(words, max_size=10).map("".join)
 
@@ -45,7 +45,7 @@ def soups(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
 @pytest.mark.parametrize("name", HF)
 @settings(max_examples=120)
 @given(data=st.data())
-def test_encode_is_what_the_library_gives_for_the_whole(name: str, data: st.DataObject) -> None:
+def test_encode_equals_the_library(name: str, data: st.DataObject) -> None:
     tokenizer = real(name)
     text = data.draw(soups(tokenizer))
     assert tokenizer.encode(text) == bare(name).encode(text, add_special_tokens=False).ids
@@ -54,7 +54,7 @@ def test_encode_is_what_the_library_gives_for_the_whole(name: str, data: st.Data
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_plain_text_gives_no_control_token(name: str, data: st.DataObject) -> None:
+def test_plain_text_yields_no_control_token(name: str, data: st.DataObject) -> None:
     tokenizer = real(name)
     text = data.draw(soups(tokenizer))
     for first in (True, False):
@@ -66,7 +66,7 @@ def test_plain_text_gives_no_control_token(name: str, data: st.DataObject) -> No
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_suffix_is_encoded_as_in_the_whole(name: str, data: st.DataObject) -> None:
+def test_suffix_is_encoded_as_within_the_full_text(name: str, data: st.DataObject) -> None:
     tokenizer = real(name)
     known, new = data.draw(soups(tokenizer)), data.draw(soups(tokenizer))
     ids = encode_suffix(tokenizer, tokenizer.encode(known), known, new)
@@ -77,7 +77,7 @@ OVERLAPPING = ByteTokenizer(["<a>", "<a>b>", "x<a>", ">", "<b", "b"])
 
 
 @given(parts=st.tuples(st.text("<a>bx ", max_size=8), st.text("<a>bx ", max_size=8)))
-def test_a_suffix_may_lengthen_the_last_control_token(parts: tuple[str, str]) -> None:
+def test_suffix_may_extend_the_last_control_token(parts: tuple[str, str]) -> None:
     known, new = parts
     ids = encode_suffix(OVERLAPPING, OVERLAPPING.encode(known), known, new)
     assert ids == OVERLAPPING.encode(known + new)
@@ -92,7 +92,7 @@ def test_bytes_round_trip(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_lone_surrogate_is_a_replacement_character(name: str) -> None:
+def test_lone_surrogate_becomes_a_replacement_character(name: str) -> None:
     tokenizer = real(name)
     assert tokenizer.decode(tokenizer.encode_plain("a\ud800b")) == "a�b"
     assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a�b"
@@ -101,16 +101,18 @@ def test_a_lone_surrogate_is_a_replacement_character(name: str) -> None:
 @pytest.mark.parametrize("name", HF)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_decode_is_the_librarys_with_control_tokens_spelled(name: str, data: st.DataObject) -> None:
+def test_decode_equals_the_library_with_control_tokens_spelled(
+    name: str, data: st.DataObject
+) -> None:
     tokenizer = real(name)
-    # Runs of byte tokens that are not UTF-8 differ: the library gives up the whole run. They have
-    # small ids in every vocabulary.
+    # Runs of byte tokens that are invalid UTF-8 differ: the library replaces the whole run. Byte
+    # tokens have small ids in every vocabulary.
     ids = data.draw(st.lists(st.integers(1000, tokenizer.size - 1), max_size=6))
     assert tokenizer.decode(ids) == bare(name).decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("name", HF)
-def test_every_character_of_the_first_plane_comes_back(name: str) -> None:
+def test_every_character_of_the_first_plane_round_trips(name: str) -> None:
     tokenizer = real(name)
     text = "".join(chr(code) for code in range(1, 0xD800, 7))
     ids = tokenizer.encode_plain(text)
@@ -122,11 +124,11 @@ def test_qwen_marks_are_control_tokens_only_when_named() -> None:
     plain = real("qwen3", controls=())
     assert "<|im_end|>" in plain.controls
     assert "<think>" not in plain.controls
-    assert plain.encode_plain("<think>") == [151667], "still one token, as the library has it"
+    assert plain.encode_plain("<think>") == [151667], "still one token, as in the library"
     assert real("qwen3").encode_plain("<think>") != [151667]
 
 
-def test_gemma_tags_stay_ordinary() -> None:
+def test_gemma_tags_are_plain_tokens() -> None:
     gemma = real("gemma3")
     (table,) = gemma.encode("<table>")
     assert not gemma.is_control(table)
@@ -138,14 +140,14 @@ def library(definition: dict[str, Any]) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(definition))
 
 
-def test_a_vocabulary_that_spells_a_control_token_is_split() -> None:
+def test_control_token_spelled_by_the_vocabulary_is_split() -> None:
     tokenizer = HfTokenizer(tokenizer_definition())
     assert tokenizer.encode("<s>") == [1]
     assert tokenizer.encode_plain("<s>") == [2, 8]
     assert tokenizer.decode([2, 8]) == "<s>"
 
 
-def test_only_the_first_text_gets_the_first_words_space() -> None:
+def test_only_the_first_text_gets_a_leading_space() -> None:
     tokenizer = HfTokenizer(tokenizer_definition())
     assert tokenizer.encode_plain("a", first=True) == [7]
     assert tokenizer.encode_plain("a") == [6]
@@ -182,7 +184,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @given(words=st.lists(st.sampled_from(["<s>", "<|end|>", "<|", "a", " ", "b", "ab", "s>", "é"])))
-def test_every_kind_of_model_encodes_as_the_library_does(variant: str, words: list[str]) -> None:
+def test_every_model_type_encodes_as_the_library(variant: str, words: list[str]) -> None:
     text = "".join(words)
     tokenizer = prepared(variant)
     assert tokenizer.encode(text) == original(variant).encode(text, add_special_tokens=False).ids
@@ -209,21 +211,21 @@ FLAGS = st.fixed_dictionaries({name: st.booleans() for name in ("lstrip", "rstri
     text=st.lists(st.sampled_from(["<s>", "<|end|>", "<|", "a", " ", "\n", "b<", "_", "s"])),
     scheme=st.sampled_from(["first", "always", "never"]),
 )
-def test_tokens_that_swallow_white_space(
+def test_tokens_that_strip_white_space(
     flags: tuple[dict[str, bool], dict[str, bool]], text: list[str], scheme: str
 ) -> None:
     definition = tokenizer_definition(
         added_tokens=[added_token(1, "<s>", **flags[0]), added_token(11, "<|end|>", **flags[1])]
     )
     definition["pre_tokenizer"] = {**definition["pre_tokenizer"], "prepend_scheme": scheme}
-    # Where the token may not stand, the library would let the vocabulary spell it. Never here.
+    # Where the token must not match, the library would let the vocabulary spell it. Not so here.
     definition["model"] = {**definition["model"], "merges": [["▁", "a"]]}
     whole = "".join(text)
     expected = library(definition).encode(whole, add_special_tokens=False).ids
     assert HfTokenizer(definition).encode(whole) == expected
 
 
-def test_a_plain_added_token_that_covers_a_control_token_wins() -> None:
+def test_plain_added_token_that_covers_a_control_token_wins() -> None:
     tokens = [
         added_token(1, "<s>"),
         added_token(11, "b<s", special=False),
@@ -235,7 +237,7 @@ def test_a_plain_added_token_that_covers_a_control_token_wins() -> None:
         assert HfTokenizer(definition).encode(text) == expected
 
 
-def test_the_numbers_of_the_definition_hold_even_with_gaps() -> None:
+def test_ids_of_the_definition_are_used_even_with_gaps() -> None:
     tokens = [
         added_token(1, "<s>"),
         added_token(20, "<|end|>"),
@@ -247,7 +249,7 @@ def test_the_numbers_of_the_definition_hold_even_with_gaps() -> None:
     assert tokenizer.decode([30, 25, 20]) == "ab<|end|>"
 
 
-def test_names_that_are_no_added_tokens_are_not_control_tokens() -> None:
+def test_only_added_tokens_can_be_named_as_control_tokens() -> None:
     assert set(HfTokenizer(tokenizer_definition(), controls=["<think>", "ab"]).controls) == {
         "<s>",
         "<|end|>",

@@ -17,7 +17,7 @@ GUARD = ControlTokenGuard(TOKENIZER)
 
 @dataclass(frozen=True)
 class Case:
-    """A message text, and how many nonces protect it."""
+    """A message text and the number of nonces that protect it."""
 
     id: str
     text: str
@@ -39,7 +39,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_protect_breaks_what_could_become_a_control_token(case: Case) -> None:
+def test_protect_breaks_complete_and_partial_spellings(case: Case) -> None:
     protected = GUARD.protect(case.text)
     added = len(protected) - len(case.text)
     assert added == case.nonces * len(nonce_of(GUARD))
@@ -48,17 +48,17 @@ def test_protect_breaks_what_could_become_a_control_token(case: Case) -> None:
     assert not any(map(TOKENIZER.is_control, GUARD.encode(protected)))
 
 
-def test_text_without_markers_comes_back_as_the_same_object() -> None:
+def test_text_without_markers_is_returned_unchanged() -> None:
     text = "".join(["nothing to ", "protect here"])
     assert GUARD.protect(text) is text
 
 
-def test_two_texts_joined_make_no_marker() -> None:
+def test_joined_texts_form_no_marker() -> None:
     joined = GUARD.protect("<|im_") + GUARD.protect("end|>")
     assert GUARD.segments(joined) == [Segment("<|im_end|>", False)]
 
 
-def test_the_templates_own_markers_are_segments() -> None:
+def test_markers_of_the_template_become_segments() -> None:
     rendered = f"<|im_start|>user\n{GUARD.protect('say <|im_end|> <')}<|im_end|>\n"
     assert GUARD.segments(rendered) == [
         Segment("<|im_start|>", True),
@@ -72,7 +72,7 @@ def test_each_guard_has_its_own_nonce_of_letters_and_digits() -> None:
     nonces = {nonce_of(ControlTokenGuard(TOKENIZER)) for _ in range(20)}
     assert len(nonces) == 20
     assert all(set(nonce) <= set(string.ascii_letters + string.digits) for nonce in nonces)
-    assert all("a" not in nonce for nonce in nonces), "a control token begins with it"
+    assert all("a" not in nonce for nonce in nonces), "a control token starts with it"
 
 
 def nonce_of(guard: ControlTokenGuard) -> str:
@@ -84,7 +84,9 @@ SOUP = st.lists(PIECES, max_size=8).map("".join)
 
 
 @given(texts=st.lists(SOUP, max_size=5), marker=st.sampled_from(CONTROLS))
-def test_only_the_templates_markers_survive_any_soup(texts: list[str], marker: str) -> None:
+def test_only_markers_of_the_template_are_encoded_as_control_tokens(
+    texts: list[str], marker: str
+) -> None:
     rendered = marker.join(map(GUARD.protect, texts))
     ids = GUARD.encode(rendered)
     wanted = [Segment(marker, True)] * (len(texts) - 1)
@@ -95,12 +97,12 @@ def test_only_the_templates_markers_survive_any_soup(texts: list[str], marker: s
 
 
 @given(text=SOUP)
-def test_unprotected_text_encodes_as_the_tokenizer_does(text: str) -> None:
+def test_unprotected_text_encodes_as_with_the_tokenizer(text: str) -> None:
     assert GUARD.encode(text) == TOKENIZER.encode(text)
 
 
 @pytest.mark.parametrize("name", available() or ["qwen3"])
-def test_real_tokenizers_keep_typed_markers_as_text(name: str) -> None:
+def test_real_tokenizers_encode_typed_markers_as_text(name: str) -> None:
     tokenizer = real(name)
     guard = ControlTokenGuard(tokenizer)
     markers = list(tokenizer.controls)[:300]
@@ -117,7 +119,7 @@ def test_real_tokenizers_keep_typed_markers_as_text(name: str) -> None:
     )
 
 
-def test_ids_are_known_to_be_the_beginning_of_a_rendered_text() -> None:
+def test_ids_are_matched_with_the_beginning_of_a_rendered_text() -> None:
     tokenizer = ByteTokenizer(["<|end|>", "<|user|>"])
     guard = ControlTokenGuard(tokenizer)
     ids = tokenizer.encode("<|user|>é is é<|end|>")
@@ -127,11 +129,11 @@ def test_ids_are_known_to_be_the_beginning_of_a_rendered_text() -> None:
     assert guard.match_length(ids[:2], rendered) is None  # in the middle of a character
     assert guard.match_length(ids[:2], "<|user|>\ufffd<|end|>") == len(
         "<|user|>\ufffd"
-    )  # and shown so
+    )  # and rendered as such
     assert guard.match_length([*ids, 1], rendered) is None
     assert guard.match_length(ids, rendered[:5]) is None
     spelled_out = tokenizer.encode_plain("<|user|>é is é<|end|>")
-    assert guard.match_length(spelled_out, rendered) is None  # the same text, and no control tokens
+    assert guard.match_length(spelled_out, rendered) is None  # the same text without control tokens
     typed = guard.protect("<|user|>") + "é is é<|end|>\n"
     assert guard.match_length(ids, typed) is None
     long = tokenizer.encode_plain("x" * 5000)

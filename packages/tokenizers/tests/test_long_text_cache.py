@@ -31,7 +31,7 @@ LINES = "".join(f"Line {n} of a long text:\tit's {n * n}.\n" for n in range(2000
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that are split into words from now on."""
+    """Record the texts that are split into words from now on."""
     seen: list[str] = []
     plain = WordEncoder.encode
 
@@ -57,7 +57,7 @@ def in_pieces(splits: Patterns, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("splits", PATTERN_PARAMS)
-def test_characters_around_a_line_break_are_split_as_in_the_whole(
+def test_characters_around_a_line_break_are_split_as_in_the_full_text(
     splits: Patterns,
 ) -> None:
     for behind in ASCII:
@@ -67,7 +67,7 @@ def test_characters_around_a_line_break_are_split_as_in_the_whole(
 
 
 @pytest.mark.parametrize("splits", PATTERN_PARAMS)
-def test_characters_around_a_space_are_split_as_in_the_whole(splits: Patterns) -> None:
+def test_characters_around_a_space_are_split_as_in_the_full_text(splits: Patterns) -> None:
     around = [*ASCII, "é", "я", "漢", "ʼ", "\u0301", "\u00a0"]
     for behind in around:
         text = "".join(f"1{before} {behind}s{before}" for before in around)
@@ -78,7 +78,7 @@ def test_characters_around_a_space_are_split_as_in_the_whole(splits: Patterns) -
 @pytest.mark.parametrize("splits", PATTERN_PARAMS)
 @settings(max_examples=60)
 @given(parts=st.lists(st.sampled_from([*TEXT_PIECES, "x\n", ".\n", "\n{"]) | st.text(max_size=4)))
-def test_pieces_are_split_as_in_the_whole(splits: Patterns, parts: list[str]) -> None:
+def test_pieces_are_split_as_in_the_full_text(splits: Patterns, parts: list[str]) -> None:
     text = "".join(parts)
     assert "".join(split_text(text, 1, 1, 1)) == text
     assert in_pieces(splits, text) == split_by_library(splits, text)
@@ -94,7 +94,7 @@ def sources() -> Iterator[str]:
 @pytest.mark.parametrize(
     "name", brief(n for n in available() if (folder(n) / "tokenizer.json").exists())
 )
-def test_a_text_that_is_known_in_part_is_what_the_library_makes_of_it(name: str) -> None:
+def test_partly_cached_text_encodes_as_with_the_library(name: str) -> None:
     tokenizer = HfTokenizer.from_file(folder(name) / "tokenizer.json")
     for text in sources():
         middle = len(text) // 2
@@ -121,8 +121,8 @@ def test_only_new_text_is_split_into_words(encoded: list[str]) -> None:
     assert characters(encoded) < 6 * MIN_PIECE_CHARS
 
 
-def test_endless_lines_and_words_do_not_block_other_threads(encoded: list[str]) -> None:
-    """What cannot be split into small pieces is left to the library, which releases the GIL."""
+def test_very_long_lines_and_words_do_not_block_other_threads(encoded: list[str]) -> None:
+    """Texts that cannot be split into small pieces go to the library, which releases the GIL."""
     tokenizer = real("qwen3")
     line, solid = LINES.replace("\n", " "), "word" * SOFT_MAX_PIECE_CHARS
     for text in (
@@ -138,7 +138,7 @@ def test_endless_lines_and_words_do_not_block_other_threads(encoded: list[str]) 
     assert characters(encoded) > len(line) // 2
 
 
-def test_short_texts_take_no_place() -> None:
+def test_short_texts_are_not_cached() -> None:
     texts = LongTextCache()
     assert texts.put("later", "x" * (MIN_LONG_CHARS - 1), [1]) == array("I", [1])
     assert texts.get("later", "x" * (MIN_LONG_CHARS - 1)) is None
@@ -157,7 +157,7 @@ def test_size_is_limited_and_the_oldest_entry_is_evicted_first() -> None:
     assert texts.get("later", f"{99:{MIN_LONG_CHARS}}") is not None
 
 
-def test_one_text_does_not_drive_out_all_others() -> None:
+def test_one_large_text_does_not_evict_all_others() -> None:
     texts = LongTextCache(max_bytes=100 * MIN_LONG_CHARS)
     texts.put("later", "x" * MIN_LONG_CHARS, [1])
     texts.put("later", "y" * 90 * MIN_LONG_CHARS, [2])
@@ -165,7 +165,7 @@ def test_one_text_does_not_drive_out_all_others() -> None:
     assert texts.get("later", "y" * 90 * MIN_LONG_CHARS) is None
 
 
-def test_text_stored_twice_counts_once() -> None:
+def test_text_stored_twice_is_counted_once() -> None:
     texts = LongTextCache()
     texts.put("later", "x" * MIN_LONG_CHARS, [1])
     size = texts.size
@@ -173,7 +173,7 @@ def test_text_stored_twice_counts_once() -> None:
     assert texts.size == size
 
 
-def test_the_first_text_is_known_apart_from_later_ones() -> None:
+def test_first_text_is_cached_separately_from_later_ones() -> None:
     tokenizer = HfTokenizer(tokenizer_definition())
     text = "a" * MIN_LONG_CHARS
     for _ in range(2):
@@ -198,7 +198,7 @@ def test_threads_may_share_a_tokenizer() -> None:
     assert found == expected * 3
 
 
-def test_ids_behind_a_long_opening_are_known_without_decoding_it() -> None:
+def test_ids_after_a_long_opening_are_matched_without_decoding_it() -> None:
     tokenizer = real("qwen3")
     guard = ControlTokenGuard(tokenizer)
     head = f"<|im_start|>system\n{LINES}<|im_end|>\n<|im_start|>user\n"

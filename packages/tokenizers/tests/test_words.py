@@ -1,4 +1,4 @@
-"""Texts are split as the library splits them, and what cannot be is left to it."""
+"""Texts are split as by the library, and unsupported texts are left to it."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ HF = [name for name in available() if (folder(name) / "tokenizer.json").exists()
 
 
 def words(splits: Patterns, form: Any = None) -> WordEncoder:
-    """Words of characters: each word's tokens are the code points in it, then a mark."""
+    """An encoder for which a word's tokens are its code points and a separator."""
     return WordEncoder(splits, form, lambda word: [*map(ord, word), -1], added=["<tool>", "é!"])
 
 
@@ -27,7 +27,7 @@ def flat(words: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("splits", PATTERN_PARAMS)
-def test_every_character_is_of_the_kind_that_the_library_takes_it_for(splits: Patterns) -> None:
+def test_every_character_has_the_same_category_as_in_the_library(splits: Patterns) -> None:
     encoder, supported = words(splits), 0
     for start in range(0, 0x20000, 256):
         if 0xD800 <= start < 0xE000:
@@ -70,7 +70,7 @@ def test_unsupported_text_is_left_to_the_library(text: str, form: Any, known: bo
     assert (words((patterns.QWEN2,), form).encode(text) is not None) == known
 
 
-def test_no_more_words_are_remembered_than_are_wanted() -> None:
+def test_number_of_cached_words_is_limited() -> None:
     merged: list[str] = []
 
     def merge(word: str) -> list[int]:
@@ -88,7 +88,7 @@ def test_no_more_words_are_remembered_than_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("name", HF)
-def test_vocabularies_that_are_split_here(name: str) -> None:
+def test_vocabularies_with_a_word_encoder(name: str) -> None:
     definition = json.loads((folder(name) / "tokenizer.json").read_bytes())
     assert (read_pre_tokenizer(definition) is not None) == (name != "gemma3")
     for change in (
@@ -101,7 +101,7 @@ def test_vocabularies_that_are_split_here(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", brief(HF))
-def test_real_texts_are_what_the_library_makes_of_them(name: str) -> None:
+def test_real_texts_encode_as_with_the_library(name: str) -> None:
     path = folder(name) / "tokenizer.json"
     bare = tokenizers.Tokenizer.from_file(str(path))
     tokenizer = HfTokenizer.from_file(path)

@@ -154,7 +154,7 @@ def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
     ("arguments", "expected"),
     [
         ("inspect nothing", "nothing"),
-        ("inspect empty", "empty holds no tokenizer"),
+        ("inspect empty", "no tokenizer in empty"),
         ("inspect binary.gguf", "not a GGUF file"),
         ("inspect qwen --tool-call-parser nope", "no tool parser is named 'nope'"),
         ("inspect qwen --custom-jinja-template nofile", "nofile cannot be read"),

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with control tokens kept apart from text."""
+"""Encode text to token ids and decode ids, keeping control tokens separate from message text."""
 
 from dovetail_tokenizers.byte import ByteTokenizer
 from dovetail_tokenizers.detokenizer import Detokenizer, TokenTextCache

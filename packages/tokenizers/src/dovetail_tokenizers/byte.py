@@ -1,4 +1,4 @@
-"""One id per byte: no dependency, no vocabulary. For tests, demos and measurements."""
+"""A tokenizer with one id per byte, without dependencies, for tests, demos and benchmarks."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ BYTE_COUNT = 256
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes of UTF-8; control tokens follow in the order given."""
+    """Ids 0 to 255 are the bytes of UTF-8; control tokens follow in the given order."""
 
     __slots__ = ("controls", "size")
 

@@ -1,4 +1,4 @@
-"""The control tokens of a tokenizer, and how they are found in a text."""
+"""The control tokens of a tokenizer and the search for them in a text."""
 
 import re
 import unicodedata
@@ -8,7 +8,7 @@ from typing import Self
 
 from dovetail_tokenizers.literals import longest_literal_pattern, proper_prefixes
 
-# White space as Unicode defines it. `str.isspace` also counts four separators of ASCII.
+# White space as defined by Unicode. `str.isspace` also includes four ASCII separators.
 WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
@@ -17,7 +17,7 @@ WHITESPACE_RUN = re.compile(f"[{WHITESPACE}]*")
 
 @dataclass(frozen=True, slots=True)
 class AddedTokenFlags:
-    """How an added token matches: whether it strips white space, and only stands between words."""
+    """Matching rules of an added token: strip white space, or match only between words."""
 
     lstrip: bool = False
     rstrip: bool = False
@@ -29,7 +29,7 @@ DEFAULT_FLAGS = AddedTokenFlags()
 
 @dataclass(frozen=True, slots=True)
 class ControlMatch:
-    """A control token's spelling in a text."""
+    """An occurrence of a control token's spelling in a text."""
 
     start: int
     end: int
@@ -37,7 +37,7 @@ class ControlMatch:
 
 
 class ControlTable(Mapping[str, int]):
-    """Control tokens by their spelling, with the pattern that finds them in a text."""
+    """Control tokens by spelling, and the pattern that finds them in a text."""
 
     __slots__ = (
         "_competitors",
@@ -55,7 +55,7 @@ class ControlTable(Mapping[str, int]):
         flags: Mapping[str, AddedTokenFlags] | None = None,
         plain_tokens: Iterable[str] = (),
     ) -> None:
-        """`plain_tokens` are the other added tokens; they compete where they overlap."""
+        """`plain_tokens` are the other added tokens; on overlap the first, longest match wins."""
         self._ids = {spelling: id for spelling, id in ids.items() if spelling}
         self._flags = {
             s: e for s, e in (flags or {}).items() if s in self._ids and e != DEFAULT_FLAGS
@@ -63,13 +63,13 @@ class ControlTable(Mapping[str, int]):
         self._spellings = {id: spelling for spelling, id in self._ids.items()}
         self._competitors = frozenset(_find_competitors(plain_tokens, self._ids))
         self.pattern = longest_literal_pattern(self.competing_spellings())
-        # Every proper beginning of a spelling: what further text could complete.
+        # Every proper prefix of a spelling, that is, what later text could complete.
         self.partial_spellings = proper_prefixes(self.competing_spellings())
         self.max_chars = max(map(len, self.competing_spellings()), default=0)
 
     @classmethod
     def from_mapping(cls, controls: Mapping[str, int]) -> Self:
-        """The table itself, or one made of a plain mapping."""
+        """Return a table unchanged, or build one from a plain mapping."""
         return controls if isinstance(controls, cls) else cls(controls)
 
     def __getitem__(self, spelling: str) -> int:
@@ -82,26 +82,26 @@ class ControlTable(Mapping[str, int]):
         return len(self._ids)
 
     def competing_spellings(self) -> list[str]:
-        """The spellings, and those of plain tokens that compete with them for the same text."""
+        """Return the spellings, and those of plain tokens that compete for the same text."""
         return [*self._ids, *self._competitors]
 
     def spelling(self, id: int) -> str | None:
-        """How the control token of this id is written."""
+        """Return the spelling of the control token with this id, or None."""
         return self._spellings.get(id)
 
     def has_id(self, id: int) -> bool:
-        """Whether the id is that of a control token."""
+        """Return whether the id belongs to a control token."""
         return id in self._spellings
 
     def find(self, text: str, pattern: re.Pattern[str] | None = None) -> Iterator[ControlMatch]:
-        """Every control token's spelling from left to right, the longest where several begin."""
+        """Yield the control tokens in a text from left to right, preferring the longest match."""
         for match in (pattern or self.pattern).finditer(text):
             spelling = match.group()
             if spelling not in self._competitors and self._is_isolated(spelling, text, match):
                 yield ControlMatch(match.start(), match.end(), spelling)
 
     def find_last(self, text: str, spelling: str) -> int:
-        """Where the last control token stands, given which one it is; -1 if it is not there."""
+        """Return the position of the last control token, whose spelling is given; -1 if absent."""
         if not self._competitors and not self._flags.get(spelling, DEFAULT_FLAGS).single_word:
             return text.rfind(spelling)
         last = -1
@@ -112,7 +112,7 @@ class ControlTable(Mapping[str, int]):
     def split(
         self, text: str, pattern: re.Pattern[str] | None = None
     ) -> Iterator[tuple[str, int | None]]:
-        """Plain texts (without id) and control tokens in order, swallowed white space left out."""
+        """Yield plain texts (without id) and control tokens in order; omit stripped white space."""
         done = 0
         for found in self.find(text, pattern):
             flags = self._flags.get(found.spelling, DEFAULT_FLAGS)
@@ -139,7 +139,7 @@ class ControlTable(Mapping[str, int]):
 
 
 def _find_competitors(plain_tokens: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:
-    """The tokens whose spelling holds a control token's, or ends as one begins."""
+    """Yield the tokens that contain a control token's spelling, or end with a prefix of one."""
     whole = longest_literal_pattern(controls)
     partial = proper_prefixes(controls)
     for token in plain_tokens:

@@ -7,10 +7,10 @@ from dovetail_tokenizers.tokenizer import Piece, Tokenizer
 
 
 class TokenTextCache(dict[int, str | None]):
-    """The texts of plain ids, each looked up once; None where an id is not plain text.
+    """A cache of the texts of plain ids; the value of any other id is None.
 
-    That is: a control token, a part of a character, no token at all, or one of `excluded`, ids
-    that mean something to the caller. Shared by all streams of a model, and so are its strings.
+    Other ids are control tokens, parts of a character, ids outside the vocabulary, and `excluded`:
+    ids that have a meaning for the caller. All streams of a model share one cache and its strings.
     """
 
     __slots__ = ("_excluded", "_tokenizer")
@@ -30,11 +30,11 @@ class TokenTextCache(dict[int, str | None]):
 
 
 class Detokenizer:
-    """Decode ids incrementally; the pieces joined are `decode` of all ids at once.
+    """Decode ids incrementally. The joined pieces equal `decode` of all ids.
 
-    A character whose bytes are spread over several tokens appears when its last byte has come.
-    A leading space is never stripped: the ids continue a prompt. With the `texts` of a model, which
-    its streams share, plain ids cost a look-up each.
+    A character whose bytes are spread over several tokens is emitted with its last byte.
+    A leading space is never stripped, because the ids continue a prompt. With `texts`, the cache
+    shared by the streams of a model, each plain id costs one look-up.
     """
 
     __slots__ = ("_keep_controls", "_pending", "_texts", "_tokenizer")
@@ -49,15 +49,15 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._texts = texts
         self._keep_controls = keep_controls
-        self._pending = b""  # the bytes of an unfinished character
+        self._pending = b""  # bytes of an incomplete character
 
     @property
     def has_pending_bytes(self) -> bool:
-        """Whether the bytes of an unfinished character are held back."""
+        """Whether the bytes of an incomplete character are held back."""
         return bool(self._pending)
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
-        """What these ids add: plain ids joined to one piece, each control token a piece."""
+        """Return the text of these ids: one piece per run of plain ids and per control token."""
         known = self._texts
         if known is not None and not self._pending:
             texts = [text for id in ids if (text := known[id]) is not None]
@@ -66,13 +66,13 @@ class Detokenizer:
         return self._decode(ids)
 
     def finish(self) -> list[Piece]:
-        """What was held back, as U+FFFD."""
+        """Return the bytes that were held back, as U+FFFD."""
         pieces: list[Piece] = []
         self._add(pieces, b"", final=True)
         return pieces
 
     def _decode(self, ids: Sequence[int]) -> list[Piece]:
-        """Byte for byte: something is held, or may have to be, or a control token is among them."""
+        """Decode byte by byte: for incomplete characters and control tokens."""
         pieces: list[Piece] = []
         plain = bytearray()
         for id in ids:
@@ -80,7 +80,7 @@ class Detokenizer:
             if not self._tokenizer.is_control(id):
                 plain += spelled
                 continue
-            # No character spans a control token: what is incomplete here stays so.
+            # No character spans a control token, so an incomplete one cannot be completed.
             self._add(pieces, plain, final=True)
             plain = bytearray()
             if self._keep_controls:
@@ -97,7 +97,7 @@ class Detokenizer:
 
 
 def _decode_complete(spelled: bytes) -> str | None:
-    """The text of bytes that are whole characters, and some."""
+    """Decode bytes that are one or more complete characters; return None for any others."""
     try:
         return spelled.decode() or None
     except UnicodeDecodeError:

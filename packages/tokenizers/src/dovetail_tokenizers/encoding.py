@@ -1,4 +1,4 @@
-"""Functions shared by all tokenizers: encoding by parts, decoding, encoding a suffix."""
+"""Functions shared by all tokenizers: encoding in parts, decoding, encoding a suffix."""
 
 import importlib
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from dovetail_tokenizers.tokenizer import Tokenizer
 
 
 def replace_lone_surrogates(text: str) -> str:
-    """The text with lone surrogates, which have no UTF-8, as U+FFFD."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -18,7 +18,7 @@ def replace_lone_surrogates(text: str) -> str:
 
 
 def encode_parts(tokenizer: Tokenizer, controls: ControlTable, text: str) -> list[int]:
-    """Ids of a text whose control tokens are found by the table, the rest by the tokenizer."""
+    """Encode a text: the table finds the control tokens, the tokenizer encodes the rest."""
     ids: list[int] = []
     for part, control in controls.split(text):
         if control is None:
@@ -29,12 +29,12 @@ def encode_parts(tokenizer: Tokenizer, controls: ControlTable, text: str) -> lis
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    """Decode ids to one text."""
+    """Decode ids to text."""
     return b"".join(map(tokenizer.bytes_of, ids)).decode("utf-8", "replace")
 
 
 def require_extra(library: str, extra: str) -> ModuleType:
-    """Import a library that comes with an extra."""
+    """Import a library that is installed with an extra."""
     try:
         return importlib.import_module(library)
     except ImportError as missing:
@@ -46,10 +46,10 @@ def require_extra(library: str, extra: str) -> ModuleType:
 def encode_suffix(
     tokenizer: Tokenizer, known_ids: Sequence[int], known_text: str, new_text: str
 ) -> list[int]:
-    """Ids of `known_text + new_text`, given that `known_ids` are those of `known_text`.
+    """Return the ids of `known_text + new_text`, given `known_ids`, the ids of `known_text`.
 
-    Tokens never span a control token, so only what follows the last one is encoded again. The
-    token itself is encoded with it: some swallow the white space behind them.
+    Tokens never span a control token, so only the text from the last control token on is encoded
+    again. That includes the control token itself, since some strip the white space after them.
     """
     table = ControlTable.from_mapping(tokenizer.controls)
     for last_control in range(len(known_ids) - 1, -1, -1):
@@ -63,7 +63,7 @@ def encode_suffix(
 
 
 def _is_extendable(table: ControlTable, text: str, start: int) -> bool:
-    """Whether more text could make a longer control token that covers the one at `start`."""
+    """Return whether more text could form a longer control token covering the one at `start`."""
     if len(text) - start >= table.max_chars:
         return False
     earliest = max(0, len(text) - table.max_chars)

@@ -1,7 +1,7 @@
-"""The metadata of GGUF files: what llama.cpp knows about a model besides its weights.
+"""Read the metadata of GGUF files: everything about a model except its weights.
 
-Only the head of the file is read, with the standard library. A vocabulary of 150,000 entries takes
-a fraction of a second.
+Only the head of the file is read, with the standard library. This takes a fraction of a second for
+a vocabulary of 150,000 entries.
 """
 
 import mmap
@@ -14,14 +14,14 @@ Value: TypeAlias = "bool | int | float | str | list[Value]"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY, BOOL = 8, 9, 7
-# Type number: the letter that `struct` and `array` know it by.
+# GGUF type number -> type code of `struct` and `array`.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q"}
 NUMBERS[12] = "d"
 MAX_DEPTH = 4
 
 
 def read_gguf_metadata(path: str | Path) -> dict[str, Value]:
-    """Every key of the file's metadata, such as `general.architecture` and the vocabulary."""
+    """Return the file's metadata, such as `general.architecture` and the vocabulary."""
     with Path(path).open("rb") as file:
         if file.read(4) != MAGIC:
             raise ValueError(f"{path} is not a GGUF file")
@@ -29,13 +29,13 @@ def read_gguf_metadata(path: str | Path) -> dict[str, Value]:
             try:
                 return _Reader(content).metadata()
             except (struct.error, UnicodeDecodeError, OverflowError, MemoryError) as fault:
-                raise ValueError(f"{path}: the metadata is damaged ({fault})") from fault
+                raise ValueError(f"{path}: invalid GGUF metadata ({fault})") from fault
             except ValueError as fault:
                 raise ValueError(f"{path}: {fault}") from fault
 
 
 class _Reader:
-    """Reads values one after the other. Strings and arrays carry their length before them."""
+    """Reads values in sequence. Strings and arrays are preceded by their length."""
 
     __slots__ = ("_at", "_content", "_size")
 
@@ -47,8 +47,8 @@ class _Reader:
     def metadata(self) -> dict[str, Value]:
         version = self._number("I")
         if version not in VERSIONS:
-            raise ValueError(f"GGUF version {version} is not supported, only 2 and 3")
-        self._number("Q")  # the number of tensors
+            raise ValueError(f"GGUF version {version} is not supported (supported: 2, 3)")
+        self._number("Q")  # number of tensors
         count = self._number("Q")
         values: dict[str, Value] = {}
         for _ in range(int(count)):
@@ -66,7 +66,7 @@ class _Reader:
     def _array(self, depth: int) -> list[Value]:
         kind, count = int(self._number("I")), int(self._number("Q"))
         if count > self._size or not depth:
-            raise ValueError("the metadata is damaged (an array is too large)")
+            raise ValueError("invalid GGUF metadata (an array exceeds the file)")
         if kind == STRING:
             return self._repeat(self._string, count)
         if kind == ARRAY:
@@ -81,8 +81,8 @@ class _Reader:
         start = self._at + 8
         self._at = end = start + length
         if end > self._size:
-            raise ValueError("the metadata is damaged (it ends in a string)")
-        # Some writers cut a token in the middle of a character.
+            raise ValueError("invalid GGUF metadata (a string exceeds the file)")
+        # Some writers truncate a token in the middle of a character.
         return self._content[start:end].decode("utf-8", "replace")
 
     def _number(self, letter: str) -> int | float | bool:
@@ -100,5 +100,5 @@ class _Reader:
 def _letter(kind: int) -> str:
     letter = NUMBERS.get(kind)
     if letter is None:
-        raise ValueError(f"the metadata is damaged (no type has the number {kind})")
+        raise ValueError(f"invalid GGUF metadata (unknown value type {kind})")
     return letter

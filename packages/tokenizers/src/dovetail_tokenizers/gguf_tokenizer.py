@@ -1,8 +1,8 @@
-"""A tokenizer from a GGUF file's metadata. Extra: [gguf].
+"""Build a tokenizer from the metadata of a GGUF file. Extra: [gguf].
 
-The metadata is written anew as a definition for `HfTokenizer`, which then does everything else.
-As in llama.cpp, text is not normalized, and a vocabulary of the SentencePiece kind gets its leading
-space after every added token, not only at the beginning.
+The metadata is converted to a `tokenizer.json` definition for `HfTokenizer`, which does the rest.
+As in llama.cpp, text is not normalized, and a SentencePiece vocabulary adds its leading space after
+every added token, not only at the beginning.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ PREFIX = "tokenizer.ggml."
 def from_gguf(
     path_or_metadata: str | Path | Mapping[str, object], controls: Iterable[str] = ()
 ) -> HfTokenizer:
-    """The tokenizer of a GGUF file, or of metadata already read."""
+    """Build the tokenizer of a GGUF file, or of metadata that was already read."""
     if isinstance(path_or_metadata, str | Path):
         path_or_metadata = read_gguf_metadata(path_or_metadata)
     return HfTokenizer(_definition(path_or_metadata), controls)
@@ -30,7 +30,7 @@ def _definition(metadata: Mapping[str, object]) -> dict[str, Any]:
     kind = metadata.get(f"{PREFIX}model")
     tokens = metadata.get(f"{PREFIX}tokens")
     if not isinstance(tokens, list):
-        raise ValueError("the GGUF metadata has no vocabulary (tokenizer.ggml.tokens)")
+        raise ValueError("the GGUF metadata contains no vocabulary (tokenizer.ggml.tokens)")
     names = [str(token) for token in tokens]
     types = _types(metadata, len(names))
     if kind == "gpt2":
@@ -38,7 +38,7 @@ def _definition(metadata: Mapping[str, object]) -> dict[str, Any]:
     elif kind == "llama":
         parts = _sentence_piece(metadata, names, types)
     else:
-        raise ValueError(f"GGUF vocabularies of the kind {kind!r} are not supported: gpt2, llama")
+        raise ValueError(f"GGUF vocabulary type {kind!r} is not supported (supported: gpt2, llama)")
     return {"version": "1.0", "added_tokens": list(_added(names, types)), **parts}
 
 
@@ -59,7 +59,7 @@ def _added(names: list[str], types: list[object]) -> Iterator[dict[str, Any]]:
 def _byte_level(metadata: Mapping[str, object], names: list[str]) -> dict[str, Any]:
     pre = str(metadata.get(f"{PREFIX}pre", "default"))
     if pre not in PRE_TOKENIZERS:
-        raise ValueError(f"unknown pre-tokenizer {pre!r}; known: {', '.join(PRE_TOKENIZERS)}")
+        raise ValueError(f"unknown pre-tokenizer {pre!r} (known: {', '.join(PRE_TOKENIZERS)})")
     steps: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
         for regex in PRE_TOKENIZERS[pre]
@@ -85,7 +85,7 @@ def _sentence_piece(
 ) -> dict[str, Any]:
     scores = metadata.get(f"{PREFIX}scores")
     if not isinstance(scores, list):
-        raise ValueError("the GGUF metadata has no scores (tokenizer.ggml.scores)")
+        raise ValueError("the GGUF metadata contains no scores (tokenizer.ggml.scores)")
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     normalizers: list[dict[str, Any]] = [space]
     if metadata.get(f"{PREFIX}add_space_prefix", True):
@@ -112,7 +112,7 @@ def _sentence_piece(
 
 
 def _ids(names: list[str]) -> dict[str, int]:
-    """The first id of every name: some files repeat one in their padding."""
+    """Map each name to its first id: some files repeat a name in their padding."""
     ids: dict[str, int] = {}
     for id, name in enumerate(names):
         ids.setdefault(name, id)
@@ -120,7 +120,7 @@ def _ids(names: list[str]) -> dict[str, int]:
 
 
 def _pairs(merges: list[object]) -> list[list[str]]:
-    """Merges as pairs. The space is searched behind the first character, which may be one."""
+    """Split merges into pairs. The search starts at 1: the first character may be a space."""
     pairs = []
     for merge in map(str, merges):
         space = merge.find(" ", 1)
@@ -131,7 +131,7 @@ def _pairs(merges: list[object]) -> list[list[str]]:
 def _merges_by_score(
     names: list[str], scores: list[object], types: list[object]
 ) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, the best score first."""
+    """Return every pair of tokens that joins to a token, the best score first."""
     usable = {
         name: score
         for name, score, kind in zip(names, scores, types, strict=True)

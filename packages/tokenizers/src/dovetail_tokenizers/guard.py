@@ -1,9 +1,9 @@
 """Prevent the text of messages from becoming control tokens.
 
-A chat template writes control tokens and message text into one string. Afterwards a `<|im_end|>`
-of the template looks the same as one that a user typed or a tool returned. So each message text is
-protected before rendering: a nonce is put into every control token's spelling in it. What is still
-unbroken in the rendered prompt is the template's own.
+A chat template writes control tokens and message text into one string. In that string, a
+`<|im_end|>` of the template looks the same as one that a user typed or a tool returned. Therefore
+each message text is protected before rendering: a nonce is inserted into every spelling of a
+control token. The spellings that are intact in the rendered prompt come from the template.
 """
 
 import secrets
@@ -18,13 +18,13 @@ from dovetail_tokenizers.long_text_cache import MIN_LONG_CHARS
 from dovetail_tokenizers.tokenizer import Segment, Tokenizer
 
 NONCE_LENGTH = 20
-_QUICK_CHECK_TOKENS = 64  # ids that are looked at first
+_QUICK_CHECK_TOKENS = 64  # ids that are compared first
 _MAX_OPENING_CONTROLS = 4  # control tokens up to the end of a prompt's first long text
-_REPLACEMENT_CHARACTER = "\ufffd"  # stands for bytes that are no character, or not yet
+_REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid or incomplete UTF-8
 
 
 class ControlTokenGuard:
-    """Break the control tokens' spellings in message texts, and restore them."""
+    """Insert nonces into the spellings of control tokens in message texts, and remove them."""
 
     __slots__ = ("_breakable", "_nonce", "_table", "_tokenizer", "_unbroken")
 
@@ -33,16 +33,16 @@ class ControlTokenGuard:
         self._table = table = ControlTable.from_mapping(tokenizer.controls)
         self._nonce = _make_nonce(table)
         self._breakable = first_character_pattern(table)
-        # A spelling of one character cannot be broken: there the nonce behind it is the mark.
+        # A spelling of one character cannot be split: there the nonce after it marks it as text.
         self._unbroken = longest_literal_pattern(
             table.competing_spellings(), lone=f"(?!{self._nonce})"
         )
 
     def protect(self, text: str) -> str:
-        """Message text in which no control token's spelling stands, nor can come to stand."""
+        """Return the text with every complete or possible spelling of a control token broken."""
         if self._breakable.search(text):
             text = self._breakable.sub(rf"\g<0>{self._nonce}", text)
-        # The next text could complete a spelling that begins at the end of this one.
+        # The next text could complete a spelling that starts at the end of this one.
         table = self._table
         for size in range(1, min(table.max_chars, len(text) + 1)):
             if text[-size:] in table.partial_spellings:
@@ -50,13 +50,13 @@ class ControlTokenGuard:
         return text
 
     def reveal(self, text: str) -> str:
-        """The text as it was before `protect`."""
+        """Undo `protect`."""
         return text.replace(self._nonce, "")
 
     def segments(self, rendered: str) -> list[Segment]:
-        """The control tokens that the template wrote, and the plain texts between them.
+        """Split a rendered prompt into the template's control tokens and the plain texts between.
 
-        Joined, the segments are the rendered prompt without nonces.
+        The joined segments are the rendered prompt without nonces.
         """
         parts: list[Segment] = []
         done = 0
@@ -68,11 +68,11 @@ class ControlTokenGuard:
         return parts
 
     def encode(self, rendered: str, *, first: bool = True) -> list[int]:
-        """Ids of a rendered prompt whose message texts were protected."""
+        """Encode a rendered prompt whose message texts were protected."""
         return self.pack(rendered, first=first).tolist()
 
     def pack(self, rendered: str, *, first: bool = True) -> "array[int]":
-        """The same, packed."""
+        """Like `encode`, packed into an array."""
         ids = array("I")
         for text, control in self._table.split(rendered, self._unbroken):
             if control is not None:
@@ -83,23 +83,23 @@ class ControlTokenGuard:
         return ids
 
     def match_length(self, ids: Sequence[int], rendered: str, *, first: bool = True) -> int | None:
-        """How many characters of a rendered prompt these ids are; None if it begins otherwise.
+        """Return how many characters of a rendered prompt the ids cover; None if they differ.
 
-        Equal text is not enough: a control token of the one must be that token in the other.
+        Equal text is not sufficient: control tokens must match as well.
         """
         if not rendered.startswith(
             self._tokenizer.decode(ids[:_QUICK_CHECK_TOKENS]).rstrip(_REPLACEMENT_CHARACTER)
         ):
-            return None  # most that differ do so early, and the rest need not be decoded
+            return None  # prompts that differ mostly do so early: avoid decoding the rest
         ids = array("I", ids)
         same, done = self._match_opening(ids, rendered, first)
         length = self._match_decoded(ids[same:], rendered[done:])
         return None if length is None else done + length
 
     def _match_opening(self, ids: "array[int]", rendered: str, first: bool) -> tuple[int, int]:
-        """How many ids and characters are the same up to the end of the first long text.
+        """Return how many ids and characters match up to the end of the first long text.
 
-        That is the system's, as a rule: it is remembered, and need not be decoded.
+        That text is usually the system prompt. Its ids are cached, so it need not be decoded.
         """
         done = 0
         for found in islice(self._table.find(rendered, self._unbroken), _MAX_OPENING_CONTROLS):
@@ -125,7 +125,10 @@ class ControlTokenGuard:
 
 
 def _make_nonce(table: ControlTable) -> str:
-    """Letters and digits, which every template lets through; none that begins a control token."""
+    """Return a nonce of letters and digits, which templates do not alter.
+
+    It contains no first character of a control token.
+    """
     taken = {spelling[0] for spelling in table}
     alphabet = [c for c in string.ascii_letters + string.digits if c not in taken]
     return "".join(secrets.choice(alphabet) for _ in range(NONCE_LENGTH))

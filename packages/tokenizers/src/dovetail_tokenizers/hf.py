@@ -1,18 +1,18 @@
 """Tokenizers in the format of the `tokenizers` library (`tokenizer.json`). Extra: [hf].
 
-One instance of the library's tokenizer is made from the definition, with every control token under
-a secret name: no text can spell it, neither as an added token nor through the model's own
-vocabulary. The control tokens of a template's text are found here instead, and what stands between
-them is encoded by the library. Texts that are not first follow a secret anchor token, so that the
-library treats them as it would in the middle of the whole string. Most texts never come to it: the
-words of byte-level vocabularies recur and are cached.
+The library's tokenizer is built from a modified definition in which every control token has a
+secret name. No text can then spell a control token, neither as an added token nor through the
+model's vocabulary. This module finds the control tokens in a template's text and the library
+encodes the text between them. A text that is not the first follows a secret anchor token, so that
+the library treats it as text in the middle of a string. The words of byte-level vocabularies recur
+and are cached, so most texts do not reach the library.
 
-Control tokens are found in the text as it is, before any normalization. That is what the library
-does for tokens with `normalized: false`, as nearly all are; for others it is the same unless the
-normalizer changes their spelling.
+Control tokens are searched in the original text, before normalization. The library does the same
+for tokens with `normalized: false`, which is nearly all of them; for the others the result is the
+same unless the normalizer changes their spelling.
 
-A vocabulary without byte fallback gives its unknown token for characters it does not know. That
-one stays, though it is usually marked special: without it, text would vanish.
+A vocabulary without byte fallback yields its unknown token for unknown characters. That token is
+retained even though it is usually marked special; otherwise text would be dropped.
 """
 
 import json
@@ -56,7 +56,7 @@ class HfTokenizer:
     )
 
     def __init__(self, definition: Definition, controls: Iterable[str] = ()) -> None:
-        """`controls` names added tokens that are control tokens though not marked special."""
+        """`controls` names added tokens to treat as control tokens although not marked special."""
         added = definition.get("added_tokens") or []
         self.controls = _control_table(added, frozenset(controls))
         self._names = _names(definition, added)
@@ -72,12 +72,12 @@ class HfTokenizer:
 
     @classmethod
     def from_json(cls, source: str | bytes, controls: Iterable[str] = ()) -> Self:
-        """From the content of a `tokenizer.json`."""
+        """Build a tokenizer from the content of a `tokenizer.json`."""
         return cls(json.loads(source), controls)
 
     @classmethod
     def from_file(cls, path: str | Path, controls: Iterable[str] = ()) -> Self:
-        """From a `tokenizer.json` on disk."""
+        """Build a tokenizer from a `tokenizer.json` file."""
         return cls.from_json(Path(path).read_bytes(), controls)
 
     def encode(self, text: str) -> list[int]:
@@ -144,7 +144,7 @@ class HfTokenizer:
     def _build_word_encoder(
         self, definition: Definition, added: list[dict[str, Any]]
     ) -> WordEncoder | None:
-        """The encoder of texts that can be split here, if the vocabulary is of that kind."""
+        """Build the encoder that splits texts into words; None for an unsupported vocabulary."""
         known = read_pre_tokenizer(definition)
         if known is None:
             return None
@@ -159,7 +159,7 @@ class HfTokenizer:
         return WordEncoder(*known, merge, added=plain)
 
     def _find_renumbered(self, added: list[dict[str, Any]], secret: str) -> dict[int, int]:
-        """The library numbers added tokens itself; where the definition has gaps, they differ."""
+        """Map the library's ids of added tokens to the definition's: they differ after gaps."""
         renumbered = {}
         for token in added:
             name = _hidden_name(token["content"], self.controls, secret)
@@ -182,7 +182,7 @@ def _control_table(added: list[dict[str, Any]], named: frozenset[str]) -> Contro
 
 
 def _names(definition: Definition, added: list[dict[str, Any]]) -> list[str]:
-    """The name of every id; nothing where an id is unused."""
+    """Return the name of every id; an empty string for unused ids."""
     pairs = [(token["id"], token["content"]) for token in added]
     vocabulary = definition["model"]["vocab"]
     if isinstance(vocabulary, dict):
@@ -200,7 +200,7 @@ def _hidden_name(name: str, controls: ControlTable, secret: str) -> str:
 
 
 def _hide_controls(definition: Definition, controls: ControlTable, secret: str) -> dict[str, Any]:
-    """The definition with the control tokens under secret names, and the anchor added."""
+    """Return the definition with secret names for control tokens, and with the anchor token."""
     plain_edges = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
     added = []
     for token in definition.get("added_tokens") or []:
@@ -239,7 +239,7 @@ def _hide_in_model(model: Definition, controls: ControlTable, secret: str) -> di
 
 
 def _merges_without(merges: list[Any], removed: frozenset[str]) -> list[Any]:
-    """The merges that neither make nor use one of these tokens."""
+    """Return the merges that neither produce nor use one of these tokens."""
     remaining = []
     for merge in merges:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge

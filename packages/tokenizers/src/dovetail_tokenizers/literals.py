@@ -1,7 +1,7 @@
-"""Regular expressions that find the longest of many literals.
+"""Regular expressions that match the longest of many literals.
 
-The literals are folded into a trie first: a plain alternation of the 800 added tokens of some
-vocabularies would try them one by one at every `<` of a text.
+The literals are compiled through a trie: a plain alternation of the 800 added tokens of some
+vocabularies would try all of them at every `<` of a text.
 """
 
 import re
@@ -13,7 +13,7 @@ Trie: TypeAlias = "dict[str, Trie]"
 
 
 def longest_literal_pattern(literals: Iterable[str], *, lone: str = "") -> re.Pattern[str]:
-    """Match the longest literal. `lone` must hold behind a literal of one character."""
+    """Match the longest literal. `lone` is a condition after literals of one character."""
     trie = _build_trie(literals)
     if not trie:
         return MATCH_NOTHING
@@ -22,7 +22,7 @@ def longest_literal_pattern(literals: Iterable[str], *, lone: str = "") -> re.Pa
 
 
 def first_character_pattern(literals: Iterable[str]) -> re.Pattern[str]:
-    """Match only the first character of a literal, so that overlapping ones are all found."""
+    """Match only the first character of a literal, so that overlapping literals are all found."""
     trie = _build_trie(literals)
     if not trie:
         return MATCH_NOTHING
@@ -31,7 +31,7 @@ def first_character_pattern(literals: Iterable[str]) -> re.Pattern[str]:
 
 
 def proper_prefixes(literals: Iterable[str]) -> frozenset[str]:
-    """Every beginning of a literal, but neither the whole nor nothing."""
+    """Return every prefix of a literal except the empty string and the literal itself."""
     return frozenset(word[:end] for word in literals for end in range(1, len(word)))
 
 
@@ -46,7 +46,7 @@ def _build_trie(literals: Iterable[str]) -> Trie:
 
 
 def _pattern_source(node: Trie, end: str = "") -> str:
-    """The pattern of what may follow. The end comes last, so that the longest literal wins."""
+    """Return the pattern of the continuations. The end comes last: the longest literal wins."""
     branches = [
         re.escape(head) + _pattern_source(rest) for head, rest in sorted(node.items()) if head
     ]

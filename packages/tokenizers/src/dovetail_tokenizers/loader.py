@@ -1,4 +1,4 @@
-"""Load the tokenizer of a model folder, whatever its format."""
+"""Load the tokenizer of a model folder in any supported format."""
 
 import json
 from collections.abc import Iterable
@@ -11,24 +11,24 @@ from dovetail_tokenizers.patterns import FILE_PATTERNS
 from dovetail_tokenizers.tiktoken import NormalForm, TiktokenTokenizer
 from dovetail_tokenizers.tokenizer import Tokenizer
 
-# What is looked for in a folder, the best first.
+# Files to look for in a folder, in order of preference.
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", "*.gguf")
 
 
 def load_tokenizer(folder_or_file: str | Path, controls: Iterable[str] = ()) -> Tokenizer:
-    """Read the tokenizer in a folder, or the file itself.
+    """Read the tokenizer in a folder, or a tokenizer file.
 
-    A file that is damaged, or something else, is a `ValueError` that names it.
+    Raises a `ValueError` that names the file if it is damaged or has another format.
     """
     path = Path(folder_or_file)
     file = _find(path) if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
+        raise FileNotFoundError(f"file not found: {file}")
     try:
         return _read(file, controls)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         fault = f"{type(error).__name__} {error}"
-        raise ValueError(f"{file} is not a tokenizer, or is damaged: {fault}") from error
+        raise ValueError(f"{file} is damaged or not a tokenizer file: {fault}") from error
 
 
 def _read(file: Path, controls: Iterable[str]) -> Tokenizer:
@@ -40,7 +40,7 @@ def _read(file: Path, controls: Iterable[str]) -> Tokenizer:
         return TiktokenTokenizer.from_tekken(file)
     if file.suffix == ".json":
         return HfTokenizer.from_file(file, controls)
-    raise ValueError(f"{file} is no tokenizer that can be read: {', '.join(TOKENIZER_FILES)}")
+    raise ValueError(f"{file}: unsupported format (supported: {', '.join(TOKENIZER_FILES)})")
 
 
 def _find(folder: Path) -> Path:
@@ -48,11 +48,11 @@ def _find(folder: Path) -> Path:
         found = sorted(folder.glob(pattern))
         if found:
             return found[0]
-    raise FileNotFoundError(f"{folder} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
+    raise FileNotFoundError(f"no tokenizer in {folder}: expected {', '.join(TOKENIZER_FILES)}")
 
 
 def _load_tiktoken(file: Path, controls: frozenset[str]) -> TiktokenTokenizer:
-    """A bare vocabulary: added tokens, and at best the pattern, stand in the folder's config."""
+    """Load a plain vocabulary; the folder's config has the added tokens, sometimes the pattern."""
     config_file = file.with_name("tokenizer_config.json")
     config: dict[str, Any] = json.loads(config_file.read_bytes()) if config_file.is_file() else {}
     specials: dict[str, int] = {}
@@ -71,6 +71,6 @@ def _pattern_of(file: Path) -> str:
             return pattern
     known = ", ".join(FILE_PATTERNS)
     raise ValueError(
-        f"the pattern of {file.name} is not known: name it in tokenizer_config.json as pat_str, "
-        f"or let the file's name begin with one of {known}"
+        f"unknown split pattern of {file.name}: set `pat_str` in tokenizer_config.json, "
+        f"or start the file name with one of {known}"
     )

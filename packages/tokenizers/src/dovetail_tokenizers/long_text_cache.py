@@ -1,11 +1,11 @@
 """A cache of the ids of long texts.
 
-Sessions of one harness begin with the same system text and the same tools, tens of thousands of
-tokens of them, and a conversation that is rendered anew repeats all of its history. Such texts are
-cached whole, and compared whole: a wrong prompt is worse than a slow one.
+Sessions of one harness start with the same system text and tools, which take tens of thousands of
+tokens, and a conversation that is rendered again repeats its history. Such texts are cached and
+compared in full: a wrong prompt is worse than a slow one.
 
-All tenants may share a cache: an entry is only found with the very same text. The time that
-encoding takes can reveal at most that somebody had that text before.
+All tenants may share a cache, since an entry is found only with exactly the same text. The time of
+an encoding can reveal at most that some client sent that text before.
 """
 
 from array import array
@@ -19,23 +19,22 @@ from zlib import crc32
 MIN_LONG_CHARS = 2048  # shorter texts are not worth an entry
 MAX_BYTES = 64 * 2**20
 MIN_PIECE_CHARS = 2 * MIN_LONG_CHARS
-SOFT_MAX_PIECE_CHARS = 4 * MIN_PIECE_CHARS  # characters behind which it need not end with a line
-SPLIT_LINE_INTERVAL = 8  # one line of so many may begin a piece
+SOFT_MAX_PIECE_CHARS = 4 * MIN_PIECE_CHARS  # a longer piece may end inside a line
+SPLIT_LINE_INTERVAL = 8  # one line in this many may start a piece
 
-_ENTRY_OVERHEAD_BYTES = 300  # bytes that an entry takes besides its text and its ids
-_SPLITTABLE_BEFORE = frozenset(
-    map(chr, range(0x21, 0x7F))
-)  # a line break that a text may be cut behind
-_SPLITTABLE_AFTER = _SPLITTABLE_BEFORE - {"/"}
+_ENTRY_OVERHEAD_BYTES = 300  # per entry, in addition to its text and ids
+# A text may be split at a line break between such a character ...
+_SPLITTABLE_BEFORE = frozenset(map(chr, range(0x21, 0x7F)))
+_SPLITTABLE_AFTER = _SPLITTABLE_BEFORE - {"/"}  # ... and such a character.
 
 EncodeMode = Literal["words", "first", "later"]
 CacheKey = tuple[EncodeMode, str]
 
 
 class LongTextCache:
-    """Ids by text, bounded by the bytes of both; the least recently used are evicted first.
+    """Ids by text, limited by the bytes of both; the least recently used entry is evicted first.
 
-    Threads may share one: at worst a text is encoded twice.
+    Thread-safe: at worst two threads encode the same text.
     """
 
     __slots__ = ("_entries", "_lock", "_max_bytes", "_size")
@@ -48,13 +47,13 @@ class LongTextCache:
 
     @property
     def size(self) -> int:
-        """The bytes in the cache."""
+        """Number of bytes in the cache."""
         return self._size
 
     def get(self, mode: EncodeMode, text: str) -> "array[int] | None":
-        """The ids of a text, which must not be changed; None if they are not cached.
+        """Return the ids of a text, which must not be modified; None if they are not cached.
 
-        `mode` says how it was encoded: by its words, or by its position in a prompt.
+        `mode` is how the text was encoded: word by word, or by its position in a prompt.
         """
         key = (mode, text)
         with self._lock:
@@ -64,7 +63,7 @@ class LongTextCache:
             return known
 
     def put(self, mode: EncodeMode, text: str, ids: Iterable[int]) -> "array[int]":
-        """Pack the ids, and cache them if the text is long, but not too large for the cache."""
+        """Pack the ids, and cache them if the text is long but not too large for the cache."""
         key, made = (mode, text), array("I", ids)
         size = _size_of(key, made)
         if len(text) < MIN_LONG_CHARS or size > self._max_bytes // 4:
@@ -84,15 +83,16 @@ def split_text(
     interval: int = SPLIT_LINE_INTERVAL,
     soft_max_chars: int = SOFT_MAX_PIECE_CHARS,
 ) -> Iterator[str]:
-    """Split a long text into pieces of lines, of at least so many characters.
+    """Split a long text into pieces of complete lines with at least `min_chars` characters.
 
-    Each is split into words as it would be inside the whole. None of the patterns of `words` lets a
-    word go on behind a single line break, but for a slash; nor does a word before it depend on
-    what follows. The same holds before a single space between two letters: very long lines are
+    Each piece splits into the same words as within the whole text. In all patterns of `words`, no
+    word continues after a single line break, except with a slash, and no word before it depends
+    on what follows. The same holds before a single space between two letters: very long lines are
     split there.
 
-    What a line begins with says whether a piece may begin there. So behind a line that is new the
-    pieces are soon the same again: a text that differs in its first line is known but for that.
+    The beginning of a line determines whether a piece may start there. Therefore the pieces
+    coincide again soon after a changed line: if only the first line of a text differs, most of
+    its pieces are still cached.
     """
     start = 0
     while len(text) - start >= 2 * min_chars and (
@@ -104,7 +104,7 @@ def split_text(
 
 
 def _next_split(text: str, start: int, interval: int, soft_max_chars: int) -> int:
-    """The first position from here on where a text may be split; 0 if there is none."""
+    """Return the first position at or after `start` where a text may be split; 0 if none."""
     reach = min(start + soft_max_chars, len(text) - 1)
     return _line_end(text, start, reach, interval) or _word_end(text, reach)
 
@@ -132,7 +132,7 @@ def _line_end(text: str, start: int, reach: int, interval: int) -> int:
 
 
 def _digest(text: str, at: int) -> int:
-    """A number made of the beginning of the line here."""
+    """Return a checksum of the beginning of the line at this position."""
     return crc32(text[at : at + 32].encode("utf-8", "replace"))
 
 

@@ -1,7 +1,7 @@
-"""The patterns by which vocabularies split text into words, by the names that files use.
+"""The regular expressions by which vocabularies split text into words, keyed by the names in files.
 
-A word never spans two tokens' merges, so the pattern is as much part of a tokenizer as its
-vocabulary. GGUF files only name it (`tokenizer.ggml.pre`); `.tiktoken` files do not even do that.
+Merges never cross a word boundary, so the pattern is as much a part of a tokenizer as its
+vocabulary. GGUF files only name it (`tokenizer.ggml.pre`), and `.tiktoken` files not even that.
 The patterns are those of the models' own tokenizers.
 """
 
@@ -57,7 +57,7 @@ DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")
 BLOOM = (r" ?[^(\s|.,!?…。，、।۔،)]+",)
 
-# The value of `tokenizer.ggml.pre`: the patterns, each applied to what the one before it left.
+# Value of `tokenizer.ggml.pre` -> patterns, each applied to the parts left by the previous one.
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "default": DEFAULT,
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"), (LLAMA3,)),
@@ -82,12 +82,12 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "falcon": FALCON,
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), BLOOM),
 }
-# Vocabularies that take a word that is a token whole, without merging.
+# Vocabularies that encode a word directly, without merges, if the word is a token.
 WHOLE_WORDS = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
 ) | {"tekken"}
 
-# The beginning of a `.tiktoken` file's name, where its folder says nothing.
+# Prefix of a `.tiktoken` file's name -> pattern, if the folder's config does not specify one.
 FILE_PATTERNS = {
     "qwen3_5": QWEN3_5,
     "qwen3_6": QWEN3_5,

@@ -1,8 +1,8 @@
-"""The bytes that a token's name in a `tokenizer.json` stands for.
+"""Convert token names in a `tokenizer.json` to bytes.
 
-Vocabularies write bytes as text in two ways: byte-level ones map each byte to a printable
-character, SentencePiece ones write a space as `▁` and a byte as `<0x0A>`. The definition's decoder
-says which.
+Vocabularies write bytes as text in two ways: byte-level vocabularies map each byte to a printable
+character; SentencePiece vocabularies write a space as `▁` and a byte as `<0x0A>`. The definition's
+decoder specifies which one applies.
 """
 
 import re
@@ -14,7 +14,7 @@ SpellingReader = Callable[[str, int], bytes]
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters of byte-level vocabularies: printable ones are themselves, others shifted."""
+    """Return the byte-level alphabet: printable bytes map to themselves, others are shifted."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)
@@ -23,7 +23,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def spelling_reader(definition: Mapping[str, Any], added: Set[int]) -> SpellingReader:
-    """The function that turns a token's name and id into its bytes."""
+    """Return the function that converts a token's name and id to its bytes."""
     steps = list(_steps(definition.get("decoder")))
     if any(step["type"] == "ByteLevel" for step in steps):
         return _byte_level(added)
@@ -34,7 +34,7 @@ def _byte_level(added: Set[int]) -> SpellingReader:
     alphabet = byte_alphabet()
 
     def read(name: str, id: int) -> bytes:
-        # Added tokens are written as they are.
+        # Added tokens are spelled literally.
         if id in added or not all(character in alphabet for character in name):
             return name.encode("utf-8", "replace")
         return bytes([alphabet[character] for character in name])

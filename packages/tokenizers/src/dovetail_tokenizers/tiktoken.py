@@ -1,4 +1,4 @@
-"""Tokenizers made of ranks and a pattern: `.tiktoken` files and Mistral's `tekken.json`.
+"""Tokenizers defined by ranks and a pattern: `.tiktoken` files and Mistral's `tekken.json`.
 
 Extra: [tiktoken].
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import tiktoken
 
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
-# What the files of the first tekken version leave to the reader.
+# The special tokens that files of the first tekken version do not list.
 # fmt: off
 TEKKEN_NAMES = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
@@ -36,7 +36,7 @@ TEKKEN_NAMES = (
 
 
 class TiktokenTokenizer:
-    """Byte-pair encoding by ranks, run by the `tiktoken` library."""
+    """A byte-pair tokenizer defined by ranks, run by the `tiktoken` library."""
 
     __slots__ = (
         "_encoding",
@@ -81,13 +81,13 @@ class TiktokenTokenizer:
         ordinary: Mapping[str, int] | None = None,
         normal_form: NormalForm | None = None,
     ) -> Self:
-        """From a file of lines with a token in base64 and its rank."""
+        """Read a file of lines that contain a token in base64 and its rank."""
         ranks = read_ranks(Path(path).read_bytes())
         return cls(ranks, pattern, specials, ordinary=ordinary, normal_form=normal_form)
 
     @classmethod
     def from_tekken(cls, path: str | Path) -> Self:
-        """From Mistral's `tekken.json`. Its special tokens come before the vocabulary."""
+        """Read Mistral's `tekken.json`. Its special tokens precede the vocabulary."""
         definition = json.loads(Path(path).read_bytes())
         config = definition["config"]
         offset = int(config["default_num_special_tokens"])
@@ -138,7 +138,7 @@ class TiktokenTokenizer:
 
 
 def read_ranks(source: bytes) -> dict[bytes, int]:
-    """The content of a `.tiktoken` file."""
+    """Parse the content of a `.tiktoken` file."""
     ranks = {}
     for number, line in enumerate(source.splitlines(), 1):
         if not line:
@@ -147,5 +147,5 @@ def read_ranks(source: bytes) -> dict[bytes, int]:
             token, rank = line.split()
             ranks[base64.b64decode(token)] = int(rank)
         except ValueError as fault:
-            raise ValueError(f"line {number} is not a token and its rank") from fault
+            raise ValueError(f"line {number} must be a base64 token and its rank") from fault
     return ranks

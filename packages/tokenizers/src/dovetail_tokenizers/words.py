@@ -1,15 +1,15 @@
-"""Split text into words by the vocabulary's own patterns, and cache the tokens of each word.
+"""Split text into words by the vocabulary's patterns, and cache the tokens of each word.
 
-Byte-pair merges never leave a word, and words recur. So a word is given to the library once and
-its tokens are cached; a text costs its splitting and a look-up for each word, a small part of
-what the library takes for it.
+Byte-pair merges never cross a word boundary, and words recur. Therefore each word is encoded by the
+library once and its tokens are cached; encoding a text then costs splitting it and one look-up per
+word, a fraction of the library's time.
 
-The words must be the library's own, on every text. Hence only patterns that the tests compare with
-the library on every character, and only characters whose kind no version of Unicode has changed;
-all other texts are left to the library, as are those that are not in the normal form it would put
-them in and those that spell an added token.
+The words must equal the library's on every text. Hence this module supports only patterns that the
+tests compare with the library on every character, and only characters whose category never changed
+between versions of Unicode. It leaves all other texts to the library, and also those that are not
+in the required normal form or that contain an added token.
 
-Long texts are cached by pieces: what is cached is not even split.
+Long texts are cached in pieces, and a cached piece is not split at all.
 """
 
 import re
@@ -35,7 +35,7 @@ from dovetail_tokenizers.patterns import (
 )
 
 Patterns = tuple[str, ...]
-"""Each is applied to what the one before it left."""
+"""Each pattern is applied to the parts left by the previous one."""
 SUPPORTED_PATTERNS: Final[tuple[Patterns, ...]] = (
     *((pattern,) for pattern in (GPT2, LLAMA3, O200K, QWEN2, QWEN3_5, TEKKEN)),
     DEEPSEEK3,
@@ -44,24 +44,23 @@ SUPPORTED_PATTERNS: Final[tuple[Patterns, ...]] = (
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 MergeWord = Callable[[str], Iterable[int]]
 
-_MAX_CACHED_WORDS = 1 << 16  # words remembered, of at most this many characters:
-_MAX_CACHED_WORD_CHARS = 32
-_MAX_PIECE_CHARS = (
-    2 * SOFT_MAX_PIECE_CHARS
-)  # characters; cutting, and merging one word, let no other thread work meanwhile
+_MAX_CACHED_WORDS = 1 << 16
+_MAX_CACHED_WORD_CHARS = 32  # longer words are not cached
+# Splitting a piece and merging one word hold the GIL, so pieces are limited.
+_MAX_PIECE_CHARS = 2 * SOFT_MAX_PIECE_CHARS
 _SET_OR_CATEGORY = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)+)\]|\\(?:p\{\w+\}|s|S)")
 _CATEGORY = re.compile(r"\\p\{(\w+)\}|\\s")
-# The most frequent of the symbols that were added later: beyond U+FFFF, all since Unicode 10, ...
+# The most frequent symbols that were added later: above U+FFFF, all in Unicode 10 or earlier, ...
 _PICTOGRAPHS = (
     r"\U0001f300-\U0001f64f\U0001f680-\U0001f6c5\U0001f6e0-\U0001f6ec\U0001f910-\U0001f91e"
     r"\U0001f920-\U0001f927\U0001f933-\U0001f93e\U0001f980-\U0001f991\U0001f9d0-\U0001f9e6"
 )
-# ... and up to it, the last of them since Unicode 7.
+# ... and up to U+FFFF, all in Unicode 7 or earlier.
 _LATE_SYMBOLS = frozenset((*range(0x23E9, 0x23F4), *range(0x2600, 0x27C0), 0x2B50, 0x2B55))
 
 
 class WordEncoder:
-    """Encode the texts that can be split here."""
+    """Encodes the texts that can be split into words here."""
 
     __slots__ = ("_added", "_cache", "_normal_form", "_split_patterns", "_split_text", "_unstable")
 
@@ -72,20 +71,20 @@ class WordEncoder:
         merge: MergeWord,
         added: Iterable[str] = (),
     ) -> None:
-        """`merge` gives the tokens of one word; `added` are tokens that text may spell."""
+        """`merge` returns the tokens of one word; `added` are tokens that text may spell."""
         self._split_patterns = [compile_pattern(pattern) for pattern in patterns]
         self._unstable = re.compile(f"[^{_stable_characters()}]")
         self._normal_form = form
         spellings = {s for text in added for s in (text, _normalize(form, text))}
         self._added = longest_literal_pattern(spellings)
         self._cache = _WordCache(merge)
-        # An added token could reach across a line's end, or a word's: then nothing is cut there.
+        # An added token could span a line break or a space; in that case texts are not split.
         self._split_text = (
             _single_piece if any({*spelling} & {*"\n "} for spelling in spellings) else split_text
         )
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of a text; None if it is left to the library."""
+        """Return the ids of a text; None if it is left to the library."""
         if not text.isascii() and not self._is_plain(text):
             return None
         if self._added.search(text):
@@ -96,7 +95,7 @@ class WordEncoder:
         return list(chain.from_iterable(map(self._cache.__getitem__, words)))
 
     def encode_long(self, text: str, cache: LongTextCache) -> Iterable[int] | None:
-        """The same, with the cached ids of the text's pieces."""
+        """Like `encode`, using cached ids of the text's pieces."""
         parts = list(self._split_text(text))
         if max(map(len, parts)) > _MAX_PIECE_CHARS:
             return None
@@ -120,7 +119,7 @@ class WordEncoder:
 
 
 class _WordCache(dict[str, tuple[int, ...]]):
-    """The tokens of words, merged when first needed."""
+    """The tokens of words, merged on first use."""
 
     __slots__ = ("_merge",)
 
@@ -131,13 +130,13 @@ class _WordCache(dict[str, tuple[int, ...]]):
         ids = tuple(self._merge(word))
         if len(word) <= _MAX_CACHED_WORD_CHARS:
             if len(self) >= _MAX_CACHED_WORDS:
-                self.clear()  # a new text brings back what it needs, at the library's price
+                self.clear()  # later texts fill it again, at the cost of the library
             self[word] = ids
         return ids
 
 
 def read_pre_tokenizer(definition: Mapping[str, Any]) -> tuple[Patterns, NormalForm | None] | None:
-    """The patterns and the normal form of a `tokenizer.json`; None if more is done to its texts."""
+    """Read the patterns and normal form of a `tokenizer.json`; None if it needs other steps."""
     normalizer = definition.get("normalizer") or {"type": None}
     form = normalizer["type"]
     if form not in (None, *get_args(NormalForm)) and normalizer.get("normalizers") != []:
@@ -155,12 +154,12 @@ def read_pre_tokenizer(definition: Mapping[str, Any]) -> tuple[Patterns, NormalF
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A pattern of the library for `re.split`, with the kinds of characters written out."""
+    """Convert a pattern of the library for `re.split`, with character categories expanded."""
     return re.compile(f"({_SET_OR_CATEGORY.sub(_expand_class, pattern)})")
 
 
 def _read_patterns(steps: Mapping[str, Any]) -> Patterns:
-    """What cuts texts into words, where nothing but that is done before the bytes are spelled."""
+    """Return the patterns that split texts into words; empty if there are other steps."""
     match steps:
         case {"type": "ByteLevel", "add_prefix_space": False} if steps.get("use_regex", True):
             return (GPT2,)
@@ -176,7 +175,7 @@ def _read_patterns(steps: Mapping[str, Any]) -> Patterns:
 
 
 def _read_pattern(split: Mapping[str, Any]) -> str:
-    """The pattern of one step, with line breaks spelled as ours are; nothing if it does more."""
+    """Return the pattern of one step, with escaped line breaks; empty for other steps."""
     match split:
         case {
             "type": "Split",
@@ -198,7 +197,7 @@ def _expand_class(found: re.Match[str]) -> str:
 
 
 def _expand_category(kind: re.Match[str]) -> str:
-    """The characters of a kind, as they stand in a set."""
+    """Return the characters of a category, as the content of a character class."""
     if kind[1] is None:
         return _whitespace_class()
     return "".join(
@@ -216,9 +215,10 @@ def _stable_characters() -> str:
 
 @cache
 def _category_ranges() -> dict[str, str]:
-    """Ranges of characters by category: of those that have had theirs since Unicode 3.2.
+    """Return character ranges by category, of characters unchanged since Unicode 3.2.
 
-    Up to U+FFFF: sets of many ranges beyond it are slow. U+017F is an `s` where case is nothing.
+    Only up to U+FFFF: classes with many ranges above it are slow. U+017F is excluded because it
+    matches `s` if case is ignored.
     """
     kinds: dict[str, list[str]] = {}
     last, start = "", 0
@@ -233,7 +233,7 @@ def _category_ranges() -> dict[str, str]:
 
 
 def _category(code: int) -> str:
-    """The category of a character; nothing if it is not a stable one."""
+    """Return the category of a character; empty if it is not stable."""
     name = unicodedata.category(chr(code))
     was = unicodedata.ucd_3_2_0.category(chr(code))
     if was == "Cn" and code in _LATE_SYMBOLS:

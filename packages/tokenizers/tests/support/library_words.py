@@ -1,4 +1,4 @@
-"""Texts split into words by the `tokenizers` library, to compare ours with."""
+"""Texts split into words by the `tokenizers` library, for comparison."""
 
 from functools import cache
 

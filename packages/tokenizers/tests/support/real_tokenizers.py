@@ -1,4 +1,4 @@
-"""Real tokenizers for tests, from the folder that tools/fetch_tokenizers.py fills."""
+"""Real tokenizers for tests, downloaded by tools/fetch_tokenizers.py."""
 
 import functools
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 FOLDER = Path(__file__).resolve().parents[4] / ".cache" / "tokenizers"
 COMPLETE = ".complete"
-# Markers that parsers and templates rely on, though some vocabularies do not mark them special.
+# Markers that parsers and templates rely on although some vocabularies do not mark them special.
 MARKERS = (
     "<think>",
     "</think>",
@@ -31,24 +31,24 @@ MARKERS = (
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
 )
-# For other tests of the same package: a vocabulary only, not in a format that is loaded.
+# For other tests of the package: a vocabulary in a format that is not loaded directly.
 RAW = frozenset({"mistral_spm"})
 _BRIEF = frozenset({"qwen3", "deepseek_v3", "mistral_tekken"})  # one of each kind
 
 
 def available() -> list[str]:
-    """The names of the tokenizers that were fetched."""
+    """Return the names of the downloaded tokenizers."""
     found = (mark.parent.name for mark in FOLDER.glob(f"*/{COMPLETE}"))
     return sorted(name for name in found if name not in RAW)
 
 
 def brief(names: Iterable[str]) -> list[Any]:
-    """These for a test that takes long with each: most of them in the long suites alone."""
+    """Parametrize a slow test: most of the tokenizers run only in the long suites."""
     return [pytest.param(name, marks=() if name in _BRIEF else pytest.mark.long) for name in names]
 
 
 def folder(name: str) -> Path:
-    """Where the files of a fetched tokenizer are. Skips the test if they are not."""
+    """Return the folder of a downloaded tokenizer. Skip the test if it does not exist."""
     home = FOLDER / name
     if not (home / COMPLETE).exists():
         pytest.skip(f"no tokenizer {name}: run tools/fetch_tokenizers.py")
@@ -56,7 +56,7 @@ def folder(name: str) -> Path:
 
 
 def real(name: str, controls: Iterable[str] = MARKERS) -> Tokenizer:
-    """A real tokenizer, read once. Skips the test if it was not fetched."""
+    """Return a real tokenizer, loaded once. Skip the test if it was not downloaded."""
     return _read(folder(name), tuple(controls))
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def tokenizer_definition(**changes: Any) -> dict[str, Any]:
-    """A small definition in which the vocabulary itself can spell its control tokens."""
+    """Return a small definition whose vocabulary can spell its own control tokens."""
     names = ["<unk>", "<s>", "<", "s", ">", "▁", "a", "▁a", "s>", "<s", "b"]
     definition: dict[str, Any] = {
         "version": "1.0",
