@@ -30,9 +30,7 @@ from dovetail_model.usage import Usage
 
 _Delta = TextDelta | ReasoningDelta | CallArgs
 _BY_CALL = attrgetter("index")
-_MAX_RUN_EVENTS = (
-    64  # deltas buffered before they are joined: bounds the strings per stream
-)
+_MAX_RUN_EVENTS = 64  # deltas buffered before they are joined: bounds the strings per stream
 
 
 class Message(msgspec.Struct, frozen=True):
