@@ -9,11 +9,13 @@ from functools import cache
 from dovetail_parsers.families import FAMILIES
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Grammar
+from dovetail_parsers.plugin import plugin_families
 
 
+@cache
 def families() -> tuple[Family, ...]:
-    """Every family with its names, pairing and a raw sample."""
-    return FAMILIES
+    """Return every family, built-in or registered by a plugin."""
+    return FAMILIES + plugin_families()
 
 
 def resolve_family(query: str) -> Family | None:
@@ -67,12 +69,14 @@ def normalize_name(name: str) -> str:
 
 @cache
 def _tool_names() -> Mapping[str, Family]:
-    return {normalize_name(name): family for family in FAMILIES for name in family.tool_names}
+    return {normalize_name(name): family for family in families() for name in family.tool_names}
 
 
 @cache
 def _reasoning_names() -> Mapping[str, Family]:
-    return {normalize_name(name): family for family in FAMILIES for name in family.reasoning_names}
+    return {
+        normalize_name(name): family for family in families() for name in family.reasoning_names
+    }
 
 
 def _find_named(name: str, names: Mapping[str, Family], kind: str) -> Family:
@@ -90,16 +94,11 @@ def _by_name(name: str) -> Family | None:
     return _tool_names().get(normalize_name(name)) or _reasoning_names().get(normalize_name(name))
 
 
-def is_known(name: str) -> bool:
-    """Whether one of our own families has this name."""
-    return _by_name(name) is not None
-
-
 def _by_model(model: str) -> Family | None:
     """By the most specific pattern that the id matches, the organisation's name left out or in."""
     folded = model.lower()
     best: tuple[int, Family, str | None] | None = None
-    for family in FAMILIES:
+    for family in families():
         for pattern, reasoning in family.models.items():
             if fnmatchcase(folded, pattern) and (best is None or len(pattern) > best[0]):
                 best = (len(pattern), family, reasoning)
@@ -108,10 +107,10 @@ def _by_model(model: str) -> Family | None:
 
 def _by_template(template: str) -> Family | None:
     """By the markers that the template contains; of several, the family with the most of them."""
-    tools = _best_marked(template, [f for f in FAMILIES if f.tool_names])
+    tools = _best_marked(template, [f for f in families() if f.tool_names])
     candidates = [
         f
-        for f in FAMILIES
+        for f in families()
         if f.reasoning_names and _contains_all(f.reasoning_template_markers, template)
     ]
     reasoner = _best_marked(template, candidates)
