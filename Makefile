@@ -7,10 +7,10 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-harness test-vllm test-sglang verify-servers check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-harness test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs docs-site wheels clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
@@ -19,6 +19,9 @@ $(BIN)/python:
 	@touch $@
 .venv/.dev: .venv/.run
 	$(INSTALL) -q -r requirements-dev.txt
+	@touch $@
+.venv/.docs: .venv/.dev requirements-docs.txt
+	$(INSTALL) -q -r requirements-docs.txt
 	@touch $@
 
 run: .venv/.run  ## fetch the embedded model and serve it on localhost
@@ -52,10 +55,14 @@ PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 .perfetto: .venv/.dev
 	@$(BIN)/python tools/fetch_perfetto.py
 
+# The transformers engine has a suite of its own: torch and triton are 2 GB.
+test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto  ## every test of every package, one real Claude Code and one real Codex; TESTS="packages/parsers"
+	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers" $(TESTS)
+	$(if $(TESTS),,$(BIN)/python -m pytest -m "registry and not long" tests)
+
 TORCH := $(CURDIR)/.cache/torch/venv/bin/python
-test: .venv/.dev .cache/.tokenizers .cache/.torch .harnesses-of-test .perfetto  ## every test of every package, one real Claude Code and one real Codex
-	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long"
-	$(BIN)/python -m pytest -m "registry and not long" tests
+test-transformers: .venv/.dev .cache/.tokenizers .cache/.torch  ## the transformers engine on torch, on the CPU
+	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -rs -m transformers packages/dovetail/tests tests
 
 soak: .venv/.dev .cache/.tokenizers  ## the long suites: 10,000 malformed requests, 20,000 streams, 500 turns, workers
 	$(PYTEST) -m "long and not registry and not vllm and not transformers and not sglang" packages tests
@@ -64,7 +71,7 @@ soak: .venv/.dev .cache/.tokenizers  ## the long suites: 10,000 malformed reques
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
 
-test-all: check test soak test-harness test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
+test-all: check test soak test-harness test-transformers test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py
@@ -86,13 +93,15 @@ test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## the SGLang adapter
 verify-servers: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## judge Dovetail, Dynamo, vLLM and llama.cpp; write the tables of docs/verify.md
 	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/verify_servers.py
 
-check: .venv/.dev  ## format, lint, types, imports, sizes, vocabulary
+lint: .venv/.dev  ## format, lint, sizes, vocabulary: seconds
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_vocabulary.py
+
+check: lint  ## lint, types, imports
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 fix: .venv/.dev  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix --exit-zero --quiet .
@@ -124,6 +133,10 @@ docs: .venv/.dev .cache/.tokenizers  ## rewrite the pages, tables and the dashbo
 	$(BIN)/python tools/render_settings_doc.py
 	$(BIN)/python tools/render_exactness_doc.py
 	$(BIN)/python tools/render_dashboard.py
+
+docs-site: .venv/.docs  ## build the documentation site in build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open build/site/index.html"
 
 wheels: .venv/.dev  ## build each wheel into dist/, install it alone in a clean venv, import it
 	$(BIN)/python tools/wheels.py dist

@@ -1,5 +1,6 @@
 """What the documents show is run, and what is generated is current."""
 
+import os
 import pkgutil
 import re
 import subprocess
@@ -14,6 +15,11 @@ from dovetail_parsers.families import solar
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
+PAGES += [*ROOT.glob("examples/*.md"), *ROOT.glob("deploy/*.md")]
+LINKED_PAGES = [*PAGES, *ROOT.glob("packages/*/CHANGELOG.md")]
+LINK = re.compile(r"\]\(([^()\s:]+)\)")
+HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.M)
+SHELL_BLOCK = re.compile(r"^<!-- run -->\n```sh\n(.*?)^```", re.M | re.S)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
@@ -22,7 +28,7 @@ TEST_NAME = re.compile(r"\btest_\w+")
 DOTTED_NAME = re.compile(r"(?<![\w./-])dovetail\w*(?:\.\w+)+")
 CLASS_MEMBER = re.compile(r"(?<![\w.])([A-Z]\w*[a-z]\w*)\.([a-z_]\w+)")
 
-EXAMPLE_FILES = {"my_module.py"}  # written by the reader
+EXAMPLE_FILES = {"my_module.py", "hello.py"}  # written by the reader
 #: Dotted names that are not Python: an entry-point group, files, a schema, a span attribute.
 OTHER_NAMES = {
     "dovetail.families",
@@ -44,6 +50,49 @@ def run_page(page: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page: Path) -> None:
     run_page(page)
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(page for page in PAGES if SHELL_BLOCK.search(page.read_text(encoding="utf-8"))),
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_shell_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """Blocks behind a `<!-- run -->` comment, one after the other in one empty folder."""
+    script = "\n".join(SHELL_BLOCK.findall(page.read_text(encoding="utf-8")))
+    folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page, as the documentation site makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return {slug(heading) for heading in HEADING.findall(text)}
+
+
+def slug(heading: str) -> str:
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+@pytest.mark.parametrize("page", sorted(LINKED_PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_resolve(page: Path) -> None:
+    dead = []
+    for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            dead.append(link)
+    assert not dead
 
 
 def test_the_family_that_the_walk_through_builds_is_the_real_one() -> None:
