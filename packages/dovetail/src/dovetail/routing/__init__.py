@@ -1,1 +1,1 @@
-"""Select the replica that generates, handle replica failures, and warm prompts between turns."""
+"""Select the replica for each request, handle replica failures, and warm prompts between turns."""

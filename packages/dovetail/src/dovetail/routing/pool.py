@@ -1,8 +1,8 @@
-"""The replicas of a model behind one engine: each request goes to one of them.
+"""A pool of replicas of one model that acts as a single engine.
 
-A session returns to the replica that has its prefix cached; a new session goes to the least busy
-replica. Replicas that are down are skipped. The pool never retries: the caller knows what was
-already generated, and sends a new request that continues from there.
+A session returns to the replica that has its prefix cached. A new session goes to the least busy
+replica. Replicas that are down are skipped. The pool never retries: the caller knows which tokens
+were already generated, and sends a new request that continues from there.
 """
 
 import asyncio
@@ -27,20 +27,21 @@ from dovetail.routing.replica import (
 from dovetail.storage.lru import LruCache
 
 MAX_SESSION_HOMES = 1 << 16
-#: Requests by which a session's consistent home may be busier than the least busy replica.
+#: How many more active requests than the least busy replica a session's consistent home may have.
 MAX_LOAD_DIFFERENCE = 4
 
-#: Creates the request that is expected next; None if there is none.
+#: Creates the request that is expected next; returns None if there is none.
 RequestFactory = Callable[[], Awaitable[EngineRequest | None]]
 
 _log = logging.getLogger(__name__)
 
 
 class ReplicaPool:
-    """A token engine made of replicas of one model, with the same capabilities.
+    """A token engine that consists of replicas of one model with the same capabilities.
 
-    With `consistent`, the pools of several processes send a new session to the same replica, as
-    long as each finds it about as busy as the others: they do not see each other's requests.
+    `consistent`: the pools of several processes send a new session to the same replica, as long as
+    each of them finds that replica about as busy as the others. The processes do not see each
+    other's requests.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ReplicaPool:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """What every available replica supports."""
+        """The capabilities that all available replicas share."""
         supported = [replica.engine.capabilities for replica in self._available_replicas()]
         first, *others = supported
         lengths = [one.context_length for one in supported if one.context_length is not None]
@@ -82,11 +83,11 @@ class ReplicaPool:
 
     @property
     def available_count(self) -> int:
-        """How many replicas accept requests."""
+        """The number of replicas that accept requests."""
         return sum(replica.is_available for replica in self.replicas)
 
     async def wait_available(self, timeout_seconds: float) -> bool:
-        """Whether a replica accepts requests, now or within `timeout_seconds`."""
+        """Return whether a replica accepts requests, now or within `timeout_seconds`."""
         recoveries = [
             replica.recovery_task for replica in self.replicas if replica.recovery_task is not None
         ]
@@ -97,7 +98,7 @@ class ReplicaPool:
         return self.available_count > 0
 
     async def start(self) -> None:
-        """Start the replicas. One is enough; those that failed are recovered in the background."""
+        """Start the replicas. One is enough; failed replicas recover in the background."""
         faults = await asyncio.gather(*(replica.start() for replica in self.replicas))
         failures = [fault for fault in faults if fault is not None]
         for replica, fault in zip(self.replicas, faults, strict=True):
@@ -115,7 +116,10 @@ class ReplicaPool:
         sink: TokenSink,
         on_replica: Callable[[int], None] = lambda replica: None,
     ) -> None:
-        """Generate on one replica, whose index is passed to `on_replica`. Raises what it raises."""
+        """Generate on one replica and pass its index to `on_replica`.
+
+        Errors of the replica propagate.
+        """
         replica = self._select_replica(request.session)
         on_replica(replica.index)
         await self._cancel_warming(replica)
@@ -125,7 +129,10 @@ class ReplicaPool:
             await replica.engine.generate(request, sink)
 
     def warm(self, session: str | None, create_request: RequestFactory) -> None:
-        """Prefill a prompt ahead of its request, until its replica receives a request."""
+        """Prefill a prompt before its request arrives.
+
+        It is cancelled when the replica receives a request.
+        """
         replica = self._select_replica(session)
         previous = self._warming.get(replica)
         if previous is not None:
@@ -133,7 +140,7 @@ class ReplicaPool:
         self._warming[replica] = asyncio.create_task(self._warm(replica, create_request))
 
     async def health(self) -> EngineHealth:
-        """Ready as long as one replica is."""
+        """Return the health of the pool, which is ready as long as one replica is ready."""
         states = await asyncio.gather(*(replica.health() for replica in self.replicas))
         if len(states) == 1:
             return states[0]
@@ -170,9 +177,10 @@ class ReplicaPool:
         return home
 
     def _assign_home(self, session: str | None) -> Replica:
-        """The least busy replica; of similarly busy ones, the one with the session's highest hash.
+        """Return the least busy replica; among similarly busy ones, the one with the highest hash.
 
-        The hash selects the same replica in every process, and another only where that one is down.
+        The hash depends on the session and selects the same replica in every process. It selects
+        another one only if that replica is down.
         """
         candidates = self._available_replicas()
         preferred = min(
@@ -189,7 +197,7 @@ class ReplicaPool:
         return max(similar, key=lambda replica: _affinity_hash(session, replica.index))
 
     def _available_replicas(self) -> Sequence[Replica]:
-        """The replicas that are up; all of them where none is: their errors explain why."""
+        """Return the replicas that are up; all if none is, because their errors give the reason."""
         return [replica for replica in self.replicas if replica.is_available] or self.replicas
 
     async def _cancel_warming(self, replica: Replica) -> None:
@@ -207,7 +215,7 @@ class ReplicaPool:
             with replica.track_request():
                 await collect_token_ids(replica.engine, request)
             self.warmed_prompts += 1
-        except Exception as error:  # warming is optional: nothing waits for it
+        except Exception as error:  # warming is optional: no request waits for it
             _log.info(
                 "warming_failed", extra={"fields": {"reason": f"{type(error).__name__}: {error}"}}
             )
@@ -217,6 +225,6 @@ class ReplicaPool:
 
 
 def _affinity_hash(session: str, replica: int) -> bytes:
-    """The weight of a replica for a session (rendezvous hashing), the same in every process."""
+    """Return a replica's weight for a session (rendezvous hashing), the same in every process."""
     key = f"{replica} {session}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(key, digest_size=8).digest()

@@ -1,7 +1,7 @@
 """One replica of a model: its engine, its load, and whether it accepts requests.
 
-A replica that failed gets no requests until it has recovered. An engine process of this server is
-restarted; a remote server is polled until it responds.
+A failed replica receives no requests until it has recovered. If its engine is a child process of
+this server, it is restarted; a remote server is polled until it responds.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HealthCheckOptions:
-    """When the health of replicas is checked.
+    """When and how the health of replicas is checked.
 
     `timeout_seconds`: how long a replica may take to respond to a health check.
     `recovery_delays_seconds`: the delay before each check of a replica that is down; the last one
     is repeated.
-    `supervised_recovery_delays_seconds`: the same where another process restarts the engine, so
-    that checking is cheap.
-    `stall_timeout_seconds`: how long a replica that has requests may emit nothing before it is
-    checked.
-    `stall_check_interval_seconds`: the time between two searches for such replicas.
+    `supervised_recovery_delays_seconds`: the same for an engine that another process restarts,
+    where a check is cheap.
+    `stall_timeout_seconds`: how long a replica with active requests may emit no tokens before its
+    health is checked.
+    `stall_check_interval_seconds`: the time between two searches for stalled replicas.
     """
 
     timeout_seconds: float = 3.0
@@ -72,12 +72,12 @@ class Replica:
         self.active_requests = 0
         self.last_activity = 0.0  # when it last started a request or emitted tokens
         self.restarts = 0
-        self.last_rejection = float("-inf")  # when it was last overloaded, or failed
+        self.last_rejection = float("-inf")  # when it last was overloaded or failed
         self._running = True
         self.recovery_task: asyncio.Task[None] | None = None  # done when the replica has recovered
 
     async def start(self) -> DovetailError | None:
-        """Start the engine, or return why it cannot be started."""
+        """Start the engine. Return the error if it cannot be started."""
         self._running = True
         try:
             await self.engine.start()
@@ -87,7 +87,7 @@ class Replica:
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
-        """Count one generation while it runs. A failure of the engine marks the replica as down."""
+        """Count one generation while it runs. An engine failure marks the replica as down."""
         self.active_requests += 1
         self.last_activity = monotonic()
         try:
@@ -103,13 +103,13 @@ class Replica:
 
     @property
     def in_backoff(self) -> bool:
-        """Whether other replicas are preferred: this one was just overloaded, or failed."""
+        """Whether other replicas are preferred because this one was just overloaded or failed."""
         return monotonic() - self.last_rejection < BACKOFF_SECONDS
 
     def mark_down(self, error: DovetailError) -> None:
         """Mark the replica as down and start its recovery."""
         if not self._running:
-            return  # it was stopped with requests running
+            return  # the replica was stopped while requests were running
         if self.is_available:
             _log.warning("replica_failed", extra=self._log_fields(error))
         self.is_available = False
@@ -120,9 +120,9 @@ class Replica:
         return await check_health(self.engine, self._health_checks.timeout_seconds)
 
     async def check_stalled(self) -> None:
-        """Mark a replica as down that has requests, emits nothing and fails its health check.
+        """Mark the replica as down if it has requests, emits no tokens and fails its health check.
 
-        Its requests fail with an error, and are migrated to other replicas.
+        Its requests fail with an error and are migrated to other replicas.
         """
         if (
             not (self.is_available and self.active_requests)
@@ -132,7 +132,7 @@ class Replica:
         if (await self.health()).ready or (await self.health()).ready:
             self.last_activity = monotonic()
             return
-        self.mark_down(EngineUnavailable("it works, and does not answer"))
+        self.mark_down(EngineUnavailable("the replica emits no tokens and fails its health check"))
         await self.engine.stop()
 
     async def stop(self) -> None:
@@ -143,7 +143,7 @@ class Replica:
         await self.engine.stop()
 
     async def _recover(self) -> None:
-        """Try to restart the replica, with growing delays, until it is ready."""
+        """Try to restart the replica, with increasing delays, until it is ready."""
         delays = (
             self._health_checks.supervised_recovery_delays_seconds
             if self.engine.capabilities.supervised_elsewhere
@@ -163,7 +163,7 @@ class Replica:
             return
 
     async def _restart(self) -> None:
-        """Restart a local process that is gone; reconnect to a remote server."""
+        """Restart a local process that has exited, or reconnect to a remote server."""
         if self.engine.capabilities.local:
             if (await self.health()).ready:
                 return
@@ -180,7 +180,7 @@ class Replica:
 
 
 class ActivitySink:
-    """Forward deltas to another sink, and record when: a silent replica is checked for a stall."""
+    """Forwards deltas to another sink and records the time, which the stall check uses."""
 
     __slots__ = ("_push", "_replica", "drain")
 
@@ -195,7 +195,7 @@ class ActivitySink:
 
 
 def _to_dovetail_error(error: Exception) -> DovetailError:
-    """Wrap what a third-party engine raises."""
+    """Wrap exceptions of third-party engines."""
     if isinstance(error, DovetailError):
         return error
     return EngineUnavailable(f"{type(error).__name__}: {error}")
