@@ -87,8 +87,8 @@ def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: 
 
 STARTS = [
     (["nothing"], "the built-in models are smollm2"),
-    (["qwen"], "needs a GGUF file"),
-    (["qwen", "--engine", "nope"], "the engines are llamacpp, openai, scripted"),
+    (["qwen"], "requires a GGUF file"),
+    (["qwen", "--engine", "nope"], "use llamacpp, openai, scripted"),
     (["qwen", "--engine", "scripted"], "--script FILE"),
     (scripted("nofile.txt"), "nofile.txt"),
     ([*scripted(), "--tool-call-parser", "nope"], "no tool parser is named 'nope'"),

@@ -373,10 +373,13 @@ def test_response_has_all_fields_of_vllm() -> None:
     ("fields", "words"),
     [
         ({"prompt_bytes": "no base64!"}, "cannot be read"),
-        ({"prompt_bytes": base64.b64encode(b"12345").decode()}, "whole token ids"),
-        ({"prompt_bytes": ""}, "one prompt is wanted"),
+        ({"prompt_bytes": base64.b64encode(b"12345").decode()}, "4 bytes per id"),
+        ({"prompt_bytes": ""}, "must be one prompt"),
         ({"prompt_bytes": base64.b64encode(b"\xff\xff\xff\xff").decode()}, "out of vocabulary"),
-        ({"prompt": "a", "prompt_bytes": base64.b64encode(bytes(4)).decode()}, "not two"),
+        (
+            {"prompt": "a", "prompt_bytes": base64.b64encode(bytes(4)).decode()},
+            "cannot be combined",
+        ),
     ],
 )
 def test_invalid_prompt_bytes_are_rejected(fields: dict[str, str], words: str) -> None:

@@ -162,12 +162,12 @@ def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("skripted", {}, "no engine 'skripted': the engines are llamacpp, openai"),
+        ("skripted", {}, "unknown engine 'skripted': use llamacpp, openai"),
         ("scripted", {}, "needs a script: --script FILE"),
         ("scripted", {"script": "/no/such"}, "/no/such: cannot be read"),
         ("scripted", {"script": __file__, "speed": 1}, "unknown field `speed`"),
         ("scripted", {"script": __file__, "chunk": "x"}, r"\$.chunk"),
-        ("no_such_package.mirror:create", {}, "no module no_such_package.mirror"),
+        ("no_such_package.mirror:create", {}, "module no_such_package.mirror of the engine"),
         ("dovetail.engines.engine:create", {}, "has no 'create'"),
     ],
 )

@@ -43,7 +43,7 @@ def test_one_line_in_and_one_line_out() -> None:
     response, process = run_child(READY + UNTIL_END)
     assert response == {"address": "unix:///s", "config": {"what": "é"}}
     assert not process.alive
-    assert process.describe_exit() == "it ended (0)"
+    assert process.describe_exit() == "it exited with status 0"
 
 
 def test_killed_child_is_detected() -> None:
@@ -54,11 +54,14 @@ def test_killed_child_is_detected() -> None:
         assert await process.wait_for_exit(0.0)  # it never began
         await process.start({})
         assert process.alive
-        assert process.describe_exit() == "it does not answer"
+        assert process.describe_exit() == "it does not respond"
         assert not await process.wait_for_exit(0.0)
         os.kill(process.pid or 0, signal.SIGKILL)
         assert await process.wait_for_exit(60.0)
-        assert process.describe_exit() == "it was killed, perhaps because memory ran out"
+        assert (
+            process.describe_exit()
+            == "it was killed by SIGKILL, possibly because the machine is out of memory"
+        )
         await process.stop()
 
     asyncio.run(main())
@@ -67,14 +70,14 @@ def test_killed_child_is_detected() -> None:
 @pytest.mark.parametrize(
     ("script", "response", "exit_text", "log"),
     [
-        ("sys.exit('out of luck')", {}, "it ended (1)", ["out of luck"]),
-        ("os._exit(3)", {}, "it ended (3)", []),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", {}, "it died with signal 11", []),
-        ("print(json.dumps({'error': 'no'}))", {"error": "no"}, "it ended (0)", []),
+        ("sys.exit('out of luck')", {}, "it exited with status 1", ["out of luck"]),
+        ("os._exit(3)", {}, "it exited with status 3", []),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", {}, "it was terminated by signal 11", []),
+        ("print(json.dumps({'error': 'no'}))", {"error": "no"}, "it exited with status 0", []),
         (
             "print('first', file=sys.stderr); print('{}'); sys.exit('last')",
             {},
-            "it ended (1)",
+            "it exited with status 1",
             ["first", "last"],
         ),
     ],
@@ -91,10 +94,10 @@ def test_exit_before_ready_is_described(
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("print('Hello!'); " + UNTIL_END, "not understood: 'Hello!'"),
-        ("print('[1]', flush=True); " + UNTIL_END, r"not understood: '\[1\]'"),
-        ("print('x' * 3_000_000, flush=True); " + UNTIL_END, "not understood"),
-        ("sys.stdout.buffer.write(b'\\xff\\n'); " + UNTIL_END, "not understood"),
+        ("print('Hello!'); " + UNTIL_END, "not a JSON object: 'Hello!'"),
+        ("print('[1]', flush=True); " + UNTIL_END, r"not a JSON object: '\[1\]'"),
+        ("print('x' * 3_000_000, flush=True); " + UNTIL_END, "not a JSON object"),
+        ("sys.stdout.buffer.write(b'\\xff\\n'); " + UNTIL_END, "not a JSON object"),
     ],
 )
 def test_invalid_response_is_an_error(script: str, message: str) -> None:
@@ -103,7 +106,7 @@ def test_invalid_response_is_an_error(script: str, message: str) -> None:
 
 
 def test_start_timeout() -> None:
-    with pytest.raises(EngineUnavailable, match=r"not ready in 0\.01 s"):
+    with pytest.raises(EngineUnavailable, match=r"not ready within 0\.01 s"):
         run_child(UNTIL_END, start_timeout=0.01)
 
 

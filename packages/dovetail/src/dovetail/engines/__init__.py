@@ -1,1 +1,1 @@
-"""What generates: engines behind one small seam, each in a module of its own."""
+"""Inference engines behind one interface, one module or package per engine."""

@@ -1,13 +1,14 @@
-"""The engine interfaces. Token engines take token ids and return token ids, nothing else.
+"""The engine interfaces. Token engines receive token ids and return only token ids.
 
 Rules for an engine:
-- `generate` pushes deltas to its sink as they arrive, one or many ids each, and returns after the
-  delta with a `finish`. Cancelling it ends the generation within a token.
-- A sink is called in the very call that received the tokens: a task switch for each of them would
-  cost more than their processing. A sink without room returns False, and is waited for (`drain`).
+- `generate` pushes each delta to its sink as it arrives, with one or more ids, and returns after
+  the delta with a `finish`. Cancelling it ends the generation within one token.
+- The engine calls the sink in the same call that received the tokens: a task switch per token would
+  cost more than processing the token. A full sink returns False, and the engine then awaits
+  `drain`.
 - The token that ended the turn is part of the last delta's ids, if the engine knows it.
-- A failure is an `EngineError` of `dovetail_model`, never a clean end.
-- `cached` is reported once, with the first delta, or with the last if the engine learns it late.
+- A failure raises an `EngineError` of `dovetail_model`. It must not look like a normal finish.
+- `cached` is reported once: with the first delta, or with the last one if it is known only then.
 """
 
 import asyncio
@@ -33,18 +34,19 @@ ConstraintSyntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schem
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """A grammar for the output, in a syntax that the engine supports."""
+    """A grammar that constrains the output, in a syntax that the engine supports."""
 
     syntax: ConstraintSyntax
     text: str
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """One generation. The engine must not change `prompt`.
+    """One generation. The engine must not modify `prompt`.
 
-    `stop_ids` end the turn. `session` may be used to return to the same cache. Requests with a
-    higher `priority` run sooner, whatever an engine's own numbers mean. `expected_tokens` is the
-    output length that the client predicts.
+    `stop_ids`: token ids that end the turn.
+    `session`: lets the engine reuse the cache of the session's previous request.
+    `priority`: requests with a higher value run first, regardless of the engine's own convention.
+    `expected_tokens`: the output length that the client predicts.
     """
 
     id: str
@@ -60,10 +62,12 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):
-    """More tokens. `logprobs` has one entry for each id, where they were requested.
+    """Newly generated tokens.
 
-    `exact` is False where the engine lost track of the ids it generated: the text is right, the
-    turn cannot be replayed token for token.
+    `logprobs`: one entry per id, if logprobs were requested.
+    `cached`: the number of prompt tokens that were found in the prefix cache.
+    `exact`: False if the engine lost track of the ids that it generated. The text is still correct,
+    but the turn cannot be replayed token by token.
     """
 
     ids: "list[int]"
@@ -74,18 +78,18 @@ class TokenDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenSink(Protocol):
-    """The receiver of an engine's tokens."""
+    """Receives the tokens of an engine."""
 
     def push(self, delta: TokenDelta) -> bool:
-        """Take a delta. False: await `drain` before the next one."""
+        """Accept a delta. Return False if the caller must await `drain` before the next delta."""
 
     async def drain(self) -> bool:
-        """Return when there is room for more: False where no more is wanted."""
+        """Wait until the sink has room for more deltas. Return False to end the generation."""
 
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """Whether an engine accepts requests, and the facts it reports."""
+    """The health of an engine: whether it accepts requests, and the facts that it reports."""
 
     ready: bool
     detail: str = ""
@@ -94,13 +98,16 @@ class EngineHealth:
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """What an engine supports. `context_length` is None where it is not known.
+    """The features that an engine supports.
 
-    `constraints` are the syntaxes that it enforces, the best first: from the first token on, or,
-    with `constrains_after_reasoning`, only after the reasoning span. A `local` engine runs in a
-    child process of this process: when that dies, stopping and starting the engine restarts it.
-    An engine that is `supervised_elsewhere` runs in a process that another process of this
-    server restarts.
+    `constraints`: the constraint syntaxes that the engine enforces, best first.
+    `context_length`: None if it is not known.
+    `local`: the engine runs in a child process of this process. If that process dies, stopping and
+    starting the engine restarts it.
+    `supervised_elsewhere`: the engine runs in a process that another process of this server
+    restarts.
+    `constrains_after_reasoning`: constraints apply only after the reasoning span, instead of from
+    the first token on.
     """
 
     constraints: tuple[ConstraintSyntax, ...] = ()
@@ -113,7 +120,7 @@ class EngineCapabilities:
 
 
 def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:
-    """Raise `ContextOverflow` where a prompt leaves no room for a single token."""
+    """Raise `ContextOverflow` if the prompt leaves no room for a single output token."""
     length = len(request.prompt)
     if context_length is not None and length + 1 > context_length:
         raise ContextOverflow(f"prompt is too long: {length} tokens > {context_length - 1} maximum")
@@ -122,12 +129,12 @@ def check_prompt_length(request: EngineRequest, context_length: int | None) -> N
 async def check_health(
     engine: "TokenEngine | UpstreamEngine", timeout_seconds: float
 ) -> EngineHealth:
-    """The health of an engine. One whose check fails or times out is not ready."""
+    """Return the health of an engine, or "not ready" if the check fails or times out."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await engine.health()
     except TimeoutError:
-        return EngineHealth(False, "no answer")
+        return EngineHealth(False, "no response")
     except Exception as error:
         return EngineHealth(False, type(error).__name__)
 
@@ -142,21 +149,22 @@ class TokenEngine(Protocol):
     def capabilities(self) -> EngineCapabilities: ...
 
     async def start(self) -> None:
-        """Make the engine ready: load weights, connect. Raises with the reason if it cannot."""
+        """Load weights or connect. Raise an error with the reason if the engine cannot start."""
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None: ...
 
     async def health(self) -> EngineHealth: ...
 
     async def stop(self) -> None:
-        """Release all resources. Running generations are cancelled."""
+        """Release all resources and cancel running generations."""
 
 
 class UpstreamEngine(Protocol):
-    """An upstream that renders and parses by itself: its events are not parsed again.
+    """An upstream server that renders prompts and parses output itself.
 
-    `stream` yields batches of events as they arrive, a `Usage` before the `Finish` that ends them.
-    It raises an `EngineError` or `ClientError` where it fails, before or after the first batch.
+    `stream` yields batches of events as they arrive, with a `Usage` before the final `Finish`. Its
+    events are not parsed again. A failure raises an `EngineError` or a `ClientError`, before or
+    after the first batch.
     """
 
     name: str
@@ -175,11 +183,13 @@ class UpstreamEngine(Protocol):
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model of a remote server. Requests name it `name`; it was loaded from `root`: a folder on
-    the server's machine, or an id of the hub.
+    """A model of a remote server.
 
-    `names` are all names that the server accepts. `adapters` are models based on it, with the same
-    tokenizer. `version` is the server's own, where it is reported.
+    `name`: the name to use in requests.
+    `names`: all names that the server accepts for the model.
+    `root`: where the server loaded it from: a folder on the server's machine, or a hub id.
+    `version`: the version of the server, if it reports one.
+    `adapters`: models that are based on this one and have the same tokenizer.
     """
 
     name: str
@@ -194,7 +204,7 @@ _ENGINE_URL = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
 
 
 def to_public_error(error: DovetailError) -> DovetailError:
-    """The error without the addresses of engines, which are only logged, with the replica."""
+    """Return the error without engine addresses, which belong only in the server's logs."""
     if not isinstance(error, EngineError):
         return error
     message = _ENGINE_URL.sub("the engine", error.message)

@@ -19,13 +19,13 @@ from dovetail_model import DovetailError, EngineUnavailable
 
 __all__ = ["HostedEngine", "HostedEngineInfo", "HostedOptions", "create", "describe_engine"]
 
-HOSTED_MODEL_NAME = "hosted"  # the only model of such a server
+HOSTED_MODEL_NAME = "hosted"  # the only model name that the engine's process accepts
 
 
 class HostedEngineInfo(msgspec.Struct, frozen=True):
-    """Name and capabilities of the engine, as its own process reports them.
+    """The name and the capabilities of an engine, as reported by the process that runs it.
 
-    The encoded field names are a format between processes.
+    The encoded field names are an inter-process format.
     """
 
     name: str
@@ -37,7 +37,7 @@ class HostedEngineInfo(msgspec.Struct, frozen=True):
 
 
 class HostedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the engine listens, its API key, and a `HostedEngineInfo` as JSON."""
+    """The address and the API key of the engine, and a `HostedEngineInfo` as JSON."""
 
     address: str
     key: str
@@ -58,7 +58,7 @@ def describe_engine(engine: TokenEngine) -> HostedEngineInfo:
 
 
 class HostedEngine:
-    """The engine, under its own name. The process that runs it restarts it."""
+    """An engine that runs in another process, under its own name. That process restarts it."""
 
     def __init__(self, options: HostedOptions) -> None:
         info = msgspec.json.decode(options.traits, type=HostedEngineInfo)
@@ -80,10 +80,13 @@ class HostedEngine:
         """Check that the engine accepts requests."""
         state = await self.health()
         if not state.ready:
-            raise EngineUnavailable(f"the engine {self.name!r}: {state.detail}")
+            raise EngineUnavailable(f"the engine {self.name!r} is not ready: {state.detail}")
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive. Cancelling closes the connection, which stops the engine."""
+        """Push deltas as they arrive.
+
+        Cancelling closes the connection and aborts the generation.
+        """
         check_prompt_length(request, self.capabilities.context_length)
         await self._client.generate(request, sink)
 
@@ -96,10 +99,10 @@ class HostedEngine:
         return EngineHealth(status == 200, "" if status == 200 else f"status {status}")
 
     async def stop(self) -> None:
-        """Abort our requests. The engine keeps running for other processes."""
+        """Abort the requests of this process. The engine keeps running for other processes."""
         self._client.abort_all()
 
 
 def create(setup: EngineSetup) -> HostedEngine:
-    """The engine at the address in the options."""
+    """Create a client of the engine at the address in the options."""
     return HostedEngine(parse_options(setup.options, HostedOptions))

@@ -1,8 +1,8 @@
-"""A child process that an engine runs in: start it, read its log, end it.
+"""The child process of an engine: start it, read its log, stop it.
 
-One line of JSON goes to its stdin, what to serve; one line of JSON comes from its stdout, the
-`address` where it listens or an `error`. Whatever it prints on stderr is its log. The child exits
-when its stdin is closed, so that it never outlives its parent.
+The parent writes one line of JSON to the child's stdin: the configuration. The child writes one
+line of JSON to its stdout: the `address` where it listens, or an `error`. Its stderr is its log.
+The child exits when its stdin is closed, so it never outlives its parent.
 """
 
 import asyncio
@@ -22,21 +22,23 @@ import msgspec
 from dovetail_model import EngineUnavailable
 
 _log = logging.getLogger(__name__)
-EXIT_DETECTION_SECONDS = 1.0  # for a process to be gone after its connection broke
-MAX_LOG_LINES = 60  # retained to report why it failed
+EXIT_DETECTION_SECONDS = 1.0  # time for a process to exit after its connection broke
+MAX_LOG_LINES = 60  # retained to report why the child failed
 MAX_LINE_BYTES = 1 << 20
 MAX_SOCKET_PATH_BYTES = 100  # systems allow 104 to 108
-STOP_TIMEOUT_SECONDS = 10.0  # to exit by itself
+STOP_TIMEOUT_SECONDS = 10.0  # time for a child to exit after its stdin was closed
 EXIT_POLL_SECONDS = 0.02
-LOG_DRAIN_SECONDS = 1.0  # to read the log of a process that has exited
+LOG_DRAIN_SECONDS = 1.0  # time to read the rest of the log after the child has exited
 MAX_QUOTE_CHARS = 200
 
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """How a child is started. `name` is what errors call it.
+    """How a child is started.
 
-    It has `start_timeout` seconds to become ready; `forward_logs` logs what it prints.
+    `name`: the name of the child in error messages.
+    `start_timeout`: seconds that the child may take to become ready.
+    `forward_logs`: whether to log the lines that the child prints.
     """
 
     name: str
@@ -47,7 +49,7 @@ class ProcessSpec:
 
 
 class ChildProcess:
-    """One running child. A process is not started twice."""
+    """One child process. It can be started only once."""
 
     __slots__ = ("_child", "_log_task", "_ready", "_spec", "log")
 
@@ -67,9 +69,9 @@ class ChildProcess:
         return self._child.pid if self._child is not None else None
 
     async def start(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The child's response, once it is ready or reports an `error`.
+        """Start the child and return its response: it is ready, or it reports an `error`.
 
-        Raises `EngineUnavailable` if it cannot be run or is not ready in time. A child whose
+        Raise `EngineUnavailable` if the child cannot be run or is not ready in time. A child whose
         response has no `address` has exited.
         """
         try:
@@ -83,11 +85,11 @@ class ChildProcess:
         return response
 
     async def stop(self) -> None:
-        """End the process and wait for it. May be called at any time, and twice."""
+        """Stop the process and wait for its exit. Safe to call at any time and repeatedly."""
         child = self._child
         if child is not None and child.stdin is not None:
             child.stdin.close()
-            # While it loads a model it may not read stdin.
+            # A child that is loading a model may not read stdin, so it is killed at once.
             if not await self.wait_for_exit(STOP_TIMEOUT_SECONDS if self._ready else 0.0):
                 with suppress(ProcessLookupError):
                     child.kill()
@@ -95,9 +97,9 @@ class ChildProcess:
         await self._drain_output()
 
     async def wait_for_exit(self, timeout_seconds: float) -> bool:
-        """Whether the process exits within `timeout_seconds`.
+        """Return whether the process exits within `timeout_seconds`.
 
-        Polled, because asyncio's own `wait` also waits for all processes that have its pipes open.
+        It is polled because asyncio's `wait` also waits for all processes that inherited the pipes.
         """
         for _ in range(round(timeout_seconds / EXIT_POLL_SECONDS)):
             if not self.alive:
@@ -106,14 +108,18 @@ class ChildProcess:
         return not self.alive
 
     def describe_exit(self) -> str:
-        """How the process ended, as text."""
+        """Describe how the process ended."""
         code = self._child.returncode if self._child is not None else None
         name = self._spec.name
         if code is None:
-            return f"{name} does not answer"
+            return f"{name} does not respond"
         if code == -signal.SIGKILL:
-            return f"{name} was killed, perhaps because memory ran out"
-        return f"{name} died with signal {-code}" if code < 0 else f"{name} ended ({code})"
+            return f"{name} was killed by SIGKILL, possibly because the machine is out of memory"
+        return (
+            f"{name} was terminated by signal {-code}"
+            if code < 0
+            else f"{name} exited with status {code}"
+        )
 
     async def _handshake(self, config: Mapping[str, Any]) -> dict[str, Any]:
         spec = self._spec
@@ -126,10 +132,10 @@ class ChildProcess:
                 line = await child.stdout.readline()
         except TimeoutError as fault:
             limit = f"{spec.start_timeout:g} s"
-            raise EngineUnavailable(f"{spec.name} was not ready in {limit}") from fault
+            raise EngineUnavailable(f"{spec.name} was not ready within {limit}") from fault
         except ConnectionError:
             return {}
-        except ValueError:  # the line is longer than the limit
+        except ValueError:  # the line is longer than MAX_LINE_BYTES
             line = b"\0"
         return self._read(line) if line else {}
 
@@ -144,7 +150,7 @@ class ChildProcess:
                 stderr=asyncio.subprocess.PIPE,
                 limit=MAX_LINE_BYTES,
                 env={**os.environ, **environment} if environment else None,
-                start_new_session=True,  # Ctrl-C is ours to handle
+                start_new_session=True,  # the child must not receive Ctrl-C: the server handles it
             )
         except OSError as fault:
             reason = fault.strerror or type(fault).__name__
@@ -160,11 +166,11 @@ class ChildProcess:
         except msgspec.DecodeError as fault:
             output = line.decode("utf-8", "replace").strip()[:MAX_QUOTE_CHARS]
             raise EngineUnavailable(
-                f"{self._spec.name} said what is not understood: {output!r}"
+                f"{self._spec.name} printed a line that is not a JSON object: {output!r}"
             ) from fault
 
     async def _reap(self) -> None:
-        """Wait for a child that has reported an error to exit, and read its whole log."""
+        """Wait until a child that reported an error has exited, and read the rest of its log."""
         assert self._child is not None
         if not await self.wait_for_exit(STOP_TIMEOUT_SECONDS):
             with suppress(ProcessLookupError):
@@ -173,7 +179,7 @@ class ChildProcess:
         await self._drain_output()
 
     async def _drain_output(self) -> None:
-        """Read the rest of the output. Its pipes may still be open in processes that it started."""
+        """Read the rest of the output, for a limited time: subprocesses may hold the pipes open."""
         child, log_task = self._child, self._log_task
         if child is None or child.stdout is None or log_task is None:
             return
@@ -186,11 +192,11 @@ class ChildProcess:
             rest.cancel()
 
     async def _read_log(self, log: asyncio.StreamReader) -> None:
-        """Read the log, so that the child never blocks on writing it."""
+        """Read the log continuously, so that the child never blocks on writing it."""
         while True:
             try:
                 line = await log.readline()
-            except ValueError:  # longer than the limit: the rest of it is read as lines
+            except ValueError:  # longer than the limit: the remainder is read as further lines
                 continue
             if not line:
                 return
@@ -201,7 +207,7 @@ class ChildProcess:
 
 
 class PrivateSocket:
-    """A unix socket in a folder that only this user can enter."""
+    """A unix socket in a folder that only the current user can access."""
 
     __slots__ = ("_folder",)
 
@@ -209,7 +215,7 @@ class PrivateSocket:
         self._folder: str | None = None
 
     def create(self, name: str) -> str | None:
-        """The path for it; None where there are no unix sockets, or the path would be too long."""
+        """Return the socket's path; None if unix sockets are missing or the path is too long."""
         if os.name != "posix":
             return None
         self._folder = tempfile.mkdtemp(prefix="dovetail-")
@@ -217,14 +223,14 @@ class PrivateSocket:
         return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else None
 
     def remove(self) -> None:
-        """Remove the folder. May be called twice."""
+        """Remove the folder. Safe to call repeatedly."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
 
 class EngineProcess:
-    """A child with a private socket. Each engine defines how its child is started."""
+    """A child process with a private socket. Subclasses define how it is started."""
 
     __slots__ = ("_child", "_socket")
 
@@ -241,16 +247,19 @@ class EngineProcess:
         return self._child.pid
 
     async def stop(self) -> None:
-        """End the process and wait for it. May be called at any time, and twice."""
+        """Stop the process and wait for its exit. Safe to call at any time and repeatedly."""
         await self._child.stop()
         self._socket.remove()
 
     def describe_exit(self) -> str:
-        """How the process ended, as text."""
+        """Describe how the process ended."""
         return self._child.describe_exit()
 
     async def raise_exit_error(self, fault: EngineUnavailable) -> NoReturn:
-        """Raise why a connection broke: it is often the first sign that the process died."""
+        """Raise the exit of the process as the error if it has exited, else the connection error.
+
+        A broken connection is often the first sign that the process died.
+        """
         if await self._child.wait_for_exit(EXIT_DETECTION_SECONDS):
             raise EngineUnavailable(self.describe_exit()) from fault
         raise fault

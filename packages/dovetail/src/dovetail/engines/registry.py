@@ -1,8 +1,8 @@
-"""The engines by name. Their modules are imported on first use: imports are heavy.
+"""The registry of engines by name. Their modules are imported on first use, to avoid slow imports.
 
-An engine's module has a function `create(setup)`, which creates the engine without starting it;
-a remote engine's module also has `discover(endpoint)`, which queries a server for its model. A
-third-party engine is named by its function: `my_package.my_engine:create`.
+The module of an engine has a function `create(setup)`, which creates the engine without starting
+it. The module of a remote engine also has `discover(endpoint)`, which queries a server for its
+model. A third-party engine is selected by its function: `my_package.my_engine:create`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,31 +26,33 @@ ENGINES: Mapping[str, str] = {
     "vllm": "dovetail.engines.vllm:create",
 }
 
-#: Upstreams that render and parse by themselves.
+#: Upstreams that render prompts and parse output themselves.
 UPSTREAMS: Mapping[str, str] = {"openai": "dovetail.engines.openai:create"}
 
-#: Remote engines, with the function that queries a server for its model.
+#: Remote engines, each with the function that queries a server for its model.
 REMOTE_ENGINES: Mapping[str, str] = {
     name: f"dovetail.engines.{name}:discover" for name in ("openai", "sglang", "vllm")
 }
 
-#: The extra of this package with the dependencies of an engine.
+#: The extra of this package that installs the dependencies of an engine.
 ENGINE_EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
 
 OptionsT = TypeVar("OptionsT")
 
 
 class EngineSetupError(Exception):
-    """An engine that cannot be created, and what the user can do about it."""
+    """An engine cannot be created. The message includes what the user can do about it."""
 
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine is created from. `options` are its own, by the names its page documents.
+    """The parameters from which an engine is created.
 
-    A remote engine listens at `endpoint`, where `remote` is what it reported about its model.
-    `stop_ids` are ordered: the first is the one with which the model ends a plain turn.
-    `reasoning_end_ids` end a reasoning span, if the model reasons.
+    `endpoint`: the address of a remote engine.
+    `remote`: the model that the server at `endpoint` reported.
+    `stop_ids`: ordered; the first is the one that ends a plain turn of the model.
+    `reasoning_end_ids`: the ids that end a reasoning span, if the model has reasoning.
+    `options`: the engine's own options, by the names in its documentation.
     """
 
     tokenizer: Tokenizer = field(repr=False)
@@ -65,7 +67,7 @@ class EngineSetup:
 
 @dataclass(frozen=True)
 class UpstreamSetup:
-    """What an upstream is created from: its address, its model, its options."""
+    """The parameters from which an upstream is created: its address, its model, its options."""
 
     endpoint: Endpoint
     remote: RemoteModel
@@ -73,25 +75,25 @@ class UpstreamSetup:
 
 
 def create_engine(name: str, setup: EngineSetup) -> TokenEngine:
-    """The engine of that name. Raises `EngineSetupError` with what is wrong or missing."""
+    """Create the engine of that name. Raise `EngineSetupError` if it is unknown or unusable."""
     path = ENGINES.get(name, name)
     if ":" not in path:
         known = ", ".join(sorted((*ENGINES, *UPSTREAMS)))
         raise EngineSetupError(
-            f"there is no engine {name!r}: the engines are {known}, or module:function of your own"
+            f"unknown engine {name!r}: use {known}, or module:function of your own engine"
         )
     create: Callable[[EngineSetup], TokenEngine] = _load_factory(name, path)
     return create(setup)
 
 
 def create_upstream(name: str, setup: UpstreamSetup) -> UpstreamEngine:
-    """The upstream of that name."""
+    """Create the upstream of that name."""
     create: Callable[[UpstreamSetup], UpstreamEngine] = _load_factory(name, UPSTREAMS[name])
     return create(setup)
 
 
 async def discover_model(name: str, endpoint: Endpoint) -> RemoteModel:
-    """What a remote engine serves. Raises an `EngineError` where no server responds."""
+    """Query a remote engine for its model. Raise an `EngineError` if no server responds."""
     discover: Callable[[Endpoint], Awaitable[RemoteModel]] = _load_factory(
         name, REMOTE_ENGINES[name]
     )
@@ -99,11 +101,11 @@ async def discover_model(name: str, endpoint: Endpoint) -> RemoteModel:
 
 
 def parse_options(options: Mapping[str, Any], options_type: type[OptionsT]) -> OptionsT:
-    """An engine's options as its own struct. Text is converted to the type of the field."""
+    """Convert an engine's options to its struct. Strings are converted to the field's type."""
     try:
         return msgspec.convert(options, options_type, strict=False)
     except msgspec.ValidationError as error:
-        raise EngineSetupError(f"the engine's options are wrong: {error}") from error
+        raise EngineSetupError(f"the engine's options are invalid: {error}") from error
 
 
 def _load_factory(name: str, path: str) -> Any:
@@ -118,7 +120,7 @@ def _load_factory(name: str, path: str) -> Any:
 
 def _missing_module_message(name: str, module: str, missing: str) -> str:
     if module == missing or module.startswith(f"{missing}."):
-        return f"there is no module {module} for the engine {name!r}"
+        return f"the module {module} of the engine {name!r} does not exist"
     extra = ENGINE_EXTRAS.get(name)
     remedy = install_command(extra) if extra else f"install {missing}"
-    return f"the engine {name!r} needs the package {missing}: {remedy}"
+    return f"the engine {name!r} requires the package {missing}: {remedy}"

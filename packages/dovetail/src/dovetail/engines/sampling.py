@@ -1,14 +1,14 @@
-"""Sampling parameters and logprobs, in the terms that vLLM and SGLang share."""
+"""Sampling parameters and logprobs, with the names that vLLM and SGLang share."""
 
 from typing import Any
 
 from dovetail_model import InvalidRequest, Sampling
 
-#: The value where no probability is reported, as in OpenAI's API and vLLM.
+#: The logprob of a token for which none is reported, as in OpenAI's API and vLLM.
 UNKNOWN_LOGPROB = -9999.0
 #: The maximum number of top logprobs per token, as in OpenAI's API.
 MAX_TOP_LOGPROBS = 20
-#: The prefix of an id where a token is named by its id, as in vLLM.
+#: The prefix of a token that is identified by its id instead of its text, as in vLLM.
 TOKEN_ID_PREFIX = "token_id:"
 
 _SAMPLING_FIELDS = (
@@ -20,11 +20,14 @@ _SAMPLING_FIELDS = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_SEED_MODULUS = 2**63  # servers read a seed as a signed 64-bit integer
+_SEED_MODULUS = 2**63  # servers parse a seed as a signed 64-bit integer
 
 
 def explicit_sampling_fields(sampling: Sampling, seed_field: str) -> dict[str, Any]:
-    """The values that the request sets. The server's or the model's defaults apply to the rest."""
+    """Return the fields that the request sets.
+
+    For others, the server's or model's defaults apply.
+    """
     values = {name: getattr(sampling, name) for name in _SAMPLING_FIELDS}
     fields = {name: value for name, value in values.items() if value is not None}
     if sampling.seed is not None:
@@ -33,8 +36,8 @@ def explicit_sampling_fields(sampling: Sampling, seed_field: str) -> dict[str, A
 
 
 def check_top_logprobs(count: int | None) -> None:
-    """Raise `InvalidRequest` where more than `MAX_TOP_LOGPROBS` are requested."""
+    """Raise `InvalidRequest` if more than `MAX_TOP_LOGPROBS` are requested."""
     if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(
-            f"top_logprobs is {count}: at most {MAX_TOP_LOGPROBS} are told", param="top_logprobs"
+            f"`top_logprobs` must be at most {MAX_TOP_LOGPROBS}, got {count}", param="top_logprobs"
         )

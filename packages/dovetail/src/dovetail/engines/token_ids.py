@@ -1,8 +1,8 @@
-"""Token ids as JSON and as bytes, for engines that take prompts in these forms.
+"""Token ids as JSON and as bytes, for engines that accept prompts in these forms.
 
-Encoding a prompt of 80,000 ids as JSON takes two milliseconds, and the next prompt of its session
-begins with the same ids. So the last encoded prompt is cached per session, and only the new ids
-are encoded.
+Encoding a prompt of 80,000 ids as JSON takes two milliseconds, and the next prompt of the session
+begins with the same ids. The last encoded prompt of each session is therefore cached, and only the
+new ids are encoded.
 """
 
 import sys
@@ -33,7 +33,7 @@ class PromptEncoder:
         )
 
     def encode(self, prompt: "array[int]", session: str | None) -> msgspec.Raw:
-        """The ids as a JSON list."""
+        """Encode the ids as a JSON list."""
         if session is None or len(prompt) < self._min_tokens:
             return msgspec.Raw(_encode(prompt.tolist()))
         text = self._encode_suffix(prompt, self._cache.peek(session))
@@ -55,34 +55,37 @@ def _encoded_bytes(cached: tuple["array[int]", bytes]) -> int:
 
 
 def _has_prefix(prompt: "array[int]", prefix: "array[int]") -> bool:
-    """Compared as bytes: nothing is copied, and no integers are created."""
+    """Return whether `prompt` begins with `prefix`.
+
+    They are compared as bytes, which copies no data and creates no integers.
+    """
     size = len(prefix) * prefix.itemsize
     return memoryview(prompt).cast("B")[:size] == memoryview(prefix).cast("B")
 
 
-TOKEN_ID_TYPECODE = "I"  # the type of an array of token ids
+TOKEN_ID_TYPECODE = "I"  # of every array of token ids
 
 
 def pack_token_ids(ids: "array[int]") -> bytes:
-    """The ids as bytes."""
+    """Encode the ids as little-endian bytes."""
     return _to_little_endian(ids).tobytes()
 
 
 def unpack_token_ids(data: bytes) -> "array[int]":
-    """The ids in some bytes. Raises `ValueError` where they are not a whole number of ids."""
+    """Decode ids from bytes. Raise `ValueError` if the length is not a multiple of the id size."""
     ids = array(TOKEN_ID_TYPECODE)
     ids.frombytes(data)
     return _to_little_endian(ids)
 
 
 def max_token_id(ids: "array[int]") -> int:
-    """The highest of some ids, computed by numpy where it is loaded."""
+    """Return the largest id, computed by numpy if it is already imported."""
     numpy = sys.modules.get("numpy")
     return max(ids) if numpy is None else int(numpy.frombuffer(ids, numpy.uint32).max())
 
 
 def _to_little_endian(ids: "array[int]") -> "array[int]":
-    """Convert between this machine's byte order and the one that is sent."""
+    """Convert between this machine's byte order and little-endian."""
     if sys.byteorder == "big":
         ids = ids[:]
         ids.byteswap()

@@ -1,4 +1,4 @@
-"""Consume an engine's deltas: as an iterator, as a list of ids, or from a server's event stream."""
+"""Consume an engine's deltas: as an iterator, as a list of ids, or from an SSE stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -9,13 +9,13 @@ from dovetail.net.client_connection import SseDataReader
 
 
 class TokenGenerator(Protocol):
-    """The `generate` method of an engine."""
+    """An object with the `generate` method of an engine."""
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None: ...
 
 
 class _SingleDeltaSink:
-    """A sink with room for one delta."""
+    """A sink that holds one delta at a time."""
 
     __slots__ = ("_available", "_delta", "_requested")
 
@@ -38,7 +38,7 @@ class _SingleDeltaSink:
         self._available.set()
 
     async def fetch(self) -> TokenDelta | None:
-        """The next delta; None where there is no other."""
+        """Return the next delta; None at the end of the generation."""
         self._requested.set()
         await self._available.wait()
         self._available.clear()
@@ -47,7 +47,10 @@ class _SingleDeltaSink:
 
 
 async def iter_deltas(engine: TokenGenerator, request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-    """The deltas of a generation, none before it is requested. Closing it cancels the rest."""
+    """Iterate over the deltas of a generation, with backpressure.
+
+    Closing it cancels the generation.
+    """
     sink = _SingleDeltaSink()
     generation = asyncio.create_task(engine.generate(request, sink))
     generation.add_done_callback(sink.close)
@@ -61,14 +64,14 @@ async def iter_deltas(engine: TokenGenerator, request: EngineRequest) -> AsyncGe
 
 
 async def collect_token_ids(engine: TokenGenerator, request: EngineRequest) -> list[int]:
-    """All ids of a generation."""
+    """Run a generation and return all its ids."""
     sink = _CollectingIdSink()
     await engine.generate(request, sink)
     return sink.ids
 
 
 class _CollectingIdSink:
-    """A sink that collects the ids."""
+    """A sink that collects ids."""
 
     __slots__ = ("ids",)
 
@@ -83,12 +86,15 @@ class _CollectingIdSink:
         return True
 
 
-#: Creates a delta from the data of events that arrived together; None if they carry no tokens.
+#: Creates a delta from the data of events that arrived together; None if they have no tokens.
 DecodeDelta = Callable[[list[bytes]], TokenDelta | None]
 
 
 class TokenStreamReader:
-    """One event stream. `finished` after its last delta, or when the sink wants no more."""
+    """Reads one event stream and pushes its deltas to a sink.
+
+    `finished` is True after the last delta, or when the sink has ended the generation.
+    """
 
     __slots__ = ("_decode", "_feed", "_push", "_sink", "finished")
 
@@ -100,7 +106,10 @@ class TokenStreamReader:
         self.finished = False
 
     def push(self, data: bytes) -> bool:
-        """Runs for every token. Returns whether more may follow at once."""
+        """Process received bytes.
+
+        Return False if the caller must await `drain` first. Runs per token.
+        """
         payloads = self._feed(data)
         delta = self._decode(payloads) if payloads else None
         if delta is None:
@@ -112,7 +121,7 @@ class TokenStreamReader:
         return False
 
     async def drain(self) -> bool:
-        """Wait for room in the sink. Returns whether more is wanted."""
+        """Wait until the sink has room. Return False if the stream is finished."""
         if not self.finished:
             self.finished = not await self._sink.drain()
         return not self.finished

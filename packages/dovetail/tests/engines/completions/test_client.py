@@ -248,10 +248,15 @@ def test_logprobs() -> None:
 
 
 FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
-    ("refused", [status(401, b'{"error":"Unauthorized"}')], EngineError, "refuses the key"),
+    (
+        "refused",
+        [status(401, b'{"error":"Unauthorized"}')],
+        EngineError,
+        "rejected the configured API key",
+    ),
     ("broken off", [open_stream(TOKEN)], EngineUnavailable, "broke off"),
-    ("ended without a finish", [stream(TOKEN)], EngineUnavailable, "without saying why"),
-    ("ended at once", [stream()], EngineUnavailable, "without saying why"),
+    ("ended without a finish", [stream(TOKEN)], EngineUnavailable, "without a finish reason"),
+    ("ended at once", [stream()], EngineUnavailable, "without a finish reason"),
     ("no answer", [], EngineUnavailable, "broke off"),
     ("an error frame", [stream(TOKEN, b'{"error":{"message":"died"}}')], EngineError, "died"),
 ]

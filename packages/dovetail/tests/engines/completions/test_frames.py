@@ -164,13 +164,13 @@ def test_tokens_named_by_their_ids_are_decoded() -> None:
 
 
 BROKEN: list[tuple[str, list[bytes], type[DovetailError], str]] = [
-    ("not JSON", [b"{"], EngineError, "vLLM sent what is not understood"),
-    ("ids that are none", [choice(["7"])], EngineError, "not understood"),  # type: ignore[list-item]
-    ("no ids", [choice(None)], EngineError, "does not tell token ids"),
-    ("no reason", [choice([7]), DONE], EngineUnavailable, "without saying why"),
-    ("nothing at all", [DONE], EngineUnavailable, "without saying why"),
-    ("given up", [choice([7], "abort")], EngineUnavailable, "gave the request up"),
-    ("failed", [choice([7], "error")], EngineError, "with 'error'"),
+    ("not JSON", [b"{"], EngineError, "vLLM sent a frame that cannot be decoded"),
+    ("ids that are none", [choice(["7"])], EngineError, "cannot be decoded"),  # type: ignore[list-item]
+    ("no ids", [choice(None)], EngineError, "did not return token ids"),
+    ("no reason", [choice([7]), DONE], EngineUnavailable, "without a finish reason"),
+    ("nothing at all", [DONE], EngineUnavailable, "without a finish reason"),
+    ("given up", [choice([7], "abort")], EngineUnavailable, "aborted the request"),
+    ("failed", [choice([7], "error")], EngineError, "unknown finish reason 'error'"),
     (
         "an error in the stream",
         [choice([7]), b'{"error":{"message":"no room","type":"X","code":503}}'],

@@ -184,7 +184,7 @@ def test_encoded_request() -> None:
         "n_probs": 1,
         "grammar": 'root ::= "a"',
     }
-    with pytest.raises(Unsupported, match="no json_schema constraints"):
+    with pytest.raises(Unsupported, match="does not support json_schema constraints"):
         encode_request(
             msgspec.structs.replace(REQUEST, constraint=Constraint("json_schema", "{}")), 0
         )

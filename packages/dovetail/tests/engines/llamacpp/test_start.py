@@ -185,17 +185,17 @@ def test_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_start_takes_too_long() -> None:
     need_weights()
-    with pytest.raises(EngineUnavailable, match=r"not ready in 0\.01 s"):
+    with pytest.raises(EngineUnavailable, match=r"not ready within 0\.01 s"):
         asyncio.run(engine(WEIGHTS, start_timeout=0.01).start())
 
 
 def test_folders_and_options(tmp_path: Path) -> None:
-    with pytest.raises(EngineSetupError, match="needs a GGUF file"):
+    with pytest.raises(EngineSetupError, match="requires a GGUF file"):
         create(EngineSetup(BYTES))
-    with pytest.raises(EngineSetupError, match="a folder without one"):
+    with pytest.raises(EngineSetupError, match=r"the folder .* has none"):
         create(EngineSetup(BYTES, tmp_path))
     (tmp_path / "m.gguf").touch()
     with pytest.raises(EngineSetupError, match=r"such as m\.gguf"):
         create(EngineSetup(BYTES, tmp_path))
-    with pytest.raises(EngineSetupError, match=r"options are wrong: .*slots"):
+    with pytest.raises(EngineSetupError, match=r"options are invalid: .*slots"):
         create(EngineSetup(BYTES, tmp_path / "m.gguf", options={"slots": 0}))

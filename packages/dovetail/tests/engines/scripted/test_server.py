@@ -257,7 +257,7 @@ def test_logprobs() -> None:
         ({"prompt": [-1]}, 400, "one prompt"),
         ({"prompt": ["a", "b"]}, 400, "one prompt"),
         ({"prompt": ""}, 400, "one prompt"),
-        ({"n": 2}, 400, "one choice"),
+        ({"n": 2}, 400, "`n` must be 1"),
         ({"max_tokens": "many"}, 400, "max_tokens"),
     ],
 )

@@ -200,10 +200,20 @@ PLAIN = [event(frame) for frame in frames([[97], [98]], {"type": "length"}, repe
 NO_ROOM = {"error": {"message": "The input (2 tokens) is longer than the model's context length"}}
 FAILURES: list[tuple[str, FakeSglang, type[DovetailError], str]] = [
     ("too long", FakeSglang(status=400, rejection=NO_ROOM), ContextOverflow, "longer than"),
-    ("refused", FakeSglang(status=400, rejection={"error": "no"}), InvalidRequest, "refuses"),
-    ("cut off", FakeSglang(script=PLAIN[:1]), EngineUnavailable, "without a word"),
-    ("ended early", FakeSglang(script=[PLAIN[0], b"data: [DONE]\n\n"]), EngineUnavailable, "why"),
-    ("no path", FakeSglang(status=404, rejection={}), EngineUnavailable, "no such model or path"),
+    ("refused", FakeSglang(status=400, rejection={"error": "no"}), InvalidRequest, "rejected"),
+    ("cut off", FakeSglang(script=PLAIN[:1]), EngineUnavailable, "before the output was complete"),
+    (
+        "ended early",
+        FakeSglang(script=[PLAIN[0], b"data: [DONE]\n\n"]),
+        EngineUnavailable,
+        "finish reason",
+    ),
+    (
+        "no path",
+        FakeSglang(status=404, rejection={}),
+        EngineUnavailable,
+        "does not have this model or path",
+    ),
 ]
 
 

@@ -120,7 +120,7 @@ def test_logprobs(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("too long", EngineUnavailable, "gave the request up: .*limits"),
+        ("too long", EngineUnavailable, "aborted the request: .*limits"),
         ("empty", InvalidRequest, "input_ids cannot be empty"),
     ],
 )

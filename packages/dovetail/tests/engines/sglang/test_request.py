@@ -126,8 +126,8 @@ LONG = "Requested token count exceeds the model's maximum context length of 8 to
         (400, {"error": {"message": LONG}}, ContextOverflow, "maximum context length"),
         (400, {"error": "unknown field `x`"}, InvalidRequest, "unknown field"),
         (400, {"object": "error", "message": "bad rid"}, InvalidRequest, "bad rid"),
-        (401, {"error": "Unauthorized"}, EngineError, "refuses the key"),
-        (404, {"detail": "Not Found"}, EngineUnavailable, "no such model or path"),
+        (401, {"error": "Unauthorized"}, EngineError, "rejected the configured API key"),
+        (404, {"detail": "Not Found"}, EngineUnavailable, "does not have this model or path"),
         (503, {"error": {"message": "The request queue is full."}}, Overloaded, "queue is full"),
         (503, {}, EngineUnavailable, "not ready"),
         (500, "Internal Server Error", EngineError, "failed"),
@@ -253,7 +253,7 @@ def test_the_engine_by_name() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({}, "needs the address of a server: --engine-url"),
+        ({}, "requires the address of a server: set --engine-url"),
         ({"endpoint": Endpoint(), "options": {"speed": 1}}, "unknown field `speed`"),
         ({"endpoint": Endpoint(), "options": {"priority": "x"}}, r"\$.priority"),
     ],

@@ -203,7 +203,7 @@ def test_stopped_during_a_stream(tmp_path: Path) -> None:
 def test_torch_is_missing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        EngineUnavailable, match=r"needs the package torch: pip install 'dovetail\["
+        EngineUnavailable, match=r"requires the package torch: pip install 'dovetail\["
     ):
         asyncio.run(engine(weights(tmp_path)).start())
 
@@ -220,7 +220,7 @@ def test_torch_is_missing_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("#!/bin/sh\necho hello\nread x\n", "not understood: 'hello'"),
+        ("#!/bin/sh\necho hello\nread x\n", "not a JSON object: 'hello'"),
         ("#!/bin/sh\nexit 4\n", r"transformers ended \(4\)"),
         ("#!/bin/sh\necho 'SomeError: bad' >&2\nexit 1\n", r"ended \(1\): SomeError: bad"),
         ('#!/bin/sh\necho \'{"error": "no weights"}\'\n', "no weights"),
@@ -249,7 +249,7 @@ def test_folders_and_options(tmp_path: Path) -> None:
             create_engine("transformers", EngineSetup(TOKENIZER, path))
     weights(tmp_path)
     for options, name in (({"max_batch": 0}, "max_batch"), ({"speed": 1}, "speed")):
-        with pytest.raises(EngineSetupError, match=f"options are wrong: .*{name}"):
+        with pytest.raises(EngineSetupError, match=f"options are invalid: .*{name}"):
             engine(tmp_path, **options)
     fixed = EngineSetup(TOKENIZER, tmp_path, context_length=77)
     assert create_engine("transformers", fixed).capabilities.context_length == 77

@@ -82,7 +82,7 @@ def test_discovery(responses: dict[str, bytes], found: RemoteModel) -> None:
         (status(401, b'{"error":"Unauthorized"}'), EngineError, "--engine-api-key"),
         (status(404, b"no"), EngineError, "the address is wrong"),
         (status(503, b"starting"), EngineUnavailable, "starting"),
-        (status(200, b"<html>"), EngineError, "not list models as vLLM does"),
+        (status(200, b"<html>"), EngineError, "returned an invalid model list"),
         (listed(), EngineUnavailable, "serves no model"),
     ],
 )
@@ -197,7 +197,7 @@ def test_server_that_does_not_report_cached_tokens(caplog: pytest.LogCaptureFixt
 
     run_async(check)
     warned = [vars(record)["fields"]["remedy"] for record in caplog.records]
-    assert "--enable-prompt-tokens-details" in warned
+    assert "start vLLM with --enable-prompt-tokens-details" in warned
 
 
 def test_options() -> None:
@@ -217,7 +217,7 @@ def test_options() -> None:
 def test_a_key_goes_with_every_request() -> None:
     async def check() -> None:
         async with scripted_server("[{text: hi}]", key="k") as (_, place):
-            with pytest.raises(EngineError, match="refuses the key"):
+            with pytest.raises(EngineError, match="rejected the API key"):
                 await discover(place)
             held = Endpoint(place.host, place.port, headers={"authorization": "Bearer k"})
             engine = VllmEngine(held, await discover(held), TOKENIZER)

@@ -1,5 +1,5 @@
-"""The server side of vLLM's completions protocol, over any token engine.
+"""A server of vLLM's completions protocol for any token engine.
 
-Our engines that run in separate processes serve it, so that clients of vLLM, ours among them, can
-use all of them.
+Dovetail's engines that run in separate processes implement this protocol, so that every client of
+vLLM can use them, including Dovetail's own.
 """

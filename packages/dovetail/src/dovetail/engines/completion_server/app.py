@@ -1,4 +1,4 @@
-"""Serve a token engine over HTTP as vLLM serves completions: a raw ASGI application."""
+"""Serve a token engine over HTTP with vLLM's completions protocol: a plain ASGI application."""
 
 import asyncio
 import hmac
@@ -50,7 +50,7 @@ from dovetail_model import (
 
 
 class ServerStats:
-    """Counts requests and tokens."""
+    """Counters of requests and tokens."""
 
     __slots__ = ("_cached", "_finished", "_generated", "_prompt", "_running")
 
@@ -58,7 +58,7 @@ class ServerStats:
         self._prompt = self._cached = self._generated = self._running = self._finished = 0
 
     def request_started(self, counter: UsageCounter) -> None:
-        """Count a request that was admitted."""
+        """Count an admitted request."""
         self._running += 1
         self._prompt += counter.prompt
 
@@ -70,7 +70,10 @@ class ServerStats:
         self._cached += counter.cached or 0
 
     def render(self, model: str, facts: Mapping[str, Any]) -> bytes:
-        """The counts in Prometheus' text format. An engine's own facts take precedence."""
+        """Render the counters in Prometheus' text format.
+
+        The engine's own facts take precedence.
+        """
         values = [
             ("gauge", "num_requests_running", facts.get("running", self._running)),
             ("gauge", "num_requests_waiting", facts.get("waiting", 0)),
@@ -87,7 +90,7 @@ class ServerStats:
 
 
 SESSION_HEADER = "x-session-id"
-PROTOCOL_VERSION = "0.32.0+dovetail"  # of the protocol, for clients that check it
+PROTOCOL_VERSION = "0.32.0+dovetail"  # the protocol version that is reported to clients
 
 BatchGenerator = Callable[[EngineRequest], AsyncGenerator[list[TokenDelta]]]
 _json = msgspec.json.Encoder()
@@ -103,15 +106,16 @@ class DetokenizeRequest(msgspec.Struct, frozen=True):
 
 
 class _EngineDead(EngineUnavailable):
-    """The engine failed and will not recover."""
+    """The engine has failed and will not recover."""
 
 
 class CompletionsServer:
-    """The ASGI application. With an `api_key` it accepts only requests that carry it.
+    """The ASGI application.
 
-    `stream_batches` yields the engine's deltas in lists of those that are due together; without
-    it each delta is written by itself, in the very call in which the engine pushes it.
-    `on_engine_dead` is called when the engine has failed for good.
+    `api_key`: if set, requests must carry it.
+    `stream_batches`: yields the engine's deltas in lists, one per batch of deltas that are due
+    together. Without it, each delta is written in the same call in which the engine pushes it.
+    `on_engine_dead`: called when the engine has failed permanently.
     """
 
     def __init__(
@@ -185,7 +189,7 @@ class CompletionsServer:
     async def _stream(
         self, exchange: Exchange, request: EngineRequest, writer: ChoiceBuilder
     ) -> None:
-        """Stream the response. Deltas that are due together go out in one write."""
+        """Stream the response. Deltas that are due together are sent in one write."""
         frames = StreamEncoder(writer, self._envelope())
         async with DisconnectGuard(exchange.receive):
             await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE)
@@ -193,7 +197,8 @@ class CompletionsServer:
             try:
                 await self._generate(request, writer, StreamSink(body, frames))
                 last = frames.encode_end()
-            except _EngineDead as error:  # send nothing more: its connections are aborted
+            # send no error frame: the connections of a dead engine are aborted
+            except _EngineDead as error:
                 raise ConnectionAbortedError(error.message) from error
             except DovetailError as error:
                 last = b"data: " + _json.encode(_encode_error(error)) + b"\n\n" + DONE
@@ -215,7 +220,7 @@ class CompletionsServer:
     async def _generate(
         self, request: EngineRequest, writer: ChoiceBuilder, sink: BatchTokenSink
     ) -> None:
-        """Run the generation and count it."""
+        """Run the generation and update the counters."""
         self._stats.request_started(writer.counter)
         try:
             if self._stream_batches is None:
@@ -274,7 +279,7 @@ class CompletionsServer:
         await exchange.respond(200, text, "text/plain; version=0.0.4")
 
 
-#: Errors by vLLM's names for them, the most specific first.
+#: Errors with vLLM's names for them, most specific first.
 _ERROR_TYPES: tuple[tuple[type[DovetailError], str, int], ...] = (
     (NotFound, "NotFoundError", 404),
     (Unauthenticated, "AuthenticationError", 401),
@@ -285,7 +290,7 @@ _ERROR_TYPES: tuple[tuple[type[DovetailError], str, int], ...] = (
 
 
 def _encode_error(error: DovetailError) -> dict[str, Any]:
-    """An error in vLLM's format."""
+    """Encode an error in vLLM's format."""
     kind, code = "InternalServerError", 500
     for error_type, name, status in _ERROR_TYPES:
         if isinstance(error, error_type):

@@ -1,4 +1,4 @@
-"""The model that a server offers, read from a folder in Hugging Face's layout."""
+"""The model of a completions server, read from a folder in the Hugging Face layout."""
 
 import json
 from collections.abc import Mapping
@@ -9,13 +9,16 @@ from typing import Any
 
 from dovetail_tokenizers import Tokenizer, TokenTextCache, load_tokenizer
 
-DEFAULT_MAX_MODEL_LEN = 1 << 20  # where neither the folder nor the operator sets it
+DEFAULT_MAX_MODEL_LEN = 1 << 20  # if neither the folder nor the operator sets it
 _FILES = ("config", "generation_config", "tokenizer_config")
 
 
 @dataclass(frozen=True)
 class CompletionModel:
-    """Names, tokenizer and context length of a model. `eos_ids` end a turn, the usual one first."""
+    """Names, tokenizer and context length of a model.
+
+    `eos_ids`: the ids that end a turn, the most common one first.
+    """
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
@@ -24,14 +27,14 @@ class CompletionModel:
 
     @cached_property
     def texts(self) -> TokenTextCache:
-        """The texts of its tokens, shared by all responses."""
+        """The cache of token texts that all responses share."""
         return TokenTextCache(self.tokenizer)
 
 
 def read_completion_model(
     folder: Path, names: tuple[str, ...] = (), max_model_len: int | None = None
 ) -> CompletionModel:
-    """The model in a folder; arguments take precedence."""
+    """Read the model from a folder. Arguments take precedence over its files."""
     tokenizer = load_tokenizer(folder)
     configs = {name: _read(folder / f"{name}.json") for name in _FILES}
     context_length = max_model_len or configs["config"].get("max_position_embeddings")
@@ -44,7 +47,10 @@ def read_completion_model(
 
 
 def _eos_ids(configs: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokenizer's own first: vLLM reports a stop at that one differently from the others."""
+    """Return the ids that end a turn, with the tokenizer's own first.
+
+    vLLM reports a stop at the tokenizer's id differently from a stop at the others.
+    """
     named = configs["tokenizer_config"].get("eos_token")
     spelling = named.get("content") if isinstance(named, Mapping) else named
     ids = [tokenizer.controls.get(spelling)] if isinstance(spelling, str) else []

@@ -1,8 +1,9 @@
 """Requests of vLLM's completions protocol, as of vLLM 0.32.
 
-Two fields are our own, for clients that handle only ids: `prompt_bytes`, in base64, is a prompt as
-`pack_token_ids` writes it, in place of `prompt`; with `ids_only` the output is not detokenized,
-the prompt's ids are not returned, and a frame that carries only ids has no other fields.
+Two fields are Dovetail extensions for clients that process only token ids. `prompt_bytes` replaces
+`prompt` and is the output of `pack_token_ids` in base64. With `ids_only` the output is not
+detokenized, the prompt's ids are not returned, and a frame that carries only ids has no other
+fields.
 """
 
 import json
@@ -27,7 +28,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
-    """The fields that have an effect here; others are accepted and ignored."""
+    """The fields that have an effect. Other fields are accepted and ignored."""
 
     model: str | None = None
     prompt: str | list[int | str | list[int]] | None = None
@@ -62,14 +63,16 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
 
 def parse_prompt(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
-    """The prompt of a request, as ids."""
+    """Return the token ids of a request's prompt."""
     ids = (
         _prompt_from_field(body.prompt, tokenizer)
         if body.prompt_bytes is None
         else _prompt_from_bytes(body)
     )
     if not ids:
-        raise InvalidRequest("one prompt is wanted, as text or as token ids", param="prompt")
+        raise InvalidRequest(
+            "`prompt` must be one prompt, as a string or as token ids", param="prompt"
+        )
     if (last := max_token_id(ids)) >= tokenizer.size:
         raise InvalidRequest(f"token id {last} is out of vocabulary", param="prompt")
     return ids
@@ -77,11 +80,13 @@ def parse_prompt(body: CompletionRequest, tokenizer: Tokenizer) -> "array[int]":
 
 def _prompt_from_bytes(body: CompletionRequest) -> "array[int]":
     if body.prompt is not None:
-        raise InvalidRequest("one prompt is wanted, not two", param="prompt_bytes")
+        raise InvalidRequest("`prompt` and `prompt_bytes` cannot be combined", param="prompt_bytes")
     try:
         return unpack_token_ids(body.prompt_bytes or b"")
     except ValueError as fault:
-        raise InvalidRequest("these are no whole token ids", param="prompt_bytes") from fault
+        raise InvalidRequest(
+            "`prompt_bytes` must contain 4 bytes per id", param="prompt_bytes"
+        ) from fault
 
 
 def _prompt_from_field(prompt: Any, tokenizer: Tokenizer) -> "array[int]":
@@ -98,9 +103,9 @@ def _prompt_from_field(prompt: Any, tokenizer: Tokenizer) -> "array[int]":
 def to_engine_request(
     body: CompletionRequest, prompt: "array[int]", eos_ids: Sequence[int], max_new_tokens: int
 ) -> EngineRequest:
-    """The engine's request. Without `max_tokens` the rest of the context window is the limit."""
+    """Create the engine's request. `max_tokens` defaults to the rest of the context window."""
     if body.n != 1 or body.echo:
-        raise InvalidRequest("there is no echo here, and one choice a request")
+        raise InvalidRequest("`echo` is not supported, and `n` must be 1")
     eos = () if body.ignore_eos else eos_ids
     return EngineRequest(
         id=body.request_id or uuid4().hex,
@@ -112,7 +117,7 @@ def to_engine_request(
         stop_ids=frozenset((*eos, *(body.stop_token_ids or ()))),
         constraint=_constraint(body.structured_outputs or {}, body.response_format or {}),
         session=body.session_id,
-        priority=-body.priority,  # in this protocol the lower number runs sooner
+        priority=-body.priority,  # in this protocol, lower numbers run first
         cache_salt=body.cache_salt,
     )
 
@@ -139,7 +144,7 @@ def _constraint(
     if response_format.get("type") == "json_schema":
         json_schema = response_format.get("json_schema")
         if not isinstance(json_schema, Mapping):
-            raise InvalidRequest("json_schema is an object", param="response_format")
+            raise InvalidRequest("`json_schema` must be an object", param="response_format")
         return Constraint("json_schema", _text(json_schema.get("schema")))
     if response_format.get("type") == "structural_tag":
         return Constraint("structural_tag", _text(response_format))
@@ -150,7 +155,7 @@ def _constraint(
     grammar = outputs.get("grammar")
     if grammar is None:
         return None
-    # One field for two notations: only Lark has a rule named start.
+    # One field carries two syntaxes. Only Lark grammars begin with a rule named start.
     return Constraint("lark" if str(grammar).lstrip().startswith("start:") else "gbnf", grammar)
 
 

@@ -1,7 +1,7 @@
 """Encode responses of vLLM's completions protocol, as of vLLM 0.32.
 
-A chunk has every field of its choice, null or not, and the usage is in a chunk of its own without
-choices.
+A chunk has every field of its choice, including null fields. The usage is sent in a separate chunk
+without choices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from dovetail_tokenizers import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
 IDS_ONLY_CHUNK = (
-    b'data: {"choices":[{"token_ids":%a}]}\n\n'  # the repr of a list of numbers is JSON
+    b'data: {"choices":[{"token_ids":%a}]}\n\n'  # the repr of a list of integers is valid JSON
 )
 
 _json = msgspec.json.Encoder()
@@ -26,10 +26,10 @@ _json = msgspec.json.Encoder()
 
 @dataclass
 class UsageCounter:
-    """Counts the tokens of one response. `cached` is None where the engine does not report it.
+    """Counts the tokens of one response. `cached` is None if the engine does not report it.
 
-    Where the engine has lost track of its ids, one more token is counted than was sent: so a client
-    that counts along knows that these are not all.
+    If the engine lost track of its ids, the count is one higher than the number of ids sent. A
+    client that counts the ids thereby detects that some are missing.
     """
 
     prompt: int
@@ -53,7 +53,7 @@ class UsageCounter:
 
 
 class CompletionResponseChoice(msgspec.Struct):
-    """The single choice, or what a chunk adds to it."""
+    """The only choice of a response, or the part of it in one chunk."""
 
     index: int = 0
     text: str = ""
@@ -82,7 +82,7 @@ class ChoiceBuilder:
         self.counter = UsageCounter(len(request.prompt))
 
     def build(self, delta: TokenDelta) -> CompletionResponseChoice:
-        """The choice of a chunk with this delta."""
+        """Build the choice of the chunk for this delta."""
         ids, body, counter = delta.ids, self.body, self.counter
         choice = CompletionResponseChoice(finish_reason=delta.finish)
         shown = ids
@@ -115,7 +115,7 @@ class ChoiceBuilder:
             "text_offset": offsets,
             "token_logprobs": [one.logprob for one in delta.logprobs],
             "tokens": [one.token for one in delta.logprobs],
-            # Of tokens with the same text the likeliest is reported.
+            # If several tokens have the same text, the most likely one is reported.
             "top_logprobs": [dict(reversed(one.top)) for one in delta.logprobs],
         }
 
@@ -130,16 +130,16 @@ class ResponseEnvelope:
     def encode_chunk(
         self, choice: CompletionResponseChoice, usage: Mapping[str, Any] | None = None
     ) -> bytes:
-        """A frame of the stream, with the usage so far where it was requested."""
+        """Encode a frame of the stream, with the current usage if it was requested."""
         tail = b"]}\n\n" if usage is None else b'],"usage":' + _json.encode(usage) + b"}\n\n"
         return self._head + _json.encode(choice) + tail
 
     def encode_usage(self, counter: UsageCounter) -> bytes:
-        """The frame after the last choice."""
+        """Encode the usage frame, which follows the last choice."""
         return self._head + b'],"usage":' + _json.encode(counter.usage()) + b"}\n\n"
 
     def encode_response(self, choice: CompletionResponseChoice, counter: UsageCounter) -> bytes:
-        """The response of a request without streaming."""
+        """Encode the response to a non-streaming request."""
         return _json.encode({**self._fields, "choices": [choice], "usage": counter.usage()})
 
 
@@ -157,7 +157,7 @@ class StreamEncoder:
         self._ids_only = builder.body.ids_only and not self._usage
 
     def encode(self, delta: TokenDelta) -> bytes:
-        """Runs for every token."""
+        """Encode the frame of a delta. Runs for every token."""
         if self._ids_only and delta.finish is None and not delta.logprobs:
             self._counter.add(delta)
             return IDS_ONLY_CHUNK % delta.ids
@@ -166,7 +166,7 @@ class StreamEncoder:
         return self._envelope.encode_chunk(choice, usage)
 
     def encode_end(self) -> bytes:
-        """The frames after the last choice."""
+        """Encode the frames that follow the last choice."""
         options = self._builder.body.stream_options
         include_usage = options is not None and options.include_usage
         return self._envelope.encode_usage(self._counter) + DONE if include_usage else DONE
@@ -189,13 +189,13 @@ def merge_choices(choices: Sequence[CompletionResponseChoice]) -> CompletionResp
 
 
 class BatchTokenSink(TokenSink, Protocol):
-    """A sink that also takes several deltas at once."""
+    """A sink that also accepts several deltas at once."""
 
     def push_all(self, deltas: Sequence[TokenDelta]) -> bool: ...
 
 
 class StreamSink:
-    """Writes a frame in the very call that pushes a delta."""
+    """Writes a frame in the same call that pushes a delta."""
 
     __slots__ = ("_drain", "_encode", "_write")
 
@@ -205,7 +205,7 @@ class StreamSink:
         self._drain = writer.drain
 
     def push(self, delta: TokenDelta) -> bool:
-        """Runs for every token."""
+        """Write the frame of a delta. Runs for every token."""
         return self._write(self._encode(delta))
 
     def push_all(self, deltas: Sequence[TokenDelta]) -> bool:

@@ -1,1 +1,1 @@
-"""The client side of vLLM's completions protocol: ids in, ids out, over `/v1/completions`."""
+"""A client of vLLM's completions protocol: token ids in, token ids out, over `/v1/completions`."""

@@ -1,4 +1,4 @@
-"""A client of one server of the completions protocol."""
+"""A client of one server that implements the completions protocol."""
 
 import logging
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from dovetail.net.http_client import (
 from dovetail_model import ClientError, DovetailError, EngineUnavailable, Sampling, Unsupported
 from dovetail_tokenizers import Tokenizer
 
-#: The member of `structured_outputs` for each constraint syntax.
+#: The field of `structured_outputs` for each constraint syntax.
 CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
     "structural_tag": "structural_tag",
     "json_schema": "json",
@@ -51,11 +51,12 @@ def encode_request(
     binary_prompt: bool = False,
     extra_fields: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The request as JSON. The server's or the model's defaults apply to unset sampling fields.
+    """Encode the request as JSON. The server's or model's defaults apply to unset sampling fields.
 
-    Stop texts are not sent: the caller checks for them. `with_priority` says whether the server
-    takes a priority, where a lower number runs sooner. `binary_prompt` is for our own servers:
-    the prompt as bytes, and a response of ids alone. `extra_fields` are added as they are.
+    Stop strings are not sent: the caller checks for them. `with_priority`: the server supports
+    priorities, where a lower number runs first. `binary_prompt`: send the prompt as bytes and
+    request a response with only ids, which Dovetail's own servers support. `extra_fields` are added
+    unchanged.
     """
     prompt: dict[str, Any] = (
         {"prompt_bytes": pack_token_ids(request.prompt), "ids_only": True}
@@ -77,7 +78,7 @@ def encode_request(
     if request.constraint is not None:
         member = CONSTRAINT_FIELDS.get(request.constraint.syntax)
         if member is None:
-            raise Unsupported(f"no {request.constraint.syntax} constraints are taken here")
+            raise Unsupported(f"{request.constraint.syntax} constraints are not supported here")
         fields["structured_outputs"] = {member: request.constraint.text}
     return _json.encode(fields)
 
@@ -86,7 +87,8 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields = explicit_sampling_fields(sampling, "seed")
     if sampling.logprobs is not None:
         fields["logprobs"] = sampling.logprobs
-        # Several tokens may have the same text (parts of characters): only one would be reported.
+        # Several tokens can have the same text (parts of characters), and only one would be
+        # reported.
         fields["return_tokens_as_token_ids"] = True
     return fields
 
@@ -103,19 +105,21 @@ def _scheduling_fields(request: EngineRequest, with_priority: bool) -> dict[str,
 
 
 COMPLETIONS_PATH = "/v1/completions"
-#: A server sends nothing while it prefills a long prompt.
+#: A server sends no data while it prefills a long prompt.
 DEFAULT_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
 
 _log = logging.getLogger(__name__)
 
 
 class CompletionsClient:
-    """Requests completions of one model. `server_name` is what errors call the server.
+    """Requests completions of one model.
 
-    `reports_cached_tokens` is whether responses so far reported cached tokens; None before the
-    first. With `binary_prompt` the server is one of our own, which takes prompts as bytes. The
-    `tokenizer` decodes tokens of logprobs that the server names by their ids. `extra_fields` are
-    added to every request.
+    `server_name`: the name of the server in error messages.
+    `binary_prompt`: the server is one of Dovetail's own, which accepts prompts as bytes.
+    `tokenizer`: decodes tokens of logprobs that the server identifies by their ids.
+    `extra_fields`: added to every request.
+    `reports_cached_tokens`: whether the last response reported cached tokens; None before the first
+    response.
     """
 
     __slots__ = (
@@ -156,7 +160,10 @@ class CompletionsClient:
         self.reports_cached_tokens: bool | None = None
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive. Cancelling closes the connection, which stops the server."""
+        """Push deltas as they arrive.
+
+        Cancelling closes the connection, which aborts the generation.
+        """
         with_priority = self._supports_priority and request.priority != 0
         try:
             await self._stream(request, sink, with_priority)
@@ -167,7 +174,7 @@ class CompletionsClient:
             await self._stream(request, sink, False)
 
     def abort_all(self) -> None:
-        """Abort every running stream: each of them fails with an error."""
+        """Abort every running stream. Each of them fails with an error."""
         self._connections.abort_all()
 
     async def _stream(self, request: EngineRequest, sink: TokenSink, with_priority: bool) -> None:
@@ -189,7 +196,9 @@ class CompletionsClient:
                 await response.stream_to(stream.push, stream.drain)
             except EngineUnavailable:
                 if not reader.is_finished:
-                    raise  # else the output is complete; only the cached tokens are unknown
+                    # otherwise the output is complete, and only the number of cached tokens is
+                    # unknown
+                    raise
             finally:
                 if reader.is_finished:
                     self.reports_cached_tokens = reader.reported_cached_tokens

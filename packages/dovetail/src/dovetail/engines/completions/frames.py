@@ -1,7 +1,7 @@
 """Decode the stream of `/v1/completions` into deltas.
 
-This runs for every token: the decoder skips fields that are not needed, and all frames that
-arrived together become one delta.
+This code runs for every token: the decoder skips fields that are not needed, and frames that
+arrived together are merged into one delta.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ _DONE = b"[DONE]"
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """The logprobs of each token. The sampled token is among the `top_logprobs`."""
+    """The logprobs of each token. `top_logprobs` include the sampled token."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -27,7 +27,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompletionFrameChoice(msgspec.Struct, frozen=True, gc=False):
-    """One choice. The fields are in vLLM's order, which is the fastest to decode."""
+    """One choice. The fields have vLLM's order, which is the fastest to decode."""
 
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
@@ -40,7 +40,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompletionFrameUsage(msgspec.Struct, frozen=True, gc=False):
-    """The server's token counts. Cached tokens are reported only with a flag."""
+    """The server's token counts. vLLM reports cached tokens only if a flag is set."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
@@ -57,10 +57,10 @@ _decode = msgspec.json.Decoder(CompletionFrame).decode
 
 
 class CompletionFrameReader:
-    """Converts frames to deltas. The delta with a `finish` is the last.
+    """Converts frames to deltas. The delta with a `finish` is the last one.
 
-    The finish reason arrives before the number of cached tokens, so the last tokens are held
-    back for it: it is in the next frame, which servers send immediately.
+    The finish reason arrives before the number of cached tokens. The last tokens are therefore held
+    back until the next frame, which servers send immediately.
     """
 
     __slots__ = (
@@ -90,16 +90,16 @@ class CompletionFrameReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the finish reason has arrived."""
+        """Return whether the finish reason has arrived."""
         return self._finish is not None
 
     @property
     def reported_cached_tokens(self) -> bool:
-        """Whether the server reported cached tokens, even if none."""
+        """Return whether the server reported cached tokens, even if there were none."""
         return self._cached_reported
 
     def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
-        """The delta of frames that arrived together; None if they complete none."""
+        """Return the delta of frames that arrived together; None if they complete no delta."""
         for payload in payloads:
             if payload == _DONE:
                 return self.finish()
@@ -107,7 +107,7 @@ class CompletionFrameReader:
                 frame = _decode(payload)
             except msgspec.DecodeError as fault:
                 raise EngineError(
-                    f"{self._server_name} sent what is not understood ({fault})"
+                    f"{self._server_name} sent a frame that cannot be decoded ({fault})"
                 ) from fault
             if frame.error is not None:
                 raise error_from_body(self._server_name, frame.error)
@@ -122,17 +122,19 @@ class CompletionFrameReader:
         return self._flush(None)
 
     def finish(self) -> TokenDelta:
-        """The last delta, at the end of the stream. Raises without a finish reason."""
+        """Return the last delta at the end of the stream. Raise if there was no finish reason."""
         if self._finish is None:
-            raise EngineUnavailable(f"{self._server_name} ended its answer without saying why")
+            raise EngineUnavailable(
+                f"{self._server_name} closed the stream without a finish reason"
+            )
         return self._flush(self._finish)
 
     def _add_choice(self, choice: CompletionFrameChoice) -> None:
         ids = choice.token_ids
         if ids is None:
             raise EngineError(
-                f"{self._server_name} does not tell token ids: it must know return_token_ids, "
-                "as vLLM does since 0.10.2"
+                f"{self._server_name} did not return token ids: it must support "
+                "`return_token_ids`, as vLLM 0.10.2 and later do"
             )
         if self._pending_ids:
             self._pending_ids += ids
@@ -146,7 +148,7 @@ class CompletionFrameReader:
             self._set_finish(choice.finish_reason, choice.stop_reason)
 
     def _token_text(self, token: str) -> str:
-        """The text of a token that may be named by its id."""
+        """Return the text of a token that may be identified by its id."""
         id = token.removeprefix(TOKEN_ID_PREFIX)
         if self._tokenizer is None or id == token or not id.isdecimal():
             return token
@@ -157,15 +159,18 @@ class CompletionFrameReader:
             raise self._finish_reason_error(reason)
         self._finish = "length" if reason == "length" else "stop"
         if isinstance(stop, int) and (not self._pending_ids or self._pending_ids[-1] != stop):
-            self._pending_ids.append(stop)  # some servers report it here and not in the ids
+            self._pending_ids.append(stop)  # some servers report it only here, not in the ids
 
     def _finish_reason_error(self, reason: str) -> DovetailError:
         if reason == "abort":
-            return EngineUnavailable(f"{self._server_name} gave the request up")
-        return EngineError(f"{self._server_name} ended its answer with {reason!r}")
+            return EngineUnavailable(f"{self._server_name} aborted the request")
+        return EngineError(f"{self._server_name} reported the unknown finish reason {reason!r}")
 
     def _add_usage(self, usage: CompletionFrameUsage) -> bool:
-        """Record cached tokens. Returns whether the server counted the same tokens as we did."""
+        """Record cached tokens.
+
+        Return whether the server's token counts match those of this reader.
+        """
         details = usage.prompt_tokens_details
         if details is not None and details.cached_tokens is not None and not self._cached_reported:
             self._cached = details.cached_tokens
@@ -194,7 +199,7 @@ def _to_token_logprobs(
 
 
 def _top_logprobs(top: dict[str, float] | None, count: int) -> list[tuple[str, float]]:
-    """The likeliest tokens. The server also lists the sampled token, likely or not."""
+    """Return the most likely tokens. The server also lists the sampled token, even if unlikely."""
     if not top or not count:
         return []
     return sorted(top.items(), key=lambda pair: -pair[1])[:count]

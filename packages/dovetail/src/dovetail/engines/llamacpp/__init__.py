@@ -10,7 +10,7 @@ __all__ = ["LlamaCppEngine", "LlamaCppOptions", "create"]
 
 
 def create(setup: EngineSetup) -> LlamaCppEngine:
-    """The engine for a GGUF file."""
+    """Create the engine for a GGUF file."""
     if setup.model is None or setup.model.is_dir():
         raise EngineSetupError(_missing_gguf_message(setup.model))
     return LlamaCppEngine(
@@ -22,8 +22,8 @@ def create(setup: EngineSetup) -> LlamaCppEngine:
 
 
 def _missing_gguf_message(folder: Path | None) -> str:
-    wanted = "the engine 'llamacpp' needs a GGUF file"
+    wanted = "the engine 'llamacpp' requires a GGUF file"
     found = sorted(folder.glob("*.gguf")) if folder is not None else []
     if found:
-        return f"{wanted}: name one of those in {folder}, such as {found[0].name}"
-    return f"{wanted}, and {folder} is a folder without one" if folder is not None else wanted
+        return f"{wanted}: select one of the files in {folder}, such as {found[0].name}"
+    return f"{wanted}, but the folder {folder} has none" if folder is not None else wanted

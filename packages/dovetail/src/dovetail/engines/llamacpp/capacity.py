@@ -1,7 +1,7 @@
 """The capacity of this machine: context length, threads, and the slots of the engine.
 
-The context length is estimated for a plain transformer with 16-bit keys and values. Models with
-smaller caches get a shorter window than they could have; a configured length is used as it is.
+The context length is estimated for a standard transformer with 16-bit keys and values. Models with
+smaller caches get a shorter context window than would fit. A configured length is used unchanged.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MIN_CONTEXT_TOKENS = 4096  # no agent can work with less: better to try and fail
+MIN_CONTEXT_TOKENS = 4096  # agents cannot work with less, so try it even if it may not fit
 CONTEXT_STEP_TOKENS = 1024
-CACHE_MEMORY_FRACTION = 0.6  # of the memory that is free besides the weights
+CACHE_MEMORY_FRACTION = 0.6  # of the memory that remains after loading the weights
 KV_ELEMENT_BYTES = 2
 SMALL_MACHINE_CORES = 4
 
@@ -21,7 +21,7 @@ SMALL_MACHINE_CORES = 4
 def fit_context_length(
     metadata: Mapping[str, object], model: Path, slots: int, free_bytes: int | None
 ) -> int:
-    """The context length of each slot: the model's own, or as much of it as fits into memory."""
+    """Return the context length per slot: the model's, or as much of it as fits into memory."""
     own = trained_context_length(metadata) or MIN_CONTEXT_TOKENS
     per_token = kv_bytes_per_token(metadata)
     if free_bytes is None or not per_token:
@@ -32,18 +32,18 @@ def fit_context_length(
 
 
 def trained_context_length(metadata: Mapping[str, object]) -> int | None:
-    """The context length that the model was trained for."""
+    """Return the context length that the model was trained for."""
     return _number(metadata, "context_length") or None
 
 
 def kv_bytes_per_token(metadata: Mapping[str, object]) -> int:
-    """Bytes of one token in the KV cache; 0 if the file does not say."""
+    """Return the KV cache bytes per token; 0 if the file does not have the required metadata."""
     layers, width = _number(metadata, "block_count"), _number(metadata, "embedding_length")
     heads = _number(metadata, "attention.head_count")
     if not (layers and width and heads):
         return 0
     shared = _value(metadata, "attention.head_count_kv")
-    if isinstance(shared, list):  # one number for each layer
+    if isinstance(shared, list):  # one value per layer
         kv_heads = sum(count for count in shared if isinstance(count, int))
     else:
         kv_heads = layers * (shared if isinstance(shared, int) else heads)
@@ -53,7 +53,7 @@ def kv_bytes_per_token(metadata: Mapping[str, object]) -> int:
 
 
 def available_memory_bytes() -> int | None:
-    """Available memory in bytes; None where it cannot be read."""
+    """Return the available memory in bytes; None if it cannot be determined."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -63,10 +63,10 @@ def available_memory_bytes() -> int | None:
 
 
 def default_thread_count(cores: int | None = None) -> int | None:
-    """One less than the number of cores, where there are few; None leaves it to llama.cpp.
+    """Return one less than the number of cores if there are few; None for llama.cpp's default.
 
-    Its threads wait for each other at every step, so one that shares its core with another process
-    delays all: on two contended cores one thread was about ten times as fast as two.
+    The threads synchronize at every step, so a thread that shares its core with another process
+    delays all of them. On two contended cores, one thread was about ten times as fast as two.
     """
     count = cores or _available_cores()
     return max(1, count - 1) if count <= SMALL_MACHINE_CORES else None
@@ -90,7 +90,7 @@ def _value(metadata: Mapping[str, object], key: str) -> object:
 
 
 def _number(metadata: Mapping[str, object], key: str) -> int:
-    """An integer; the largest of a list with one for each layer."""
+    """Return an integer; for a list with one value per layer, the largest."""
     value = _value(metadata, key)
     if isinstance(value, list):
         return max((entry for entry in value if isinstance(entry, int)), default=0)
@@ -127,7 +127,7 @@ class SlotPool:
         return len(self._slots)
 
     async def acquire(self, session: str | None, prompt: "array[int]") -> Slot:
-        """A free slot, the best for this prompt. Waits if there is none."""
+        """Return the best free slot for this prompt. Wait if all slots are busy."""
         await self._semaphore.acquire()
         free = [slot for slot in self._slots if not slot.busy]
         slot = max(free, key=lambda slot: _slot_score(slot, session, prompt))
@@ -136,7 +136,7 @@ class SlotPool:
         return slot
 
     def release(self, slot: Slot, generated: "array[int]") -> None:
-        """Free the slot; it holds its prompt and the ids generated after it."""
+        """Free the slot. Its cache then holds the prompt and the ids generated after it."""
         self._clock += 1
         slot.busy, slot.last_used = False, self._clock
         slot.token_ids = slot.token_ids + generated
@@ -144,9 +144,9 @@ class SlotPool:
 
 
 def _slot_score(slot: Slot, session: str | None, prompt: "array[int]") -> tuple[bool, int, int]:
-    """The session's own slot first, then one whose ids continue in this prompt, then the oldest.
+    """Rank the session's own slot first, then one whose ids are a prefix of the prompt, then LRU.
 
-    A slot that shares only the beginning with the prompt is not preferred: two sessions of one
+    A slot that shares only its beginning with the prompt is not preferred: two sessions of one
     agent begin alike, and each would evict the other.
     """
     own = session is not None and slot.session == session
@@ -155,11 +155,11 @@ def _slot_score(slot: Slot, session: str | None, prompt: "array[int]") -> tuple[
 
 
 def common_prefix_length(one: "array[int]", other: "array[int]") -> int:
-    """The number of ids that two sequences share at their beginning."""
+    """Return the number of leading ids that two sequences share."""
     left, right = memoryview(one).cast("B"), memoryview(other).cast("B")
     size = one.itemsize
     low, high = 0, min(len(one), len(other))
-    while low < high:  # equal up to low; the halves make each id be compared about once
+    while low < high:  # equal up to low; halving compares each id about once
         middle = (low + high + 1) // 2
         if left[low * size : middle * size] == right[low * size : middle * size]:
             low = middle

@@ -1,11 +1,11 @@
-"""The child process: llama.cpp's server, until the parent closes its stdin.
+"""The child process: runs llama.cpp's server until the parent closes its stdin.
 
-It is a process because loading a model holds the interpreter's lock for as long as it takes, and
-because a crash of native code must not take the frontend with it. This file is run by its path and
-imports nothing of Dovetail, so that it starts quickly.
+It is a separate process because loading a model holds the interpreter lock the whole time, and
+because a crash of native code must not terminate the frontend. This file is run by its path and
+imports nothing from Dovetail, so that it starts quickly.
 
-In: one line of JSON on stdin, what to serve. Out: one line of JSON on stdout, the address or an
-error. The end of stdin ends the process, so it never outlives its parent.
+Input: one line of JSON on stdin, the configuration. Output: one line of JSON on stdout, the address
+or an error. The process exits at the end of stdin, so it never outlives its parent.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 
 def main() -> None:
     report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what native code prints goes to the log
+    os.dup2(2, 1)  # output of native code goes to the log
     config = json.loads(sys.stdin.buffer.readline())
     try:
         server = _serve(config)
@@ -27,7 +27,7 @@ def main() -> None:
     print(json.dumps(response), file=report, flush=True)
     if server is not None:
         sys.stdin.buffer.read()
-    # Generations may be running: the operating system ends them faster than the server would.
+    # Generations may be running: exiting at once ends them faster than stopping the server.
     os._exit(0 if server is not None else 1)
 
 
@@ -37,7 +37,7 @@ def _serve(config: dict[str, Any]) -> Any:
     params.model.path = config["model"]
     for name, value in config["params"].items():
         setattr(params, name, value)
-    # Trying what fits on a GPU loads the model twice.
+    # Fitting layers to the GPU automatically would load the model twice.
     params.fit_params = len(xllamacpp.get_device_info()) > 1
     if config["threads"]:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = config["threads"]

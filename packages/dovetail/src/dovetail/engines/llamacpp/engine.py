@@ -26,12 +26,12 @@ from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch, s
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer, read_gguf_metadata
 
-#: The server sends a keep-alive every 30 s, however long a prefill takes.
+#: The server sends a keep-alive every 30 s, no matter how long a prefill takes.
 GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=120.0)
 
 
 class LlamaCppEngine:
-    """The engine for one GGUF file. Without a `context_length` it is as long as memory allows."""
+    """The engine for one GGUF file. `context_length` defaults to what fits into memory."""
 
     name = "llamacpp"
 
@@ -60,12 +60,12 @@ class LlamaCppEngine:
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """Where the server listens, with its key; None while it does not."""
+        """The address of the server, with its key; None if it is not running."""
         return self._endpoint
 
     @property
     def pid(self) -> int | None:
-        """The server's process."""
+        """The process id of the server."""
         return self._process.pid
 
     async def start(self) -> None:
@@ -88,7 +88,10 @@ class LlamaCppEngine:
         self._endpoint = await self._process.start(self._path, length)
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive. Cancelling closes the connection, which stops llama.cpp."""
+        """Push deltas as they arrive.
+
+        Cancelling closes the connection, which aborts the generation.
+        """
         endpoint, recovery = self._endpoint, self._recovery
         if endpoint is None or recovery is None:
             raise EngineUnavailable("the engine 'llamacpp' is not running")
@@ -109,14 +112,16 @@ class LlamaCppEngine:
                     raise error_from_status(response.status, await response.read())
                 await response.stream_to(stream.push, stream.drain)
             if not stream.finished:
-                raise EngineUnavailable("llama.cpp ended its answer without a word")
+                raise EngineUnavailable(
+                    "llama.cpp closed the stream before the output was complete"
+                )
         except EngineUnavailable as fault:
             await process.raise_exit_error(fault)
         finally:
             slots.release(slot, reader.generated_ids)
 
     async def health(self) -> EngineHealth:
-        """Whether the server responds, and its slots and recovered ids."""
+        """Return whether the server responds, with its slots and the counts of recovered ids."""
         if self._endpoint is None:
             return EngineHealth(False, "not started")
         if not self._process.alive:
@@ -132,7 +137,7 @@ class LlamaCppEngine:
         )
 
     async def stop(self) -> None:
-        """End the process, and with it everything that runs there."""
+        """Stop the process, which ends all running generations."""
         self._endpoint = None
         await self._process.stop()
 
@@ -144,7 +149,10 @@ class LlamaCppEngine:
         return facts
 
     def _fit_context_length(self) -> int | None:
-        """The context length that fits; None if the file cannot be read, which `start` reports."""
+        """Return the context length that fits.
+
+        None if the file is unreadable (`start` reports it).
+        """
         try:
             metadata = read_gguf_metadata(self._path)
             return fit_context_length(

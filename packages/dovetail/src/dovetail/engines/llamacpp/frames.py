@@ -1,7 +1,7 @@
 """Decode the stream of `/completion` into deltas, and recover token ids that it omits.
 
 llama.cpp withholds the ids of tokens that end inside a character until the character is complete,
-and then sends only the last one.
+and then sends only the last id.
 """
 
 import codecs
@@ -18,11 +18,14 @@ from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-MAX_CANDIDATES = 2  # of token sequences for a text: a second one shows that it is ambiguous
+MAX_CANDIDATES = 2  # token sequences per text: a second one shows that the text is ambiguous
 
 
 class TokenIdRecovery:
-    """Recovers omitted ids for one vocabulary. Counts `recovered` ids and `ambiguous` places."""
+    """Recovers omitted ids of one vocabulary.
+
+    Counts `recovered` ids and `ambiguous` occurrences.
+    """
 
     __slots__ = ("_fragments", "_max_fragment_bytes", "_tokenizer", "ambiguous", "recovered")
 
@@ -34,9 +37,9 @@ class TokenIdRecovery:
         self.ambiguous = 0
 
     def recover(self, text: str, missing: int, given: Sequence[int]) -> tuple[list[int], bool]:
-        """All ids of a text of which the last were given, and whether they are certain.
+        """Return all ids of a text of which only the last are given, and whether they are certain.
 
-        Where they are not, they are the tokenizer's encoding of the text.
+        If they are not certain, they are the tokenizer's encoding of the text.
         """
         tail = b"".join(map(self._tokenizer.bytes_of, given))
         data = text.encode()
@@ -54,7 +57,7 @@ class TokenIdRecovery:
         self.ambiguous += 1
 
     def _find_spellings(self, text_bytes: bytes, count: int) -> list[list[int]]:
-        """Up to two sequences of `count` tokens for these bytes, each cut inside a character."""
+        """Return up to two sequences of `count` tokens for these bytes, split mid-character."""
         found: list[list[int]] = []
         pending: list[tuple[int, list[int]]] = [(0, [])]
         while pending and len(found) < MAX_CANDIDATES:
@@ -71,7 +74,7 @@ class TokenIdRecovery:
 
 
 def _partial_character_tokens(tokenizer: Tokenizer) -> dict[bytes, list[int]]:
-    """The tokens that are not valid UTF-8 by themselves, by their bytes."""
+    """Return the tokens that are not valid UTF-8 by themselves, by their bytes."""
     found: dict[bytes, list[int]] = {}
     for id in range(tokenizer.size):
         text_bytes = tokenizer.bytes_of(id)
@@ -89,7 +92,7 @@ def _is_text(text_bytes: bytes) -> bool:
 
 
 def _ends_mid_character(text_bytes: bytes) -> bool:
-    """Whether this is text that ends inside a character."""
+    """Return whether this is valid text that ends inside a character."""
     decoder = Utf8Decoder()
     try:
         decoder.decode(text_bytes)
@@ -116,7 +119,10 @@ class LlamaCppTimings(msgspec.Struct, frozen=True):
 
 
 class LlamaCppFrame(msgspec.Struct, frozen=True):
-    """The fields of a frame. `tokens_predicted` counts all tokens so far, also omitted ones."""
+    """The fields of a frame.
+
+    `tokens_predicted` counts all tokens so far, including omitted ones.
+    """
 
     content: str = ""
     tokens: list[int] = msgspec.field(default_factory=list)
@@ -130,7 +136,10 @@ class LlamaCppFrame(msgspec.Struct, frozen=True):
 
 
 class LlamaCppFrameReader:
-    """Converts frames to deltas. The delta with a `finish` is the last: the rest is ignored."""
+    """Converts frames to deltas.
+
+    The delta with a `finish` is the last one; later ones are ignored.
+    """
 
     __slots__ = ("_cached", "_count", "_recovery", "_request", "_tokenizer", "generated_ids")
 
@@ -145,7 +154,7 @@ class LlamaCppFrameReader:
         self.generated_ids = array(request.prompt.typecode)  # the ids of all deltas
 
     def read(self, payloads: Iterable[bytes]) -> TokenDelta | None:
-        """The delta of frames that arrived together; None where they only report progress."""
+        """Return the delta of frames that arrived together; None if they only report progress."""
         deltas: list[TokenDelta] = []
         for payload in payloads:
             delta = self._read_frame(payload)
@@ -160,11 +169,11 @@ class LlamaCppFrameReader:
         try:
             frame = msgspec.json.decode(data, type=LlamaCppFrame)
         except msgspec.DecodeError as fault:
-            raise EngineError(f"llama.cpp sent what is not understood ({fault})") from fault
+            raise EngineError(f"llama.cpp sent a frame that cannot be decoded ({fault})") from fault
         if frame.error is not None:
             raise error_from_body(frame.error)
         if frame.prompt_progress is not None:
-            # The ids of such a frame are meaningless.
+            # The ids of a progress frame are meaningless.
             self._cached = frame.prompt_progress.cache
             return None
         return self._read_final(frame) if frame.stop else self._read_tokens(frame)
@@ -185,7 +194,7 @@ class LlamaCppFrameReader:
         )
 
     def _read_final(self, frame: LlamaCppFrame) -> TokenDelta:
-        """The last frame has no ids; those that are still missing are lost."""
+        """Read the last frame, which has no ids. Ids that are still missing cannot be recovered."""
         incomplete = frame.tokens_predicted > self._count
         if incomplete:
             self._recovery.record_unrecoverable()
@@ -199,7 +208,7 @@ class LlamaCppFrameReader:
         )
 
     def _truncate(self, ids: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
-        """The ids up to the end of the turn, or up to the limit."""
+        """Return the ids up to the end of the turn or up to the limit, and the finish reason."""
         room = self._request.max_tokens - (self._count - len(ids))
         for end, id in enumerate(ids[:room], 1):
             if id in self._request.stop_ids:
@@ -213,7 +222,7 @@ class LlamaCppFrameReader:
     def _logprobs(
         self, ids: Sequence[int], reported: Sequence[LlamaCppLogprob]
     ) -> tuple[TokenLogprob, ...]:
-        """One for each id. The reported ones belong to the last ids."""
+        """Return one logprob per id. The reported ones belong to the last ids."""
         count = self._request.sampling.logprobs
         if count is None:
             return ()

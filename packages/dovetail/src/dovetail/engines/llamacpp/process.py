@@ -1,7 +1,8 @@
 """The child process of llama.cpp's server.
 
-The server is private: it listens on a unix socket in a folder that only this user can enter, or on
-a loopback port that the system picks, and requires a key that is generated at each start.
+The server is private: it listens on a unix socket in a folder that only the current user can
+access, or on a loopback port that the system selects. It requires a key that is generated at each
+start.
 """
 
 import importlib.util
@@ -23,14 +24,16 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class LlamaCppOptions(msgspec.Struct, frozen=True):
-    """Options by the names that the documentation uses. None selects a default for the machine.
+    """The engine's options, by the names in the documentation. None selects a default.
 
-    `slots` generations run at once, each with a context window of its own: memory grows with
-    them. `host_cache_mib` is host memory for prompts that lost their slot, so that more sessions
-    than slots retain their cached prefix. A prompt is prefilled in batches of `batch` tokens:
-    between two of them a generation can be cancelled, and another one can run. `logs` forwards
-    llama.cpp's log. `tcp` makes it listen on a loopback port, which is required where there are
-    no unix sockets.
+    `slots`: generations that run at once, each with its own context window. Memory use grows with
+    them.
+    `host_cache_mib`: host memory for prompts that were evicted from their slot, so that more
+    sessions than slots retain their cached prefix.
+    `batch`: tokens per prefill batch. Between two batches a generation can be cancelled, and
+    another one can run.
+    `logs`: forward llama.cpp's log.
+    `tcp`: listen on a loopback port, which is required on systems without unix sockets.
     """
 
     slots: PositiveInt = 2
@@ -44,12 +47,12 @@ class LlamaCppOptions(msgspec.Struct, frozen=True):
 
 
 CHILD_SCRIPT = Path(__file__).with_name("child.py")
-LOG_LEVEL_ERROR, LOG_LEVEL_INFO = 1, 3  # llama.cpp's own levels: errors only, information
+LOG_LEVEL_ERROR, LOG_LEVEL_INFO = 1, 3  # llama.cpp's own levels
 ERROR_LINE_PREFIX = re.compile(r"^[\d.]+ E +")  # time and level of an error in the log
 
 
 class LlamaCppProcess(EngineProcess):
-    """One running server. `start` returns the endpoint; a process is not started twice."""
+    """One server process, which can be started only once. `start` returns the endpoint."""
 
     __slots__ = ("_options",)
 
@@ -65,10 +68,11 @@ class LlamaCppProcess(EngineProcess):
         )
 
     async def start(self, model: Path, context_length: int) -> Endpoint:
-        """Load the model. Raises `EngineUnavailable` with the reason if that fails."""
+        """Load the model. Raise `EngineUnavailable` with the reason if that fails."""
         if importlib.util.find_spec("xllamacpp") is None:
             raise EngineUnavailable(
-                f"the engine 'llamacpp' needs the package xllamacpp: {install_command('llamacpp')}"
+                f"the engine 'llamacpp' requires the package xllamacpp: "
+                f"{install_command('llamacpp')}"
             )
         key = secrets.token_urlsafe(32)
         config = {
@@ -94,7 +98,7 @@ class LlamaCppProcess(EngineProcess):
         params: dict[str, Any] = {
             "n_ctx": context_length * options.slots,
             "n_parallel": options.slots,
-            "kv_unified": False,  # a slot's window is its own
+            "kv_unified": False,  # each slot has its own context window
             "ctx_shift": False,  # never truncate a prompt silently
             "n_batch": options.batch,
             "cache_ram_mib": options.host_cache_mib,
@@ -112,9 +116,9 @@ class LlamaCppProcess(EngineProcess):
         return params
 
     def _start_failure_reason(self) -> str:
-        """Why it did not start, from its log: the first error is the precise one."""
+        """Return why the server did not start, from its log: the first error is the precise one."""
         log = self._child.log
         errors = [ERROR_LINE_PREFIX.sub("", line) for line in log if ERROR_LINE_PREFIX.match(line)]
         if any("insufficient memory" in text or "allocate" in text for text in errors):
-            return f"not enough memory for this context and these slots ({errors[0]})"
+            return f"not enough memory for this context length and number of slots ({errors[0]})"
         return errors[0] if errors else ""

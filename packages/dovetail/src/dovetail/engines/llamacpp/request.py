@@ -16,8 +16,8 @@ from dovetail_model import (
     Unsupported,
 )
 
-#: Generated beyond the limit, and truncated: a character takes at most four tokens, and the ids of
-#: one that the limit splits are reported only when it is complete.
+#: Tokens generated beyond the limit, which are truncated: a character has at most four tokens, and
+#: the ids of a character that the limit splits are reported only when it is complete.
 EXTRA_TOKENS = 3
 
 _SAMPLING_FIELDS = {
@@ -29,7 +29,7 @@ _SAMPLING_FIELDS = {
     "frequency_penalty": "frequency_penalty",
     "repetition_penalty": "repeat_penalty",
 }
-_SEED_MODULUS = 2**32 - 1  # this one itself stands for a random seed
+_SEED_MODULUS = 2**32 - 1  # the modulus itself selects a random seed
 
 
 class LlamaCppErrorBody(msgspec.Struct, frozen=True):
@@ -45,9 +45,10 @@ class _ErrorResponse(msgspec.Struct, frozen=True):
 
 
 def encode_request(request: EngineRequest, slot: int) -> bytes:
-    """The request as JSON. llama.cpp's or the GGUF file's defaults apply to unset sampling fields.
+    """Encode the request as JSON. llama.cpp's or the GGUF file's sampling defaults apply.
 
-    Stop texts are not sent: ids would be withheld with the text. The caller checks for them.
+    Stop strings are not sent: llama.cpp would withhold ids together with the text. The caller
+    checks for them.
     """
     fields: dict[str, Any] = {
         "prompt": request.prompt.tolist(),
@@ -61,13 +62,13 @@ def encode_request(request: EngineRequest, slot: int) -> bytes:
     }
     if request.constraint is not None:
         if request.constraint.syntax != "gbnf":
-            raise Unsupported(f"llama.cpp takes no {request.constraint.syntax} constraints")
+            raise Unsupported(f"llama.cpp does not support {request.constraint.syntax} constraints")
         fields["grammar"] = request.constraint.text
     return msgspec.json.encode(fields)
 
 
 def error_from_status(status: int, content: bytes) -> DovetailError:
-    """The error for a status that is not 200."""
+    """Return the error for a status other than 200."""
     try:
         fault = msgspec.json.decode(content, type=_ErrorResponse).error
     except msgspec.DecodeError:
@@ -76,11 +77,11 @@ def error_from_status(status: int, content: bytes) -> DovetailError:
 
 
 def error_from_body(body: LlamaCppErrorBody) -> DovetailError:
-    """The error that llama.cpp reports."""
+    """Return the error that llama.cpp reports."""
     if body.type == "exceed_context_size_error":
         return ContextOverflow(body.message)
     if body.code == 400:
-        return InvalidRequest(f"llama.cpp refuses the request: {body.message}")
+        return InvalidRequest(f"llama.cpp rejected the request: {body.message}")
     if body.code == 503:
         return EngineUnavailable(f"llama.cpp is not ready: {body.message}")
     return EngineError(f"llama.cpp failed ({body.code}): {body.message}")

@@ -8,10 +8,10 @@ __all__ = ["SglangEngine", "SglangOptions", "create", "discover"]
 
 
 def create(setup: EngineSetup) -> SglangEngine:
-    """The engine for a running server."""
+    """Create the engine for a running server."""
     if setup.endpoint is None:
         raise EngineSetupError(
-            "the engine 'sglang' needs the address of a server: --engine-url URL"
+            "the engine 'sglang' requires the address of a server: set --engine-url URL"
         )
     reported_length = setup.remote.context_length if setup.remote is not None else None
     return SglangEngine(

@@ -1,7 +1,7 @@
 """Discover which model an SGLang server serves, and how it was started.
 
-Paths differ between versions, and a router with SGLang's `/generate` has none of them: what is not
-found is left open.
+Paths differ between versions, and a router with SGLang's `/generate` has none of them. Facts that
+cannot be found are left unset.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,11 @@ from dovetail_model import EngineError
 
 
 class SglangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the server does not report itself. Unset, it is queried.
+    """Facts that the server may not report. Unset options are queried.
 
-    `priority` is which numbers its scheduler runs first. `grammar_backend` is its flag of that
-    name. `silence` is the read timeout in seconds: a server sends nothing during a long prefill.
+    `priority`: whether its scheduler runs higher or lower numbers first.
+    `grammar_backend`: the value of its flag of that name.
+    `silence`: the read timeout in seconds. A server sends no data during a long prefill.
     """
 
     priority: Literal["higher", "lower", "off"] | None = None
@@ -32,12 +33,12 @@ class SglangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 MODEL_LIST_PATH = "/v1/models"
-#: `/health` of SGLang generates a token, so it is the last resort.
+#: SGLang's `/health` generates a token, so it is the last resort.
 HEALTH_PATHS = ("/ready", *MODEL_INFO_PATHS, "/health")
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """The model that is served there. Raises an `EngineError` where no SGLang server responds."""
+    """Return the model that the server serves. Raise an `EngineError` if it is not SGLang."""
     model = await fetch_json(endpoint, *MODEL_INFO_PATHS) or {}
     server = await fetch_json(endpoint, *SERVER_INFO_PATHS) or {}
     cards = await _list_model_cards(endpoint)
@@ -47,7 +48,7 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
     name = _text(model, "served_model_name") or _text(server, "served_model_name")
     name = name or next(iter(names), None) or path
     if name is None:
-        raise EngineError(f"{endpoint} does not tell which model it serves: is it SGLang?")
+        raise EngineError(f"{endpoint} does not report which model it serves: is it SGLang?")
     card = next((card for card in cards if card.get("id") == name), {})
     tokenizer = _text(model, "tokenizer_path") or _text(server, "tokenizer_path")
     return RemoteModel(
@@ -60,7 +61,7 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 
 
 async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | None:
-    """The response of the first of these paths that exists; None where none does."""
+    """Return the response of the first of these paths that exists; None if none exists."""
     for path in paths:
         status, content = await fetch(
             endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS)
@@ -77,7 +78,7 @@ async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | Non
 
 
 async def find_health_path(endpoint: Endpoint) -> str:
-    """The cheapest path that reports the server's health."""
+    """Return the cheapest path that reports the server's health."""
     for path in HEALTH_PATHS:
         status, _ = await fetch(endpoint, ClientRequest("GET", path, timeouts=DISCOVERY_TIMEOUTS))
         if status in (200, 503):
@@ -97,16 +98,16 @@ def _text(info: Mapping[str, Any], name: str) -> str | None:
 
 
 def _context_length_field(info: Mapping[str, Any]) -> int | None:
-    """The context length, by SGLang's names for it and by that of Dynamo."""
+    """Return the context length, by SGLang's names for the field or by Dynamo's."""
     values = (info.get(name) for name in ("max_model_len", "context_length", "context_window"))
     return next((value for value in values if type(value) is int and value > 0), None)
 
 
-#: Which numbers the priority scheduler runs first.
+#: Whether the priority scheduler runs higher or lower numbers first.
 PriorityOrder = Literal["higher", "lower"]
 
-#: The syntaxes that each grammar backend enforces, the best first. llguidance reads Lark and GBNF
-#: where SGLang says EBNF, and structural tags only in a form that predates xgrammar's.
+#: The syntaxes that each grammar backend enforces, best first. llguidance parses SGLang's EBNF
+#: field as Lark or GBNF, and supports only an older form of structural tags than xgrammar's.
 BACKEND_SYNTAXES: Mapping[str, tuple[ConstraintSyntax, ...]] = {
     "xgrammar": ("structural_tag", "ebnf", "json_schema"),
     "llguidance": ("lark", "gbnf", "ebnf", "json_schema"),
@@ -118,7 +119,7 @@ DEFAULT_GRAMMAR_BACKEND = "xgrammar"
 
 @dataclass(frozen=True)
 class SglangServerInfo:
-    """How a server was started. `reported` is False for one that does not say: a router."""
+    """How a server was started. `reported` is False if it does not report this, as a router."""
 
     reported: bool = False
     priority_order: PriorityOrder | None = None
@@ -131,7 +132,7 @@ class SglangServerInfo:
 def parse_server_info(
     reported: Mapping[str, Any] | None, options: SglangOptions
 ) -> SglangServerInfo:
-    """The facts in a response of `/server_info`; the options take precedence."""
+    """Parse a response of `/server_info`. The options take precedence."""
     info = reported or {}
     backend = options.grammar_backend or _grammar_backend(reported)
     return SglangServerInfo(
@@ -145,7 +146,7 @@ def parse_server_info(
 
 
 def _grammar_backend(reported: Mapping[str, Any] | None) -> str:
-    """The grammar backend; none is assumed for a server that reports nothing."""
+    """Return the grammar backend; none is assumed if the server reports nothing."""
     if reported is None:
         return "none"
     return str(reported.get("grammar_backend") or DEFAULT_GRAMMAR_BACKEND)
@@ -160,10 +161,10 @@ def _priority_order(info: Mapping[str, Any], options: SglangOptions) -> Priority
 
 
 def _max_context_length(info: Mapping[str, Any]) -> int | None:
-    """The tokens of one request: the KV cache can be smaller than the model's context window.
+    """Return the maximum tokens of a request: the KV cache can be smaller than the context window.
 
-    SGLang rejects a request whose prompt and `max_new_tokens` exceed the context length minus
-    the room for drafts, even if a shorter output would fit.
+    SGLang rejects a request whose prompt and `max_new_tokens` exceed the context length minus the
+    room for draft tokens, even if a shorter output would fit.
     """
     drafts = max(
         _number(info, "speculative_eagle_topk") * _number(info, "speculative_num_steps"),
@@ -179,5 +180,5 @@ def _number(info: Mapping[str, Any], name: str) -> int:
 
 
 def _flag(info: Mapping[str, Any], *names: str) -> bool | None:
-    """A flag by its current or former name; None where it is not reported."""
+    """Return a flag by its current or former name; None if it is not reported."""
     return next((bool(info[name]) for name in names if info.get(name) is not None), None)

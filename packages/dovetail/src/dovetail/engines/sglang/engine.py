@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class SglangEngine:
-    """One remote server: it is neither started nor stopped here."""
+    """One remote server, which this engine neither starts nor stops."""
 
     name = "sglang"
 
@@ -69,7 +69,7 @@ class SglangEngine:
         self.capabilities = self._build_capabilities()
 
     async def start(self) -> None:
-        """Query how the server was started. Raises if no server responds."""
+        """Query how the server was started. Raise an error if no server responds."""
         self._server_info = parse_server_info(
             await fetch_json(self._endpoint, *SERVER_INFO_PATHS), self._options
         )
@@ -86,7 +86,7 @@ class SglangEngine:
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Push deltas as they arrive. Cancelling closes the connection and aborts the request."""
         check_prompt_length(request, self.capabilities.context_length)
-        # An abort applies to every request whose id begins with it, so no id may be a prefix.
+        # SGLang aborts every request whose id begins with the given id, so no id may be a prefix.
         rid = f"{token_hex(8)}-{request.id}"
         reader = SglangFrameReader(request, self._tokenizer)
         stream = TokenStreamReader(reader.read, sink)
@@ -104,7 +104,9 @@ class SglangEngine:
                     raise sglang_error_from_status(response.status, await response.read())
                 await response.stream_to(stream.push, stream.drain)
             if not stream.finished:
-                raise EngineUnavailable(f"{SERVER_NAME} ended its answer without a word")
+                raise EngineUnavailable(
+                    f"{SERVER_NAME} closed the stream before the output was complete"
+                )
         except EngineUnavailable:
             abort_on_exit = False
             self._check_running(rid)
@@ -115,7 +117,7 @@ class SglangEngine:
                 self._schedule_abort(rid)
 
     async def health(self) -> EngineHealth:
-        """Whether the server responds, and what it reported about itself."""
+        """Return whether the server responds, and the facts that it reported about itself."""
         if self._health_path is None:
             return EngineHealth(False, "not started")
         client_request = ClientRequest("GET", self._health_path, timeouts=HEALTH_TIMEOUTS)
@@ -130,16 +132,16 @@ class SglangEngine:
         return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
 
     async def stop(self) -> None:
-        """Abort our requests."""
+        """Abort this engine's requests."""
         self._health_path = None
         running, self._running = self._running, set()
-        self._connections.abort_all()  # a server that hangs never ends them
+        self._connections.abort_all()  # a server that hangs would never end them
         for rid in running:
             self._schedule_abort(rid)
         await asyncio.gather(*self._aborts)
 
     def _schedule_abort(self, rid: str) -> None:
-        """Abort a request: SGLang checks for disconnected clients only after seconds."""
+        """Abort a request explicitly: SGLang detects disconnected clients only after seconds."""
         if self._supports_abort:
             task = asyncio.get_running_loop().create_task(self._abort(rid))
             self._aborts.add(task)

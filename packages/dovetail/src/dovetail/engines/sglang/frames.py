@@ -1,13 +1,12 @@
 """Decode the stream of `/generate` into deltas.
 
-By default each frame repeats all ids so far; started with `--incremental-streaming-output` a
-server sends only the new ones. The mode is detected in every frame: SGLang counts the generated
-tokens, and the ids must add up to that count in one of the two ways. After the first tokens only
-one can match.
+By default each frame repeats all ids so far. With `--incremental-streaming-output` the server sends
+only the new ones. The mode is detected in every frame: SGLang reports the number of generated
+tokens, and the ids must add up to that count in one of the two ways. After the first tokens, only
+one of them can match.
 
 Of repeated ids only the new tail is decoded, and of cumulative frames that arrived together only
-the last: a stream of n tokens still costs n² bytes to read, but no work in Python for each of
-them.
+the last one. A stream of n tokens still requires reading n² bytes, but no work in Python per byte.
 """
 
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from dovetail_tokenizers import Tokenizer
 
 SERVER_NAME = "SGLang"
 
-#: Phrases for a prompt, or prompt and output, that do not fit the context window or the KV cache.
+#: Phrases in errors about input, or input and output, that exceed the context window or KV cache.
 _CONTEXT_OVERFLOW_PHRASES = (
     "model's context length",
     "maximum context length",
@@ -55,20 +54,20 @@ class SglangFinishReason(msgspec.Struct, frozen=True, gc=False):
 
 
 def sglang_error_from_status(status: int, content: bytes) -> DovetailError:
-    """The error for a status that is not 200."""
+    """Return the error for a status other than 200."""
     return _refine_error(error_from_status(SERVER_NAME, status, content))
 
 
 def sglang_error_from_body(body: CompletionErrorBody) -> DovetailError:
-    """The error in a frame of the stream."""
+    """Return the error for an error frame of a stream."""
     return _refine_error(error_from_body(SERVER_NAME, body))
 
 
 def abort_error(finish_reason: SglangFinishReason) -> DovetailError:
-    """The error of a turn that SGLang aborted. Without a status the engine is at fault."""
+    """Return the error for a turn that SGLang aborted. Without a status it is an engine error."""
     message = finish_reason.message or "no reason given"
     if finish_reason.status_code is None:
-        return EngineUnavailable(f"{SERVER_NAME} gave the request up: {message}")
+        return EngineUnavailable(f"{SERVER_NAME} aborted the request: {message}")
     return sglang_error_from_body(
         CompletionErrorBody(message=message, code=finish_reason.status_code)
     )
@@ -87,12 +86,12 @@ def _refine_error(error: DovetailError) -> DovetailError:
 _DONE = b"[DONE]"
 _EMPTY_LIST = msgspec.Raw(b"[]")
 
-#: Logprob, id, and a text that is not requested.
+#: Logprob, id, and the text, which is not requested.
 SglangLogprob = tuple[float | None, int, str | None]
 
 
 class SglangMetaInfo(msgspec.Struct, frozen=True, gc=False):
-    """The metadata of a frame. The counts are of all tokens so far."""
+    """The metadata of a frame. The counts include all tokens so far."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -115,10 +114,12 @@ _decode_top_logprobs = msgspec.json.Decoder(list[list[SglangLogprob] | None] | N
 
 
 class SglangFrameReader:
-    """Converts frames to deltas. The delta with a `finish` is the last: the rest is ignored.
+    """Converts frames to deltas.
 
-    `is_finished` is whether SGLang has ended the turn itself: a turn that is truncated here
-    continues there.
+    The delta with a `finish` is the last one; later frames are ignored.
+
+    `is_finished`: whether SGLang itself has ended the turn. A turn that was truncated by this
+    reader still runs in SGLang.
     """
 
     __slots__ = (
@@ -141,7 +142,7 @@ class SglangFrameReader:
         self.is_finished = False
 
     def read(self, payloads: Sequence[bytes]) -> TokenDelta | None:
-        """The delta of frames that arrived together; None if they complete none."""
+        """Return the delta of frames that arrived together; None if they complete no delta."""
         done = payloads[-1].startswith(_DONE)
         frames = payloads[:-1] if done else payloads
         deltas: list[TokenDelta] = []
@@ -150,7 +151,7 @@ class SglangFrameReader:
             if deltas[-1].finish is not None:
                 return _merge_deltas(deltas)
         if done:
-            raise EngineUnavailable(f"{SERVER_NAME} ended its answer without saying why")
+            raise EngineUnavailable(f"{SERVER_NAME} closed the stream without a finish reason")
         delta = _merge_deltas(deltas)
         return delta if delta.ids or delta.cached is not None else None
 
@@ -162,7 +163,9 @@ class SglangFrameReader:
                 raise sglang_error_from_body(frame.error)
             return self._to_delta(frame)
         except msgspec.DecodeError as fault:
-            raise EngineError(f"{SERVER_NAME} sent what is not understood ({fault})") from fault
+            raise EngineError(
+                f"{SERVER_NAME} sent a frame that cannot be decoded ({fault})"
+            ) from fault
 
     def _to_delta(self, frame: SglangFrame) -> TokenDelta:
         meta, finish_reason = frame.meta_info, frame.meta_info.finish_reason
@@ -183,12 +186,10 @@ class SglangFrameReader:
         )
 
     def _new_ids(self, frame: SglangFrame) -> list[int]:
-        """The ids that were not in earlier frames."""
+        """Return the ids that were not in earlier frames."""
         count, id_json = frame.meta_info.completion_tokens, _json_list(frame.output_ids)
         if count is None:
-            raise EngineError(
-                f"{SERVER_NAME} does not count its tokens: completion_tokens is missing"
-            )
+            raise EngineError(f"{SERVER_NAME} sent a frame without completion_tokens")
         expected, finish_reason = count - self._count, frame.meta_info.finish_reason
         if (
             self._count
@@ -204,8 +205,8 @@ class SglangFrameReader:
         ids = _with_stop_token(_decode_ids(id_json), expected, finish_reason)
         if self._is_cumulative or len(ids) != expected:
             raise EngineError(
-                f"{SERVER_NAME} counts {count} tokens and told {self._count} of them before: "
-                f"its {len(ids)} ids do not add up with that"
+                f"{SERVER_NAME} reported {count} generated tokens after {self._count} were "
+                f"received, but the {len(ids)} ids in the frame do not match that count"
             )
         if self._count:
             self._is_cumulative = False
@@ -216,7 +217,7 @@ class SglangFrameReader:
     def _truncate(
         self, ids: list[int], before: int, finish_reason: SglangFinishReason | None
     ) -> tuple[list[int], Literal["stop", "length"] | None]:
-        """The ids up to the end of the turn, or up to the limit: not every server respects them."""
+        """Return the ids up to the stop token or the limit, which some servers do not enforce."""
         finish: Literal["stop", "length"] | None = None
         if finish_reason is not None:
             finish = "length" if finish_reason.type == "length" else "stop"
@@ -238,7 +239,10 @@ class SglangFrameReader:
     def _logprobs(
         self, ids: list[int], meta: SglangMetaInfo, before: int
     ) -> tuple[TokenLogprob, ...]:
-        """One for each id. Those of cumulative frames begin with the first token of the turn."""
+        """Return one logprob per id.
+
+        Those of cumulative frames begin with the turn's first token.
+        """
         count = self._request.sampling.logprobs
         if count is None or not ids:
             return ()
@@ -259,14 +263,15 @@ class SglangFrameReader:
 
 
 def _json_list(raw: msgspec.Raw) -> bytes:
-    """A list as it was sent; a missing one is empty."""
+    """Return a list as it was sent; a missing list is empty."""
     sent = bytes(raw)
     return sent if sent != b"null" else b"[]"
 
 
 def _continues_list(current: bytes, seen: bytes) -> bool:
-    """Whether a JSON list begins with all items of another one without its end: `[123]` not with
-    `[12`.
+    """Return whether a JSON list begins with all items of another list without its `]`.
+
+    The items must be complete: `[123]` does not begin with `[12`.
     """
     return current.startswith(seen) and current[len(seen) : len(seen) + 1] in (b",", b"]", b" ")
 
@@ -274,7 +279,7 @@ def _continues_list(current: bytes, seen: bytes) -> bool:
 def _with_stop_token(
     ids: list[int], expected: int, finish_reason: SglangFinishReason | None
 ) -> list[int]:
-    """Add the token that ended the turn, where it is counted and not in the ids."""
+    """Add the token that ended the turn if it is counted but not in the ids."""
     if (
         finish_reason is not None
         and isinstance(finish_reason.matched, int)

@@ -11,7 +11,7 @@ from dovetail.engines.sglang.discovery import PriorityOrder
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail_model import Sampling, Unsupported
 
-#: The member of `sampling_params` for each constraint syntax.
+#: The field of `sampling_params` for each constraint syntax.
 CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
     "structural_tag": "structural_tag",
     "json_schema": "json_schema",
@@ -29,10 +29,12 @@ def encode_request(
     rid: str,
     priority_order: PriorityOrder | None,
 ) -> bytes:
-    """The request as JSON. `rid` is its id in SGLang; without `priority_order` no priority is sent.
+    """Encode the request as JSON.
 
-    Stop texts are not sent: the caller checks for them. `session_id` lets SGLang retain what a
-    session shares. `session_params` are not used: with them SGLang assembles the prompt.
+    `rid` is the request's id in SGLang. Without a `priority_order` no priority is sent. Stop
+    strings are not sent: the caller checks for them. `session_id` lets SGLang retain the prefix
+    that the requests of a session share. `session_params` are not used: with them, SGLang would
+    assemble the prompt itself.
     """
     fields: dict[str, Any] = {
         "rid": rid,
@@ -43,7 +45,7 @@ def encode_request(
     if request.sampling.logprobs is not None:
         fields["return_logprob"] = True
         fields["top_logprobs_num"] = request.sampling.logprobs
-    if priority_order is not None:  # without one SGLang assumes the lowest priority
+    if priority_order is not None:  # without a value SGLang assumes the lowest priority
         fields["priority"] = request.priority if priority_order == "higher" else -request.priority
     if request.session:
         fields["session_id"] = request.session
@@ -53,9 +55,9 @@ def encode_request(
 
 
 def _sampling_params(request: EngineRequest) -> dict[str, Any]:
-    """Only the fields that are needed: SGLang rejects unknown names here.
+    """Return only the fields that are needed: SGLang rejects unknown names here.
 
-    `ignore_eos` cannot select only our own stop ids: it would disable those as well.
+    `ignore_eos` is not set: it would also disable `stop_token_ids`.
     """
     params: dict[str, Any] = {
         "max_new_tokens": max(request.max_tokens, 1),
@@ -72,7 +74,7 @@ def _sampling_params(request: EngineRequest) -> dict[str, Any]:
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields = explicit_sampling_fields(sampling, "sampling_seed")
-    if fields.get("top_k") == 0:  # elsewhere the whole vocabulary, in SGLang an error
+    if fields.get("top_k") == 0:  # disables the filter elsewhere, but is an error in SGLang
         fields["top_k"] = -1
     return fields
 
@@ -80,5 +82,5 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
 def _constraint_field(constraint: Constraint) -> str:
     member = CONSTRAINT_FIELDS.get(constraint.syntax)
     if member is None:
-        raise Unsupported(f"SGLang takes no {constraint.syntax} constraints")
+        raise Unsupported(f"SGLang does not support {constraint.syntax} constraints")
     return member

@@ -8,9 +8,11 @@ __all__ = ["VllmEngine", "VllmOptions", "create", "discover"]
 
 
 def create(setup: EngineSetup) -> VllmEngine:
-    """The engine for a model of a running server."""
+    """Create the engine for a model of a running server."""
     if setup.endpoint is None or setup.remote is None:
-        raise EngineSetupError("the engine 'vllm' needs the address of a server: --engine-url")
+        raise EngineSetupError(
+            "the engine 'vllm' requires the address of a server: set --engine-url"
+        )
     return VllmEngine(
         setup.endpoint,
         setup.remote,

@@ -1,11 +1,12 @@
 """Discover a vLLM server's model, and probe which constraints it enforces.
 
-A vLLM that was started with a reasoning parser applies a constraint only after the reasoning, one
-before 0.11 has another name for the field and ignores ours, and some of its backends support only
-schemas. So each syntax is probed: the output must be the one word that it allows.
+A vLLM server that was started with a reasoning parser applies a constraint only after the
+reasoning. A version before 0.11 has another name for the field and ignores ours. Some backends
+support only JSON schemas. Each syntax is therefore probed: the output must be the one word that the
+constraint allows.
 
-Lark is never probed: the first constraint that a server receives selects the backend of all later
-ones, and Lark would select another than its default.
+Lark is never probed: the first constraint that a server receives selects the backend for all later
+ones, and Lark would select a backend other than the default.
 """
 
 import asyncio
@@ -47,14 +48,14 @@ _REASONING_END = "</think>"
 
 @dataclass(frozen=True)
 class EnforcedConstraints:
-    """The syntaxes that a server enforces: from the first token on, or only after reasoning."""
+    """The syntaxes that a server enforces, from the first token on or only after the reasoning."""
 
     constraints: tuple[ConstraintSyntax, ...]
     after_reasoning: bool = False
 
 
 async def probe_constraints(client: CompletionsClient, tokenizer: Tokenizer) -> EnforcedConstraints:
-    """What the server enforces. Raises an `EngineError` if it cannot be queried."""
+    """Probe which syntaxes the server enforces. Raise an `EngineError` if a request fails."""
     syntaxes = await _enforced_syntaxes(client, tokenizer, "Hello")
     if syntaxes or _REASONING_END not in tokenizer.controls:
         return EnforcedConstraints(syntaxes)
@@ -91,7 +92,10 @@ async def _is_enforced(
 
 
 class VllmModelCard(msgspec.Struct, frozen=True):
-    """One name of the server. An adapter has a `parent`, and `root` is where it was loaded from."""
+    """One entry of the model list.
+
+    An adapter has a `parent`; `root` is where it was loaded from.
+    """
 
     id: str
     root: str | None = None
@@ -108,7 +112,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """The server's model under all its names. Adapters are separate models."""
+    """Return the server's model with all its names. Adapters are separate models."""
     cards = await list_models(endpoint)
     first = next((card for card in cards if card.parent is None), cards[0])
     return RemoteModel(
@@ -122,7 +126,10 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 
 
 async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
-    """All models of the server. Raises an error that says what is wrong with the address."""
+    """Return all models of the server.
+
+    Raise an error that explains what is wrong with the address.
+    """
     server_name = f"the server at {endpoint}"
     try:
         status, content = await fetch(
@@ -131,26 +138,24 @@ async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
     except EngineUnavailable as fault:
         raise EngineUnavailable(f"{fault.message}: is vLLM running there?") from fault
     if status in (401, 403):
-        raise EngineError(
-            f"{server_name} refuses the key ({status}): pass its own as --engine-api-key"
-        )
+        raise EngineError(f"{server_name} rejected the API key ({status}): set --engine-api-key")
     if status == 404:
         raise EngineError(
-            f"{server_name} has no /v1/models: it is not vLLM, or the address is wrong"
+            f"{server_name} has no /v1/models: it is not a vLLM server, or the address is wrong"
         )
     if status != 200:
         raise error_from_status(server_name, status, content)
     try:
         cards = msgspec.json.decode(content, type=_ModelList).data
     except msgspec.DecodeError as fault:
-        raise EngineError(f"{server_name} does not list models as vLLM does ({fault})") from fault
+        raise EngineError(f"{server_name} returned an invalid model list ({fault})") from fault
     if not cards:
         raise EngineUnavailable(f"{server_name} serves no model")
     return cards
 
 
 async def _fetch_version(endpoint: Endpoint) -> str:
-    """The server's version; empty where it is not reported."""
+    """Return the server's version, or an empty string if it is not reported."""
     try:
         status, content = await fetch(
             endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS)

@@ -22,12 +22,13 @@ from dovetail_tokenizers import Tokenizer
 
 
 class VllmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options by the names that the documentation uses.
+    """The engine's options, by the names in the documentation.
 
-    `stream_interval` is the tokens of a frame of the stream, to reduce the work of both sides
-    with many streams. `silence` is the read timeout in seconds: a server sends nothing during a
-    long prefill. `probe` says whether to probe at the start, by requests of a few tokens, what
-    the server enforces; without it constraints are assumed to be enforced.
+    `stream_interval`: the number of tokens per stream frame. A larger value reduces the work of
+    both sides when many streams are active.
+    `silence`: the read timeout in seconds. A server sends no data during a long prefill.
+    `probe`: whether to probe at startup, with requests of a few tokens, which constraints the
+    server enforces. Without the probe, constraints are assumed to be enforced.
     """
 
     stream_interval: int | None = None
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """One model of one server. Its capabilities are known once it has been started."""
+    """One model of one server. Its capabilities are known after `start`."""
 
     name = "vllm"
 
@@ -65,15 +66,15 @@ class VllmEngine:
         self._client = self._create_client(Timeouts(CONNECT_TIMEOUT_SECONDS, self._options.silence))
 
     async def start(self) -> None:
-        """Check that the server has the model, and probe what it enforces."""
+        """Check that the server has the model, and probe which constraints it enforces."""
         cards = await list_models(self._endpoint)
         names = [card.id for card in cards]
         if self._remote.name not in names:
             raise EngineUnavailable(
-                f"vLLM at {self._endpoint} does not serve {self._remote.name!r} (any more): "
+                f"vLLM at {self._endpoint} does not serve {self._remote.name!r}: "
                 f"it serves {', '.join(names)}"
             )
-        # Its own, which may be shorter than that of the replica that was queried first.
+        # The server's own length may be shorter than that of the replica that was queried first.
         own = [card.max_model_len for card in cards if card.id == self._remote.name]
         lengths = [length for length in (self._context_length, *own) if length]
         self.capabilities = replace(self.capabilities, context_length=min(lengths, default=None))
@@ -84,16 +85,20 @@ class VllmEngine:
         self._started = True
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive. Cancelling closes the connection, which stops vLLM."""
+        """Push deltas as they arrive.
+
+        Cancelling closes the connection, which aborts the generation.
+        """
         if not self._started:
             raise EngineUnavailable("the engine 'vllm' is not running")
         await self._client.generate(request, sink)
 
     async def health(self) -> EngineHealth:
-        """Whether the server reports to be healthy, and what was probed."""
+        """Return whether the server reports that it is healthy, and what was probed."""
         if not self._started:
             return EngineHealth(False, "not started")
-        if self._client.reports_cached_tokens:  # before 0.32 only when tokens were cached
+        # before 0.32, vLLM reports them only if tokens were cached
+        if self._client.reports_cached_tokens:
             self.capabilities = replace(self.capabilities, cached_tokens=True)
         try:
             client_request = ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
@@ -105,7 +110,7 @@ class VllmEngine:
         )
 
     async def stop(self) -> None:
-        """Abort our requests. The server keeps running."""
+        """Abort this engine's requests. The server keeps running."""
         self._started = False
         self._client.abort_all()
 
@@ -130,15 +135,18 @@ class VllmEngine:
         )
         if not client.reports_cached_tokens:
             self._warn_missing_feature(
-                "cached tokens are not told", "--enable-prompt-tokens-details"
+                "the server does not report cached tokens",
+                "start vLLM with --enable-prompt-tokens-details",
             )
         if enforced.after_reasoning:
             self._warn_missing_feature(
-                "constraints hold only behind thoughts", "no --reasoning-parser"
+                "constraints apply only after the reasoning",
+                "start vLLM without --reasoning-parser",
             )
         elif not enforced.constraints:
             self._warn_missing_feature(
-                "constraints are not enforced", "another structured-outputs backend"
+                "constraints are not enforced",
+                "start vLLM with another structured-outputs backend",
             )
 
     def _warn_missing_feature(self, problem: str, remedy: str) -> None:
