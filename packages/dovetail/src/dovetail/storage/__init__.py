@@ -1,1 +1,1 @@
-"""What stores and caches share: a bounded LRU, a SQLite file and its thread, a Redis client."""
+"""Building blocks of stores and caches: LRU cache, SQLite thread, Redis client, write queue."""

@@ -12,10 +12,12 @@ _log = logging.getLogger(__name__)
 
 
 class StoreFaults:
-    """The failures of one store.
+    """Failure counters of one store.
 
-    `failures` counts failed operations, `lost` writes that were given up, `pending` writes that
-    wait for the store to come back. `unavailable` is whether the last operation could not reach it.
+    `failures`: failed operations.
+    `lost`: writes that were abandoned.
+    `pending`: writes that are retried when the store is reachable again.
+    `unavailable`: whether the last operation could not reach the store.
     """
 
     __slots__ = (
@@ -40,7 +42,7 @@ class StoreFaults:
         self._reported_at: float | None = None
 
     def record_failure(self, error: Exception | None = None, *, unavailable: bool = True) -> None:
-        """An operation failed. With `unavailable=False` the store rejected only this one."""
+        """Record a failed operation. `unavailable=False`: the store responds but rejected it."""
         self.failures += 1
         self.unavailable = self.unavailable or unavailable
         now = self._clock()
@@ -52,7 +54,7 @@ class StoreFaults:
         self._warn("store_failed", error=str(error) or type(error).__name__, failures=self.failures)
 
     def record_success(self) -> None:
-        """An operation succeeded."""
+        """Record a successful operation."""
         if not self.unavailable:
             return
         self.unavailable = False
@@ -62,9 +64,9 @@ class StoreFaults:
             self._warn("store_recovered", **counts)
 
     def record_loss(self, error: BaseException | None = None) -> None:
-        """A write was given up."""
+        """Record a write that was abandoned."""
         self.lost += 1
-        if self.lost.bit_count() == 1:  # the first, then at powers of two
+        if self.lost.bit_count() == 1:  # log the first loss, then at powers of two
             fields = {} if error is None else {"error": str(error) or type(error).__name__}
             self._warn("store_write_lost", lost=self.lost, **fields)
 

@@ -14,14 +14,14 @@ class LruCache(Generic[_K, _V]):
     `get` and `put` make an entry the most recently used; `peek` and `in` do not. A cache that is
     read with `peek` alone therefore evicts in the order in which its entries were put.
 
-    `max_entries`: the number of entries that are kept. None: any number.
-    `max_size`: the total size of the entries that are kept, as measured by `size_of`. None: any
-    size. A value that is larger by itself evicts every entry, and then is evicted too; a caller
-    that may have such values and wants to keep the others checks before it puts them.
-    `size_of`: the size of a value. It must not change while the value is in the cache. An owner of
-    values that grow keeps its own account, leaves `max_size` out and calls `pop_oldest`.
-    `on_evict`: called with each entry that a bound removes, after it was removed; not for entries
-    that are replaced, popped or cleared. It must not put entries into the cache.
+    `max_entries`: the maximum number of entries. None: unlimited.
+    `max_size`: the maximum total size of the values, as measured by `size_of`. None: unlimited. A
+    single value that exceeds it evicts every entry and then itself; to preserve the other entries,
+    check the size before `put`.
+    `size_of`: returns the size of a value, which must not change while the value is in the cache.
+    If values grow, omit `max_size`, track the total in the caller and call `pop_oldest`.
+    `on_evict`: called with each evicted entry after its removal; not called for entries that are
+    replaced, popped or cleared. It must not put entries into the cache.
 
     Not safe for use by several threads at once.
     """
@@ -38,7 +38,7 @@ class LruCache(Generic[_K, _V]):
     ) -> None:
         if (max_size is None) != (size_of is None):
             raise ValueError("`max_size` and `size_of` must be given together")
-        self._entries: OrderedDict[_K, _V] = OrderedDict()  # the least recently used first
+        self._entries: OrderedDict[_K, _V] = OrderedDict()  # least recently used first
         self._max_entries = max_entries
         self._max_size = max_size
         self._size_of = size_of
@@ -52,19 +52,19 @@ class LruCache(Generic[_K, _V]):
         return key in self._entries
 
     def __iter__(self) -> Iterator[_K]:
-        """The keys, the least recently used first."""
+        """Return the keys, least recently used first."""
         return iter(self._entries)
 
     def values(self) -> ValuesView[_V]:
-        """The values, the least recently used first."""
+        """Return the values, least recently used first."""
         return self._entries.values()
 
     def items(self) -> ItemsView[_K, _V]:
-        """The entries, the least recently used first."""
+        """Return the entries, least recently used first."""
         return self._entries.items()
 
     def newest_first(self) -> Iterator[tuple[_K, _V]]:
-        """The entries, the most recently used first."""
+        """Return the entries, most recently used first."""
         return reversed(self._entries.items())
 
     @property
@@ -73,18 +73,18 @@ class LruCache(Generic[_K, _V]):
         return self._total_size
 
     def get(self, key: _K) -> _V | None:
-        """Return the value of a key, or None, and make it the most recently used."""
+        """Return the value of a key or None, and mark the entry as most recently used."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def peek(self, key: _K) -> _V | None:
-        """Return the value of a key, or None. Its place in the order does not change."""
+        """Return the value of a key or None, without changing the order of eviction."""
         return self._entries.get(key)
 
     def put(self, key: _K, value: _V) -> None:
-        """Set the value of a key, make it the most recently used and evict what is too much."""
+        """Set the value of a key, mark it as most recently used and enforce the limits."""
         if self._size_of is None:
             self._entries[key] = value
             self._entries.move_to_end(key)
@@ -116,7 +116,7 @@ class LruCache(Generic[_K, _V]):
         return key, value
 
     def demote(self, key: _K) -> None:
-        """Make an entry the next to be evicted. Does nothing if there is none of that key."""
+        """Make an entry the next to be evicted. Does nothing if the key is missing."""
         if key in self._entries:
             self._entries.move_to_end(key, last=False)
 

@@ -15,15 +15,15 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from dovetail.storage.faults import StoreFaults
 
-_TIMEOUT_SECONDS = 0.5  # of one operation
-_BACKOFF_SECONDS = 1.0  # without attempts, after the server was unreachable
-_RECENT_FAILURE_SECONDS = 60.0  # other processes may still write what they could not before
+_TIMEOUT_SECONDS = 0.5  # per operation
+_BACKOFF_SECONDS = 1.0  # no connection attempts for this long after a failure
+_RECENT_FAILURE_SECONDS = 60.0  # other processes may still be retrying writes that failed
 
 _T = TypeVar("_T")
 
 
 class RedisClient:
-    """The connection of one store. `name` is that of the store in its `faults`."""
+    """The Redis connection of one store. `name` identifies the store in `faults`."""
 
     __slots__ = (
         "_clock",
@@ -49,7 +49,7 @@ class RedisClient:
             url,
             socket_timeout=self._timeout,
             socket_connect_timeout=self._timeout,
-            # Once more at once: a connection of the pool may be from before a restart.
+            # Retry once immediately: a pooled connection may predate a restart of the server.
             retry=Retry(NoBackoff(), 1),
         )
         self._prefix = prefix
@@ -67,14 +67,14 @@ class RedisClient:
         )
 
     def make_key(self, tenant: str, kind: str, name: str) -> str:
-        """Build a key, hashed against forgery. The braces put a tenant into one cluster slot."""
+        """Build a key with the hashed tenant. The braces map a tenant to one cluster slot."""
         owner = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         return f"{self._prefix}:{{{owner}}}:{kind}:{name}"
 
     async def call(
         self, operation: Callable[[], Awaitable[_T]], timeout_seconds: float | None = None
     ) -> _T | None:
-        """Run an operation; None if it fails or does not finish in time."""
+        """Run an operation. Returns None if it fails or times out."""
         if self._clock() < self._retry_at:
             self._fail(None)
             return None
@@ -84,7 +84,7 @@ class RedisClient:
         except (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError) as error:
             self._retry_at = self._clock() + _BACKOFF_SECONDS
             self._fail(error)
-        except RedisError as error:  # reachable, but it rejects: out of memory, read only
+        except RedisError as error:  # reachable but rejected: out of memory, read only
             self._fail(error, unavailable=False)
         else:
             self.faults.record_success()
@@ -92,7 +92,7 @@ class RedisClient:
         return None
 
     async def ping(self) -> None:
-        """Check the connection; a failure is logged."""
+        """Check the connection and log a failure."""
         await self.call(self.redis.ping)
 
     async def close(self) -> None:

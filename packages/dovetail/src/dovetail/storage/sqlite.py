@@ -1,4 +1,4 @@
-"""SQLite access: a thread that owns the connection, file setup, and bounds of a table.
+"""SQLite access: a thread that owns the connection, file setup, and size limits of a table.
 
 The event loop never waits for the disk. Jobs that have queued up when the thread wakes run in one
 transaction.
@@ -19,13 +19,13 @@ from typing import Any, Generic, TypeVar
 
 from dovetail.storage.faults import StoreError, StoreFaults
 
-_MAX_BATCH_JOBS = 512  # per transaction: bounds how long other processes wait
+_MAX_BATCH_JOBS = 512  # per transaction: limits how long other processes wait
 
 _T = TypeVar("_T")
 
 
 class SqliteThread:
-    """Run functions on the connection. `name` names the file in errors.
+    """A thread that runs functions on the connection. `name` is used in error messages.
 
     `cleanup` runs at the end of each transaction that wrote. Failures are recorded in `faults`.
     """
@@ -49,11 +49,11 @@ class SqliteThread:
         self._thread.start()
 
     async def read(self, operation: Callable[[], _T]) -> _T:
-        """Run an operation that reads, and return its result."""
+        """Run a read operation and return its result."""
         return await self._submit(_Job(operation, writes=False))
 
     async def write(self, operation: Callable[[], None]) -> None:
-        """Run an operation that writes. Returns when it is committed."""
+        """Run a write operation. Returns after the commit."""
         await self._submit(_Job(operation, writes=True))
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class SqliteThread:
         except (sqlite3.Error, ValueError) as error:
             self._faults.record_failure(error)
             raise StoreError(f"{self._name} failed: {error}") from error
-        if job.writes:  # a full disk can still be read
+        if job.writes:  # reads do not count: a full disk can still be read
             self._faults.record_success()
         return result
 
@@ -86,7 +86,7 @@ class SqliteThread:
         self._connection.close()
 
     def _batch(self) -> "list[_Job[Any] | None]":
-        """The next job and those queued behind it, up to the limit or the end."""
+        """Return the next job and the jobs queued after it, up to the limit or the end marker."""
         batch = [self._jobs.get()]
         while batch[-1] is not None and len(batch) < _MAX_BATCH_JOBS:
             try:
@@ -96,7 +96,7 @@ class SqliteThread:
         return batch
 
     def _transact(self, batch: "list[_Job[Any]]") -> None:
-        """Run the jobs in order. Writes are reported as done when all of them are committed."""
+        """Run the jobs in order. Writes are resolved after the commit of the whole batch."""
         writes = any(job.writes for job in batch)
         try:
             if writes:
@@ -116,7 +116,7 @@ class SqliteThread:
 
 
 class _Job(Generic[_T]):
-    """A job of the thread, and its result, which is delivered after the commit."""
+    """A job of the thread and its result, which is delivered after the commit."""
 
     __slots__ = ("_error", "_operation", "_result", "future", "writes")
 
@@ -128,7 +128,7 @@ class _Job(Generic[_T]):
         self.future: Future[_T] = Future()
 
     def run(self) -> None:
-        """Run it. Raises only what invalidates the whole transaction."""
+        """Run the operation. Raises only errors that invalidate the whole transaction."""
         try:
             self._result = [self._operation()]
         except Exception as error:
@@ -137,7 +137,7 @@ class _Job(Generic[_T]):
                 raise
 
     def recover(self, error: Exception) -> None:
-        """Handle a failed transaction: a write is lost with it, a read can run again."""
+        """Handle a failed transaction: fail a write with it, run a read again."""
         if self.writes:
             self._error = error
         elif not self._result and self._error is None:
@@ -145,16 +145,16 @@ class _Job(Generic[_T]):
 
     def resolve(self) -> None:
         if not self.future.set_running_or_notify_cancel():
-            return  # the caller was cancelled; the job ran all the same
+            return  # the caller was cancelled, but the job has run
         if self._error is not None:
             self.future.set_exception(self._error)
         else:
             self.future.set_result(self._result[0])
 
 
-BUSY_TIMEOUT_SECONDS = 5.0  # while another process writes
+BUSY_TIMEOUT_SECONDS = 5.0  # how long to wait while another process writes
 
-_PAGE_BYTES = 8192  # a turn has 2 to 3 KB: on pages of 4 KB a third of the file would be empty
+_PAGE_BYTES = 8192  # a turn takes 2 to 3 KB: with pages of 4 KB a third of the file would be unused
 _MAX_WAL_BYTES = 16 << 20  # retained after a checkpoint
 
 
@@ -162,7 +162,7 @@ _MAX_WAL_BYTES = 16 << 20  # retained after a checkpoint
 class DatabaseSchema:
     """The schema of one kind of database file.
 
-    `application_id` distinguishes our files from other programs', and one kind from another.
+    `application_id` distinguishes our files from those of other programs, and the kinds of files.
     `migrations` maps an older version to the statements that upgrade it to the next.
     """
 
@@ -174,11 +174,11 @@ class DatabaseSchema:
 
 
 def open_database(path: Path, schema: DatabaseSchema) -> sqlite3.Connection:
-    """Open or create a file. StoreError names a file that is not ours or is damaged."""
+    """Open or create a file. Raises StoreError if it is damaged or belongs to another program."""
     connection: sqlite3.Connection | None = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # It holds user content: readable by its owner only, like the files SQLite adds to it.
+        # The file holds user content. SQLite creates its other files with the same mode.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
@@ -190,24 +190,24 @@ def open_database(path: Path, schema: DatabaseSchema) -> sqlite3.Connection:
         if isinstance(error, StoreError):
             raise
         raise StoreError(
-            f"cannot open the {schema.name} {path}: {error}; if it is damaged or another "
-            "program's, move it away or choose another data folder"
+            f"cannot open the {schema.name} {path}: {error}; if the file is damaged or belongs to "
+            "another program, move it or choose another data folder"
         ) from error
     return connection
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema) -> None:
-    # In one transaction: another process may create the tables at the same time.
+    # One transaction for all reads: another process may create the tables concurrently.
     connection.execute("BEGIN")
     _check_owner(connection, path, schema)
     connection.execute("COMMIT")
-    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # effective for new files only
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # affects new files only
     _enable_wal(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA journal_size_limit = {_MAX_WAL_BYTES}")
     connection.execute("BEGIN IMMEDIATE")
-    # Checked again under the lock: another process may have created the tables just now.
+    # Check again under the lock: another process may have created the tables meanwhile.
     version = _check_owner(connection, path, schema)
     if version == 0:
         _run_script(connection, schema.tables)
@@ -220,24 +220,24 @@ def _prepare(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema)
 
 
 def _check_owner(connection: sqlite3.Connection, path: Path, schema: DatabaseSchema) -> int:
-    """The file's version, 0 if it is empty. StoreError if it is not ours."""
+    """Return the schema version, 0 for an empty file. Raises StoreError for a foreign file."""
     version = _query_int(connection, "PRAGMA user_version")
     application = _query_int(connection, "PRAGMA application_id")
     tables = _query_int(connection, "SELECT count(*) FROM sqlite_master")
     if application == 0 and version == 0 and tables == 0:
         return 0
     if application != schema.application_id:
-        raise StoreError(f"{path} is another program's database, not a {schema.name}")
+        raise StoreError(f"{path} is not a {schema.name}: another program or store created it")
     if version != schema.version and version not in schema.migrations:
         raise StoreError(
-            f"the {schema.name} {path} has version {version}, "
-            f"and this Dovetail knows version {schema.version}"
+            f"the {schema.name} {path} has schema version {version}, "
+            f"but this version of Dovetail supports version {schema.version}"
         )
     return version
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log. SQLite does not wait if several processes switch at once."""
+    """Enable the write-ahead log, with retries: SQLite fails if two processes do so at once."""
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -250,7 +250,7 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
 
 
 def _run_script(connection: sqlite3.Connection, script: str) -> None:
-    """Run the statements one by one: `executescript` would commit the transaction."""
+    """Run the statements individually: `executescript` would commit the transaction."""
     pending = ""
     for line in script.splitlines(keepends=True):
         pending += line
@@ -264,12 +264,12 @@ def _query_int(connection: sqlite3.Connection, query: str) -> int:
     return int(number)
 
 
-_EVICT_BYTES = 4 << 20  # freed at once: not on every put, and never a long pause
+_EVICT_BYTES = 4 << 20  # freed per eviction: avoids an eviction on every put as well as long pauses
 _MAX_EXPIRED_ROWS = 1000  # deleted per transaction; reads skip expired rows anyway
 
 
 class TableBounds:
-    """Bounds of a table with columns `seq`, `used` and `size`, and a table `totals`."""
+    """Size and age limits of a table with columns `seq`, `used`, `size`, and a table `totals`."""
 
     __slots__ = ("_clock", "_connection", "_max_age", "_table", "max_bytes")
 
@@ -292,17 +292,17 @@ class TableBounds:
         return self._clock()
 
     def min_used(self) -> float:
-        """The time of last use before which rows are expired."""
+        """Return the time of last use before which rows are expired."""
         return self._clock() - self._max_age
 
     def totals(self) -> tuple[int, int]:
-        """Rows and bytes. Expired rows count until the next write."""
+        """Return the number of rows and bytes. Expired rows count until the next write."""
         query = f"SELECT {self._table}, bytes FROM totals"
         rows, size = self._connection.execute(query).fetchone()
         return rows, size
 
     def delete_expired(self) -> None:
-        """Delete expired rows, a limited number at a time."""
+        """Delete expired rows, up to a limit per call."""
         self._connection.execute(
             f"DELETE FROM {self._table} WHERE seq IN "
             f"(SELECT seq FROM {self._table} WHERE used < ? ORDER BY used LIMIT ?)",
@@ -310,7 +310,7 @@ class TableBounds:
         )
 
     def evict(self) -> None:
-        """Delete the least recently used rows while the table is too large."""
+        """Delete the least recently used rows if the table exceeds its size limit."""
         _, total = self.totals()
         if total <= self.max_bytes:
             return

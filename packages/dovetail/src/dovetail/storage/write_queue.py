@@ -1,4 +1,4 @@
-"""A queue of background writes, in order, whose losses are counted."""
+"""An ordered queue of background writes that counts failed writes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ _BATCH_SIZE = 64
 
 
 class TenantItem(Protocol):
-    """An item that can be queued: it has a tenant and an id unique to the tenant."""
+    """An item of the queue: it has a tenant and an id that is unique for the tenant."""
 
     @property
     def tenant(self) -> str: ...
@@ -26,10 +26,10 @@ _T = TypeVar("_T", bound=TenantItem)
 
 
 class WriteQueue(Generic[_T]):
-    """Items on their way to the store. Until they are written, they are found here.
+    """Writes items to a store in the background. Pending items can be read from the queue.
 
-    `write` gets each item; errors are counted in `faults`. `size_of` estimates its bytes.
-    Of two items with the same id the later one is always written.
+    `write` is called with each item; its errors are counted in `faults`. `size_of` estimates the
+    bytes of an item. Of two items with the same id the later one is always written.
     """
 
     __slots__ = (
@@ -59,11 +59,11 @@ class WriteQueue(Generic[_T]):
 
     @property
     def pending_bytes(self) -> int:
-        """Estimated bytes that are not written yet."""
+        """Estimated bytes of the pending items."""
         return self._pending_bytes
 
     def get(self, tenant: str, id: str) -> _T | None:
-        """An item that is not written yet."""
+        """Return a pending item, or None if it is written or unknown."""
         return self._pending.get((tenant, id))
 
     def put(self, item: _T) -> None:
@@ -85,12 +85,12 @@ class WriteQueue(Generic[_T]):
             await asyncio.shield(self._task)
 
     async def wait_written(self, tenant: str, id: str) -> None:
-        """Wait until this item is written, whatever else is queued."""
+        """Wait until this item is written, but not for later items."""
         while (tenant, id) in self._pending:
             await self._batch_done.wait()
 
     async def _drain(self) -> None:
-        """Write items in batches, so that a store can use one transaction."""
+        """Write items in batches, so that the store can use one transaction per batch."""
         while self._pending:
             batch = list(islice(self._pending.items(), _BATCH_SIZE))
             writes = [self._write(one) for _, one in batch]
