@@ -222,12 +222,12 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     from dovetail.ledger.sqlite_store import SqliteLedgerStore
 
     asyncio.run(SqliteLedgerStore(tmp_path / "turns.sqlite").close())
-    with pytest.raises(StoreError, match="not a store of responses"):
+    with pytest.raises(StoreError, match="not a response store"):
         SqliteResponseBackend(tmp_path / "turns.sqlite")
     with sqlite3.connect(tmp_path / "other.sqlite") as other:
         other.execute("CREATE TABLE t (x)")
     other.close()
-    with pytest.raises(StoreError, match="not a store of responses"):
+    with pytest.raises(StoreError, match="not a response store"):
         SqliteResponseBackend(tmp_path / "other.sqlite")
 
 
@@ -400,9 +400,9 @@ def test_failing_store_fails_no_response(caplog: pytest.LogCaptureFixture) -> No
         assert [r.id for r in await responses.get_chain("t", "r1", LIMIT)] == ["r1"]
         assert await responses.get("t", "r1") == one
         assert await responses.get("t", "other") is None
-        with pytest.raises(StoreError, match="try again") as error:
+        with pytest.raises(StoreError, match="retry later") as error:
             await responses.delete("t", "r1")
-        assert "place" not in error.value.message  # clients hear it
+        assert "place" not in error.value.message  # clients receive this message
         store.fails = False
         responses.put(two := response("r2", previous="r1"))
         await responses.wait_stored(two)

@@ -10,15 +10,17 @@ from dovetail.storage.faults import StoreFaults
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
-_OVERHEAD_BYTES = 1000  # of a response without content
+_OVERHEAD_BYTES = 1000  # per response, in addition to its content
 
 
 class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
-    """One response: its request's input and its output. Earlier ones are linked by `previous`.
+    """One response: input, output, and the id of the response that it continues.
 
-    `input` and `output` are JSON items, without the brackets of an array; `head` is the response
-    object without its output. `created_at` is when it was requested, in seconds since the epoch.
-    While it runs in the background, `heartbeat_at` is when its process last reported so.
+    `head`: the response object as JSON, without its output.
+    `input`, `output`: JSON items, without the brackets of an array.
+    `previous`: the id of the previous response.
+    `created_at`: the time of the request, in seconds since the epoch.
+    `heartbeat_at`: the last time that its process reported a background response as running.
     """
 
     tenant: str
@@ -38,12 +40,12 @@ class StoredResponse(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def items(self) -> tuple[bytes, bytes]:
-        """What it adds to a conversation."""
+        """The items that the response adds to a conversation: input and output."""
         return self.input, self.output
 
 
 def response_size(response: StoredResponse) -> int:
-    """Estimated size in bytes."""
+    """Estimate the size of a response in bytes."""
     return len(response.head) + len(response.input) + len(response.output) + _OVERHEAD_BYTES
 
 
@@ -53,50 +55,49 @@ DEFAULT_MAX_AGE_SECONDS = 30 * DAY_SECONDS
 
 Clock = Callable[[], float]
 
-_MAX_BODY_BYTES = (
-    1 << 29
-)  # no response is that large; a damaged header must not allocate all memory
+# Larger than any response. A damaged header must not cause a huge allocation.
+_MAX_BODY_BYTES = 1 << 29
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StoredResponse)
 
 
 class ResponseStats(msgspec.Struct, frozen=True):
-    """What a backend holds."""
+    """The number and total size of the stored responses."""
 
     responses: int
     bytes: int
 
 
 class ResponseBackend(Protocol):
-    """Stores responses per tenant, and drops the least recently used."""
+    """The interface of response backends: store responses per tenant, evict by last use."""
 
     @property
     def faults(self) -> StoreFaults:
-        """Its failures. Callers only add losses."""
+        """The failures of the backend. Callers record only lost writes."""
 
     async def ping(self) -> None:
-        """Check the backend; a failure is logged."""
+        """Check the backend and log a failure."""
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
-        """The response, or None if this tenant has none of that id."""
+        """Return the response, or None if the tenant has no response with this id."""
 
     async def put(self, response: StoredResponse) -> None:
-        """Store it, in place of an older version."""
+        """Store a response or replace its older version."""
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Delete it. False if there is none."""
+        """Delete a response. Returns False if it does not exist."""
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these exist. None if that is currently unknown."""
+        """Return the ids that exist, or None if the backend is unavailable."""
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """Mark these as used: their age starts anew."""
+        """Mark responses as used: this restarts their age."""
 
     async def stats(self) -> ResponseStats:
-        """Count what is stored. Not for the hot path."""
+        """Count the stored responses. Too slow for the hot path."""
 
     async def close(self) -> None:
-        """Finish pending work and close. A closed backend is not used again."""
+        """Finish pending operations and close the backend, which cannot be used afterwards."""
 
 
 def encode_response(response: StoredResponse) -> bytes:
@@ -105,7 +106,7 @@ def encode_response(response: StoredResponse) -> bytes:
 
 
 def decode_response(body: bytes) -> StoredResponse | None:
-    """Decode a body; None if it is damaged or of an unknown version."""
+    """Decode a body. Returns None if it is damaged or has an unknown version."""
     try:
         if zstandard.frame_content_size(body) > _MAX_BODY_BYTES:
             return None

@@ -1,4 +1,4 @@
-"""Responses cached per WebSocket connection: the last few, each with its whole chain."""
+"""Cache of the latest responses of a WebSocket connection, each with its complete chain."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from dovetail.responses.backend import StoredResponse, response_size
 from dovetail.storage.lru import LruCache
 
 DEFAULT_MAX_RESPONSES = 32  # twice the concurrent requests of a connection
-MAX_TRACKED_DELETIONS = 1024  # responses deleted while one is running
+MAX_TRACKED_DELETIONS = 1024  # deletions recorded while a response is running
 
 ResponseChain = tuple[StoredResponse, ...]
 
 
 class ConnectionCacheBudget:
-    """The bytes that all connections may cache together.
+    """The total size limit of the caches of all connections.
 
-    Above it, the cache of the least recently used connection is cleared: its client gets an error
-    and sends the whole conversation again.
+    When it is exceeded, the cache of the least recently used connection is cleared: its client
+    receives an error and sends the complete conversation again.
     """
 
     __slots__ = ("_held",)
@@ -43,9 +43,9 @@ class ConnectionCacheBudget:
 
 
 class ConnectionCache:
-    """Responses of one connection, looked up before the store.
+    """The responses of one connection, searched before the store.
 
-    Chains share the responses that they have in common.
+    Chains share common responses.
     """
 
     __slots__ = ("_budget", "_chains", "_held", "_max_responses", "_reservations", "_size")
@@ -58,18 +58,18 @@ class ConnectionCache:
         self._max_responses = max_responses
         self._budget = budget
         self._held: LruCache[str, ResponseChain] = LruCache()  # bounded by `_pick_eviction`
-        self._chains: Counter[str] = Counter()  # of a response: the number of chains with it
+        self._chains: Counter[str] = Counter()  # response id -> number of chains that contain it
         self._size = 0  # a response in several chains counts once
         self._reservations: WeakSet[CacheReservation] = WeakSet()  # of running responses
 
     def reserve(self) -> "CacheReservation":
-        """Reserve a place for a response that is about to run."""
+        """Reserve an entry for a response that is about to run."""
         reservation = CacheReservation(self)
         self._reservations.add(reservation)
         return reservation
 
     def put(self, previous: Sequence[StoredResponse], response: StoredResponse) -> None:
-        """Cache a response that continues these. Only its items are used: the head is dropped."""
+        """Cache a response that continues `previous`, without its head, which is not needed."""
         self._drop(response.id)
         self._add((*previous, msgspec.structs.replace(response, head=b"")))
         if len(self._held) > self._max_responses:
@@ -78,11 +78,11 @@ class ConnectionCache:
             self._budget.set_usage(self, self._size)
 
     def get_chain(self, id: str) -> ResponseChain | None:
-        """The response and all before it, the oldest first; None if it is not cached."""
+        """Return the response and its predecessors, oldest first, or None if it is not cached."""
         return self._held.get(id)
 
     def delete(self, tenant: str, id: str) -> None:
-        """Drop a deleted response and all chains that continue it."""
+        """Remove a deleted response and all chains that contain it."""
         for reservation in list(self._reservations):
             reservation.delete(tenant, id)
         if id not in self._chains:
@@ -99,13 +99,16 @@ class ConnectionCache:
         self._size = 0
 
     def close(self) -> None:
-        """Clear the cache: the connection is closed."""
+        """Clear the cache and release its budget after the connection was closed."""
         self.clear()
         if self._budget is not None:
             self._budget.release(self)
 
     def _pick_eviction(self) -> str:
-        """Prefer the oldest that was already continued: idle lanes continue their last response."""
+        """Return the oldest response that was already continued, else the oldest.
+
+        An idle conversation continues with its last response, which must stay cached.
+        """
         continued = {chain[-2].id for chain in self._held.values() if len(chain) > 1}
         return next((id for id in self._held if id in continued), next(iter(self._held)))
 
@@ -125,9 +128,9 @@ class ConnectionCache:
 
 
 class CacheReservation:
-    """A place in the cache for a running response.
+    """A reserved cache entry for a running response.
 
-    It is not cached if a response that it continues was deleted meanwhile.
+    The response is not cached if one of its predecessors was deleted while it ran.
     """
 
     __slots__ = ("__weakref__", "_cache", "_deleted")
@@ -137,13 +140,13 @@ class CacheReservation:
         self._deleted: set[tuple[str, str]] = set()
 
     def put(self, previous: Sequence[StoredResponse], response: StoredResponse) -> None:
-        """Cache it, with all that it continues."""
+        """Cache the finished response with its predecessors."""
         intact = not any((one.tenant, one.id) in self._deleted for one in (*previous, response))
         if self._cache is not None and intact:
             self._cache.put(previous, response)
 
     def delete(self, tenant: str, id: str) -> None:
-        """Record a deletion. After very many, the running response is not cached."""
+        """Record a deletion. Above the tracking limit the running response is not cached."""
         self._deleted.add((tenant, id))
         if len(self._deleted) > MAX_TRACKED_DELETIONS:
             self._deleted.clear()

@@ -30,7 +30,7 @@ class _CachedResponse:
 
 
 class ResponseCache:
-    """An LRU cache by tenant and id. Times are in seconds of the caller's clock."""
+    """An LRU cache keyed by tenant and id. Times are in seconds of the caller's clock."""
 
     __slots__ = ("_entries", "_max_bytes")
 
@@ -52,7 +52,7 @@ class ResponseCache:
         return None if entry is None else entry.response
 
     def put(self, response: StoredResponse, now: float = 0.0) -> None:
-        """Cache a response, in place of an older version, unless it exceeds the whole cache."""
+        """Cache a response or replace its older version, unless it exceeds the cache size."""
         key = (response.tenant, response.id)
         if response_size(response) > self._max_bytes:
             self.remove(*key)
@@ -60,7 +60,7 @@ class ResponseCache:
             self._entries.put(key, _CachedResponse(response, now))
 
     def touch(self, tenant: str, id: str, now: float = 0.0) -> bool:
-        """Mark it as used. False if it is not cached."""
+        """Mark a response as used. Returns False if it is not cached."""
         entry = self._entries.get((tenant, id))
         if entry is None:
             return False
@@ -71,13 +71,13 @@ class ResponseCache:
         return self._entries.pop((tenant, id)) is not None
 
     def remove_older(self, oldest: float) -> None:
-        """Remove all that were not used since."""
+        """Remove all responses that were last used before `oldest`."""
         while (first := self._entries.oldest()) is not None and first[1].used_at < oldest:
             self._entries.pop_oldest()
 
 
 class MemoryResponseBackend:
-    """A backend for tests, trials, and servers without a disk."""
+    """A backend for tests, trials, and servers without persistent storage."""
 
     __slots__ = ("_cache", "_clock", "_max_age", "faults")
 
@@ -97,37 +97,37 @@ class MemoryResponseBackend:
         """Do nothing: memory is always available."""
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
-        """The response, or None if this tenant has none of that id."""
+        """Return the response, or None if the tenant has no response with this id."""
         self._expire()
         return self._cache.get(tenant, id)
 
     async def put(self, response: StoredResponse) -> None:
-        """Store it."""
+        """Store a response."""
         self._cache.put(response, self._expire())
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Delete it."""
+        """Delete a response. Returns False if it does not exist."""
         self._expire()
         return self._cache.remove(tenant, id)
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these exist."""
+        """Return the ids that exist."""
         self._expire()
         return {id for id in ids if self._cache.get(tenant, id) is not None}
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """Mark these as used."""
+        """Mark responses as used."""
         now = self._expire()
         for id in ids:
             self._cache.touch(tenant, id, now)
 
     async def stats(self) -> ResponseStats:
-        """Count what is stored."""
+        """Count the stored responses."""
         self._expire()
         return ResponseStats(len(self._cache), self._cache.size_bytes)
 
     async def close(self) -> None:
-        """Nothing to finish."""
+        """Do nothing: memory needs no cleanup."""
 
     def _expire(self) -> float:
         now = self._clock()

@@ -1,7 +1,7 @@
-"""Responses in Redis, for several servers. They expire by age; Redis bounds the memory.
+"""A response backend in Redis, shared by several servers.
 
-While Redis is unavailable, responses are not found and new ones are not stored, without delaying
-requests for long.
+Responses expire by age; the Redis server limits the memory. While Redis is unavailable, responses
+are not found and new ones are not stored; a short timeout limits the delay of requests.
 """
 
 import time
@@ -18,11 +18,11 @@ from dovetail.responses.backend import (
 from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.redis_client import RedisClient
 
-_SCAN_COUNT = 1000  # keys per step when counting
+_SCAN_COUNT = 1000  # keys per SCAN step
 
 
 class RedisResponseBackend:
-    """A backend shared over the network. All keys of a tenant are in one cluster slot."""
+    """A backend shared over the network. All keys of a tenant map to one cluster slot."""
 
     __slots__ = ("_client", "_prefix", "_redis", "_ttl_ms")
 
@@ -48,33 +48,33 @@ class RedisResponseBackend:
         return self._client.faults
 
     async def ping(self) -> None:
-        """Check the connection; a failure is logged."""
+        """Check the connection and log a failure."""
         await self._client.ping()
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
-        """The response, or None if this tenant has none of that id."""
+        """Return the response, or None if the tenant has no response with this id."""
         failures = self.faults.failures
         body = await self._client.call(lambda: self._redis.get(self._key(tenant, id)))
         if body is None and self.faults.failures > failures:
-            raise StoreError("the store of responses does not answer")
+            raise StoreError("the response store is unavailable")
         response = decode_response(body) if isinstance(body, bytes) else None
         return response if response is not None and response.tenant == tenant else None
 
     async def put(self, response: StoredResponse) -> None:
-        """Store it, or count it as lost."""
+        """Store a response, or record the loss if Redis is unavailable."""
         key, body = self._key(response.tenant, response.id), encode_response(response)
         if await self._client.call(lambda: self._redis.set(key, body, px=self._ttl_ms)) is None:
             self.faults.record_loss()
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Delete it. StoreError if Redis is unavailable: the deletion must not seem done."""
+        """Delete a response. Raises StoreError if Redis is unavailable, so that clients retry."""
         deleted = await self._client.call(lambda: self._redis.delete(self._key(tenant, id)))
         if deleted is None:
-            raise StoreError("the store of responses does not answer; try again")
+            raise StoreError("the response store is unavailable; retry later")
         return bool(deleted)
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these exist."""
+        """Return the ids that exist, or None if Redis is unavailable."""
 
         async def check() -> set[str]:
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -86,7 +86,7 @@ class RedisResponseBackend:
         return await self._client.call(check)
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """Mark these as used."""
+        """Mark responses as used."""
 
         async def renew() -> None:
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -97,7 +97,7 @@ class RedisResponseBackend:
         await self._client.call(renew)
 
     async def stats(self) -> ResponseStats:
-        """Count what is stored. Scans the keys in steps: not for frequent use."""
+        """Count the stored responses. Scans all keys, so call it rarely."""
         return await self._client.call(self._count, timeout_seconds=60.0) or ResponseStats(0, 0)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Responses in one SQLite file, which survives restarts and can be shared by processes."""
+"""A response backend in one SQLite file: it survives restarts, and processes can share it."""
 
 import json
 import time
@@ -43,7 +43,7 @@ CREATE TRIGGER responses_dropped AFTER DELETE ON responses BEGIN
     UPDATE totals SET responses = responses - 1, bytes = bytes - old.size;
 END;
 """
-SCHEMA = DatabaseSchema("store of responses", 0x446F7652, 1, _TABLES)  # "DovR"
+SCHEMA = DatabaseSchema("response store", 0x446F7652, 1, _TABLES)  # "DovR"
 
 
 class SqliteResponseBackend:
@@ -66,40 +66,40 @@ class SqliteResponseBackend:
         )
         self._thread = SqliteThread(
             self._connection,
-            name=f"the store of responses {path}",
+            name=f"the response store {path}",
             cleanup=self._bounds.delete_expired,
             faults=self.faults,
         )
 
     async def ping(self) -> None:
-        """It is always there."""
+        """Do nothing: a local file needs no connection."""
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
-        """The response, or None if this tenant has none of that id."""
+        """Return the response, or None if the tenant has no response with this id."""
         return await self._thread.read(lambda: self._get(tenant, id))
 
     async def put(self, response: StoredResponse) -> None:
-        """Keep it. Done when it is on its way to the disk: a crash of the process loses nothing."""
+        """Store a response. Returns after the commit: it survives a crash of the process."""
         await self._thread.write(lambda: self._put(response))
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Forget it."""
+        """Delete a response. Returns False if it does not exist."""
         found: list[int] = []
         await self._thread.write(lambda: found.append(self._delete(tenant, id)))
         return bool(found[-1])
 
     async def get_existing_ids(self, tenant: str, ids: Sequence[str]) -> set[str] | None:
-        """Which of these exist."""
+        """Return the ids that exist."""
         return await self._thread.read(lambda: self._get_existing_ids(tenant, ids))
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
-        """Mark these as used."""
+        """Mark responses as used."""
         rows = [(self._bounds.now(), tenant, id, self._bounds.min_used()) for id in ids]
         query = "UPDATE responses SET used = max(used, ?) WHERE tenant = ? AND id = ? AND used >= ?"
         await self._thread.write(lambda: self._execute_many(query, rows))
 
     async def stats(self) -> ResponseStats:
-        """Count what is stored. Expired responses count until the next write."""
+        """Count the stored responses. Expired ones count until the next write."""
         return await self._thread.read(self._stats)
 
     async def close(self) -> None:

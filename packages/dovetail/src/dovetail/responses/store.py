@@ -1,6 +1,6 @@
 """Look up and store responses: memory first, then the backend.
 
-A backend that fails makes responses unknown; it never fails a request.
+If the backend fails, responses are not found, but no request fails because of it.
 """
 
 import asyncio
@@ -28,23 +28,25 @@ from dovetail.storage.write_queue import WriteQueue
 from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
 TOUCH_INTERVAL_SECONDS = 3600.0  # well below the age at which backends expire responses
-STORE_TIMEOUT_SECONDS = 2.0  # for which the end of a response waits for the backend
+STORE_TIMEOUT_SECONDS = 2.0  # how long the end of a response waits for the backend
 
 _DEFAULT_CACHE_BYTES = 64 << 20
 _MAX_CONCURRENT_READS = 8  # a decompressed response can be many times its size on disk
-_MAX_TOUCHED = 16384  # responses whose last touch is remembered
-_CHAIN_LINK_BYTES = 256  # overhead counted per response, to bound the length of a chain
+_MAX_TOUCHED = 16384  # responses whose last touch is tracked
+_CHAIN_LINK_BYTES = 256  # counted per response, to limit the length of a chain
 _VALID_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
 
 
 class ResponseStore:
-    """Responses in memory and in a backend.
+    """Stores responses in a backend, with a cache in memory.
 
-    The backend decides which responses exist: it bounds them, and other processes may delete some.
-    The cache only saves reads. `shared`: other processes use the backend. `has_peers`: such a
-    process may get a request for a response as soon as the client has seen it, so `wait_stored` is
-    needed.
+    The backend decides which responses exist: it evicts responses, and other processes may delete
+    them. The cache only saves reads.
+
+    `shared`: other processes use the backend.
+    `has_peers`: another worker process may receive a request for a response as soon as the client
+    has its id, so callers must use `wait_stored`.
     """
 
     __slots__ = (
@@ -80,18 +82,18 @@ class ResponseStore:
         self._writes: WriteQueue[StoredResponse] = WriteQueue(
             self._write, size_of=response_size, faults=backend.faults
         )
-        # When the whole chain of a response was last touched.
+        # The time at which the chain of a response was last touched.
         self._touched: LruCache[tuple[str, str], float] = LruCache(_MAX_TOUCHED)
         self._read_slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
     def put(self, response: StoredResponse) -> None:
-        """Store a response or its newer version. It is found at once, before it is written."""
+        """Store a response or its newer version. Readers find it even before it is written."""
         self._cache.put(response)
         self._writes.put(response)
 
     @property
     def pending_bytes(self) -> int:
-        """Estimated bytes that are not in the backend yet."""
+        """Estimated bytes that are not yet written to the backend."""
         return self._writes.pending_bytes
 
     @property
@@ -100,22 +102,22 @@ class ResponseStore:
         return self._backend.faults
 
     async def ping(self) -> None:
-        """Check the backend; a failure is logged."""
+        """Check the backend and log a failure."""
         await self._backend.ping()
 
     async def drain(self) -> None:
-        """Wait while the backend is too slow for what is written."""
+        """Wait until pending writes are done if they exceed the cache size."""
         if self.pending_bytes > self._cache_bytes:
             await self._writes.flush()
 
     async def wait_stored(self, response: StoredResponse) -> None:
-        """Wait until the response is in the backend, or for the timeout."""
+        """Wait until the response is in the backend, up to the write timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._write_timeout_seconds):
                 await self._writes.wait_written(response.tenant, response.id)
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
-        """The response, or None if this tenant has none of that id."""
+        """Return the response, or None if the tenant has no response with this id."""
         if not is_valid_id(id):
             return None
         return self._writes.get(tenant, id) or await self._fetch(tenant, id)
@@ -123,10 +125,10 @@ class ResponseStore:
     async def get_chain(
         self, tenant: str, id: str, limit: int, local: ConnectionCache | None = None
     ) -> Sequence[StoredResponse]:
-        """The response and all before it, the oldest first, without heads.
+        """Return the response and its predecessors, oldest first, without heads.
 
-        Raises PreviousResponseNotFound if one is missing. `limit` bounds the bytes of their items.
-        The connection's cache is searched first.
+        Raises PreviousResponseNotFound if one is missing. `limit` is the maximum size of their
+        items in bytes. The cache of the connection, `local`, is searched first.
         """
         if not is_valid_id(id):
             raise PreviousResponseNotFound(
@@ -144,10 +146,10 @@ class ResponseStore:
     async def get_outputs(
         self, tenant: str, ids: Sequence[str], limit: int, local: ConnectionCache | None = None
     ) -> list[bytes]:
-        """The outputs of these responses, up to the first that does not exist.
+        """Return the outputs of these responses, up to the first that does not exist.
 
-        `limit` bounds their total bytes. Inputs are dropped at once: decompressed, they may be a
-        thousand times larger than stored.
+        `limit` is the maximum total size in bytes. Inputs are dropped immediately: decompressed,
+        they can be a thousand times larger than stored.
         """
         own: list[bytes] = []
         found: dict[str, bytes] = {}
@@ -163,7 +165,7 @@ class ResponseStore:
             else:
                 break
             if size > limit:
-                raise RequestTooLarge(f"The responses that are named have more than {limit} bytes.")
+                raise RequestTooLarge(f"The referenced responses exceed {limit} bytes.")
         for missing in await self._find_missing(tenant, list(found)):
             del found[missing]
         return [*found.values(), *own]
@@ -171,33 +173,36 @@ class ResponseStore:
     async def get_available_chain(
         self, tenant: str, id: str, limit: int
     ) -> Sequence[StoredResponse]:
-        """The response and those before it that still exist, the oldest first."""
+        """Return the response and its predecessors that still exist, oldest first."""
         chain = await self._walk(tenant, id, limit, whole=False)
         missing = set(await self._find_missing(tenant, [one.id for one in chain]))
         available = takewhile(lambda one: one.id not in missing, reversed(chain))
         return list(available)[::-1]
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Delete it everywhere. False if there is none. StoreError if the backend fails."""
+        """Delete a response from backend and cache. Returns False if it does not exist.
+
+        Raises StoreError if the backend fails.
+        """
         if not is_valid_id(id):
             return False
         await self._writes.wait_written(tenant, id)
         self._cache.remove(tenant, id)
         try:
             return await self._backend.delete(tenant, id)
-        except StoreError as error:  # its location and error are not for clients
-            raise StoreError("The store of responses does not answer: try again.") from error
+        except StoreError as error:  # do not expose the location and the error to clients
+            raise StoreError("The response store is unavailable; retry later.") from error
 
     def evict(self, tenant: str, id: str) -> None:
-        """Drop it from the cache: another process has deleted it."""
+        """Remove a response from the cache after another process deleted it."""
         self._cache.remove(tenant, id)
 
     async def stats(self) -> ResponseStats:
-        """Count what the backend holds. StoreError if it fails."""
+        """Count the responses in the backend. Raises StoreError if it fails."""
         return await self._backend.stats()
 
     async def close(self) -> None:
-        """Write what is pending, then close the backend."""
+        """Finish pending writes, then close the backend."""
         await self._writes.flush()
         await self._backend.close()
 
@@ -215,22 +220,22 @@ class ResponseStore:
                     f"Previous response with id '{one.id}' is not finished yet.",
                     param="previous_response_id",
                 )
-            chain.append(msgspec.structs.replace(one, head=b""))  # a head may be as large as a body
+            chain.append(msgspec.structs.replace(one, head=b""))  # heads can be large
             size += len(one.input) + len(one.output) + _CHAIN_LINK_BYTES
             if size > limit:
-                raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
+                raise RequestTooLarge(f"The conversation exceeds the limit of {limit} bytes.")
             if one.previous is None:
                 break
             current = one.previous
         return chain[::-1]
 
     def _get_cached(self, tenant: str, id: str) -> StoredResponse | None:
-        """A cached response, unless it was running: another process may be running it."""
+        """Return a cached response, unless it was running: another process may have updated it."""
         cached = self._cache.get(tenant, id)
         return self._writes.get(tenant, id) or (None if cached and cached.running else cached)
 
     async def _fetch(self, tenant: str, id: str) -> StoredResponse | None:
-        """Read from the backend. If that fails, fall back to the cache."""
+        """Read a response from the backend, or from the cache if the backend fails."""
         failed = False
         try:
             async with self._read_slots:
@@ -246,20 +251,20 @@ class ResponseStore:
         return response
 
     async def _find_missing(self, tenant: str, ids: Sequence[str]) -> list[str]:
-        """Which of these no longer exist in the backend: one query for all."""
+        """Return the ids that no longer exist in the backend, with a single query."""
         written = [id for id in ids if self._writes.get(tenant, id) is None]
         existing = (
             await self._query(self._backend.get_existing_ids(tenant, written)) if written else None
         )
         if existing is None:
-            return []  # unknown: use what is cached
+            return []  # the backend failed: use the cached responses
         missing = [id for id in written if id not in existing]
         for id in missing:
             self._cache.remove(tenant, id)
         return missing
 
     async def _touch_chain(self, tenant: str, chain: Sequence[StoredResponse]) -> None:
-        """Mark a continued response and all before it as used."""
+        """Mark a continued response and its predecessors as used."""
         now, last = self._clock(), chain[-1]
         for one in chain:
             self._cache.touch(tenant, one.id)
@@ -267,7 +272,7 @@ class ResponseStore:
         if touched_at is None and last.previous is not None:
             touched_at = self._touched.peek((tenant, last.previous))
         elif touched_at is None:
-            touched_at = now  # it has no chain, and is new or was just read
+            touched_at = now  # a single response that is new or was just read
         if touched_at is None or now - touched_at > TOUCH_INTERVAL_SECONDS:
             touched_at = now
             await self._query(self._backend.touch(tenant, [one.id for one in chain]))
@@ -284,13 +289,13 @@ class ResponseStore:
 
 
 def is_valid_id(id: str) -> bool:
-    """Whether it has the form of a response id."""
+    """Return whether the string has the form of a response id."""
     return _VALID_ID.fullmatch(id) is not None
 
 
 def _previous_not_found(id: str, missing: str) -> PreviousResponseNotFound:
-    """The error for a missing response, which names the missing one of a chain."""
+    """Build the error for a chain with a missing response, which it names."""
     message = f"Previous response with id '{id}' not found."
     if missing != id:
-        message = f"{message} It goes on from '{missing}', which is not kept any more."
+        message = f"{message} It continues response '{missing}', which is no longer stored."
     return PreviousResponseNotFound(message, param="previous_response_id")
