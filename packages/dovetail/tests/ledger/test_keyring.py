@@ -63,15 +63,17 @@ def test_the_first_seals_and_all_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no key in it"),
-        ("# nothing\n\n", "no key in it"),
-        ("\nsecret password\n", "line 2: not a key"),
+        ("", "contains no key"),
+        ("# nothing\n\n", "contains no key"),
+        ("\nsecret password\n", "line 2: a key must be in hex or base64"),
         ("ab" * 31, "line 1: "),
-        (base64.b64encode(bytes(33)).decode(), "this has 33"),
-        ("é" * 32, "not a key"),
+        (base64.b64encode(bytes(33)).decode(), "got 33"),
+        ("é" * 32, "a key must be in hex or base64"),
     ],
 )
-def test_a_bad_file_is_named_and_its_text_is_not(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_name_an_invalid_file_but_not_its_content(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(KeyringError, match=message) as refused:
         read_keyring(path)
@@ -80,7 +82,7 @@ def test_a_bad_file_is_named_and_its_text_is_not(tmp_path: Path, text: str, mess
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "binary"])
-def test_a_file_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "keys"
     if kind == "folder":
         path.mkdir()
@@ -90,14 +92,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
         read_keyring(path)
 
 
-def test_no_keys_and_short_keys_are_refused() -> None:
+def test_empty_keyrings_and_short_keys_are_rejected() -> None:
     with pytest.raises(KeyringError):
         Keyring([])
     with pytest.raises(KeyringError, match="32 bytes"):
         Keyring([b"short"])
 
 
-def test_a_file_open_to_others_gives_a_warning(
+def test_files_accessible_to_other_users_give_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = _file(tmp_path, ONE.hex())
@@ -108,7 +110,7 @@ def test_a_file_open_to_others_gives_a_warning(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_a_folder_gets_a_key_and_keeps_it(tmp_path: Path) -> None:
+def test_a_key_is_created_once_per_folder(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "dovetail"
     made = load_or_create_keyring(folder)
     again = load_or_create_keyring(folder)
@@ -120,7 +122,7 @@ def test_a_folder_gets_a_key_and_keeps_it(tmp_path: Path) -> None:
     assert not made.sealing.is_same(load_or_create_keyring(tmp_path / "other").sealing)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_errors_name_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(KeyringError, match=r"seal\.key"):
         load_or_create_keyring(tmp_path / "file" / "data")

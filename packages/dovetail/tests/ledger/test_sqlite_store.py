@@ -186,7 +186,7 @@ def _newer(path: Path) -> None:
     [
         (lambda path: path.write_bytes(b"not a database at all" * 100), "not a database"),
         (lambda path: path.mkdir(), "cannot open"),
-        (_foreign, "another program's"),
+        (_foreign, "another program"),
         (_newer, "version 99"),
     ],
     ids=["garbage", "folder", "foreign", "newer"],

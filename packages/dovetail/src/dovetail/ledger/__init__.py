@@ -1,1 +1,1 @@
-"""The ledger: stores generated turns token for token, and recognizes them in later requests."""
+"""The ledger: store generated turns token for token and recognize them in later requests."""

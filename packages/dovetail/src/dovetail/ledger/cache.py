@@ -1,4 +1,4 @@
-"""Ledger entries and their token ids in memory, least recently used first."""
+"""LRU caches of ledger entries and of their token ids."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from dovetail.ledger.entry import EntrySpan, LedgerEntry
 from dovetail.ledger.store import MAX_LOOKUP_IDS, SessionStats, make_call_keys
 from dovetail.storage.lru import LruCache
 
-_ENTRY_OVERHEAD_BYTES = 800  # the objects around the bytes, and the places in the indexes
+_ENTRY_OVERHEAD_BYTES = 800  # Python objects and index entries
 _SPAN_OVERHEAD_BYTES = 250
 
 EntryKey = tuple[str, str]
@@ -34,7 +34,7 @@ class _CachedEntry:
 
 
 class EntryCache:
-    """A bounded set of entries with indexes by call, chain and session.
+    """A size-bounded LRU cache of entries with indexes by call, chain and session.
 
     An entry that is read or added becomes the most recently used.
     """
@@ -69,13 +69,13 @@ class EntryCache:
         return found.entry if found is not None else None
 
     def touch(self, tenant: str, id: str, now: float) -> None:
-        """Mark the entry as used at `now`, which must not be before any other use."""
+        """Mark the entry as used at `now`, which must not decrease between calls."""
         found = self._entries.get((tenant, id))
         if found is not None:
             found.used_at = now
 
     def add(self, entry: LedgerEntry, now: float = 0.0) -> None:
-        """Add an entry and evict the oldest. An entry larger than the cache is not added."""
+        """Add an entry and enforce the size limit. An entry larger than the cache is not added."""
         key = (entry.tenant, entry.id)
         if estimate_entry_bytes(entry) > self._max_bytes:
             return
@@ -87,24 +87,24 @@ class EntryCache:
         self._entries.put(key, _CachedEntry(entry, now))
 
     def evict_older_than(self, time: float) -> None:
-        """Drop what was last used before that time."""
+        """Remove the entries that were last used before `time`."""
         while (oldest := self._entries.oldest()) is not None and oldest[1].used_at < time:
             self._remove_from_indexes(*self._entries.pop_oldest())
 
     def find_by_call(self, tenant: str, key: str) -> tuple[str, ...]:
-        """Ids of the entries with that call, newest first."""
+        """Return the ids of the entries with this call, newest first."""
         return _newest_ids(self._calls.get((tenant, key)))
 
     def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Ids of the entries with that chain, newest first."""
+        """Return the ids of the entries with this chain, newest first."""
         return _newest_ids(self._chains.get((tenant, chain)))
 
     def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the entries of that session, oldest first."""
+        """Return the ids of the entries of this session, oldest first."""
         return tuple(self._sessions.get((tenant, session), ()))
 
     def list_sessions(self, tenant: str) -> list[SessionStats]:
-        """The sessions of a tenant. Iterates over those of all tenants."""
+        """Return the sessions of a tenant. Iterates over the sessions of all tenants."""
         return [
             SessionStats(str(name), len(ids), self._last_use(tenant, ids))
             for (owner, name), ids in self._sessions.items()
@@ -141,14 +141,14 @@ def _newest_ids(ids: dict[str, None] | None) -> tuple[str, ...]:
     return tuple(islice(reversed(ids), MAX_LOOKUP_IDS)) if ids else ()
 
 
-_ARRAY_OVERHEAD_BYTES = 300  # the objects around the ids
+_ARRAY_OVERHEAD_BYTES = 300  # Python objects
 
 
 class TokenIdCache:
-    """A bounded LRU cache of the token ids of entries. The arrays must not be changed.
+    """A size-bounded LRU cache of the token ids of entries. The arrays must not be modified.
 
-    Of each branch only the last two are cached: one long session would fill the cache with its own
-    past, and older token ids are a prefix of newer ones.
+    Only the last two entries of each branch are cached: one long session would otherwise fill the
+    cache with its earlier turns, whose token ids are prefixes of the later ones.
     """
 
     __slots__ = ("_ids", "_max_bytes", "_parents")
@@ -163,11 +163,11 @@ class TokenIdCache:
         )
 
     def get(self, tenant: str, id: str) -> "array[int] | None":
-        """The token ids of an entry."""
+        """Return the token ids of an entry, or None if they are not cached."""
         return self._ids.get((tenant, id))
 
     def add(self, entry: LedgerEntry, token_ids: "array[int]") -> None:
-        """Add token ids. Those of the parent become the next to evict: sessions rarely go back."""
+        """Add token ids, and evict those of the parent next: sessions rarely branch from it."""
         key = (entry.tenant, entry.id)
         if key in self._ids or _array_bytes(token_ids) > self._max_bytes:
             return
@@ -183,10 +183,10 @@ class TokenIdCache:
 
 
 def extend_token_ids(base: "array[int]", entries: Iterable[LedgerEntry]) -> "array[int] | None":
-    """The token ids of the last entry: each entry extends the one before, the first `base`.
+    """Return the token ids of the last entry: each entry extends the previous one, or `base`.
 
-    One array is extended and truncated, so that a token is copied once however many entries there
-    are. None where an entry's prefix is longer than what it extends.
+    One array is extended and truncated in place, so that a token is copied once for any number of
+    entries. Returns None if the prefix of an entry is longer than the token ids that it extends.
     """
     token_ids = base
     for entry in entries:

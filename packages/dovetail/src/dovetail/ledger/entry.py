@@ -1,6 +1,6 @@
-"""A ledger entry: one assistant turn, and how its prompt follows from the turn before.
+"""A ledger entry: one assistant turn, and the difference of its prompt from the parent entry.
 
-An entry never holds the whole prompt: only what was new, and the id of the entry it extends.
+An entry does not hold the complete prompt: only its new tokens and the id of the parent.
 """
 
 import hashlib
@@ -11,19 +11,21 @@ from typing import Literal
 
 import msgspec
 
-TOKEN_ID_TYPECODE = "I"  # the type code of token ids: four bytes each
+TOKEN_ID_TYPECODE = "I"  # array type code of token ids: four bytes each
 FINISH_INTERRUPTED = "broken"  # the engine failed, or the client disconnected
-LOGPROB_TYPECODE = "f"  # the type code of logprobs; NaN where a logprob is not known
+LOGPROB_TYPECODE = "f"  # array type code of logprobs; NaN for an unknown logprob
 
 _ENTRY_ID_BYTES = 12
 _MAX_SESSION_NAME_CHARS = 200  # a longer session name is stored as its hash
 
 
 class EntrySpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A piece of a turn: what the model wrote, and what the client was shown of it.
+    """A part of a turn: the raw model output, and what the client received of it.
 
-    For a call `shown` is its arguments, `id` the public id, `own_id` the model's, if it wrote one.
-    `tokens` is the number of generated ids, from the turn's start, that end at or before its end.
+    `raw`: the model output with markers.
+    `shown`: the text that the client received; for a call, its arguments.
+    `tokens`: the number of generated ids from the start of the turn to the end of the span.
+    `id`: the public id of a call. `own_id`: the id that the model generated for it, if any.
     """
 
     kind: Literal["text", "reasoning", "call"]
@@ -41,19 +43,22 @@ class EntrySpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A turn. Its prompt is the first `prefix_tokens` of the parent's token ids, then `suffix`.
 
-    The token ids of an entry are its prompt and what was generated, without the stop token.
-    `chain_before` and `chain` are the hash chain over the visible messages, without and with this
-    turn; `lineage` is the chain over the entries that those messages were recognized as, reasoning
-    included; `head` is the hash of system text, tools and template switches. `opening` is how the
-    prompt ended behind its last role marker, where that is known; `thinking` are the request's
-    reasoning settings as JSON.
+    The token ids of an entry are its prompt and the generated tokens, without the stop token.
 
-    `session` is the one that the client named, else that of the parent, else the id of the
-    branch's first entry; `agent` is the sub-agent that made the request. `response_number` is the
-    random part of the response's public id. `logprobs` has one number for each generated id, and
-    one more for `stop` where that is known; it is empty where the engine reported none. `forced`
-    are the ranges of generated ids that the model did not choose: the end of reasoning that
-    exceeded its budget.
+    `chain_before`, `chain`: the hash chain over the visible messages, without and with this turn.
+    `head`: the hash of system text, tools and template switches.
+    `lineage`: the hash chain over the entries as which the earlier messages were recognized,
+    including reasoning.
+    `opening`: the end of the prompt after its last role marker, if known.
+    `thinking`: the reasoning settings of the request as JSON.
+    `session`: the session that the client named, else that of the parent, else the id of the
+    first entry of the branch.
+    `agent`: the sub-agent that made the request.
+    `response_number`: the random part of the public response id.
+    `logprobs`: one number per generated id, and one for `stop` if known; empty if the engine
+    reported none.
+    `forced`: the ranges of generated ids that the model did not choose, because they end
+    reasoning that exceeded its budget.
 
     Entries are stored as arrays: the order of the fields is the format, their names are not.
     """
@@ -70,7 +75,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     chain_before: bytes
     chain: bytes
     head: bytes
-    finish: str = "stop"  # why it ended, or FINISH_INTERRUPTED
+    finish: str = "stop"  # the finish reason, or FINISH_INTERRUPTED
     created: float = 0.0
     lineage: bytes = b""
     opening: str | None = None
@@ -83,26 +88,26 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def call_ids(self) -> tuple[str, ...]:
-        """The public ids of its calls."""
+        """The public ids of the turn's calls."""
         return tuple(span.id for span in self.spans if span.kind == "call" and span.id)
 
 
 def normalize_session_name(name: str) -> str:
-    """Shorten a client's session name to what entries hold, and replace what cannot be stored."""
+    """Return a session name as stored: hashed if too long, with unencodable characters replaced."""
     if len(name) > _MAX_SESSION_NAME_CHARS:
         return "sha256-" + hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
     return name.encode("utf-8", "replace").decode()
 
 
 def create_entry_id() -> str:
-    """Create an unguessable id. It is typed on command lines, so it never starts with a dash."""
+    """Create an unguessable id. It never starts with a dash: users type it on command lines."""
     while (entry_id := secrets.token_urlsafe(_ENTRY_ID_BYTES)).startswith("-"):
         pass
     return entry_id
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
-    """Pack token ids as an entry holds them."""
+    """Pack token ids into the format of entries."""
     return array(TOKEN_ID_TYPECODE, ids).tobytes()
 
 

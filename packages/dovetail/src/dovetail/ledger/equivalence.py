@@ -1,8 +1,9 @@
 """Decide whether a client's copy of a turn is equivalent to the turn that was generated.
 
-Clients rewrite what they replay: keys in another order, 5000.0 as 5000, defaults filled in, `cd`
-into the working folder left out of a command. Such copies are equivalent. Anything else is an
-edit, and then the client's copy is used: a wrong splice is worse than a missed one.
+Clients rewrite the turns that they replay: they reorder keys, write 5000.0 as 5000, fill in
+defaults, or remove `cd` into the working folder from a command. Such copies are equivalent. Any
+other difference is an edit, and the client's copy is used: a wrong splice is worse than a missed
+one.
 """
 
 import json
@@ -15,12 +16,13 @@ import msgspec
 from dovetail.ledger.entry import EntrySpan, LedgerEntry, pack_ids, unpack_ids
 from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
 
-_SPAN_KINDS = {"text": "text", "reasoning": "reasoning", "tool_call": "call"}  # of blocks, in spans
+# Block type -> span kind.
+_SPAN_KINDS = {"text": "text", "reasoning": "reasoning", "tool_call": "call"}
 _CD_PREFIX = re.compile(r"cd\s+(\"[^\"]*\"|'[^']*'|\S+)\s*&&\s*")
 
 
 def is_same_turn(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ()) -> bool:
-    """Whether the client's copy of a turn is equivalent to the entry."""
+    """Return whether the client's copy of a turn is equivalent to the recorded entry."""
     return (
         _is_same_text(entry, turn)
         and _is_same_calls(entry, turn, tools)
@@ -31,10 +33,11 @@ def is_same_turn(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ())
 def truncate_to_copy(
     entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ()
 ) -> LedgerEntry | None:
-    """Truncate the entry to the client's copy, where that is the first blocks of the turn.
+    """Truncate the entry to the client's copy, if that consists of the first blocks of the turn.
 
-    A client whose stream broke keeps the complete blocks and requests the rest. Reasoning and
-    calls end at a token boundary, text may not: an entry is never truncated behind text.
+    A client whose stream was interrupted sends back the complete blocks and requests the rest.
+    Reasoning and calls end at a token boundary, but text may not, so an entry is never truncated
+    after text.
     """
     spans = entry.spans[: len(turn.blocks)]
     if not spans or [span.kind for span in spans] != [_SPAN_KINDS.get(b.type) for b in turn.blocks]:
@@ -47,9 +50,9 @@ def truncate_to_copy(
 
 
 def has_same_reasoning(spans: Sequence[EntrySpan], turn: Turn) -> bool:
-    """Whether the reasoning that the client still has is among the recorded, in its order.
+    """Return whether all reasoning in the client's copy was recorded, in the same order.
 
-    Clients drop reasoning, so its absence means nothing; reasoning with other text is an edit.
+    Clients drop reasoning, so missing reasoning is no edit; reasoning with other text is one.
     """
     recorded_texts = iter([span.shown.strip() for span in spans if span.kind == "reasoning"])
     shown = [b.text.strip() for b in turn.blocks if isinstance(b, ReasoningBlock)]
@@ -64,7 +67,7 @@ def has_same_reasoning(spans: Sequence[EntrySpan], turn: Turn) -> bool:
 
 
 def is_same_arguments(recorded: str, shown: str, schema: Mapping[str, Any]) -> bool:
-    """Whether two spellings of arguments are the same call."""
+    """Return whether two JSON spellings of arguments are equivalent."""
     if recorded == shown:
         return True
     try:
@@ -99,7 +102,7 @@ def _is_same_calls(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec]) ->
 def _is_same_call(span: EntrySpan, call: ToolCallBlock, schema: Mapping[str, Any]) -> bool:
     if span.custom or call.custom:
         return span.shown.rstrip() == call.arguments.rstrip()
-    if not span.complete:  # partial arguments reach a client as whatever it could read of them
+    if not span.complete:  # clients repair partial arguments in different ways
         return True
     return is_same_arguments(span.shown, call.arguments, schema)
 
@@ -120,7 +123,7 @@ def _is_same_object(
 
 
 def _is_default(value: Any, schema: Any) -> bool:
-    """A value that a client may fill in without changing the call."""
+    """Return whether a client may fill in this value without changing the call."""
     if isinstance(schema, Mapping) and "default" in schema:
         return bool(schema["default"] == value)
     return value is None or value is False or value in ("", [], {})
@@ -157,5 +160,5 @@ def _is_same_string(ours: str, theirs: str, command: bool) -> bool:
 
 
 def _strip_line_ends(text: str) -> list[str]:
-    """Split into lines without trailing white space, which editing tools remove."""
+    """Split into lines without trailing whitespace, which editing tools remove."""
     return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -1,4 +1,4 @@
-"""Find the turns to export, and build training samples of them, one at a time."""
+"""Find the turns to export and build training samples from them, one at a time."""
 
 from array import array
 from bisect import insort
@@ -14,10 +14,10 @@ _INDEX_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
 
 
 class BranchIndex:
-    """Finds the branches whose token ids a prompt begins with.
+    """An index of branches, to find those whose token ids are a prefix of a prompt.
 
-    Only hashes are held, so that many long branches cost little; a prompt is read once, whatever
-    the number of branches.
+    It holds only hashes, so that long branches need little memory. A lookup reads the prompt once
+    for any number of branches.
     """
 
     __slots__ = ("_branches_by_digest", "_lengths")
@@ -35,7 +35,7 @@ class BranchIndex:
             insort(self._lengths, size)
 
     def find_prefixes(self, prompt: "array[int]") -> Iterator[int]:
-        """The branches whose token ids this prompt begins with, longest first."""
+        """Return the branches whose token ids are a prefix of this prompt, longest first."""
         packed = memoryview(prompt).cast("B")
         found: list[int] = []
         hasher, hashed_bytes = blake2b(digest_size=16), 0
@@ -52,12 +52,12 @@ _TOKEN_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
 
 
 def count_token_ids(entry: LedgerEntry) -> int:
-    """Count an entry's token ids: its prompt and what was generated."""
+    """Count the token ids of an entry: prompt and generated tokens."""
     return entry.prefix_tokens + (len(entry.suffix) + len(entry.generated)) // _TOKEN_ID_BYTES
 
 
 def split_branches(entries: Mapping[str, LedgerEntry]) -> list[list[LedgerEntry]]:
-    """Split entries into branches, in the order of their first turns. Each turn is in one."""
+    """Split entries into branches, ordered by first turn. Each turn belongs to one branch."""
     following: dict[str, LedgerEntry] = {}
     for entry in entries.values():
         parent = entries.get(entry.parent or "")
@@ -74,7 +74,7 @@ def _follow_branch(first: LedgerEntry, following: Mapping[str, LedgerEntry]) -> 
     return branch
 
 
-_RESPONSE_ID_CHARS = 24  # the last characters of a response's public id: the prefix is the API's
+_RESPONSE_ID_CHARS = 24  # a public response id ends with these; its prefix depends on the API
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class MissingBranch:
 
 
 class LedgerExporter:
-    """Exports a tenant's ledger. It only reads."""
+    """Exports the ledger of a tenant, without writing to it."""
 
     def __init__(self, ledger: Ledger, tenant: str = "") -> None:
         self._ledger = ledger
@@ -95,8 +95,8 @@ class LedgerExporter:
     async def find(self, name: str) -> dict[str, LedgerEntry]:
         """Find the turns of a session, else a turn and its ancestors by one of its ids.
 
-        Ids are the entry's own, those of its calls, and the public id of the response. Empty where
-        the name is not known.
+        A turn has the id of its entry, the ids of its calls, and the public id of the response.
+        Returns an empty dict for an unknown name.
         """
         ids = await self._ledger.find_by_session(self._tenant, name)
         if ids:
@@ -132,9 +132,9 @@ class LedgerExporter:
     async def _add_unnamed_ancestors(
         self, entries: dict[str, LedgerEntry]
     ) -> dict[str, LedgerEntry]:
-        """Add the ancestors that were recorded without any session.
+        """Add the ancestors that were recorded without a session.
 
-        What another session generated before is prompt here, and is exported with that one.
+        Turns of another session belong to the prompt here and are exported with that session.
         """
         ancestors: dict[str, LedgerEntry] = {}
         for entry in entries.values():
@@ -150,10 +150,10 @@ class LedgerExporter:
     async def _join_branches(
         self, branches: list[list[LedgerEntry]], order: Mapping[str, int]
     ) -> list[list[list[LedgerEntry]]]:
-        """Join branches that continue each other although no entry says so.
+        """Join branches that continue each other although no entry links them.
 
-        A turn without a handle is recognized by its chain, so that its child may name a twin of it
-        from another session as its parent, or none where the chain was ambiguous.
+        A turn without a handle is recognized by its chain. Its child may therefore name an
+        identical turn of another session as its parent, or no parent if the chain was ambiguous.
         """
         index = BranchIndex()
         for at, branch in enumerate(branches):
@@ -174,7 +174,7 @@ class LedgerExporter:
         ]
 
     async def _load_turns(self, group: list[list[LedgerEntry]]) -> list[SampleStep] | None:
-        """The turns of branches that continue each other. None if a prompt is lost."""
+        """Return the turns of branches that continue each other, or None if a prompt is missing."""
         steps: list[SampleStep] = []
         for branch in group:
             prompt = await self._load_prompt(branch[0])
@@ -186,7 +186,7 @@ class LedgerExporter:
         return steps
 
     async def _load_prompt(self, entry: LedgerEntry) -> "array[int] | None":
-        """The whole prompt of an entry. None if an ancestor is gone."""
+        """Return the complete prompt of an entry, or None if an ancestor is missing."""
         if entry.parent is None:
             return unpack_ids(entry.suffix)
         parent = await self._ledger.get(self._tenant, entry.parent)

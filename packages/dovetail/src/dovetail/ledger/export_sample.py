@@ -1,6 +1,7 @@
-"""A training sample: the ids of a branch of turns, and which of them the model chose.
+"""A training sample: the token ids of a branch of turns, and a mask of those the model chose.
 
-Nothing here is text or made from text: the ids are those that the engine received and returned.
+Samples contain no text and no re-encoded text: the ids are those that the engine received and
+returned.
 """
 
 from array import array
@@ -16,7 +17,7 @@ SAMPLE_SCHEMA = "dovetail.sample/1"
 
 
 class SampleSpan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a turn's output, with the markers around it; `id` and `name` are of a call."""
+    """A part of a turn's output with its markers. `id` and `name` are set for calls."""
 
     kind: Literal["text", "reasoning", "call"]
     start: int
@@ -28,9 +29,9 @@ class SampleSpan(msgspec.Struct, frozen=True, omit_defaults=True):
 class SampleTurn(msgspec.Struct, frozen=True):
     """The position of a turn in the ids of its sample.
 
-    All ids before `prompt_end` are the prompt that the engine received; those from `start` on
-    were new in it. The model's output follows, up to `end`. `stop` is the id that it ended with,
-    and is the last before `end`, unless the next prompt has another one there.
+    All ids before `prompt_end` are the prompt that the engine received; the ids from `start` on
+    are new in this prompt. The model's output follows, up to `end`. `stop` is the stop token. It
+    is the last id before `end`, unless the next prompt has another id at this position.
     """
 
     entry: str
@@ -46,9 +47,9 @@ class SampleTurn(msgspec.Struct, frozen=True):
 class TrainingSample(msgspec.Struct, frozen=True):
     """One line of the export.
 
-    `model` is the fingerprint of vocabulary, template and notation, as `dovetail inspect` shows it.
-    `loss_mask` is 1 where the model chose the id. `logprobs` has null where nothing is known, and
-    is null itself where nothing is known of any.
+    `model`: the fingerprint of vocabulary, template and notation, as shown by `dovetail inspect`.
+    `loss_mask`: 1 for ids that the model chose.
+    `logprobs`: null for ids without a known logprob; null as the field's value if none is known.
     """
 
     session: str
@@ -63,7 +64,7 @@ class TrainingSample(msgspec.Struct, frozen=True):
 
 
 class SampleStep(NamedTuple):
-    """A turn, and what its prompt adds to the token ids of the turn before: for the first, all."""
+    """A turn and the new ids of its prompt: those after the previous turn, or the whole prompt."""
 
     entry: LedgerEntry
     new_ids: "array[int]"
@@ -88,7 +89,7 @@ def build_sample(steps: Sequence[SampleStep]) -> TrainingSample:
 
 
 class _SampleBuilder:
-    """A sample under construction, turn by turn."""
+    """Builds a sample turn by turn."""
 
     def __init__(self) -> None:
         self.ids = array(TOKEN_ID_TYPECODE)
@@ -96,10 +97,10 @@ class _SampleBuilder:
         self.logprobs: list[float | None] = []
         self.has_logprobs = False
         self.turns: list[SampleTurn] = []
-        self._stop_ids = 0  # how many new ids of the next prompt the last turn generated itself
+        self._stop_ids = 0  # number of leading ids of the next prompt that the last turn generated
 
     def add(self, step: SampleStep, following: SampleStep | None) -> None:
-        """Add a turn, and its stop token where the next prompt has it too."""
+        """Add a turn, with its stop token if the next prompt also contains it."""
         entry, start = step.entry, len(self.ids)
         self._extend(step.new_ids[self._stop_ids :], 0)
         prompt_end = len(self.ids)
@@ -138,7 +139,7 @@ class _SampleBuilder:
 
 
 def _is_followed_by(stop: int, following: SampleStep | None) -> bool:
-    """Whether the next prompt continues with a turn's stop token."""
+    """Return whether the next prompt continues with the stop token, or there is no next prompt."""
     return following is None or following.new_ids[:1] == array(TOKEN_ID_TYPECODE, [stop])
 
 

@@ -1,8 +1,8 @@
-"""Match a history with the ledger: turn by turn, the entry that was recognized and the hash chains.
+"""The match of a history with the ledger: the recognized entry and the hash chains per turn.
 
-There are two chains. Entries are looked up by the visible one. The lineage is over what the turns
-were recognized as: the entry, where there is one, else the client's own copy with its reasoning.
-Two histories that look the same but differ in reasoning share the chain and differ in lineage.
+There are two chains. The visible chain is the key for looking up entries. The lineage is the chain
+over the recognized entries or, for unrecognized turns, the client's copies with their reasoning.
+Histories that differ only in reasoning have the same visible chain and different lineages.
 """
 
 from bisect import bisect_left
@@ -17,17 +17,17 @@ from dovetail_model import Turn
 
 EMPTY_CHAIN = bytes(DIGEST_BYTES)
 _MAX_HISTORIES = 256
-_MAX_CHARS = 128 << 20  # of all turns of all histories together
+_MAX_CHARS = 128 << 20  # of the turns of all histories
 HistoryKey = tuple[str, str, bytes]
-"""Tenant, session, and the digest of the first turn."""
+"""Tenant, session, and digest of the first turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnMatch:
-    """The entry that a turn was recognized as, if any.
+    """The entry as which a turn was recognized, if any.
 
-    A match by handle is final; a match by chain holds until a second entry has the same chain.
-    `chain` is the visible chain with the turn in it, as the entry has it.
+    A match by handle is final; a match by chain is valid until a second entry has the same chain.
+    `chain` is the visible chain including the turn, as recorded in the entry.
     """
 
     chain: bytes
@@ -37,9 +37,12 @@ class TurnMatch:
 
 @dataclass(frozen=True, slots=True)
 class MatchStep:
-    """One turn of a match: both chains before and with it, and the calls in the turns before it.
+    """One turn of a match.
 
-    `chars` are the characters of all turns up to it.
+    `chain_before`, `lineage_before`: the chains before the turn.
+    `lineage`: the lineage including the turn.
+    `call_count`: the number of calls in earlier turns.
+    `chars`: the number of characters of all turns up to this one.
     """
 
     chain_before: bytes
@@ -57,7 +60,7 @@ class MatchStep:
 def next_step(
     key: bytes, last: MatchStep | None, call_count: int, turn_digest: TurnDigest, match: TurnMatch
 ) -> MatchStep:
-    """Make the next step. An unknown turn is identified by the digest of the client's copy."""
+    """Build the next step. An unknown turn is identified by the digest of the client's copy."""
     chain_before = last.chain if last is not None else EMPTY_CHAIN
     lineage_before = last.lineage if last is not None else EMPTY_CHAIN
     identity = match.entry_id.encode() if match.entry_id is not None else turn_digest.copy_digest
@@ -73,11 +76,12 @@ def next_step(
 
 
 class HistoryMatch:
-    """The steps along a history, with indexes into them, since a session may be long.
+    """The match of a history, one step per turn.
 
-    `assistant_indexes` are those of assistant turns, `chain_matched_indexes` of those matched by
-    chain alone. `partial_entry` is the entry of a last turn that the model is to continue.
-    `ledger_state` is the state of the ledger when the chain matches were last looked up.
+    `assistant_indexes`: the indexes of assistant turns.
+    `chain_matched_indexes`: the indexes of turns that were matched by chain alone.
+    `partial_entry`: the entry of a last turn that the model is to continue.
+    `ledger_state`: the state of the ledger when the chain matches were last looked up.
     """
 
     __slots__ = (
@@ -102,7 +106,7 @@ class HistoryMatch:
         self.ledger_state: tuple[int | None, int] = (None, 0)  # store version and sequence
 
     def truncate(self, turns: tuple[Turn, ...], count: int) -> "HistoryMatch":
-        """Copy the first `count` steps for other turns that begin with the same `count`."""
+        """Copy the first `count` steps for a history that begins with the same `count` turns."""
         truncated = HistoryMatch(turns)
         truncated.steps = self.steps[:count]
         truncated.chains = self.chains[:count]
@@ -127,7 +131,7 @@ class HistoryMatch:
 
     @property
     def chars(self) -> int:
-        """The characters of its turns."""
+        """The number of characters of the matched turns."""
         return self.steps[-1].chars if self.steps else 0
 
     def add(self, step: MatchStep) -> None:
@@ -141,7 +145,7 @@ class HistoryMatch:
 
 
 class HistoryMatchCache:
-    """The last match of each history of a session, bounded in number and in characters."""
+    """The last match of each history, limited in number and in characters."""
 
     __slots__ = ("_matches",)
 
@@ -151,9 +155,9 @@ class HistoryMatchCache:
         )
 
     def resume(self, key: HistoryKey, turns: tuple[Turn, ...]) -> HistoryMatch:
-        """Return the steps that these turns begin with, cheaply: known turns are the same objects.
+        """Return the known steps of these turns. Comparing is cheap: known turns are identical.
 
-        The last turns are looked up again: they may be known by now.
+        The last turns are looked up again, since they may have been recorded meanwhile.
         """
         known = self._matches.peek(key)
         if known is None:

@@ -1,4 +1,4 @@
-"""Keys: they seal and open turns, and key the hash chain of each tenant."""
+"""The keys that seal and open turns and that key the hash chain of each tenant."""
 
 import base64
 import binascii
@@ -26,27 +26,27 @@ _log = logging.getLogger(__name__)
 
 
 class KeyringError(InternalError):
-    """The keys cannot be used. The message names the file and line, never the key."""
+    """An unusable key or key file. The message names the file and line, never the key."""
 
 
 class SealKey:
-    """One key and the keys derived from it, each for one purpose."""
+    """One secret and the keys derived from it, each for one purpose."""
 
     __slots__ = ("_secret", "id", "sealing")
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != KEY_BYTES:
-            raise KeyringError(f"a key has {KEY_BYTES} bytes, not {len(secret)}")
+            raise KeyringError(f"a key must have {KEY_BYTES} bytes, got {len(secret)}")
         self._secret = secret
         self.id = hashlib.sha256(b"dovetail key id\0" + secret).digest()[:KEY_ID_BYTES]
         self.sealing = self.derive(b"dovetail seal")
 
     def derive(self, purpose: bytes) -> bytes:
-        """Derive a key for one purpose. The secret is uniform, so expanding it is enough."""
+        """Derive a key for one purpose. The secret is uniform, so HKDF-Expand is sufficient."""
         return HKDFExpand(hashes.SHA256(), KEY_BYTES, purpose).derive(self._secret)
 
     def is_same(self, other: "SealKey") -> bool:
-        """Whether it is the same secret."""
+        """Return whether the other key has the same secret."""
         return hmac.compare_digest(self._secret, other._secret)
 
     def __repr__(self) -> str:
@@ -63,32 +63,32 @@ class Keyring:
 
     def __init__(self, secrets: Sequence[bytes], warnings: Sequence[str] = ()) -> None:
         if not secrets:
-            raise KeyringError("a keyring needs a key")
+            raise KeyringError("a keyring must contain at least one key")
         keys = [SealKey(secret) for secret in secrets]
         self._by_id: dict[bytes, SealKey] = {}
         for key in keys:
             if not key.is_same(self._by_id.setdefault(key.id, key)):
-                raise KeyringError(f"two keys have the id {key.id.hex()}: make another one")
+                raise KeyringError(f"two keys have the id {key.id.hex()}: replace one of them")
         self.sealing = keys[0]
         self._oldest = keys[-1]
         self.warnings = tuple(warnings)
 
     def find(self, id: bytes) -> SealKey | None:
-        """The key with that id."""
+        """Return the key with this id, or None."""
         return self._by_id.get(id)
 
     def chain_key(self, tenant: str) -> bytes:
-        """The key of a tenant's hash chain.
+        """Return the key of a tenant's hash chain.
 
-        It comes from the last key of the file, the oldest, so that a new first key does not make
-        all recorded chains unknown.
+        It is derived from the last and oldest key of the file, so that recorded chains stay valid
+        after a key rotation, which adds a new first key.
         """
         name = tenant.encode("utf-8", "surrogatepass")
         return self._oldest.derive(b"dovetail chain\0" + name)
 
 
 def read_keyring(path: Path) -> Keyring:
-    """Read the keys of a file: one per line, hex or base64; text after a # is a comment."""
+    """Read a key file: one key per line in hex or base64; text after `#` is a comment."""
     try:
         text = path.read_text("utf-8")
         warnings = _check_permissions(path)
@@ -97,25 +97,25 @@ def read_keyring(path: Path) -> Keyring:
     lines = [(at, line.split("#")[0].strip()) for at, line in enumerate(text.splitlines(), 1)]
     secrets = [_parse_secret(line, f"{path}, line {at}") for at, line in lines if line]
     if not secrets:
-        raise KeyringError(f"the key file {path} has no key in it")
+        raise KeyringError(f"the key file {path} contains no key")
     for warning in warnings:
         _log.warning("keyring_exposed", extra={"fields": {"text": warning}})
     return Keyring(secrets, warnings)
 
 
 def load_or_create_keyring(folder: Path) -> Keyring:
-    """Read the keys of a data folder, after creating one if it has none."""
+    """Read the keys of a data folder. Creates a key file if there is none."""
     path = folder / KEY_FILE
     if not path.exists():
         try:
             _create_key_file(path)
         except OSError as error:
-            raise KeyringError(f"cannot make the key file {path}: {error}") from error
+            raise KeyringError(f"cannot create the key file {path}: {error}") from error
     return read_keyring(path)
 
 
 def _create_key_file(path: Path) -> None:
-    """Write a new key to a draft file, then link it: complete, and only if there is none yet."""
+    """Write a new key to a draft file, then link it, which is atomic and never overwrites."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -127,7 +127,7 @@ def _create_key_file(path: Path) -> None:
         try:
             os.link(draft, path)
         except FileExistsError:
-            return  # another process was faster: its key is used
+            return  # another process created the file first: use its key
     finally:
         draft.unlink()
 
@@ -136,7 +136,9 @@ def _check_permissions(path: Path) -> list[str]:
     mode = path.stat().st_mode
     if os.name != "posix" or not mode & _GROUP_OTHER_MODE_BITS:
         return []
-    return [f"the key file {path} is open to other users (mode {mode & 0o777:o}): chmod 600 it"]
+    return [
+        f"the key file {path} is accessible to other users (mode {mode & 0o777:o}): chmod 600 it"
+    ]
 
 
 def _parse_secret(line: str, place: str) -> bytes:
@@ -146,9 +148,9 @@ def _parse_secret(line: str, place: str) -> bytes:
         padded = line.rstrip("=") + "=" * (-len(line.rstrip("=")) % 4)
         secret = base64.b64decode(padded.translate(_TO_STANDARD), validate=True)
     except (binascii.Error, ValueError):
-        raise KeyringError(f"{place}: not a key in hex or base64") from None
+        raise KeyringError(f"{place}: a key must be in hex or base64") from None
     if len(secret) != KEY_BYTES:
-        raise KeyringError(f"{place}: a key has {KEY_BYTES} bytes, this has {len(secret)}")
+        raise KeyringError(f"{place}: a key must have {KEY_BYTES} bytes, got {len(secret)}")
     return secret
 
 

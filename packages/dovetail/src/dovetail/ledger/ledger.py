@@ -1,7 +1,7 @@
-"""The ledger of turns as the hot path uses it: memory first, then the store.
+"""The ledger of turns for the hot path: an in-memory cache in front of a store.
 
-Entries never change, so a copy in memory is as good as the stored one. A store that fails makes
-turns unknown; it never fails a request.
+Entries are immutable, so cached copies are always valid. If the store fails, turns are not
+recognized, but no request fails because of it.
 """
 
 import asyncio
@@ -25,20 +25,21 @@ from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 
-STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long a turn's end waits for a store that others read
+STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long the end of a turn waits for a shared store
 RENEW_INTERVAL_SECONDS = 3600.0  # well below the age at which stores expire entries
 
-_MAX_TRACKED_CHAINS = 16384  # chains and sessions with something known about them
+_MAX_TRACKED_CHAINS = 16384  # entries of each lookup cache below
 _T = TypeVar("_T")
 
 
 class Ledger:
-    """Records turns and finds them again.
+    """Records turns and looks them up.
 
-    `shared`: other processes write to the same store. Then a look-up by chain always queries it:
-    one of them may have recorded another turn that looks the same, and the caller has to know of
-    both. `has_worker_peers`: another process may receive the next turn of a session. Then a turn
-    counts as recorded when it is in the store, unless that exceeds the write timeout.
+    `shared`: other processes write to the same store. A look-up by chain then always queries the
+    store: another process may have recorded a second turn with the same chain, and the caller
+    needs both to detect the ambiguity.
+    `has_worker_peers`: another worker process may receive the next turn of a session. `record`
+    then returns when the turn is in the store, or after the write timeout.
     """
 
     __slots__ = (
@@ -78,15 +79,15 @@ class Ledger:
         self.has_worker_peers = has_worker_peers
         self.write_timeout_seconds = STORE_WRITE_TIMEOUT_SECONDS
         self._clock = clock
-        # The ids of all entries with a chain, where the store was queried.
+        # Chain -> the ids of all its entries, for chains that were queried in the store.
         self._entries_by_chain: LruCache[tuple[str, bytes], tuple[str, ...]] = LruCache(
             _MAX_TRACKED_CHAINS
         )
-        # When all ancestors of an entry were last touched.
+        # Entry -> the time at which all its ancestors were last touched.
         self._renewed_at: LruCache[tuple[str, str], float] = LruCache(_MAX_TRACKED_CHAINS)
-        # The sequence number of the last turn recorded here with a chain.
+        # Chain -> the sequence number of its last turn recorded by this process.
         self._last_sequence: LruCache[tuple[str, bytes], int] = LruCache(_MAX_TRACKED_CHAINS)
-        self.sequence = 0  # turns recorded here
+        self.sequence = 0  # number of turns recorded by this process
 
     @property
     def faults(self) -> StoreFaults:
@@ -95,15 +96,15 @@ class Ledger:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a turn may be unknown only because a shared store was unreachable."""
+        """Whether lookups may miss existing turns because a shared store was unreachable."""
         return self._store.is_degraded
 
     def get_cached(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry, if it is in memory."""
+        """Return the entry if it is in memory, else None."""
         return self._entry_cache.get(tenant, id) or self._backlog.get(tenant, id)
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry, or None if this tenant has none of that id."""
+        """Return the entry, or None if the tenant has no entry with this id."""
         entry = self.get_cached(tenant, id)
         if entry is None:
             entry = await self._or_none(self._store.get(tenant, id))
@@ -112,7 +113,7 @@ class Ledger:
         return entry
 
     async def find_by_call(self, tenant: str, call_id: str) -> list[LedgerEntry]:
-        """The entries that made this call: at most one, since call ids are ours and unique."""
+        """Return the entries that made this call: at most one, since the server makes call ids."""
         key = make_call_key(call_id)
         if not key:
             return []
@@ -122,26 +123,26 @@ class Ledger:
         )
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> list[LedgerEntry]:
-        """All entries with that chain, newest first, at most `MAX_LOOKUP_IDS`."""
+        """Return all entries with this chain, newest first, at most `MAX_LOOKUP_IDS`."""
         ids = None if self._shared else self._entries_by_chain.peek((tenant, chain))
         if ids is None:
             ids = await self._find_same_chain(tenant, chain)
         return await self._load_all(tenant, ids)
 
     async def store_version(self) -> int | None:
-        """The store's version: unchanged while no other process writes to it."""
+        """Return the version of the store, which changes when another process writes to it."""
         return await self._or_none(self._store.version()) if self._shared else 0
 
     def has_recorded_since(self, tenant: str, chains: Iterable[bytes], sequence: int) -> bool:
-        """Whether a turn with one of these chains was recorded here after `sequence`."""
+        """Return whether this process recorded a turn with one of these chains after `sequence`."""
         latest = self._last_sequence
         return any((latest.peek((tenant, chain)) or 0) > sequence for chain in chains)
 
     async def record(self, entry: LedgerEntry, prompt: "array[int]") -> None:
-        """Record a turn; `prompt` is all of its prompt's ids. Does not wait for the disk.
+        """Record a turn; `prompt` holds all token ids of its prompt. Does not wait for the disk.
 
-        It waits only where the store cannot keep up, so that memory stays bounded, and for a
-        limited time where there are worker peers.
+        Waits only if the store cannot keep up, so that memory stays bounded, and for a limited
+        time if there are worker peers.
         """
         token_ids = prompt[:]
         token_ids.frombytes(entry.generated)
@@ -163,9 +164,9 @@ class Ledger:
                     await self._backlog.wait_written(entry.tenant, entry.id)
 
     async def load_token_ids(self, entry: LedgerEntry) -> "array[int] | None":
-        """The token ids of an entry: its prompt and what was generated, without the stop token.
+        """Return the token ids of an entry: prompt and generated tokens, without the stop token.
 
-        None if an ancestor is gone. The array is shared: it must not be changed.
+        Returns None if an ancestor is missing. The array is shared and must not be modified.
         """
         ancestors: dict[str, LedgerEntry] = {}
         ancestor: LedgerEntry | None = entry
@@ -185,9 +186,9 @@ class Ledger:
         return token_ids
 
     async def load_ancestors(self, tenant: str, id: str) -> list[LedgerEntry]:
-        """An entry and its ancestors, root first.
+        """Return an entry and its ancestors, root first.
 
-        Where an ancestor is gone, the first of the list still names it as its parent.
+        If an ancestor is missing, the first entry of the list still names it as its parent.
         """
         ancestors: dict[str, LedgerEntry] = {}
         ancestor = await self.get(tenant, id)
@@ -197,12 +198,12 @@ class Ledger:
         return list(reversed(ancestors.values()))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the turns of a session, oldest first. StoreError if the store fails."""
+        """Return the turn ids of a session, oldest first. Raises StoreError if the store fails."""
         await self.flush()
         return await self._store.find_by_session(tenant, normalize_session_name(session))
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        """The sessions of a tenant, newest first. StoreError if the store fails."""
+        """Return the sessions of a tenant, newest first. Raises StoreError if the store fails."""
         await self.flush()
         return await self._store.list_sessions(tenant)
 
@@ -211,18 +212,18 @@ class Ledger:
         await self._backlog.flush()
 
     async def stats(self) -> LedgerStats:
-        """The number and size of the stored entries."""
+        """Return the number and size of the stored entries."""
         return await self._store.stats()
 
     async def close(self) -> None:
-        """Flush, and close the store."""
+        """Flush pending writes and close the store."""
         await self.flush()
         await self._store.close()
 
     async def _load_parent(
         self, entry: LedgerEntry, descendants: dict[str, LedgerEntry]
     ) -> LedgerEntry | None:
-        """The parent of an entry. A cycle, which only a damaged store has, ends the walk."""
+        """Return the parent of an entry, or None for a cycle, which only a damaged store has."""
         if entry.parent is None or entry.parent in descendants:
             return None
         return await self.get(entry.tenant, entry.parent)
@@ -232,7 +233,7 @@ class Ledger:
         return [entry for entry in found if entry is not None]
 
     async def _find_same_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """The ids of all entries with that chain: those not yet stored come first."""
+        """Return the ids of all entries with this chain, those that are not yet stored first."""
         stored = await self._or_none(self._store.find_by_chain(tenant, chain))
         cached = self._entry_cache.find_by_chain(tenant, chain)
         if stored is None:
@@ -242,14 +243,14 @@ class Ledger:
         return same_chain
 
     async def _write(self, entry: LedgerEntry) -> None:
-        """Store an entry, and look up now what the next request would have to wait for."""
+        """Store an entry and prefetch the lookups that the next request needs."""
         await self._store.put(entry)
         if not self._shared and self._entries_by_chain.peek((entry.tenant, entry.chain)) is None:
             await self._find_same_chain(entry.tenant, entry.chain)
         await self._renew_ancestors(entry)
 
     async def _renew_ancestors(self, entry: LedgerEntry) -> None:
-        """Touch all turns of a running session, at most once per interval."""
+        """Mark all turns of a running session as used, at most once per interval."""
         now = self._clock()
         key = (entry.tenant, entry.id)
         if entry.parent is None:
@@ -266,5 +267,5 @@ class Ledger:
     async def _or_none(self, operation: Awaitable[_T]) -> _T | None:
         try:
             return await operation
-        except StoreError:  # the store has reported it
+        except StoreError:  # the store has logged the failure
             return None

@@ -1,4 +1,4 @@
-"""A ledger store in this process's memory. Its entries are lost when the process ends."""
+"""A ledger store in memory. Its entries are lost when the process exits."""
 
 import time
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ DEFAULT_MEMORY_BYTES = 256 << 20
 
 
 class MemoryLedgerStore:
-    """A store for tests, for trials, and for those who want nothing on disk."""
+    """A store for tests, trials, and servers without persistent storage."""
 
     __slots__ = ("_cache", "_clock", "_max_age", "faults")
-    is_degraded = False  # it is always reachable
+    is_degraded = False  # memory is always available
 
     def __init__(
         self,
@@ -37,27 +37,27 @@ class MemoryLedgerStore:
         self.faults = StoreFaults("ledger")
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry, or None if this tenant has none of that id."""
+        """Return the entry, or None if the tenant has no entry with this id."""
         self._expire()
         return self._cache.peek(tenant, id)
 
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
-        """Ids of the entries that made this call, newest first."""
+        """Return the ids of the entries that made this call, newest first."""
         self._expire()
         return self._cache.find_by_call(tenant, call_key)
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Ids of the entries whose `chain` is this, newest first."""
+        """Return the ids of the entries with this chain, newest first."""
         self._expire()
         return self._cache.find_by_chain(tenant, chain)
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the entries of this session, oldest first."""
+        """Return the ids of the entries of this session, oldest first."""
         self._expire()
         return self._cache.find_by_session(tenant, session)[:MAX_SESSION_TURNS]
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        """The sessions of a tenant, newest first."""
+        """Return the sessions of a tenant, newest first."""
         self._expire()
         newest = sorted(
             self._cache.list_sessions(tenant), key=lambda one: one.last_used, reverse=True
@@ -69,25 +69,25 @@ class MemoryLedgerStore:
         self._cache.add(entry, self._expire())
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """Mark entries as used again."""
+        """Mark entries as used."""
         now = self._expire()
         for id in ids:
             self._cache.touch(tenant, id, now)
 
     async def version(self) -> int | None:
-        """No other process can write here."""
+        """Return 0: no other process can write to this store."""
         return 0
 
     async def stats(self) -> LedgerStats:
-        """The number and size of the stored entries."""
+        """Return the number and size of the stored entries."""
         self._expire()
         return LedgerStats(len(self._cache), self._cache.total_bytes)
 
     async def close(self) -> None:
-        """Nothing to finish."""
+        """Do nothing: memory needs no cleanup."""
 
     def _expire(self) -> float:
-        """Drop expired entries. Each is dropped once, so the cost is that of its `put`."""
+        """Remove expired entries and return the time. The amortized cost is constant per entry."""
         now = self._clock()
         self._cache.evict_older_than(now - self._max_age)
         return now

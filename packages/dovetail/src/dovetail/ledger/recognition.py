@@ -1,8 +1,8 @@
-"""Recognition: which turns of a history were generated here, and their exact tokens.
+"""Recognize the turns of a history that this server generated, and find their exact tokens.
 
-A turn is recognized by a handle first (the entry's id in a seal, the ids of calls), then by the
-hash chain over what is visible. If two candidates differ in what the client cannot see and no
-handle decides, the client's copy is used: a wrong splice is worse than a missed one.
+A turn is recognized by a handle first (the entry id in a seal, the ids of calls), then by the
+hash chain over the visible messages. If two candidates differ in parts that the client cannot see,
+and no handle decides, the client's copy is used: a wrong splice is worse than a missed one.
 """
 
 import re
@@ -36,14 +36,18 @@ _OWN_CALL_ID = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")
 
 @dataclass(frozen=True)
 class RecognizedHistory:
-    """What is known of a history, and the ends of its chain and its lineage.
+    """The recognized part of a history.
 
-    `entries` has the entries of assistant turns by the turn's index. `parent` is the last of them,
-    `parent_token_ids` its prompt with the turn itself; where `anchor_index`, its index, is given,
-    the new prompt extends those ids. `base_prompt` is the prompt of a turn that followed a user
-    turn, and its index: everything before it is unchanged. `call_count` counts the calls before
-    the anchor or the base. `partial_entry` is the entry of a last turn that the model is to
-    continue; `start` is that of the scope.
+    `chain`, `lineage`: the chain and the lineage after the last turn.
+    `entries`: the entries of assistant turns, by turn index.
+    `parent`, `parent_index`: the last entry whose token ids are available, and its index.
+    `parent_token_ids`: the prompt and the generated tokens of the parent.
+    `anchor_index`: the index of the parent if the new prompt extends its token ids, else None.
+    `base_prompt`: the index and the prompt of a turn that followed a user turn, if everything
+    before it is unchanged.
+    `call_count`: the number of calls before the anchor or the base.
+    `partial_entry`: the entry of a last turn that the model is to continue.
+    `start`: the start of the scope.
     """
 
     chain: bytes = EMPTY_CHAIN
@@ -61,9 +65,9 @@ class RecognizedHistory:
     parent_index: int | None = None
 
     def without_entries(self, start: int | None = None) -> "RecognizedHistory":
-        """Copy the history without its entries: only the parent's common prefix can be reused.
+        """Copy the history without its entries: only a common prefix with the parent is reused.
 
-        With `start`, turns from there on keep their tokens; the template renders those before.
+        With `start`, turns from there on retain their entries; the template renders earlier turns.
         """
         if start is None:
             return replace(self, entries={}, anchor_index=None, base_prompt=None)
@@ -73,9 +77,9 @@ class RecognizedHistory:
 
 @dataclass(frozen=True)
 class RecognitionScope:
-    """Where and for whom to look up turns. Turns before `start` are rendered again in any case.
+    """The tenant, model and tools for a look-up. Turns before `start` are always rendered again.
 
-    `head` and `start` are not needed to recognize turns, only to decide what can be reused.
+    `head` and `start` do not affect recognition, only the decision which tokens to reuse.
     """
 
     tenant: str
@@ -88,7 +92,7 @@ class RecognitionScope:
 
 
 class TurnRecognizer:
-    """Recognizes turns. Its state consists of caches."""
+    """Recognizes turns. Its only state is caches."""
 
     def __init__(
         self,
@@ -103,11 +107,11 @@ class TurnRecognizer:
         self._replay = replay
         self._digests = TurnDigestCache(max_handle_matches)
         self._matches = HistoryMatchCache()
-        # The chain and digest of a client's copy -> its match, if that was by a handle.
+        # Chain and copy digest of a turn -> its match, for matches by handle only.
         self._handle_matches: LruCache[bytes, TurnMatch] = LruCache(max_handle_matches)
 
     async def match_turns(self, turns: tuple[Turn, ...], scope: RecognitionScope) -> HistoryMatch:
-        """Match all turns, except a last one that the model is to continue."""
+        """Match all turns, except a last assistant turn that the model is to continue."""
         partial_turn = turns[-1] if turns and turns[-1].role == "assistant" else None
         if partial_turn is None:
             return await self._match_turns(turns, scope)
@@ -119,7 +123,7 @@ class TurnRecognizer:
     async def find_last_entry(
         self, match: HistoryMatch, scope: RecognitionScope
     ) -> LedgerEntry | None:
-        """The entry of the last turn that has one."""
+        """Return the entry of the last turn that has one, or None."""
         for at in reversed(match.assistant_indexes):
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is not None:
@@ -127,7 +131,7 @@ class TurnRecognizer:
         return None
 
     async def resolve(self, match: HistoryMatch, scope: RecognitionScope) -> RecognizedHistory:
-        """Decide what of a matched history can be reused."""
+        """Decide which tokens of a matched history can be reused."""
         notes = list(match.notes)
         chains = (
             (match.last.chain, match.last.lineage)
@@ -158,7 +162,7 @@ class TurnRecognizer:
     async def _add_parent(
         self, history: RecognizedHistory, match: HistoryMatch, scope: RecognitionScope
     ) -> RecognizedHistory:
-        """Add the last entry whose token ids are available, and a prompt to begin the new one."""
+        """Add the last entry with available token ids, and a prompt that begins the new one."""
         parent, token_ids = None, None
         for at in reversed(match.assistant_indexes):
             parent = await self._load_entry(match.steps[at].match, scope)
@@ -185,7 +189,7 @@ class TurnRecognizer:
     async def _load_prompt(
         self, entry: LedgerEntry, later: LedgerEntry, later_token_ids: "array[int]"
     ) -> "array[int] | None":
-        """The prompt of an entry, from the token ids of a descendant if those contain it."""
+        """Return the prompt of an entry, if possible as a prefix of a descendant's token ids."""
         length = entry.prefix_tokens + len(unpack_ids(entry.suffix))
         while later.id != entry.id:
             ancestor = None
@@ -198,8 +202,8 @@ class TurnRecognizer:
         return later_token_ids[:length]
 
     async def _match_turns(self, turns: tuple[Turn, ...], scope: RecognitionScope) -> HistoryMatch:
-        """Match the turns, starting from the session's last match as far as it still holds."""
-        # A harness sends titles and sub-agents under one session: each history has its own match.
+        """Match the turns, reusing the last match of the session as far as it is still valid."""
+        # Title requests and sub-agents share the agent's session, so the first turn is in the key.
         first_digest = self._digests.get(turns[0]).digest if turns else b""
         key = (scope.tenant, f"{scope.session}/{len(scope.tools)}", first_digest)
         match = HistoryMatch(turns)
@@ -229,7 +233,7 @@ class TurnRecognizer:
     async def _find_partial(
         self, turn: Turn, chain_before: bytes, scope: RecognitionScope
     ) -> LedgerEntry | None:
-        """The entry of a turn that the model is to continue, truncated to the client's copy."""
+        """Return the entry of a turn that the model continues, truncated to the client's copy."""
         digest = self._digests.get(turn)
         chain = extend_chain(scope.chain_key, chain_before, digest.digest)
         found = await self._recognize(turn, chain_before, chain, scope, [])
@@ -241,7 +245,7 @@ class TurnRecognizer:
         return _single_candidate([entry for entry in truncated if entry is not None], [])
 
     async def _revalidate(self, match: HistoryMatch, scope: RecognitionScope) -> HistoryMatch:
-        """Truncate the match at the first chain match that is ambiguous or different by now."""
+        """Truncate the match at the first chain match that has become ambiguous or different."""
         if not match.chain_matched_indexes:
             return match
         version, sequence = match.ledger_state
@@ -266,7 +270,7 @@ class TurnRecognizer:
         scope: RecognitionScope,
         notes: list[str],
     ) -> TurnMatch:
-        """Recognize an assistant turn; `chain` is the visible chain with the client's copy."""
+        """Recognize an assistant turn. `chain` is the visible chain including the client's copy."""
         copy_key = chain + self._digests.get(turn).copy_digest
         known = self._handle_matches.peek(copy_key)
         if known is not None:
@@ -311,10 +315,10 @@ class TurnRecognizer:
     async def _find_by_chain(
         self, turn: Turn, chain: bytes, scope: RecognitionScope, notes: list[str]
     ) -> LedgerEntry | None:
-        """The one entry with this chain that is equivalent to the turn."""
+        """Return the entry with this chain that is equivalent to the turn, if it is unambiguous."""
         digest = self._digests.get(turn)
         if any(read_entry_id(seal) is not None for seal in digest.seals):
-            return None  # its seal names an entry that is not stored: the seal may restore it
+            return None  # the entry named by the seal is not stored: restore it from the seal
         found = await self._ledger.find_by_chain(scope.tenant, chain)
         if len(found) >= MAX_LOOKUP_IDS:  # there may be more
             notes.append("ambiguous_turn")
@@ -331,7 +335,7 @@ class TurnRecognizer:
     async def _find_anchor(
         self, match: HistoryMatch, scope: RecognitionScope
     ) -> "tuple[int, LedgerEntry, array[int]] | None":
-        """The last turn that is recognized together with everything before it."""
+        """Return the last turn that is recognized together with all turns before it."""
         for at in reversed(match.assistant_indexes):
             if at < scope.start:
                 return None
@@ -350,7 +354,7 @@ class TurnRecognizer:
     async def _load_entries(
         self, match: HistoryMatch, scope: RecognitionScope, notes: list[str]
     ) -> dict[int, LedgerEntry]:
-        """The entries of all turns that may be spliced, restored from seals if not stored."""
+        """Return the entries of all turns that may be spliced, from seals if not stored."""
         entries: dict[int, LedgerEntry] = {}
         indexes = [at for at in match.assistant_indexes if at >= scope.start]
         for at, later in zip_longest(indexes, indexes[1:]):
@@ -367,12 +371,12 @@ class TurnRecognizer:
 
 
 def _has_same_ancestry(entry: LedgerEntry, step: MatchStep, scope: RecognitionScope) -> bool:
-    """Whether everything before the turn is what came before the entry."""
+    """Return whether the turn and the entry have the same history and head."""
     return (entry.lineage, entry.head) == (step.lineage_before, scope.head)
 
 
 def _single_candidate(entries: list[LedgerEntry], notes: list[str]) -> LedgerEntry | None:
-    """The entry, if all candidates have the same tokens and the same lineage."""
+    """Return an entry if all candidates have the same tokens and lineage, else None."""
     if len({(entry.generated, entry.lineage) for entry in entries}) > 1:
         notes.append("ambiguous_turn")
         return None
@@ -380,7 +384,7 @@ def _single_candidate(entries: list[LedgerEntry], notes: list[str]) -> LedgerEnt
 
 
 def _has_foreign_call(entry: LedgerEntry, digest: TurnDigest) -> bool:
-    """Whether the client's call ids were issued here for another turn. Other ids are ignored."""
+    """Return whether a call id was issued here for another turn. Foreign ids are ignored."""
     for theirs, ours in zip(digest.call_ids, entry.call_ids, strict=False):
         one, other = make_call_key(theirs), make_call_key(ours)
         if one != other and len(one) == len(other) and one[:4] == other[:4]:
@@ -389,7 +393,7 @@ def _has_foreign_call(entry: LedgerEntry, digest: TurnDigest) -> bool:
 
 
 def _has_own_call_ids(digest: TurnDigest) -> bool:
-    """Whether the turn's calls have ids that were issued here, and no seal may restore it."""
+    """Return whether a turn has call ids issued by this server, and no seal to restore it."""
     return not digest.seals and any(
         _OWN_CALL_ID.fullmatch(make_call_key(id)) for id in digest.call_ids
     )

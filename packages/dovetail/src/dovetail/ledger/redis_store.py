@@ -1,8 +1,8 @@
-"""A ledger store in Redis, for several frontends. The server bounds the memory; entries expire.
+"""A ledger store in Redis, shared by several servers. Redis limits the memory; entries expire.
 
-An unreachable server never fails or delays a request: turns are then unknown, and new ones wait
-until it is back. They are stored then: otherwise one frontend would know them and the others would
-not, and each would keep building another prompt for the same conversation.
+An unreachable Redis server never fails or delays a request: lookups find nothing, and new entries
+are stored when the server is back. Otherwise one Dovetail server would recognize these turns and
+the others would not, and each would build a different prompt for the same conversation.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.lru import LruCache
 from dovetail.storage.redis_client import RedisClient
 
-_SCAN_KEYS = 1000  # keys scanned in one step when counting
-_MAX_PENDING_BYTES = 32 << 20  # entries that wait for the server; the oldest are dropped first
-_RETRY_INTERVAL_SECONDS = 1.0  # until pending entries are tried again
-_LIST_TIMEOUT_SECONDS = 60.0  # for operations over many keys, which no request waits for
+_SCAN_KEYS = 1000  # keys per SCAN step
+_MAX_PENDING_BYTES = 32 << 20  # entries that wait for Redis; the oldest are dropped first
+_RETRY_INTERVAL_SECONDS = 1.0  # between attempts to store pending entries
+_LIST_TIMEOUT_SECONDS = 60.0  # for operations over many keys, outside requests
 
 _T = TypeVar("_T")
 
@@ -40,9 +40,9 @@ _T = TypeVar("_T")
 class RedisLedgerStore:
     """A store shared over the network.
 
-    An entry is a hash: its body, and the names of the indexes it is in, which live as long as it
-    does. The indexes are sorted sets of ids; the names of a tenant's sessions are one more, in the
-    order of their last turns. All keys of a tenant fall in one cluster slot.
+    An entry is a Redis hash with its body and the keys of the indexes that contain it, which
+    expire with it. An index is a sorted set of entry ids. Another sorted set holds the session
+    names of a tenant, ordered by their last turns. All keys of a tenant map to one cluster slot.
     """
 
     __slots__ = (
@@ -76,31 +76,31 @@ class RedisLedgerStore:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether entries that were not found recently may exist nevertheless."""
+        """Whether recent lookups may have missed existing entries."""
         return self._client.recently_failed
 
     @property
     def faults(self) -> StoreFaults:
-        """The failures of the server, and the entries that were lost through them."""
+        """The failures of the server, and the number of lost entries."""
         return self._client.faults
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry, or None if this tenant has none of that id."""
+        """Return the entry, or None if the tenant has no entry with this id."""
         key = self._client.make_key(tenant, "entry", id)
         body = await self._client.call(lambda: self._redis.hget(key, "body"))
         entry = decode_entry(body) if isinstance(body, bytes) else None
         return entry if entry is not None and entry.tenant == tenant else None
 
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
-        """Ids of the entries that made this call, newest first."""
+        """Return the ids of the entries that made this call, newest first."""
         return await self._newest_ids(self._client.make_key(tenant, "call", call_key))
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Ids of the entries whose `chain` is this, newest first."""
+        """Return the ids of the entries with this chain, newest first."""
         return await self._newest_ids(self._client.make_key(tenant, "chain", chain.hex()))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the entries of this session, oldest first. Some of them may be gone."""
+        """Return the ids of the entries of this session, oldest first. Some may have expired."""
         key = self._session_key(tenant, session)
         ids = await self._client.call(
             lambda: self._redis.zrange(key, 0, -1), timeout_seconds=_LIST_TIMEOUT_SECONDS
@@ -108,7 +108,7 @@ class RedisLedgerStore:
         return tuple(id.decode() for id in cast("list[bytes]", _require_reply(ids)))
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        """The sessions of a tenant, newest first. Turns that are gone may still be counted."""
+        """Return the sessions of a tenant, newest first. Counts may include expired turns."""
         return _require_reply(
             await self._client.call(
                 lambda: self._list_sessions(tenant), timeout_seconds=_LIST_TIMEOUT_SECONDS
@@ -116,24 +116,24 @@ class RedisLedgerStore:
         )
 
     async def put(self, entry: LedgerEntry) -> None:
-        """Store an entry, now or when the server is back. Until then it counts as pending."""
+        """Store an entry, or queue it as pending until the server is back."""
         if await self._try_put(entry):
             await self._flush_pending()
         else:
             self._defer(entry)
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """Mark entries and the indexes that contain them as used again."""
+        """Mark entries and the indexes that contain them as used."""
         keys = [self._client.make_key(tenant, "entry", id) for id in ids]
         if keys:
             await self._client.call(lambda: self._touch(keys))
 
     async def version(self) -> int | None:
-        """None: the server does not report it."""
+        """Return None: Redis does not report a version."""
         return None
 
     async def stats(self) -> LedgerStats:
-        """The number and size of the stored entries. Scans the server's keys, in steps."""
+        """Return the number and size of the stored entries. Scans all keys of the server."""
         return await self._client.call(
             self._count, timeout_seconds=_LIST_TIMEOUT_SECONDS
         ) or LedgerStats(0, 0)
@@ -176,7 +176,7 @@ class RedisLedgerStore:
         return tuple(id.decode() for id in cast("list[bytes]", ids or []))
 
     def _session_key(self, tenant: str, session: str) -> str:
-        """The key of a session, hashed since the client chooses the name."""
+        """Return the key of a session. The name is hashed because the client chooses it."""
         return self._client.make_key(
             tenant, "session", hashlib.sha256(session.encode()).hexdigest()
         )
@@ -258,7 +258,7 @@ class RedisLedgerStore:
 
 
 def _require_reply(reply: _T | None) -> _T:
-    """Raise where the server did not reply: that is not the same as finding nothing."""
+    """Return the reply, or raise StoreError if there is none: an empty result is a reply."""
     if reply is None:
-        raise StoreError("the Redis server of the ledger does not answer")
+        raise StoreError("the Redis server of the ledger is unavailable")
     return reply

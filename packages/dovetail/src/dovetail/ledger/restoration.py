@@ -1,8 +1,8 @@
-"""Restore turns that no store knows from the seals that the client sends back.
+"""Restore turns that are missing in the store from the seals that the client sends back.
 
-A seal holds its turn from the seal before it up to the reasoning it was sent with; the first seal
-of the next turn holds what came after the last. Only what no seal holds is rebuilt from the
-client's copy.
+A seal holds the tokens of its turn from the previous seal up to the reasoning that it was sent
+with. The first seal of the next turn holds the tokens after the last seal. Only output that no
+seal covers is rebuilt from the client's copy.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 
 
 class BlockEncoder(Protocol):
-    """Encodes blocks as tokens in the model's own notation, as they would follow reasoning.
+    """Encodes blocks as tokens in the model's own notation, as the continuation of a turn.
 
-    `ids` and `raw` are the tokens and the text that they follow; a token that spells the end of the
-    text and more is not among the ids.
+    `ids` and `raw` are the preceding tokens and text. A token that extends beyond the end of the
+    text is not among the ids.
     """
 
     def __call__(
@@ -33,11 +33,11 @@ class BlockEncoder(Protocol):
 
 
 FINISH_REBUILT = "rebuilt"
-"""The finish reason of a turn whose end was not sealed: not all of its tokens are the model's."""
+"""The finish reason of a turn with an unsealed end, whose tokens were rebuilt, not generated."""
 
 
 class SealRestorer:
-    """Restores entries from seals. Without a sealer it restores nothing."""
+    """Restores entries from seals. Without a sealer, no entry is restored."""
 
     def __init__(
         self, sealer: Sealer | None = None, encode_blocks: BlockEncoder | None = None
@@ -54,7 +54,7 @@ class SealRestorer:
         tools: Sequence[ToolSpec],
         notes: list[str],
     ) -> LedgerEntry | None:
-        """Restore the turn's entry. Its tokens may be spliced; its prompt is unknown."""
+        """Restore the entry of a turn. Its tokens can be spliced, but its prompt is unknown."""
         payload = _join_seals(self._open_seals(turn, tenant, model, notes), notes)
         if payload is None:
             return None
@@ -105,7 +105,7 @@ class SealRestorer:
     def _find_tail(
         self, payload: SealPayload, following: Turn | None, tenant: str, model: str
     ) -> tuple[bytes, tuple[EntrySpan, ...]] | None:
-        """What came after the last seal, from the first seal of the next turn."""
+        """Return the output after the last seal, as stored in the first seal of the next turn."""
         if following is None:
             return None
         tails = [one.previous for one in self._open_seals(following, tenant, model, [])]
@@ -120,7 +120,7 @@ class SealRestorer:
     def _rebuild_tail(
         self, payload: SealPayload, turn: Turn, tools: Sequence[ToolSpec]
     ) -> tuple[bytes, tuple[EntrySpan, ...]] | None:
-        """Rebuild what came after the last seal from the client's copy, in the model's notation."""
+        """Rebuild the output after the last seal from the client's copy in the model's notation."""
         blocks = _unsealed_blocks(payload, turn)
         if not blocks:
             return b"", ()
@@ -132,7 +132,7 @@ class SealRestorer:
 
 
 def _join_seals(parts: list[SealPayload], notes: list[str]) -> SealPayload | None:
-    """Join the seals of a turn. Each holds what came since the one before it."""
+    """Join the seals of a turn. Each holds the output since the previous seal."""
     joined: SealPayload | None = None
     for part in sorted(parts, key=lambda part: part.start):
         covered = len(unpack_ids(joined.generated)) if joined is not None else 0
@@ -151,7 +151,7 @@ def _join_seals(parts: list[SealPayload], notes: list[str]) -> SealPayload | Non
 
 
 def _unsealed_blocks(payload: SealPayload, turn: Turn) -> list[OutputBlock]:
-    """The client's blocks that the seal does not cover, in the client's order."""
+    """Return the client's blocks that the seal does not cover, in the client's order."""
     covered = {span.id for span in payload.spans if span.kind == "call"}
     sealed_text = "".join(span.shown for span in payload.spans if span.kind == "text")
     unsealed: list[OutputBlock] = []

@@ -1,13 +1,14 @@
-"""Seals: encrypted turns that a client sends back, for a server that has never seen them.
+"""Seals: encrypted turns that clients send back, so that any server can restore them.
 
 A seal is one base64url string:
 
     "dovetail" | version, id length, key id, binding, body length | entry id | nonce | AEAD
 
-The first part is in clear and authenticated, together with tenant and model. AES-256-GCM, since
-every build of the library has it: with the nonce-misuse resistant mode, replicas on an older
-OpenSSL could not open each other's seals. Its known limit, random nonces under one key, is no
-concern here: each entry has its own key, derived from its id, and a turn has a few seals at most.
+The header is unencrypted and authenticated, together with tenant and model. The cipher is
+AES-256-GCM because every build of the library has it: with a nonce-misuse-resistant mode, servers
+on an older OpenSSL could not open the seals of others. GCM limits the number of random nonces per
+key, which does not matter here: each entry has its own key, derived from its id, and a turn has
+only a few seals.
 """
 
 import base64
@@ -44,9 +45,10 @@ _TOKEN_ID_BYTES = array(TOKEN_ID_TYPECODE).itemsize
 
 
 class PreviousTurnTail(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of the previous turn: what came after its own last seal was sent.
+    """The end of the previous turn: the output after its last seal.
 
-    `start` is the number of its generated ids before these; `spans` are those after that seal.
+    `start`: the number of generated ids of that turn before the tail.
+    `spans`: the spans after its last seal.
     """
 
     entry: str
@@ -57,14 +59,15 @@ class PreviousTurnTail(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SealPayload(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A turn from its last seal up to the end of a reasoning span, the `reasoning_index`th.
+    """The part of a turn from its previous seal to the end of a reasoning span.
 
-    The first seal of a turn also holds the end of the turn before it.
+    The first seal of a turn also holds the tail of the previous turn.
 
-    `generated` is packed like an entry's, without the turn's first `start` ids.
-    `omitted` names what was left out to keep the seal short, in this order: the previous turn's
-    tail; the `raw` of the spans (the ids still spell it); the first spans, with their ids, so that
-    `start` is larger; all spans and ids.
+    `generated`: packed like that of an entry, without the turn's first `start` ids.
+    `reasoning_index`: the index of the reasoning span within the turn.
+    `omitted`: the parts that were omitted to limit the size, in this order: the tail of the
+    previous turn; the `raw` of the spans (the ids spell the same text); the first spans with their
+    ids, which increases `start`; all spans and ids.
 
     Payloads are encoded as arrays: the order of the fields is the format, their names are not.
     """
@@ -85,7 +88,7 @@ class SealPayload(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def iter_reductions(payload: SealPayload) -> Iterator[SealPayload]:
     """Yield the payload, then smaller and smaller ones. The last has only entry ids and hashes.
 
-    Spans are dropped oldest first, in doubling steps: they are in the turn's earlier seals too.
+    Spans are dropped oldest first, in doubling steps: earlier seals of the turn contain them.
     """
     yield payload
     if payload.previous is not None:
@@ -101,7 +104,7 @@ def iter_reductions(payload: SealPayload) -> Iterator[SealPayload]:
 
 
 def estimate_min_bytes(payload: SealPayload) -> int:
-    """Estimate the compressed size from below: two bytes for an id, an eighth of the text."""
+    """Estimate a lower bound of the compressed size: two bytes per id, an eighth of the text."""
     parts = (payload,) if payload.previous is None else (payload, payload.previous)
     ids = sum(len(part.generated) for part in parts)
     text = sum(len(span.raw) + len(span.shown) for part in parts for span in part.spans)
@@ -128,36 +131,39 @@ def _doubling_counts(limit: int) -> Iterator[int]:
         yield limit
 
 
-MAX_SEAL_CHARS = 48 * 1024  # characters; clients carry 50 KB without complaint
+MAX_SEAL_CHARS = 48 * 1024  # characters; tested clients accept 50 KB
 
 SealRefusalReason = Literal["forged", "truncated", "foreign", "unknown_key", "version", "not_ours"]
 
 _MAGIC = "dovetail"
 _VERSION = 1
-_HEADER = struct.Struct(">BB4s4sH")  # with the magic's six bytes it ends on a base64 quantum
+_HEADER = struct.Struct(">BB4s4sH")  # with the six bytes of the magic it ends on a base64 quantum
 _HEADER_BYTES, _HEADER_CHARS = 18, 24
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _MAX_ENTRY_ID_BYTES = 255
-_MAX_PAYLOAD_BYTES = 4 << 20  # no seal of ours holds as much
+_MAX_PAYLOAD_BYTES = 4 << 20  # larger than any payload that we seal
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SealPayload)
 
 
 class SealRefusal(msgspec.Struct, frozen=True):
-    """Why a seal is not opened. The request continues without it.
+    """The reason why a seal is not opened. The request continues without it.
 
-    `not_ours`: another vendor's. `version`: of another Dovetail version. `truncated`: its end is
-    missing. `unknown_key`: sealed with a key that is not in the keyring. `foreign`: another
-    tenant's, or another model's. `forged`: changed in any other way.
+    `not_ours`: the seal of another vendor.
+    `version`: the seal of another Dovetail version.
+    `truncated`: the end of the seal is missing.
+    `unknown_key`: sealed with a key that is not in the keyring.
+    `foreign`: the seal of another tenant or model.
+    `forged`: modified in any other way.
     """
 
     reason: SealRefusalReason
 
 
 class Sealer:
-    """Seals and opens turns. Its only state is the keyring, so that servers can share seals."""
+    """Seals and opens turns. Its only state is the keyring, so servers can exchange seals."""
 
     __slots__ = ("_keyring",)
 
@@ -165,11 +171,11 @@ class Sealer:
         self._keyring = keyring
 
     def seal(self, payload: SealPayload, tenant: str, model: str) -> str:
-        """Seal a payload in at most `MAX_SEAL_CHARS` characters, omitting what does not fit."""
+        """Seal a payload in at most `MAX_SEAL_CHARS` characters, omitting parts that do not fit."""
         key = self._keyring.sealing
         entry = payload.entry.encode()
         if not 0 < len(entry) <= _MAX_ENTRY_ID_BYTES:
-            raise ValueError(f"an entry id has 1 to {_MAX_ENTRY_ID_BYTES} bytes")
+            raise ValueError(f"an entry id must have 1 to {_MAX_ENTRY_ID_BYTES} bytes")
         body = _encode_fitting(payload, MAX_SEAL_CHARS // 4 * 3 - _HEADER_BYTES - len(entry))
         length = _NONCE_BYTES + len(body) + _TAG_BYTES
         header = _MAGIC_BYTES + _HEADER.pack(
@@ -183,7 +189,7 @@ class Sealer:
         )
 
     def open(self, text: str, tenant: str, model: str) -> SealPayload | SealRefusal:
-        """Open a seal of this tenant and model, or return why not. Never raises."""
+        """Open a seal of this tenant and model, or return why it was refused. Never raises."""
         header = _read_header(text)
         if isinstance(header, SealRefusal):
             return header
@@ -196,7 +202,7 @@ class Sealer:
 
 
 def read_entry_id(seal: str) -> str | None:
-    """The entry id in a seal's header, None if the seal is not ours. It is not authenticated."""
+    """Return the unauthenticated entry id in the header of a seal, or None if it is not ours."""
     header = _read_header(seal)
     if isinstance(header, SealRefusal):
         return None
@@ -207,7 +213,7 @@ def read_entry_id(seal: str) -> str | None:
 
 
 class _ClearHeader(NamedTuple):
-    """The part of a seal that is read without a key."""
+    """The header of a seal, which is readable without a key."""
 
     entry: bytes
     key_id: bytes
@@ -242,7 +248,7 @@ def _unseal(
 ) -> SealPayload | SealRefusal:
     try:
         whole = _decode_base64url(text)
-        if _encode_base64url(whole) != text:  # only the canonical spelling is accepted
+        if _encode_base64url(whole) != text:  # accept only the canonical encoding
             return SealRefusal("forged")
         header_bytes = len(whole) - header.length
         cipher = AESGCM(_derive_entry_key(key, header.entry))
@@ -265,7 +271,7 @@ def _unseal(
 def _encode_fitting(payload: SealPayload, max_bytes: int) -> bytes:
     """Compress the first reduction that fits; the last one always does.
 
-    What surely does not fit is not tried, so that the cost is bounded however long the turn is.
+    Reductions whose estimated size is too large are skipped, which bounds the cost of long turns.
     """
     max_bytes -= _NONCE_BYTES + _TAG_BYTES
     for reduced in iter_reductions(payload):
@@ -274,7 +280,7 @@ def _encode_fitting(payload: SealPayload, max_bytes: int) -> bytes:
         body = zstandard.ZstdCompressor().compress(_encoder.encode(reduced))
         if len(body) <= max_bytes:
             return body
-    raise ValueError("an entry's hashes do not fit a seal")
+    raise ValueError("the entry ids and hashes exceed the size of a seal")
 
 
 def _derive_entry_key(key: SealKey, entry: bytes) -> bytes:
@@ -282,14 +288,14 @@ def _derive_entry_key(key: SealKey, entry: bytes) -> bytes:
 
 
 def _compute_binding(key: SealKey, tenant: str, model: str) -> bytes:
-    """Distinguish another tenant's or model's seal from a forged one without revealing either."""
+    """Compute a tag that identifies seals of other tenants and models without revealing these."""
     return hmac.digest(key.sealing, b"binding\0" + _associated_data(b"", tenant, model), "sha256")[
         :4
     ]
 
 
 def _associated_data(header: bytes, tenant: str, model: str) -> bytes:
-    """Join the associated data, each part with its length, so that parts cannot run together."""
+    """Join the associated data, each part with its length, so that the result is unambiguous."""
     parts = (
         header,
         tenant.encode("utf-8", "surrogatepass"),
@@ -303,7 +309,7 @@ def _encode_base64url(data: bytes) -> str:
 
 
 def _decode_base64url(text: str) -> bytes:
-    """Decode base64url, or raise ValueError. A last character that makes no byte is dropped."""
+    """Decode base64url, or raise ValueError. A single surplus character at the end is dropped."""
     data = text.encode("ascii").translate(_TO_STANDARD)
     whole = data[:-1] if len(data) % 4 == 1 else data
     try:

@@ -1,6 +1,6 @@
 """A ledger store in one SQLite file: it survives restarts, and several processes may share it.
 
-One thread owns the connection: see `SqliteThread`.
+A thread owns the connection: see `SqliteThread`.
 """
 
 import sqlite3
@@ -28,7 +28,7 @@ SCHEMA_VERSION = 2
 
 _APPLICATION_ID = 0x446F7665  # "Dove"
 
-# A table of its own, so that upgrading a file of version 1 is instant, however large it is.
+# A separate table, so that the upgrade from version 1 does not depend on the file size.
 _SESSION_TABLES = """
 CREATE TABLE sessions (
     tenant TEXT NOT NULL,
@@ -77,7 +77,7 @@ LEDGER_SCHEMA = DatabaseSchema(
 
 
 def connect_ledger(path: Path) -> sqlite3.Connection:
-    """Open the file, creating it if missing. StoreError for a foreign or damaged file."""
+    """Open or create the file. Raises StoreError if it is damaged or not a ledger."""
     return open_database(path, LEDGER_SCHEMA)
 
 
@@ -90,7 +90,7 @@ class SqliteLedgerStore:
     """The default store."""
 
     __slots__ = ("_bounds", "_connection", "_thread", "faults", "path")
-    is_degraded = False  # it is always reachable
+    is_degraded = False  # a local file is always available
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class SqliteLedgerStore:
         )
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry, or None if this tenant has none of that id."""
+        """Return the entry, or None if the tenant has no entry with this id."""
         return await self._thread.read(lambda: self._get(tenant, id))
 
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
-        """Ids of the entries that made this call, newest first."""
+        """Return the ids of the entries that made this call, newest first."""
         query = (
             "SELECT id FROM calls JOIN entries USING (seq) "
             "WHERE calls.tenant = ? AND key = ? AND used >= ? ORDER BY seq DESC LIMIT ?"
@@ -126,7 +126,7 @@ class SqliteLedgerStore:
         return await self._thread.read(lambda: self._select_ids(query, tenant, call_key))
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Ids of the entries whose `chain` is this, newest first."""
+        """Return the ids of the entries with this chain, newest first."""
         query = (
             "SELECT id FROM entries "
             "WHERE tenant = ? AND chain = ? AND used >= ? ORDER BY seq DESC LIMIT ?"
@@ -134,7 +134,7 @@ class SqliteLedgerStore:
         return await self._thread.read(lambda: self._select_ids(query, tenant, chain))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the entries of this session, oldest first."""
+        """Return the ids of the entries of this session, oldest first."""
         query = (
             "SELECT id FROM sessions JOIN entries USING (seq) "
             "WHERE sessions.tenant = ? AND session = ? AND used >= ? ORDER BY seq LIMIT ?"
@@ -144,25 +144,25 @@ class SqliteLedgerStore:
         )
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        """The sessions of a tenant, newest first."""
+        """Return the sessions of a tenant, newest first."""
         return await self._thread.read(lambda: self._list_sessions(tenant))
 
     async def put(self, entry: LedgerEntry) -> None:
-        """Store an entry. It is committed on return: a crash of the process loses nothing."""
+        """Store an entry. Returns after the commit: the entry survives a crash of the process."""
         await self._thread.write(lambda: self._put(entry))
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """Mark entries as used again."""
+        """Mark entries as used."""
         rows = [(tenant, id) for id in ids]
         if rows:
             await self._thread.write(lambda: self._touch(rows))
 
     async def version(self) -> int | None:
-        """Changes with every commit of another connection."""
+        """Return a number that changes with every commit of another connection."""
         return await self._thread.read(self._version)
 
     async def stats(self) -> LedgerStats:
-        """The number and size of the stored entries. Expired ones count until the next write."""
+        """Return the number and size of the entries. Expired ones count until the next write."""
         return await self._thread.read(self._stats)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The interface of ledger stores, and what its implementations share: keys and encoding."""
+"""The interface of ledger stores, and the keys and the encoding that all stores use."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,10 +11,10 @@ from dovetail.ledger.entry import LedgerEntry
 from dovetail.storage.faults import StoreFaults
 
 DAY_SECONDS = 86_400.0
-MAX_AGE_SECONDS = 7 * DAY_SECONDS  # since an entry was last used
-MAX_LOOKUP_IDS = 8  # returned by a look-up by call or chain
-MAX_SESSION_TURNS = 65_536  # returned by a look-up by session
-MAX_LISTED_SESSIONS = 10_000  # of a tenant
+MAX_AGE_SECONDS = 7 * DAY_SECONDS  # since the last use of an entry
+MAX_LOOKUP_IDS = 8  # maximum result of a look-up by call or chain
+MAX_SESSION_TURNS = 65_536  # maximum result of a look-up by session
+MAX_LISTED_SESSIONS = 10_000  # per tenant
 
 Clock = Callable[[], float]
 
@@ -29,7 +29,7 @@ class LedgerStats(msgspec.Struct, frozen=True):
 
 
 class SessionStats(msgspec.Struct, frozen=True):
-    """A stored session: the number of its turns, and when the last was used."""
+    """A stored session: the number of its turns, and the time of its last use."""
 
     session: str
     turns: int
@@ -37,70 +37,70 @@ class SessionStats(msgspec.Struct, frozen=True):
 
 
 class LedgerStore(Protocol):
-    """Stores entries, each for its tenant alone, and evicts the least recently used.
+    """The interface of ledger stores: store entries per tenant, evict the least recently used.
 
-    A child may outlive its parent. The entry of an id from a look-up may be gone when it is read.
+    A child may outlive its parent. An entry may be evicted between the look-up of its id and `get`.
     """
 
     @property
     def is_degraded(self) -> bool:
-        """Whether entries that were not found recently may exist nevertheless."""
+        """Whether recent lookups may have missed existing entries."""
 
     @property
     def faults(self) -> StoreFaults:
-        """Its failures. Callers add only what is lost through them."""
+        """The failures of the store. Callers record only lost writes."""
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        """The entry, or None if this tenant has none of that id."""
+        """Return the entry, or None if the tenant has no entry with this id."""
 
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
-        """Ids of the entries that made this call, newest first; normally one."""
+        """Return the ids of the entries that made this call, newest first; normally one."""
 
     async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Ids of the entries whose `chain` is this, newest first, at most `MAX_LOOKUP_IDS`."""
+        """Return the ids of the entries with this chain, newest first, at most `MAX_LOOKUP_IDS`."""
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
-        """Ids of the entries of this session, oldest first, at most `MAX_SESSION_TURNS`.
+        """Return the ids of the entries of this session, oldest first, at most `MAX_SESSION_TURNS`.
 
-        This and `list_sessions` serve operators: a store that fails raises `StoreError`.
+        This and `list_sessions` are for operators: they raise `StoreError` if the store fails.
         """
 
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        """The sessions of a tenant, newest first, at most `MAX_LISTED_SESSIONS`."""
+        """Return the sessions of a tenant, newest first, at most `MAX_LISTED_SESSIONS`."""
 
     async def put(self, entry: LedgerEntry) -> None:
         """Store an entry. Storing the same entry again changes nothing."""
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        """Mark entries as used again: their age restarts."""
+        """Mark entries as used: this restarts their age."""
 
     async def version(self) -> int | None:
-        """A number that changes when another process writes. None where that is not known."""
+        """Return a number that changes when another process writes, or None if it is unknown."""
 
     async def stats(self) -> LedgerStats:
-        """The number and size of the stored entries. Not for the hot path."""
+        """Return the number and size of the stored entries. Too slow for the hot path."""
 
     async def close(self) -> None:
-        """Finish pending operations and release resources. A closed store is not used again."""
+        """Finish pending operations and close the store, which cannot be used afterwards."""
 
 
 def make_call_key(id: str) -> str:
-    """Reduce a call id to what is looked up: its ASCII letters and digits, case preserved.
+    """Reduce a call id to its lookup key: its ASCII letters and digits, case preserved.
 
-    Clients rewrite call_1 to call1, so nothing else may count. Empty: cannot be found.
+    Clients rewrite call_1 to call1, so other characters are ignored. An empty key is never found.
     """
     return _NON_ALPHANUMERIC.sub("", id)
 
 
 def make_call_keys(entry: LedgerEntry) -> tuple[str, ...]:
-    """The keys under which an entry is found: the ids of its calls and of its response."""
+    """Return the lookup keys of an entry: the ids of its calls and of its response."""
     ids = (*entry.call_ids, entry.response_number)
     return tuple(dict.fromkeys(key for id in ids if (key := make_call_key(id))))
 
 
 _PLAIN, _ZSTD = b"\0", b"\1"
-_MIN_COMPRESS_BYTES = 300  # below that a frame's header outweighs the savings
-_MAX_BODY_BYTES = 1 << 28  # far above any turn; a damaged header must not allocate all memory
+_MIN_COMPRESS_BYTES = 300  # below this size the frame header outweighs the savings
+_MAX_BODY_BYTES = 1 << 28  # larger than any turn; a damaged header must not cause a huge allocation
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LedgerEntry)
@@ -115,7 +115,7 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 
 
 def decode_entry(body: bytes) -> LedgerEntry | None:
-    """Decode an entry, or return None if it is damaged or of an unknown version."""
+    """Decode an entry. Returns None if it is damaged or has an unknown version."""
     try:
         packed = decompress(body[1:], _MAX_BODY_BYTES) if body[:1] == _ZSTD else body[1:]
         return _decoder.decode(packed)
@@ -124,13 +124,13 @@ def decode_entry(body: bytes) -> LedgerEntry | None:
 
 
 def decompress(frame: bytes, limit: int) -> bytes:
-    """Decompress at most `limit` bytes. ValueError for anything else.
+    """Decompress a zstd frame. Raises ValueError if it is invalid or exceeds `limit` bytes.
 
-    The library ignores its own limit when the frame states its size: hence the check.
+    The library ignores its own limit if the frame states its size, so the size is checked first.
     """
     try:
         if zstandard.frame_content_size(frame) > limit:
-            raise ValueError("too large")
+            raise ValueError(f"the decompressed size exceeds {limit} bytes")
         return zstandard.ZstdDecompressor().decompress(frame, max_output_size=limit)
     except zstandard.ZstdError as error:
-        raise ValueError("not a frame") from error
+        raise ValueError("not a zstd frame") from error

@@ -1,8 +1,8 @@
-"""Digests of what a client can see of a turn, and the hash chain over a history.
+"""Digests of the visible part of a turn, and the hash chain over a history.
 
-Left out on purpose: reasoning (clients drop it), ids (clients rewrite them), the order of text
-and calls within a turn (Claude Code moves calls behind text), the order of keys and the spelling
-of numbers in arguments.
+A digest deliberately ignores reasoning (clients drop it), ids (clients rewrite them), the order of
+text and calls within a turn (Claude Code moves calls after text), the order of keys and the
+spelling of numbers in arguments.
 """
 
 import json
@@ -26,10 +26,10 @@ DIGEST_BYTES = 16
 
 
 class TurnDigest(NamedTuple):
-    """A turn's digest, and the handles in it that may identify an entry.
+    """The digest of a turn, and its handles, which may identify an entry.
 
-    `copy_digest` distinguishes copies that look the same by their handles and reasoning. `chars`
-    are the characters of the turn.
+    `copy_digest`: distinguishes copies with the same digest by their handles and reasoning.
+    `chars`: the number of characters of the turn.
     """
 
     digest: bytes
@@ -40,7 +40,7 @@ class TurnDigest(NamedTuple):
 
 
 class TurnDigestCache:
-    """Digests of turns, cached by object identity: the decoder returns known turns again.
+    """Caches digests of turns by object identity: the decoder returns the same objects again.
 
     The cache holds references to the turns, so it is bounded in turns and in characters.
     """
@@ -87,7 +87,7 @@ def digest_turn(turn: Turn) -> TurnDigest:
 
 
 def compute_digest(*parts: str | bytes) -> bytes:
-    """Hash parts, each with its length, so that two lists of parts never run together."""
+    """Hash parts, each with its length, so that different lists never give the same input."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
@@ -97,12 +97,12 @@ def compute_digest(*parts: str | bytes) -> bytes:
 
 
 def extend_chain(key: bytes, chain: bytes, digest: bytes) -> bytes:
-    """Extend a hash chain by one turn. The key is the tenant's own."""
+    """Extend a hash chain by one turn. The key belongs to the tenant."""
     return blake2b(chain + digest, digest_size=DIGEST_BYTES, key=key).digest()
 
 
 def canonicalize_arguments(arguments: str) -> str:
-    """Spell arguments canonically: sorted keys, and integers for floats without a fraction."""
+    """Normalize arguments: sorted keys, and integers for floats without a fraction."""
     try:
         value = _canonicalize_value(json.loads(arguments or "{}"))
         return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
