@@ -220,7 +220,7 @@ def _read_gguf(path: Path, custom_template: Path | None) -> ModelFiles:
 
 
 def _hub_name(path: Path) -> str:
-    """The id of a model in the hub's cache: `models--organisation--name/snapshots/...`."""
+    """Return the id of a model in the hub's cache: `models--organisation--name/snapshots/...`."""
     for part in reversed(path.resolve().parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")

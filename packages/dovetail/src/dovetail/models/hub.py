@@ -35,7 +35,7 @@ def resolve_hub_model(name: str) -> Path:
 
 
 def hub_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder where the hub's own tools store downloads."""
+    """Return the folder where the hub's own tools store downloads."""
     named = os.environ if environment is None else environment
     if folder := named.get("HF_HUB_CACHE"):
         return Path(folder).expanduser()
@@ -46,7 +46,7 @@ def hub_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def find_cached_model(id: str) -> Path | None:
-    """The newest snapshot of a model, preferably the one that `main` names."""
+    """Return the newest snapshot of a model, preferably the one that `main` names."""
     repository = hub_cache_dir() / f"models--{id.replace('/', '--')}"
     try:
         revision = (repository / "refs" / "main").read_text(encoding="ascii").strip()

@@ -272,7 +272,7 @@ class RendererCache:
         self.default = self.get(True, model.switches)
 
     def get(self, tools: bool, switches: Mapping[str, Any]) -> PromptRenderer:
-        """The renderer for requests with or without tools, under these switches."""
+        """Return the renderer for requests with or without tools, under these switches."""
         model = self._model
         template = model.tool_chat_template if tools else model.chat_template
         tools = template is model.tool_chat_template

@@ -230,7 +230,7 @@ _STOP_TAG = re.compile(r"\s*(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,20}\[)\s*\Z")
 
 
 def _expected_items(output: str, shape: str) -> list[tuple[str, str]]:
-    """What the template rendered of the turn; reasoning that it dropped cannot be parsed."""
+    """Return what the template rendered of the turn; reasoning that it dropped cannot be parsed."""
     _, text, calls = next(known for known in _SHAPES if known[0] == shape)
     items = [("reasoning", _REASONING)] if _REASONING in output else []
     items += [("text", _TEXT)] if text else []

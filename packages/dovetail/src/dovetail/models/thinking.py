@@ -67,7 +67,7 @@ def _thinking_switch(on: bool, profile: TemplateProfile) -> dict[str, Any]:
 
 
 def _effort_switches(thinking: Thinking, profile: TemplateProfile) -> dict[str, Any]:
-    """The switches of effort and budget."""
+    """Return the switches of effort and budget."""
     switches: dict[str, Any] = {}
     effort = (thinking.effort or "").lower()
     if effort and effort != "none":
@@ -81,7 +81,7 @@ def _effort_switches(thinking: Thinking, profile: TemplateProfile) -> dict[str, 
 
 
 def _nearest_effort(effort: str, known: tuple[str, ...]) -> str:
-    """The nearest level that the template knows; of two, the higher."""
+    """Return the nearest level that the template knows; of two, the higher."""
     levels = [level for level in known if level != "none"]
     if not levels or effort in levels or effort not in _EFFORT_LEVELS:
         return effort

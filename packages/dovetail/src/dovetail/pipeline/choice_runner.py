@@ -216,7 +216,7 @@ class ChoiceRunner:
         return self._generation.stopped or self._engine_finish is not None
 
     def _can_migrate(self, error: DovetailError) -> bool:
-        """Whether another replica can continue from what was generated so far."""
+        """Return whether another replica can continue from what was generated so far."""
         generated, entry = self._generation.ids, self._entry
         replica_alive = not isinstance(error, EngineUnavailable | EngineTimeout)
         if (
@@ -241,14 +241,14 @@ class ChoiceRunner:
         return self._can_resume() and await entry.engine.wait_available(entry.recovery_wait)
 
     def _can_resume(self) -> bool:
-        """Whether the output can be continued: no grammar can be resumed in its middle."""
+        """Return whether the output can be continued: no grammar can be resumed in its middle."""
         return (
             self._phase() is not None
             or self._entry.output_constraint(self._prepared).is_unconstrained
         )
 
     def _is_budget_spent(self) -> bool:
-        """Whether the reasoning budget is used up.
+        """Return whether the reasoning budget is used up.
 
         Pending text may be the model's own closing, so the model may finish it, but only within a
         grace of a few tokens: it may start a closing again and again.
@@ -279,7 +279,7 @@ class ChoiceRunner:
         )
 
     def _constraint(self) -> Constraint | None:
-        """The constraint on the rest. After text or calls no grammar can be resumed."""
+        """Return the constraint on the rest. After text or calls no grammar can be resumed."""
         phase = self._phase()
         return (
             None
@@ -378,7 +378,7 @@ def _session_key(prepared: PreparedRequest) -> str | None:
 
 
 def _named_session_key(identity: Identity) -> str | None:
-    """The session that the client named, if any, scoped to the tenant."""
+    """Return the session that the client named, if any, scoped to the tenant."""
     session, tenant = identity.session, identity.tenant
     return _scope_to_tenant(tenant, session) if tenant and session is not None else session
 

@@ -63,7 +63,7 @@ def _choice_count(request: Request) -> int:
 
 
 def _max_output_tokens(entry: TokenModel, prepared: PreparedRequest) -> int:
-    """The context window left for output. Raises where the prompt leaves none."""
+    """Return the context window left for output. Raises where the prompt leaves none."""
     length, window = len(prepared.prompt.ids), entry.context_length
     if length >= window:
         raise ContextOverflow(

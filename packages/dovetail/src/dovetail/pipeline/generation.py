@@ -166,7 +166,7 @@ class Generation:
         return self._detokenizer.has_pending_bytes or bool(self._offsets.pending_text.strip())
 
     def is_only_reasoning(self, closing: str) -> bool:
-        """Whether the output is only one reasoning span, open or ended by `closing`."""
+        """Return whether the output is only one reasoning span, open or ended by `closing`."""
         if self._detokenizer.has_pending_bytes or not self._offsets.is_only_reasoning:
             return False
         held = self._offsets.pending_text.strip()
@@ -216,7 +216,7 @@ class Generation:
         return [*emitted, end]
 
     def message(self) -> Message:
-        """The message so far."""
+        """Return the message so far."""
         return self._fold.message()
 
     def build_entry(self, created: float = 0.0) -> LedgerEntry:

@@ -63,7 +63,7 @@ class ConstraintBuilder:
         return constraint
 
     def _may_reason(self, prepared: PreparedRequest) -> bool:
-        """Whether the model may reason: not if the request or the prompt turned it off."""
+        """Return whether the model may reason: not if the request or the prompt turned it off."""
         model = self._model
         if model.reasoning_parser is None or prepared.request.thinking.enabled is False:
             return False

@@ -252,7 +252,7 @@ class ChatPreparer:
         return ids if len(ids) - known >= MIN_WARM_TOKENS else None
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int]":
-        """The prefix of every prompt that continues this request with a user turn.
+        """Return the prefix of every prompt that continues this request with a user turn.
 
         Before the first user turn more system turns may follow.
         """
@@ -272,7 +272,7 @@ class ChatPreparer:
     def _should_clear_reasoning(
         self, request: Request, history: RecognizedHistory, loop_start: int
     ) -> bool:
-        """Whether a session is resumed so late that nothing of it can still be cached.
+        """Return whether a session is resumed so late that nothing of it can still be cached.
 
         Only the reasoning of finished loops may be cleared, and only if there is any.
         """
@@ -307,7 +307,7 @@ def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:
 
 
 def _lacks_text(block: Block) -> bool:
-    """Whether a block has no text that the model could read."""
+    """Return whether a block has no text that the model could read."""
     if isinstance(block, DocumentBlock):
         return block.text is None
     return isinstance(block, ImageBlock)

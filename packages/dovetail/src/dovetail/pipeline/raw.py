@@ -80,7 +80,7 @@ class RawPreparer:
         return None
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int] | None":
-        """None: texts do not share a known prefix."""
+        """Return None: texts do not share a known prefix."""
         return None
 
     async def close(self) -> None:

@@ -152,7 +152,7 @@ def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
 
 
 def _min_context_length(*lengths: int | None) -> int:
-    """The smallest of the stated context lengths."""
+    """Return the smallest of the stated context lengths."""
     return min((length for length in lengths if length), default=DEFAULT_CONTEXT_TOKENS)
 
 

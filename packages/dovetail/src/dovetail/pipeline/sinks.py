@@ -39,5 +39,5 @@ class CallbackSink:
         """Return at once: there is always room."""
 
     def message(self) -> Message:
-        """The message so far."""
+        """Return the message so far."""
         return self._fold.message()

@@ -143,7 +143,7 @@ class TurnRecord:
         return origin.owner.sealer.seal(payload, origin.owner.tenant, origin.model)
 
     def _session_name(self) -> str:
-        """The session that the client names, else that of the turn it continues."""
+        """Return the session that the client names, else that of the turn it continues."""
         named, parent = self._origin.identity.session, self._origin.prompt.history.parent
         if named:
             return normalize_session_name(named)
@@ -218,7 +218,7 @@ def _diff_to_parent(prompt: Prompt) -> tuple[str | None, int, bytes]:
 
 
 def _unsealed_tail(parent: LedgerEntry | None) -> PreviousTurnTail | None:
-    """What the previous turn generated after its last seal."""
+    """Return what the previous turn generated after its last seal."""
     if parent is None:
         return None
     sealed = [at for at, span in enumerate(parent.spans) if span.kind == "reasoning"]

@@ -149,12 +149,12 @@ class PromptBuilder:
         )
 
     def _drops_reasoning(self) -> bool:
-        """Whether the template's policy drops reasoning of the last known turn here."""
+        """Return whether the template's policy drops reasoning of the last known turn here."""
         index = self._history.parent_index
         return index is not None and index < self._start and not self._is_unchanged
 
     def _unchanged_turns(self) -> frozenset[int]:
-        """The assistant turns that the template rendered exactly as they were generated."""
+        """Return the assistant turns that the template rendered exactly as they were generated."""
         if not self._is_unchanged:
             return frozenset()
         first = self._history.base_prompt[0] if self._history.base_prompt is not None else 0
@@ -174,7 +174,7 @@ class PromptBuilder:
         ]
 
     def _must_rewrite(self, turn: Turn) -> bool:
-        """Whether the template would lose or regroup parts of a turn."""
+        """Return whether the template would lose or regroup parts of a turn."""
         profile = self._context.profile
         kinds = {block.type for block in turn.blocks}
         if not profile.text_with_calls and kinds >= {"text", "tool_call"}:
@@ -277,7 +277,7 @@ class PromptBuilder:
         self._prompt_end = text[-40:] if self._opening is None else self._opening
 
     def _turn_ids(self, index: int) -> "Sequence[int] | None":
-        """The tokens of a turn: the generated ones, or those of the model's notation."""
+        """Return the tokens of a turn: the generated ones, or those of the model's notation."""
         entry = self._history.entries.get(index)
         if entry is not None:
             return unpack_ids(entry.generated)
@@ -313,7 +313,7 @@ class PromptBuilder:
         )
 
     def _history_before(self, depends_on: ContextDependency, index: int) -> list[ChatMessage]:
-        """The messages before a turn, as far as the rendering after it depends on them."""
+        """Return the messages before a turn, as far as the rendering after it depends on them."""
         if depends_on == "nothing":
             return []
         if depends_on == "history":

@@ -262,7 +262,7 @@ def parse_arguments(call: ToolCallBlock, protect: TextEscaper) -> dict[str, Any]
 
 
 def _has_content(message: ChatMessage) -> bool:
-    """Whether anything is left of a turn whose truncated call its client has dropped."""
+    """Return whether anything is left of a turn whose truncated call its client has dropped."""
     return any(value for key, value in message.items() if key != "role")
 
 

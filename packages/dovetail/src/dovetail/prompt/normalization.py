@@ -78,7 +78,7 @@ class PromptNormalizer:
     def _extend(
         self, original: tuple[Turn, ...], key: _HistoryKey | None, known: _NormalizedHistory
     ) -> tuple[tuple[Block, ...], tuple[Turn, ...]]:
-        """The system blocks and turns of a history that extends a known one."""
+        """Return the system blocks and turns of a history that extends a known one."""
         clean = self._cleaner.clean_turn
         system, begin = (
             (known.system, len(known.original_turns))
@@ -101,7 +101,7 @@ class PromptNormalizer:
     def _find_longest(
         self, original: tuple[Turn, ...]
     ) -> tuple[_HistoryKey | None, _NormalizedHistory]:
-        """The longest cached prefix of this history, and its key."""
+        """Return the longest cached prefix of this history, and its key."""
         for at in range(len(original) - 1, 0, -1):
             if original[at].role == "assistant":
                 key = _history_key(at, original[at])

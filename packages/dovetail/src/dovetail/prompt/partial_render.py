@@ -45,7 +45,7 @@ class PartialRenderer:
         return tail if found else None
 
     def _matches_full_render(self, with_reasoning: bool) -> bool:
-        """Whether rendering from the second of two loops on equals rendering both."""
+        """Return whether rendering from the second of two loops on equals rendering both."""
         first, second = (
             self._sample_loop(with_reasoning, "a"),
             self._sample_loop(with_reasoning, "b"),
@@ -66,7 +66,7 @@ class PartialRenderer:
         return self._template.render(messages, self._tools, switches=self._switches)
 
     def _sample_loop(self, with_reasoning: bool, mark: str) -> list[ChatMessage]:
-        """A user message, a call, its result and a final message."""
+        """Return a user message, a call, its result and a final message."""
         profile = self._profile
         arguments: Any = '{"x": 1}' if profile.arguments == "string" else {"x": 1}
         call = format_tool_call(f"call0000{ord(mark) % 10}", "f", arguments)

@@ -116,7 +116,7 @@ class _Branch:
         self._prompt_bytes = len(self.token_bytes)
 
     def ends_with(self, observation: PromptObservation) -> bool:
-        """Whether this is the branch's last prompt."""
+        """Return whether this is the branch's last prompt."""
         own = (self._prompt_bytes // _TOKEN_ID_BYTES, self._prompt_turns, self.system, self.tools)
         return own == (
             len(observation.ids),
@@ -130,7 +130,7 @@ class _Branch:
         self.turns = self._prompt_turns if turn is None else (*self._prompt_turns, turn)
 
     def find_difference(self, observation: PromptObservation) -> PromptPart | None:
-        """The first part that differs. None where the prompt extends this branch."""
+        """Return the first part that differs. None where the prompt extends this branch."""
         if self.system != observation.system:
             return "header"
         if self.tools != observation.tools:
@@ -140,7 +140,7 @@ class _Branch:
         return None if self.turns == observation.turns[: len(self.turns)] else "history"
 
     def is_unrelated(self, observation: PromptObservation) -> bool:
-        """Whether the prompt does not belong to this branch, such as a title request.
+        """Return whether the prompt does not belong to this branch, such as a title request.
 
         A conversation whose whole head changed still belongs to it: its turns continue.
         """
@@ -266,7 +266,7 @@ class PrefixDiagnostics:
     def _nearest(
         self, branches: Iterable[_Branch], observation: PromptObservation
     ) -> tuple[_Branch | None, int]:
-        """The branch with the longest common prefix, and the length of that."""
+        """Return the branch with the longest common prefix, and the length of that."""
         best, max_common, id_bytes = None, -1, _id_bytes(observation)
         for branch in branches:
             common = count_common_bytes(branch.token_bytes, id_bytes) // _TOKEN_ID_BYTES
@@ -275,7 +275,7 @@ class PrefixDiagnostics:
         return best, max_common
 
     def _session_branches(self, observation: PromptObservation) -> Iterator[_Branch]:
-        """The branches of its session that it may extend, the newest first."""
+        """Return the branches of its session that it may extend, the newest first."""
         branches = reversed(self._branches(observation.session))
         return (branch for branch in branches if not branch.is_unrelated(observation))
 
@@ -283,7 +283,7 @@ class PrefixDiagnostics:
         return () if session is None else self._sessions.peek(session) or ()
 
     def _other_sessions(self, observation: PromptObservation) -> Iterator[_Branch]:
-        """The newest branches of recent sessions of the same harness."""
+        """Return the newest branches of recent sessions of the same harness."""
         newest = (
             branches[-1]
             for session, branches in islice(self._sessions.newest_first(), 8 * _MAX_OTHER_SESSIONS)
@@ -297,7 +297,7 @@ class PrefixDiagnostics:
     def _decode_around(
         self, branch: _Branch, observation: PromptObservation, index: int
     ) -> tuple[str, str, str]:
-        """The text before the divergence, and the old and the new text after it."""
+        """Return the text before the divergence, and the old and the new text after it."""
         old_ids = array("I")
         old_ids.frombytes(
             branch.token_bytes[

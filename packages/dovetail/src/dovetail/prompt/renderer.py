@@ -79,7 +79,7 @@ class PromptRenderer:
         return self._context.splicer
 
     def keeps_history(self, tools: bool) -> bool:
-        """Whether turns before a new user turn stay as they were, including reasoning."""
+        """Return whether turns before a new user turn stay as they were, including reasoning."""
         profile = self.profile
         if not profile.keeps_plain:
             return False
@@ -90,7 +90,7 @@ class PromptRenderer:
         return profile.keeps_at_user if tools else profile.keeps_without_tools
 
     def replay_start(self, turns: Sequence[Turn], tools: bool) -> int:
-        """The index from which turns keep their tokens: 0, or that of the last user turn."""
+        """Return the index from which turns keep their tokens: 0, or that of the last user turn."""
         if self.keeps_history(tools):
             return 0
         return find_loop_start(turns)
@@ -154,7 +154,7 @@ class PromptRenderer:
         return self._context.encode_turn(unspelled + between + text)
 
     def _toolset(self, tools: tuple[ToolSpec, ...]) -> "_Toolset":
-        """The prompt form of tools, cached since the decoder returns the same objects again.
+        """Return the prompt form of tools, cached since the decoder returns the same objects again.
 
         Very large tools are not cached: clients may send any amount.
         """
@@ -229,7 +229,7 @@ def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _template_strips_reasoning(context: RenderContext) -> bool:
-    """Whether the template removes reasoning from the text of earlier turns."""
+    """Return whether the template removes reasoning from the text of earlier turns."""
     mark = create_nonce()
     turn = Turn("assistant", (ReasoningBlock(mark), TextBlock("Sure.")))
     text = context.writer.write(turn, ToolNames(()), lambda text: text, "")

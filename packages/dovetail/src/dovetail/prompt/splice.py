@@ -158,7 +158,7 @@ class Splicer:
         after: Sequence[ChatMessage],
         suffix: str,
     ) -> bool:
-        """Whether a natural turn also ends with this suffix."""
+        """Return whether a natural turn also ends with this suffix."""
         natural = self._placeholder_turn(form, calls)
         for call in natural.get("tool_calls", ()):
             arguments = {"city": "Oslo", "days": 2}
@@ -318,7 +318,7 @@ def keep_calls_only(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _sample_loop(profile: TemplateProfile) -> list[ChatMessage]:
-    """A call, its result, a final message and another user message."""
+    """Return a call, its result, a final message and another user message."""
     arguments: Any = '{"x": 1}' if profile.arguments == "string" else {"x": 1}
     id, name = _sample_calls(profile, 8)[7]
     return [

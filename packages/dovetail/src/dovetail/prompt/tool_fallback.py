@@ -26,7 +26,7 @@ FALLBACK_TOOL_PARSER = "hermes"
 
 
 def needs_fallback(profile: TemplateProfile) -> bool:
-    """Whether this template cannot render a whole tool loop."""
+    """Return whether this template cannot render a whole tool loop."""
     return not (profile.renders_tools and profile.renders_calls and profile.renders_results)
 
 

@@ -186,12 +186,12 @@ class TurnSequencer:
             )
 
     def split(self) -> tuple[list[Turn], int, list[Turn]]:
-        """The turns of all exchanges but the last, the index of the last, and its turns."""
+        """Return the turns of all exchanges but the last, the index of the last, and its turns."""
         *done, last = self._exchanges
         return [turn for one in done for turn in one.turns()], last.index, last.turns()
 
     def call_ids(self) -> set[str]:
-        """The normalized ids of the calls of all exchanges but the last."""
+        """Return the normalized ids of the calls of all exchanges but the last."""
         last = self._exchanges[-1]
         return {key for key, exchange in self._exchange_by_call.items() if exchange is not last}
 
@@ -226,7 +226,7 @@ def order_turns(request: Request) -> Request:
 def split_leading_system(
     turns: Sequence[Turn], clean: Callable[[Turn], Turn] | None = None
 ) -> tuple[tuple[Block, ...], int]:
-    """The blocks of the leading system turns, and the number of these turns."""
+    """Return the blocks of the leading system turns, and the number of these turns."""
     blocks: list[Block] = []
     for at, original in enumerate(turns):
         turn = clean(original) if clean is not None else original
@@ -252,7 +252,7 @@ def replace_turns(request: Request, system: tuple[Block, ...], turns: tuple[Turn
 
 
 def _split_results(turn: Turn) -> tuple[list[ToolResultBlock], tuple[Block, ...]]:
-    """The results in a turn, and its other blocks."""
+    """Return the results in a turn, and its other blocks."""
     blocks = drop_blank_text(turn.blocks)
     results = [_drop_empty_text(block) for block in blocks if isinstance(block, ToolResultBlock)]
     if not results:

@@ -56,7 +56,7 @@ class TurnWriter:
         return head + found if found else text
 
     def reasoning_end(self) -> str:
-        """What ends reasoning, including its framing."""
+        """Return what ends reasoning, including its framing."""
         if self._family is None:
             return ""
         mark = "\N{NULL}"
@@ -67,7 +67,7 @@ class TurnWriter:
 
 
 def is_interleaved(turn: Turn) -> bool:
-    """Whether reasoning or text follows a call: an order that templates do not preserve."""
+    """Return whether reasoning or text follows a call: an order that templates do not preserve."""
     called = False
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock):
@@ -100,7 +100,7 @@ def _join_text(blocks: list[OutputBlock]) -> str:
 
 
 def _overlap_chars(end: str, text: str) -> int:
-    """How many characters of the text's beginning the prompt already ends with."""
+    """Return how many characters of the text's beginning the prompt already ends with."""
     for size in range(min(len(end), len(text), 200), 0, -1):
         if end.endswith(text[:size]):
             return size

@@ -40,7 +40,7 @@ def log_request(record: RequestRecord, peer: str | None = None) -> None:
 
 
 def request_fields(record: RequestRecord, peer: str | None = None) -> dict[str, LogValue]:
-    """The fields of the `request_finished` event, without unknown ones."""
+    """Return the fields of the `request_finished` event, without unknown ones."""
     usage = record.usage or Usage()
     has_usage = record.usage is not None
     fields: dict[str, LogValue] = {

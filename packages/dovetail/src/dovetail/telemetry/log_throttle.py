@@ -49,7 +49,7 @@ class LogThrottle:
         self._timer: asyncio.TimerHandle | None = None
 
     def allow(self, peer: str | None = None) -> bool:
-        """Whether the next line may be logged; it would be about this address."""
+        """Return whether the next line may be logged; it would be about this address."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(
                 self._interval_seconds, self._report_suppressed

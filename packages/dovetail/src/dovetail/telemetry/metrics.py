@@ -182,7 +182,7 @@ class Metrics:
         self.registry.register(_InterTokenCollector(self._inter_token))
 
     def inter_token_histogram(self, model: str) -> InterTokenHistogram:
-        """The inter-token histogram of a model."""
+        """Return the inter-token histogram of a model."""
         return self._inter_token.setdefault(model, InterTokenHistogram())
 
     def start_request(self, endpoint: str) -> None:

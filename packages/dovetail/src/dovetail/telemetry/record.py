@@ -103,7 +103,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prefix_line: str | None = None
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
-        """The stages before the first token that were reached: name, begin, end."""
+        """Yield the stages before the first token that were reached: name, begin, end."""
         stages = (
             ("queue", self.decoded, self.admitted),
             ("prepare", self.admitted, self.prepared),

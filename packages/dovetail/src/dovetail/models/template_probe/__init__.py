@@ -103,7 +103,7 @@ def probe_template(
 
 
 def _accepts_text_with_reasoning(context: ProbeContext) -> bool:
-    """Whether a turn with calls may have both reasoning and text."""
+    """Return whether a turn with calls may have both reasoning and text."""
     turn = context.call_message("call", text="text", reasoning="thought")
     return (
         context.render([context.user_message(), turn, context.result_message("call")]) is not None

@@ -84,7 +84,7 @@ class ProbeContext:
         return {"role": role, "content": self._content(self.marks[part])}
 
     def assistant_message(self, part: str, reasoning: str = "") -> ProbeMessage:
-        """An assistant turn of text, after reasoning if one is named."""
+        """Return an assistant turn of text, after reasoning if one is named."""
         message: ProbeMessage = {"role": "assistant", "content": self._content(self.marks[part])}
         return self._add_reasoning(message, reasoning)
 
@@ -98,7 +98,7 @@ class ProbeContext:
         return self._add_reasoning(message, reasoning)
 
     def result_message(self, call: str, part: str = "") -> ProbeMessage:
-        """The result of a call, by default with a word of its own."""
+        """Return the result of a call, by default with a word of its own."""
         return {
             "role": "tool",
             "tool_call_id": self.call_id(call),
@@ -170,7 +170,7 @@ def create_context(template: ChatTemplate, switches: Mapping[str, Any]) -> Probe
 
 
 def common_prefix(one: str, other: str) -> str:
-    """The common prefix of two texts, ending before a tag that is only partly equal."""
+    """Return the common prefix of two texts, ending before a tag that is only partly equal."""
     differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     common = one[: next(differs, min(len(one), len(other)))]
     return _PARTIAL_TAG.sub("", common)

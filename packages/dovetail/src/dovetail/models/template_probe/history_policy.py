@@ -18,7 +18,7 @@ CONTENT_PARTS = "content"
 
 
 def detect_reasoning_fields(context: ProbeContext, switches: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of an assistant message whose reasoning the template renders, each alone.
+    """Return the fields of an assistant message whose reasoning the template renders, each alone.
 
     Of fields that together would render reasoning twice only the first is returned.
     """
@@ -46,7 +46,7 @@ def count_reasoning(
 def keeps_reasoning_in_loop(
     context: ProbeContext, switches: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether all reasoning of a running tool loop is rendered."""
+    """Return whether all reasoning of a running tool loop is rendered."""
     loop = [context.user_message(), *_loop_step(context, 1), *_loop_step(context, 2)]
     return not strips_reasoning(context, switches) and _is_reasoning_rendered(
         context, loop, (1, 2), switches=switches
@@ -56,7 +56,7 @@ def keeps_reasoning_in_loop(
 def keeps_reasoning_at_user(
     context: ProbeContext, switches: Mapping[str, Any] | None = None, tools: bool = True
 ) -> bool:
-    """Whether the reasoning of a finished turn survives the user's next message."""
+    """Return whether the reasoning of a finished turn survives the user's next message."""
     if strips_reasoning(context, switches):
         return False
     if not tools or context.render([context.user_message(), *_loop_step(context, 1)]) is None:
@@ -70,7 +70,7 @@ def keeps_reasoning_at_user(
 
 
 def drops_reasoning_at_final(context: ProbeContext) -> bool:
-    """Whether a loop's reasoning survives user text inside it, but not the final message."""
+    """Return whether a loop's reasoning survives user text inside it, but not the final message."""
     steered = [context.user_message(), *_loop_step(context, 1), context.user_message("more")]
     return _is_reasoning_rendered(context, steered, (1,)) and not _is_reasoning_rendered(
         context, _finished_loop(context), (1,)
@@ -86,7 +86,7 @@ def strips_reasoning(context: ProbeContext, switches: Mapping[str, Any] | None =
 
 
 def keeps_plain_history(context: ProbeContext, tools: bool = True) -> bool:
-    """Whether a history without reasoning stays unchanged at the next user turn."""
+    """Return whether a history without reasoning stays unchanged at the next user turn."""
     turns = _plain_turns(context, tools)
     marker = context.marks["answer"]
     last = context.render(turns, tools=tools, add_generation_prompt=False)
@@ -98,7 +98,7 @@ def keeps_plain_history(context: ProbeContext, tools: bool = True) -> bool:
 
 
 def keeps_prompt(context: ProbeContext, opener: str) -> bool:
-    """Whether the prompt of a turn stays before it, except for the reasoning it opened."""
+    """Return whether the prompt of a turn stays before it, except for the reasoning it opened."""
     for tools in (True, False):
         turns = _plain_turns(context, tools)
         prompt = context.render(turns[:-1], tools=tools)
@@ -162,7 +162,7 @@ def _count_in_turn(
 
 
 def _finished_loop(context: ProbeContext) -> list[ProbeMessage]:
-    """A tool loop, its final message, and the user's next message."""
+    """Return a tool loop, its final message, and the user's next message."""
     final = context.assistant_message("answer", reasoning="thought 2")
     return [context.user_message(), *_loop_step(context, 1), final, context.user_message("more")]
 

@@ -133,7 +133,7 @@ def _contains_call(context: ProbeContext, text: str) -> bool:
 
 
 def _accepts_null_content(context: ProbeContext) -> bool:
-    """Whether None means no text. Some templates reject it, some print it."""
+    """Return whether None means no text. Some templates reject it, some print it."""
     for turn, following in (
         (context.call_message("call"), context.result_message("call")),
         (context.assistant_message("answer"), context.user_message("more")),
@@ -146,7 +146,7 @@ def _accepts_null_content(context: ProbeContext) -> bool:
 
 
 def _trims_content(context: ProbeContext) -> bool:
-    """Whether white space around an assistant's text is removed."""
+    """Return whether white space around an assistant's text is removed."""
     message = context.assistant_message("answer")
     framed = f" \n {context.marks['answer']} \n "
     message["content"] = (
@@ -159,7 +159,7 @@ def _trims_content(context: ProbeContext) -> bool:
 
 
 def _detect_inner_system(context: ProbeContext) -> MessageHandling:
-    """The worst handling of a system message after a user turn or a tool result."""
+    """Return the worst handling of a system message after a user turn or a tool result."""
     plain = [context.user_message(), context.assistant_message("answer")]
     called = [context.user_message(), context.call_message("call"), context.result_message("call")]
     places = [
@@ -176,7 +176,7 @@ def _detect_inner_system(context: ProbeContext) -> MessageHandling:
 def _message_handling(
     context: ProbeContext, messages: list[ProbeMessage], part: str, behind: str = ""
 ) -> MessageHandling:
-    """How a message is handled. One that was moved forward counts as dropped."""
+    """Return how a message is handled. One that was moved forward counts as dropped."""
     text = context.render(messages)
     if text is None:
         return "refused"

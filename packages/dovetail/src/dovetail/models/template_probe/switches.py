@@ -129,7 +129,7 @@ def _opens_reasoning(text: str) -> bool:
 
 
 def _is_closed_next(context: ProbeContext, prompt: str) -> bool:
-    """Whether a turn without reasoning begins by closing what the prompt ends with."""
+    """Return whether a turn without reasoning begins by closing what the prompt ends with."""
     messages = [context.user_message(), context.assistant_message("answer")]
     text = context.render(messages, tools=False, add_generation_prompt=False) or ""
     return text.startswith(prompt) and bool(_CLOSING_TAG.match(text[len(prompt) :].lstrip()))
@@ -150,7 +150,7 @@ def _after_header(context: ProbeContext, prompt: str) -> str:
 
 
 def _generation_prompt(context: ProbeContext, switches: Switches) -> str | None:
-    """The generation prompt: what `add_generation_prompt` adds to the conversation."""
+    """Return the generation prompt: what `add_generation_prompt` adds to the conversation."""
     prompt = context.render([context.user_message()], switches=switches)
     plain = context.render([context.user_message()], switches=switches, add_generation_prompt=False)
     if prompt is None or plain is None:

@@ -23,7 +23,7 @@ def open_telemetry(endpoint: str) -> RequestRecorder:
 
 
 def _traces_url(endpoint: str) -> str:
-    """The URL for spans. A collector's address without a path gets the default path."""
+    """Return the URL for spans. A collector's address without a path gets the default path."""
     address = urlsplit(endpoint)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise TelemetryError(f"--otlp-endpoint {endpoint}: an http:// or https:// URL is wanted")

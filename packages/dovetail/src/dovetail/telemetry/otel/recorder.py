@@ -55,7 +55,7 @@ class ChildSpan:
 
 
 def span_name(record: RequestRecord) -> str:
-    """The name of the span: operation and model."""
+    """Return the name of the span: operation and model."""
     operation = OPERATIONS.get(record.endpoint)
     if operation is None:
         return record.endpoint
@@ -63,7 +63,7 @@ def span_name(record: RequestRecord) -> str:
 
 
 def span_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """The attributes of the span, without unknown ones."""
+    """Return the attributes of the span, without unknown ones."""
     attributes: dict[str, AttributeValue | None] = {
         "dovetail.request.id": record.id,
         "dovetail.endpoint": record.endpoint,
@@ -116,7 +116,7 @@ def _prefix_attributes(record: RequestRecord) -> dict[str, AttributeValue | None
 
 
 def child_spans(record: RequestRecord) -> Iterator[ChildSpan]:
-    """The parts of a request: stages, reasoning spans and tool calls."""
+    """Yield the parts of a request: stages, reasoning spans and tool calls."""
     spans = list(_stage_spans(record))
     spans += [ChildSpan("reasoning", span.begin, span.end) for span in record.reasoning_spans]
     for call in record.calls:
@@ -127,7 +127,7 @@ def child_spans(record: RequestRecord) -> Iterator[ChildSpan]:
 
 
 def _stage_spans(record: RequestRecord) -> Iterator[ChildSpan]:
-    """The stages that were reached."""
+    """Yield the stages that were reached."""
     for name, begin, end in record.stages():
         yield ChildSpan(name, begin, end)
     if record.first_token is not None and record.last_event is not None:

@@ -37,7 +37,7 @@ class Trace:
     skipped_lines: int = 0
 
     def select(self, session: str | None = None, tenant: str | None = None) -> "Trace":
-        """The requests of a session with its sub-agents' sessions, or of a tenant."""
+        """Return the requests of a session with its sub-agents' sessions, or of a tenant."""
         lines = tuple(one for one in self.lines if tenant is None or one.tenant == tenant)
         if session is not None:
             tree = _session_tree(lines, session)
@@ -45,7 +45,7 @@ class Trace:
         return Trace(lines, self.skipped_lines)
 
     def tool_waits(self) -> Iterator[ToolWait]:
-        """The calls whose results were returned, in the order they were made."""
+        """Yield the calls whose results were returned, in the order they were made."""
         by_result: dict[tuple[str, str], TraceLine] = {}
         for line in self.lines:
             for id in line.results:

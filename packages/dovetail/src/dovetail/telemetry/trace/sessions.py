@@ -40,7 +40,7 @@ class TrackAllocator:
     _thread_tracks: dict[tuple[int, str], list[ThreadTrack]] = field(default_factory=dict)
 
     def process_track(self, line: TraceLine) -> ProcessTrack:
-        """The track of a request's session; for a sub-agent, that of its root session."""
+        """Return the track of a request's session; for a sub-agent, that of its root session."""
         root = self._root_session(line)
         key = (line.tenant, root)
         if key not in self._process_tracks:
@@ -50,7 +50,7 @@ class TrackAllocator:
         return self._process_tracks[key]
 
     def agent_name(self, line: TraceLine) -> str:
-        """The name of the agent or sub-agent that sent a request."""
+        """Return the name of the agent or sub-agent that sent a request."""
         is_subagent = line.session is not None and line.session != self._root_session(line)
         if not is_subagent:
             return line.agent or "main"
@@ -77,7 +77,7 @@ class TrackAllocator:
             yield from tracks
 
     def _root_session(self, line: TraceLine) -> str:
-        """The root session, as far as known. A cycle of parents ends where it closes."""
+        """Return the root session, as far as known. A cycle of parents ends where it closes."""
         root, seen = line.session or "", set[str]()
         while (parent := self.parents.get((line.tenant, root))) and root not in seen:
             seen.add(root)

@@ -123,7 +123,7 @@ def _compress(path: Path) -> None:
 
 
 def _claim_path(path: Path) -> tuple[Path, int]:
-    """The first name that no other process writes to, and its lock."""
+    """Return the first name that no other process writes to, and its lock."""
     for number in count(1):
         own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         lock = os.open(
