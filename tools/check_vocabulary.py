@@ -194,12 +194,14 @@ def _replacement(phrase: str) -> str:
 
 
 def _page_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a page with their numbers, without code."""
-    fenced = False
+    """Yield the lines of a page with their numbers, without code and measured responses."""
+    fenced = measured = False
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if line.lstrip().startswith("```"):
+        if line.startswith("<!-- servers"):  # the tables of docs/verify.md quote other servers
+            measured = not measured
+        elif line.lstrip().startswith("```"):
             fenced = not fenced
-        elif not fenced:
+        elif not fenced and not measured:
             yield number, _without_code(line)
 
 

@@ -1,6 +1,7 @@
 """Run `dovetail verify` on Dovetail and on other servers, and write the tables of docs/verify.md.
 
-Names on the command line run those only, `--tables` none; what the others had last time stays.
+Names of servers on the command line limit the run to them, and `--tables` runs none. The tables use
+the saved reports of the other servers.
 """
 
 import json
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
     known = {subject.name: subject for subject in SUBJECTS}
     names = [name for name in arguments if name != "--tables"] if arguments else list(known)
     if set(names) - set(known):
-        print(f"the servers are called {', '.join(known)}", file=sys.stderr)
+        print(f"unknown server; the servers are {', '.join(known)}", file=sys.stderr)
         return 2
     for name in names:
         judge(known[name])
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def judge(subject: Subject) -> None:
-    """Run the server and the suite, and save the report."""
+    """Start the server, run the suite on it, and save the report."""
     print(f"== {subject.title}: {subject.how}", flush=True)
     with TemporaryDirectory(prefix="dovetail-verify-") as scratch:
         report = Path(scratch) / "report.json"
@@ -49,7 +50,7 @@ def judge(subject: Subject) -> None:
                 [*command, "--json", str(report)], timeout=RUN_TIMEOUT_SECONDS
             ).returncode
         if not report.exists():
-            raise RuntimeError(f"{subject.name} could not be judged: status {ended}")
+            raise RuntimeError(f"no report on {subject.name}: dovetail verify exited with {ended}")
         found = json.loads(report.read_bytes())
     today = datetime.now(UTC).date().isoformat()
     saved = {"version": subject.release(), "date": today, "report": found}

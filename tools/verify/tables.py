@@ -1,4 +1,4 @@
-"""The reports about each server as tables of a page."""
+"""Tables for the documentation, made of the report on each server."""
 
 import re
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from tools.verify.subjects import Subject
 
 BEGIN, END = "<!-- servers: tools/verify_servers.py writes this -->", "<!-- servers end -->"
 SavedReport = tuple[Subject, Any]
-#: The folder of a model while its server was tested.
+#: Path of a temporary model folder, which a server may include in its responses.
 _SCRATCH = re.compile(re.escape(gettempdir()) + r"/dovetail-verify-[\w/]+")
 
 
 def with_tables(document: str, reports: Sequence[SavedReport]) -> str:
-    """The document with new tables between the marks, or at its end."""
+    """Return the document with new tables between the markers, or at its end."""
     before, _, rest = document.partition(BEGIN)
     behind = rest.partition(END)[2]
     return f"{before}{BEGIN}\n\n{_tables(reports)}\n{END}{behind}"
 
 
 def _tables(reports: Sequence[SavedReport]) -> str:
-    head = "| server | version | model and engine | date | passed | failed | does not apply |"
+    head = "| server | version | model and engine | date | passed | failed | not applicable |"
     lines = [head, "|---|---|---|---|--:|--:|--:|", *(_summary(*one) for one in reports)]
     lines += ["", *_standings(reports)]
     for subject, found in reports:
@@ -37,7 +37,7 @@ def _summary(subject: Subject, found: Any) -> str:
 
 
 def _standings(reports: Sequence[SavedReport]) -> list[str]:
-    """What each harness would meet."""
+    """Return the table of verdicts per harness."""
     names = list(reports[0][1]["report"]["harnesses"]) if reports else []
     lines = [f"| server | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for subject, found in reports:
@@ -51,8 +51,8 @@ def _failures(subject: Subject, found: Any) -> list[str]:
     bad = [f for f in found["report"]["findings"] if f["outcome"] in ("fail", "error")]
     lines = ["", f"### {subject.title} {found['version']}: {subject.how}", ""]
     if not bad:
-        return [*lines, "Nothing failed."]
-    lines += ["| check | clause | found | what came |", "|---|---|---|---|"]
+        return [*lines, "No check failed."]
+    lines += ["| check | clause | found | received |", "|---|---|---|---|"]
     return [*lines, *(_failure(finding) for finding in bad)]
 
 

@@ -1,11 +1,11 @@
-"""Requests and responses as reports show them."""
+"""Requests and responses in the form that reports show."""
 
 import json
 
 from dovetail_verify.exchange import HttpExchange, SentRequest, SseFrame, abbreviate
 
 
-def test_evidence_is_short_and_hides_keys() -> None:
+def test_evidence_is_abbreviated_and_hides_api_keys() -> None:
     sent = SentRequest("POST", "/x", {"a": "b" * 5000}, {"x-api-key": "secret", "accept": "y"})
     assert "secret" not in str(sent)
     assert "[accept: y]" in str(sent)
@@ -13,7 +13,7 @@ def test_evidence_is_short_and_hides_keys() -> None:
     assert abbreviate("a \n b") == "a b"
 
 
-def test_events_are_listed_by_name_and_counted() -> None:
+def test_summary_lists_events_by_name_and_count() -> None:
     chunk = {"choices": [{"delta": {"content": "x"}, "finish_reason": None}]}
     frames = [
         SseFrame("ping", '{"type":"ping"}'),

@@ -1,4 +1,4 @@
-"""The HTTP client against servers that send exact bytes."""
+"""The HTTP client with servers that send exact bytes."""
 
 import asyncio
 import ssl
@@ -70,7 +70,7 @@ def get(*responses: bytes) -> tuple[int, bytes]:
     return asyncio.run(run())
 
 
-def test_a_connection_carries_several_requests() -> None:
+def test_connection_is_reused_for_several_requests() -> None:
     async def run() -> list[tuple[int, bytes, bool]]:
         found = []
         last = OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
@@ -83,7 +83,7 @@ def test_a_connection_carries_several_requests() -> None:
     assert asyncio.run(run()) == [(200, b"ok", True), (200, b"ok", False)]
 
 
-def test_a_response_to_head_has_no_body() -> None:
+def test_response_to_head_has_no_body() -> None:
     async def run() -> tuple[int, bytes]:
         head = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
         async with connected(responding(head)) as connection:
@@ -93,7 +93,7 @@ def test_a_response_to_head_has_no_body() -> None:
     assert asyncio.run(run()) == (200, b"")
 
 
-def test_switching_protocols_and_interim_responses() -> None:
+def test_upgrades_and_interim_responses() -> None:
     interim = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
     assert get(interim + OK) == (200, b"ok")
 
@@ -107,7 +107,7 @@ def test_switching_protocols_and_interim_responses() -> None:
     assert asyncio.run(upgrade()) == (101, "websocket")
 
 
-def test_chunks_are_read_as_they_arrive() -> None:
+def test_chunks_are_returned_as_they_arrive() -> None:
     read_first = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,7 +128,7 @@ def test_chunks_are_read_as_they_arrive() -> None:
     assert asyncio.run(run()) == [b"one", b"two"]
 
 
-def test_a_response_before_the_request_was_read_is_not_lost() -> None:
+def test_response_to_a_partially_read_request_is_returned() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
@@ -143,7 +143,7 @@ def test_a_response_before_the_request_was_read_is_not_lost() -> None:
     assert asyncio.run(run()) == 413
 
 
-def test_a_disconnect_is_seen_by_the_server() -> None:
+def test_leaving_the_block_disconnects() -> None:
     seen = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -165,19 +165,19 @@ def test_a_disconnect_is_seen_by_the_server() -> None:
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        (b"", "closed in the middle"),
-        (b"HTTP/1.1 200 OK\r\ncontent-le", "closed in the middle"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", "broke off its answer"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n", "broke off"),
-        (b"no HTTP at all\r\n\r\n", "broke off its answer"),
+        (b"", "closed the connection before the response was complete"),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", "closed the connection before"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", "sent an invalid response"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n", "sent an invalid"),
+        (b"no HTTP at all\r\n\r\n", "sent an invalid response"),
     ],
 )
-def test_a_broken_response_is_an_error(response: bytes, message: str) -> None:
+def test_invalid_response_raises_an_error(response: bytes, message: str) -> None:
     with pytest.raises(TargetUnreachable, match=message):
         get(response)
 
 
-def test_a_silent_server_is_a_timeout() -> None:
+def test_server_that_sends_no_data_times_out() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -185,16 +185,16 @@ def test_a_silent_server_is_a_timeout() -> None:
         async with connected(handle, timeout_seconds=0.05) as connection:
             await connection.request("GET", "/", {})
 
-    with pytest.raises(TargetTimeout, match=r"silent for 0\.05 s"):
+    with pytest.raises(TargetTimeout, match=r"sent no data for 0\.05 s"):
         asyncio.run(run())
 
 
-def test_a_key_that_is_no_header_is_not_in_the_message() -> None:
+def test_invalid_api_key_is_not_in_the_error_message() -> None:
     async def run() -> None:
         async with connected(responding()) as connection:
             await connection.request("GET", "/", {"x-api-key": "secret\nkey"})
 
-    with pytest.raises(TargetUnreachable, match="cannot be sent as HTTP") as raised:
+    with pytest.raises(TargetUnreachable, match="is not valid HTTP") as raised:
         asyncio.run(run())
     assert "secret" not in str(raised.value)
     assert raised.value.__cause__ is None
@@ -203,12 +203,12 @@ def test_a_key_that_is_no_header_is_not_in_the_message() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1:9", "no connection to http://127.0.0.1:9 "),
+        ("http://127.0.0.1:9", "cannot connect to http://127.0.0.1:9 "),
         ("http://no-such-host.invalid", "no such host"),
         ("unix:///no/such/socket", "No such file"),
     ],
 )
-def test_no_connection_names_the_reason(url: str, message: str) -> None:
+def test_connection_error_states_the_reason(url: str, message: str) -> None:
     async def run() -> None:
         async with open_connection(Endpoint.parse(url), 5.0):
             pass
@@ -217,7 +217,7 @@ def test_no_connection_names_the_reason(url: str, message: str) -> None:
         asyncio.run(run())
 
 
-def test_a_certificate_that_is_not_trusted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_certificate_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*arguments: object, **more: object) -> None:
         error = ssl.SSLCertVerificationError(1, "failed")
         error.verify_message = "self-signed certificate"
@@ -233,7 +233,7 @@ def test_a_certificate_that_is_not_trusted_is_named(monkeypatch: pytest.MonkeyPa
         asyncio.run(run())
 
 
-def test_a_unix_socket_is_an_endpoint(tmp_path: Path) -> None:
+def test_connects_to_a_unix_socket(tmp_path: Path) -> None:
     async def run() -> int:
         async with connected(responding(OK), path=tmp_path / "s") as connection:
             status, _, _ = await connection.request("GET", "/", {})
@@ -251,18 +251,18 @@ def test_a_unix_socket_is_an_endpoint(tmp_path: Path) -> None:
         ("unix:///a/b.sock", Endpoint(socket="/a/b.sock")),
     ],
 )
-def test_addresses_are_parsed(url: str, endpoint: Endpoint) -> None:
+def test_endpoint_parses_urls(url: str, endpoint: Endpoint) -> None:
     assert Endpoint.parse(url) == endpoint
     assert Endpoint.parse(str(endpoint)) == endpoint
 
 
 @pytest.mark.parametrize("url", ["host:80", "ftp://host", "http://user@host", "http://host?x=1"])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"address"):
+def test_endpoint_rejects_other_urls(url: str) -> None:
+    with pytest.raises(ValueError, match=r"the URL "):
         Endpoint.parse(url)
 
 
-def test_events_are_parsed_in_any_pieces() -> None:
+def test_sse_parser_accepts_chunks_of_any_size() -> None:
     stream = ": comment\n\nevent: a\r\ndata: 1\r\ndata:2\r\n\r\nid: 7\ndata: ü\n\ndata: unfinished"
     expected = [("a", "1\n2"), ("", "ü")]
     data = stream.encode()

@@ -23,7 +23,7 @@ VOID = {"meta", "br", "link", "img"}
 
 
 def report(*failed: str, missing: tuple[str, ...] = ()) -> VerifyReport:
-    """Everything passed but these."""
+    """Return a report in which all checks passed except `failed`."""
 
     def outcome(check: Check) -> CheckOutcome:
         if check.api in missing:
@@ -31,7 +31,7 @@ def report(*failed: str, missing: tuple[str, ...] = ()) -> VerifyReport:
         return CheckOutcome.FAIL if check.id in failed else CheckOutcome.PASS
 
     results = [CheckResult(check, outcome(check), "<b>seen</b>") for check in BLACK_BOX_CHECKS]
-    reasons = {api: f"POST {api} is answered with 404" for api in missing}
+    reasons = {api: f"POST {api} returned 404" for api in missing}
     return VerifyReport(
         "http://127.0.0.1:8000", "some-org/some-model", results, reasons, 4096, "1.0"
     )
@@ -41,7 +41,7 @@ def verdicts(made: VerifyReport) -> dict[str, HarnessVerdict]:
     return {verdict.harness: verdict for verdict in made.verdicts()}
 
 
-def test_there_are_enough_checks_and_each_is_named_once() -> None:
+def test_check_ids_are_unique_and_texts_are_punctuated() -> None:
     ids = [check.id for check in (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS)]
     assert len(ids) == len(set(ids)) >= 60
     for check in CHECKS.values():
@@ -50,18 +50,18 @@ def test_there_are_enough_checks_and_each_is_named_once() -> None:
         assert check.why.endswith("."), check.id
 
 
-def test_every_clause_is_judged_by_a_check() -> None:
+def test_every_clause_has_a_check() -> None:
     assert {check.clause.id for check in CHECKS.values()} == set(CLAUSES)
 
 
-def test_every_sentence_of_a_clause_ends_and_every_harness_is_one() -> None:
+def test_clauses_are_sentences_and_name_known_harnesses() -> None:
     for clause in CLAUSES.values():
         assert clause.sentence.endswith("."), clause.id
         assert set(clause.breaks) <= set(HARNESS_APIS), clause.id
 
 
 @pytest.mark.parametrize(
-    ("patterns", "wanted"),
+    ("patterns", "expected"),
     [
         ([], len(BLACK_BOX_CHECKS)),
         (["messages.errors.too_long"], 1),
@@ -72,18 +72,18 @@ def test_every_sentence_of_a_clause_ends_and_every_harness_is_one() -> None:
         (["messages.error"], 0),
     ],
 )
-def test_checks_are_chosen_by_id_pattern_or_clause(patterns: list[str], wanted: int) -> None:
-    assert len(select_checks(BLACK_BOX_CHECKS, patterns)) == wanted
+def test_checks_are_selected_by_id_pattern_or_clause(patterns: list[str], expected: int) -> None:
+    assert len(select_checks(BLACK_BOX_CHECKS, patterns)) == expected
 
 
-def test_a_server_without_a_fault_works_for_all() -> None:
+def test_server_without_faults_works_with_every_harness() -> None:
     found = verdicts(report())
     assert {verdict.status for verdict in found.values()} == {"works"}
     assert found["Claude Code"].api == "messages"
     assert found["Codex"].api == "responses"
 
 
-def test_a_harness_breaks_by_what_it_cannot_do_without() -> None:
+def test_harness_breaks_if_a_required_check_fails() -> None:
     found = verdicts(report("messages.stream.order", "messages.usage.same"))
     assert found["Claude Code"].status == "will break"
     assert found["Claude Code"].breaking == ("messages.stream.order",)
@@ -91,33 +91,33 @@ def test_a_harness_breaks_by_what_it_cannot_do_without() -> None:
     assert found["Codex"].status == "works"
 
 
-def test_faults_that_only_cost_do_not_break() -> None:
+def test_harness_works_with_faults_if_only_other_checks_fail() -> None:
     found = verdicts(report("messages.cache.billing_line"))
     assert found["Claude Code"].status == "works, with faults"
 
 
-def test_a_harness_with_a_choice_takes_the_api_that_serves_it_best() -> None:
+def test_harness_with_several_apis_gets_the_best_verdict() -> None:
     found = verdicts(report("chat.stream.shape"))
     assert (found["Pi"].status, found["Pi"].api) == ("works", "responses")
     assert (found["OpenCode"].status, found["OpenCode"].api) == ("works", "responses")
 
 
-def test_an_api_that_is_not_served_breaks_its_harness() -> None:
+def test_missing_api_breaks_its_harness() -> None:
     found = verdicts(report(missing=("responses",)))
     assert found["Codex"].status == "will break"
     assert "API not served" in found["Codex"].reason
     assert found["OpenCode"].api == "chat"
 
 
-def test_what_was_not_run_is_not_judged() -> None:
+def test_api_without_all_checks_is_not_judged() -> None:
     made = VerifyReport("http://x", "m", [CheckResult(CHECKS["chat.choices"], CheckOutcome.PASS)])
     found = verdicts(made)
     assert found["Claude Code"].status == "not judged"
     assert found["Pi"].status == "not judged"
-    assert found["Pi"].reason == "not all of its checks were run"
+    assert found["Pi"].reason == "not all checks of this API ran"
 
 
-def test_the_json_has_everything() -> None:
+def test_json_report_has_all_results() -> None:
     made = json.loads(json.dumps(report_to_dict(report("chat.choices"))))
     assert made["outcomes"] == {
         "pass": len(BLACK_BOX_CHECKS) - 1,
@@ -133,7 +133,7 @@ def test_the_json_has_everything() -> None:
 
 
 class BalancedHtmlParser(HTMLParser):
-    """Fails where a tag is not closed, and collects addresses."""
+    """Parser that fails on an unclosed tag and collects the URLs of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class BalancedHtmlParser(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_stands_alone_and_escapes_what_servers_send() -> None:
+def test_html_report_is_self_contained_and_escaped() -> None:
     text = render_html(report("chat.choices", "messages.stream.order", missing=("responses",)))
     reader = BalancedHtmlParser()
     reader.feed(text)
@@ -164,7 +164,7 @@ def test_the_page_stands_alone_and_escapes_what_servers_send() -> None:
     assert "API not served" in text
 
 
-def test_every_text_of_a_report_is_escaped() -> None:
+def test_every_text_of_the_html_report_is_escaped() -> None:
     hostile = "<i>&\"'"
     results = [
         CheckResult(check, outcome, hostile, hostile, hostile)
@@ -178,7 +178,7 @@ def test_every_text_of_a_report_is_escaped() -> None:
     assert text.count("&lt;i&gt;&amp;&#34;&#39;") > 3 * len(results)
 
 
-def test_the_terminal_shows_failures_first_and_sums_up() -> None:
+def test_terminal_report_shows_failures_before_the_summary() -> None:
     made = report("chat.choices", missing=("responses",))
     out = io.StringIO()
     console = Console(file=out, width=100)
@@ -194,7 +194,7 @@ def test_the_terminal_shows_failures_first_and_sums_up() -> None:
     assert f"{len(made.results_with(CheckOutcome.PASS))} passed, 1 failed" in text
 
 
-def test_a_terminal_that_can_shows_one_line_while_it_runs() -> None:
+def test_terminal_shows_the_progress_in_one_line() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
     (check,) = select_checks(BLACK_BOX_CHECKS, ["chat.choices"])
@@ -205,7 +205,7 @@ def test_a_terminal_that_can_shows_one_line_while_it_runs() -> None:
     assert "chat.choices" in out.getvalue()
 
 
-def test_the_docs_list_every_clause() -> None:
+def test_documentation_lists_every_clause() -> None:
     text = DOCS.read_text("utf-8")
     for clause in CLAUSES.values():
         row = f"| {clause.id} | {clause.sentence} | {', '.join(clause.breaks)} |"

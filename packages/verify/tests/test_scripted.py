@@ -1,4 +1,4 @@
-"""Scripted mode without a server: scripts and recordings."""
+"""Scripted mode without a server: rendering of scripts and reading of recordings."""
 
 import asyncio
 from pathlib import Path
@@ -10,18 +10,18 @@ from dovetail_verify.scripted import FileRecording, render_script
 
 
 @pytest.mark.parametrize("family", ["qwen3", "no_such_parser"])
-def test_a_name_that_is_no_parser_of_calls_is_refused(family: str) -> None:
-    with pytest.raises(ValueError, match="no parser of calls"):
+def test_render_script_rejects_unknown_tool_call_parsers(family: str) -> None:
+    with pytest.raises(ValueError, match="no tool call parser"):
         render_script(family)
 
 
-def test_a_prompt_that_never_came_is_a_failed_check(tmp_path: Path) -> None:
+def test_missing_prompt_fails_the_check(tmp_path: Path) -> None:
     recording = FileRecording(tmp_path / "none", timeout_seconds=0.0)
     with pytest.raises(CheckFailed, match="0 prompts"):
         asyncio.run(recording.find_requests("x"))
 
 
-def test_a_recording_is_read_line_by_line_while_it_grows(tmp_path: Path) -> None:
+def test_recording_is_read_while_the_engine_writes_it(tmp_path: Path) -> None:
     def line(began: float, text: str) -> str:
         fields = '"prompt":[1,2],"cached":1,"output":[3],"session":null,"said":"out"'
         return f'{{"began":{began},"text":"{text}",{fields}}}\n'

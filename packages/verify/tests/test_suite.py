@@ -1,4 +1,4 @@
-"""Running checks on servers that do not respond."""
+"""The suite with servers that do not respond."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from dovetail_verify.suite import BLACK_BOX_CHECKS, run_checks, select_checks
 from dovetail_verify.target import TargetServer
 
 
-def test_an_api_that_stays_silent_is_given_up() -> None:
+def test_checks_of_an_unresponsive_api_are_skipped() -> None:
     async def run_silent() -> list[CheckResult]:
         connections: set[asyncio.Task[None] | None] = set()
 
@@ -27,11 +27,11 @@ def test_an_api_that_stays_silent_is_given_up() -> None:
             return results
 
     messages = [result.message for result in asyncio.run(run_silent())]
-    skipped = [message.startswith("not asked") for message in messages]
+    skipped = [message.startswith("skipped") for message in messages]
     assert skipped == [False, False, False, True, True, False], messages
 
 
-def test_a_server_that_does_not_respond_is_an_error() -> None:
+def test_unreachable_server_is_an_error() -> None:
     async def run() -> CheckResult:
         (check,) = select_checks(BLACK_BOX_CHECKS, ["models.openai"])
         target = TargetServer(Endpoint.parse("http://127.0.0.1:9"), "some-model", timeout=5)

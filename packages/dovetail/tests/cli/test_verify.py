@@ -83,7 +83,7 @@ def test_the_standalone_command_verifies_certificates(tmp_path: Path) -> None:
         refused = run_standalone(running.url)
         trusted = run_standalone(running.url, "--only", "models", SSL_CERT_FILE=str(authority.file))
     assert refused.returncode == 2
-    assert "dovetail-verify: no connection to https://" in refused.stderr
+    assert "dovetail-verify: cannot connect to https://" in refused.stderr
     assert "certificate" in refused.stderr
     assert trusted.returncode == 0, trusted.stdout + trusted.stderr
 
@@ -102,7 +102,7 @@ def test_a_missing_model_is_reported_once(running: Running, tmp_path: Path) -> N
     wrong = ["--model", "no-such-model", "--api-key", KEY]
     ended = dovetail("verify", running.url, *wrong, home=tmp_path)
     assert ended.status == 2
-    assert "the model no-such-model does not answer" in ended.err
+    assert "the model no-such-model does not respond" in ended.err
     assert KEY not in ended.out + ended.err
 
 
@@ -121,7 +121,7 @@ def test_what_was_found_before_an_interruption_is_reported(
         out = process.stdout.read()
     assert process.returncode == 130, out
     assert "interrupted after" in out
-    assert "not all of its checks were run" in out
+    assert "not all checks of this API ran" in out
     outcomes = json.loads((tmp_path / "report.json").read_text("utf-8"))["outcomes"]
     assert outcomes["pass"] > 0
 
@@ -144,9 +144,9 @@ def test_the_list_names_every_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["http://127.0.0.1:9"], "no connection"),
-        (["ftp://somewhere"], "not an http address"),
-        (["--only", "no.such.check"], "no check is called"),
+        (["http://127.0.0.1:9"], "cannot connect"),
+        (["ftp://somewhere"], "must start with http://"),
+        (["--only", "no.such.check"], "no check matches"),
         (["--scripted", "http://127.0.0.1:9"], "--engine-record"),
         (["--print-script", "no-such-family"], "no-such-family"),
         (["--print-script", "gpt_oss"], "ends a turn at its first call"),

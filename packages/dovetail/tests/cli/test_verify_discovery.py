@@ -104,17 +104,17 @@ def is_generation(request: AsgiRequest) -> bool:
 @pytest.mark.parametrize(
     ("fault", "key", "expected"),
     [
-        (respond_when(is_listing, 429), None, "GET /v1/models is answered with status 429"),
-        (respond_when(is_listing, 200, "<html>", "text/html"), None, "look at the address"),
-        (respond_when(is_listing, 401), None, "asks for a key (status 401)"),
-        (respond_when(is_post, 401), None, "asks for a key (status 401)"),
-        (respond_when(is_post, 403), "a-key", "does not take this key (status 403)"),
+        (respond_when(is_listing, 429), None, "GET /v1/models returned status 429"),
+        (respond_when(is_listing, 200, "<html>", "text/html"), None, "check the URL"),
+        (respond_when(is_listing, 401), None, "requires an API key (status 401)"),
+        (respond_when(is_post, 401), None, "requires an API key (status 401)"),
+        (respond_when(is_post, 403), "a-key", "rejects the API key (status 403)"),
         (
             respond_when(is_generation, 500),
             None,
-            "does not answer: POST /v1/messages is answered with",
+            "does not respond: POST /v1/messages returned",
         ),
-        (respond_when(is_generation, 503, '{"error":{"message":"busy"}}'), None, "refused: busy"),
+        (respond_when(is_generation, 503, '{"error":{"message":"busy"}}'), None, "rejected: busy"),
     ],
 )
 def test_a_server_that_serves_nothing_is_reported_once(
@@ -141,7 +141,7 @@ def test_a_key_that_the_server_repeats_is_not_in_the_report(faulty: FaultyServer
     checks = select_checks(BLACK_BOX_CHECKS, ["transport.health"])
     (result,) = asyncio.run(run_checks(target, checks, lambda check, result: None))
     assert result.outcome is CheckOutcome.FAIL
-    assert "(the key) is wrong" in result.received
+    assert "(API key) is wrong" in result.received
 
 
 def billing_line(faulty: FaultyServer, fault: Fault) -> CheckResult:

@@ -136,7 +136,7 @@ def _as_control(record: RecordedRequest) -> RecordedRequest:
 
 def _grouped_prompt(record: RecordedRequest) -> RecordedRequest:
     """As if the template had one field for the thoughts of a turn."""
-    first, second = (part.text for part in INTERLEAVED.parts if part.kind == "thought")
+    first, second = (part.text for part in INTERLEAVED.parts if part.kind == "reasoning")
     text = record.prompt_text.replace(second, "").replace(first, f"{first} {second}")
     return msgspec.structs.replace(record, prompt_text=text)
 
@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "calls come behind everything else": (
         ExchangeFault(change_response=grouped),
         ("*.order.stream", "*.order.whole", "*.order.text", "*.dispatch"),
-        "shown: thought|too late",
+        "received: reasoning|too late",
     ),
     "responses come when they are whole": (
         ExchangeFault(change_response=buffered),
@@ -169,12 +169,12 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "arguments come in one piece": (
         ExchangeFault(change_response=one_piece),
         ("*.argument.pieces",),
-        "1 piece",
+        r"1 chunk\(s\)",
     ),
     "white space is shown": (
         ExchangeFault(change_response=blank_text),
         ("*.white-space", "*.order.fields"),
-        "white space alone|nobody wrote",
+        "only whitespace|did not generate",
     ),
     "a marker leaks": (
         ExchangeFault(change_response=texts(_with_marker)),
@@ -184,7 +184,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "text is lost": (
         ExchangeFault(change_response=texts(_lose)),
         ("*.malformed-call", "*.replay.accepted"),
-        "not in the text|next answer is ''",
+        "not in the text|next response is ''",
     ),
     "letters are damaged": (
         ExchangeFault(change_response=texts(_damage)),
@@ -199,7 +199,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "cut calls are closed": (
         ExchangeFault(change_response=guessed),
         ("*.call.cut",),
-        "came as a whole one",
+        "truncated call was completed",
     ),
     "failures look like ends": (
         ExchangeFault(change_response=clean_end),
@@ -209,12 +209,12 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "history is not known": (
         ExchangeFault(change_request=forgotten),
         ("*.replay.order", "*.replay.moved", "*.replay.exact", "*.replay.exact-moved"),
-        "not in the prompt|tokens are the same",
+        "not in the prompt|tokens match",
     ),
     "prompts are grouped": (
         ExchangeFault(change_record=_grouped_prompt),
         ("*.replay.order",),
-        "is not in its place",
+        "is in the wrong place",
     ),
     "history is refused": (
         ExchangeFault(change_request=_refused),
@@ -224,17 +224,17 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "ids are in the prompt": (
         ExchangeFault(change_request=show_ids),
         ("*.replay.ids",),
-        "in the prompt: (toolu|call)_",
+        "the prompt contains (toolu|call)_",
     ),
     "nothing is reported of the cache": (
         ExchangeFault(change_response=counts(_cached)),
         ("*.replay.cached",),
-        "0 are reported",
+        "usage reports 0",
     ),
     "tokens are estimated": (
         ExchangeFault(change_response=counts(_estimate)),
         ("*.usage", "*.usage.start", "*.count"),
-        "prompt tokens",
+        "the prompt has",
     ),
     "the billing line stays": (
         ExchangeFault(change_request=_billing),
@@ -244,7 +244,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "lists are not strings": (
         ExchangeFault(change_request=_lists_are_wrapped),
         ("*.string-or-list",),
-        "two prompts differ",
+        "the two prompts differ",
     ),
     "reminders are hoisted": (
         ExchangeFault(change_record=_hoisted),
@@ -254,14 +254,14 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "thinking has to be asked for": (
         ExchangeFault(change_request=_default_without_thinking),
         ("*.thinking-unsaid",),
-        "two prompts differ",
+        "the two prompts differ",
     ),
     "generations are not cancelled": (
         ExchangeFault(
             change_record=lambda record: msgspec.structs.replace(record, output_text=LAST_LINE)
         ),
         ("*.hang-up",),
-        "went on to the end",
+        "generated the complete output",
     ),
     "spelled tokens are tokens": (
         ExchangeFault(change_record=_as_control),

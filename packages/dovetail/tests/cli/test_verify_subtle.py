@@ -113,7 +113,7 @@ def test_a_truncated_call_is_no_fault_of_its_stream(faulty: FaultyServer, id: st
 def test_a_truncated_call_is_not_judged(faulty: FaultyServer, id: str) -> None:
     result = run_with_fault(faulty, f"messages.{id}", events(half_called))
     assert result.outcome is CheckOutcome.NOT_APPLICABLE, result.message
-    assert "cut by the limit" in result.message
+    assert "truncated by the limit" in result.message
 
 
 def test_evidence_is_the_stream_that_has_the_fault(faulty: FaultyServer) -> None:
@@ -126,7 +126,7 @@ def test_evidence_is_the_stream_that_has_the_fault(faulty: FaultyServer) -> None
 @pytest.mark.parametrize(
     ("id", "fault", "expected"),
     [
-        ("messages.stream.event_lines", events(unnamed, WITH_TOOLS), "under the event line ''"),
+        ("messages.stream.event_lines", events(unnamed, WITH_TOOLS), "has the event line ''"),
         ("responses.stream.event_lines", events(misnamed), "response.other"),
         ("chat.stream.shape", events(unfinished, WITH_TOOLS), "the stream ends with"),
         ("chat.stream.shape", events(finished_twice), "2 finish reasons"),
@@ -134,7 +134,7 @@ def test_evidence_is_the_stream_that_has_the_fault(faulty: FaultyServer) -> None
         ("responses.stream.indices", events(of_another_item), "msg_of_another"),
         ("responses.stream.indices", events(without_parts), "content_part.added"),
         ("responses.call.deltas", events(other_arguments), "Rome"),
-        ("responses.errors.too_long", events(unnumbered), "do not rise"),
+        ("responses.errors.too_long", events(unnumbered), "do not increase"),
         ("messages.accepts.claude_code", events(broken_off), "with an error"),
     ],
 )

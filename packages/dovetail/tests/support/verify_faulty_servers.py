@@ -13,8 +13,8 @@ Json = dict[str, Any]
 Change = Callable[[str, str], str]
 #: Fields of responses that hold text, and what they are texts of.
 _TEXTS = {
-    "thinking": "thought",
-    "reasoning_content": "thought",
+    "thinking": "reasoning",
+    "reasoning_content": "reasoning",
     "text": "text",
     "content": "text",
     "partial_json": "input",
@@ -84,7 +84,7 @@ def texts(change: Change) -> Callable[[HttpExchange], HttpExchange]:
 
 def _kind(event: Json) -> str:
     named = str(event.get("type"))
-    return "input" if "arguments" in named else "thought" if "reasoning" in named else "text"
+    return "input" if "arguments" in named else "reasoning" if "reasoning" in named else "text"
 
 
 def rewritten(exchange: HttpExchange, change: Callable[[Any], Any]) -> HttpExchange:

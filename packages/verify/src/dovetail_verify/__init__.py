@@ -1,4 +1,4 @@
-"""The contract of agent harnesses, and a suite that judges any server by it.
+"""The contract of agent harnesses, and a suite that checks any server against it.
 
 The interface is the command `dovetail-verify`; no names are exported.
 """

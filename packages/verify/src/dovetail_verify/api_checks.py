@@ -1,4 +1,4 @@
-"""Checks of the same property in several APIs: one definition, one check for each API."""
+"""Checks of the same property in several APIs: one definition, one check per API."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dovetail_verify.target import TargetServer
 
 @dataclass(frozen=True)
 class ApiCheckSpec:
-    """Definition of a check for every API in `clauses`; a single clause means all of them."""
+    """Definition of a check for every API in `clauses`; a single clause applies to all APIs."""
 
     id: str
     clauses: str | Mapping[str, str]
@@ -46,7 +46,7 @@ ApiCheckFunction = Callable[[TargetServer, str], Awaitable[str]]
 def check_each_api(
     name: str, clause: str | Mapping[str, str], *, title: str, why: str
 ) -> Callable[[ApiCheckFunction], tuple[Check, ...]]:
-    """Make checks of a function. With clauses by API, the other APIs have no check."""
+    """Turn a function into one check per API. A mapping of clauses limits it to those APIs."""
     clauses = dict.fromkeys(GENERATION_APIS, clause) if isinstance(clause, str) else clause
 
     def decorate(function: ApiCheckFunction) -> tuple[Check, ...]:
@@ -59,6 +59,6 @@ def check_each_api(
             return await function(target, api)
 
         check_id = f"{api}.scripted.{name}"
-        return check(check_id, clause, title=title, why=why, requires=("scripted",))(run)
+        return check(check_id, clause, title=title, why=why, requires=("scripted mode",))(run)
 
     return decorate

@@ -10,12 +10,12 @@ from dovetail_verify.clauses import CLAUSES, Clause
 if TYPE_CHECKING:
     from dovetail_verify.target import TargetServer
 
-#: Runs a check on a target. The returned text is shown where it passes: a figure, what was seen.
+#: Runs a check on a target. Reports show the returned text if the check passes, such as a count.
 CheckFunction = Callable[["TargetServer"], Awaitable[str]]
 
 
 class CheckOutcome(StrEnum):
-    """How a check ended. `error`: it could not be judged, the server did not respond."""
+    """How a check ended. `error`: no verdict, because the server did not respond."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -24,9 +24,10 @@ class CheckOutcome(StrEnum):
 
 
 class CheckFailed(Exception):
-    """The server broke the clause. The evidence is the last exchange.
+    """The server violated the clause.
 
-    `sent` and `received` replace it where another exchange shows the fault, or none does.
+    Reports show the last exchange as evidence, unless `sent` and `received` replace it: the fault
+    may be visible in an earlier exchange, or in none.
     """
 
     def __init__(self, message: str, sent: str = "", received: str = "") -> None:
@@ -36,15 +37,15 @@ class CheckFailed(Exception):
 
 
 class NotApplicable(Exception):
-    """The clause cannot be judged on this server, and why."""
+    """The clause cannot be checked on this server; the message states the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
     """One property of a server that is checked.
 
-    The first word of `id` is the API. `why` is what a user sees where the check fails. `requires`
-    are the features of the target without which the check does not apply.
+    The first word of `id` is the API. `why` describes what a user of an agent notices if the check
+    fails. `requires` lists the features of the target without which the check does not apply.
     """
 
     id: str
@@ -61,7 +62,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of a check. `message` is why it failed, or what was seen."""
+    """Result of a check. `message` is the reason for a failure, or what a passing check found."""
 
     check: Check
     outcome: CheckOutcome
@@ -74,7 +75,7 @@ class CheckResult:
 def check(
     id: str, clause: str, *, title: str, why: str, requires: tuple[str, ...] = ()
 ) -> Callable[[CheckFunction], Check]:
-    """Make a check of a function. It runs if `CHECKS` of its module lists it."""
+    """Turn a function into a check. The suite runs the checks listed in `CHECKS` of a module."""
 
     def decorate(function: CheckFunction) -> Check:
         return Check(id, CLAUSES[clause], title, why, function, frozenset(requires))

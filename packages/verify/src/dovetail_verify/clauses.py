@@ -1,8 +1,9 @@
-"""What harnesses ask of a server: one sentence each, with an id that checks name.
+"""The contract: what agent harnesses require of a server, as clauses with ids.
 
-The sentences were measured on the real clients (CC: Claude Code, CX: Codex, AG: OpenCode, Pi and
-OpenClaw), or are rules that any server between an agent and a model has to keep (R: reading the
-model's output, TK: tokens and the prefix cache, WB: the web's own rules).
+Each check names the clause that it tests. The clauses of CC (Claude Code), CX (Codex) and AG
+(OpenCode, Pi and OpenClaw) were measured on the real clients. The others are rules for any server
+between an agent and a model: R (parsing of model output), TK (tokens and the prefix cache) and WB
+(HTTP).
 """
 
 from dataclasses import dataclass
@@ -13,24 +14,22 @@ OPENCODE = "OpenCode"
 PI = "Pi"
 OPENCLAW = "OpenClaw"
 AGENTS = "OpenCode, Pi, OpenClaw"
-READING = "Reading model output"
+READING = "Parsing of model output"
 TOKENS = "Tokens and the prefix cache"
-WEB = "HTTP and its event streams"
+WEB = "HTTP and server-sent events"
 _CHAT_HARNESSES = (OPENCODE, PI, OPENCLAW)
 _ALL_HARNESSES = (CLAUDE_CODE, CODEX, *_CHAT_HARNESSES)
-_MESSAGES_HARNESSES = (
-    CLAUDE_CODE,
-    PI,
-    OPENCLAW,
-)  # who speaks this API, if only where it is told to
+#: Harnesses that can use the Messages API. Pi and OpenClaw use it only if configured to.
+_MESSAGES_HARNESSES = (CLAUDE_CODE, PI, OPENCLAW)
 _RESPONSES_HARNESSES = (CODEX, *_CHAT_HARNESSES)
 
 
 @dataclass(frozen=True)
 class Clause:
-    """A rule of the contract. `breaks` are the harnesses that cannot work without it.
+    """A rule of the contract.
 
-    Where it is empty, breaking the rule costs time, tokens or exactness, and nothing stops.
+    `breaks` lists the harnesses that do not work with a server that violates the rule. If it is
+    empty, a violation costs time, tokens or exactness, but every harness keeps working.
     """
 
     id: str
@@ -46,9 +45,12 @@ def _clauses() -> tuple[Clause, ...]:
 def _claude_code() -> tuple[Clause, ...]:
     it, breaks = CLAUDE_CODE, (CLAUDE_CODE,)
     return (
-        Clause("CC-1", it, "HEAD / is asked at start-up and must be answered."),
+        Clause("CC-1", it, "The server responds to HEAD /, which the client sends at startup."),
         Clause(
-            "CC-2", it, "Messages are posted to /v1/messages?beta=true, whole or streamed.", breaks
+            "CC-2",
+            it,
+            "Requests to /v1/messages?beta=true are accepted, streaming and non-streaming.",
+            breaks,
         ),
         Clause(
             "CC-3",
@@ -59,112 +61,137 @@ def _claude_code() -> tuple[Clause, ...]:
         Clause(
             "CC-4",
             it,
-            "message_start, then blocks that open, grow and stop under rising indices, then "
-            "message_delta, then message_stop.",
+            "A stream consists of message_start, blocks that start, receive deltas and stop under "
+            "increasing indices, message_delta, and message_stop.",
             _MESSAGES_HARNESSES,
         ),
         Clause(
             "CC-5",
             it,
-            "The answer names the model exactly as it was asked for; otherwise the client strips "
+            "The response names the model exactly as the request did; otherwise the client removes "
             "all thinking from later requests.",
         ),
         Clause(
             "CC-6",
             it,
-            "Message ids are unique: a repeated one merges two turns into one.",
+            "Message ids are unique; the client merges two turns that have the same id.",
             breaks,
         ),
         Clause(
             "CC-7",
             it,
-            "Tool-call ids are unique over a whole conversation: a repeated one deletes the call.",
+            "Tool call ids are unique within a conversation; the client deletes a call with a "
+            "repeated id.",
             _MESSAGES_HARNESSES,
         ),
-        Clause("CC-8", it, "A thinking block's signature comes in one delta: the last one wins."),
+        Clause(
+            "CC-8",
+            it,
+            "The signature of a thinking block arrives in one delta; the client keeps only the "
+            "last one.",
+        ),
         Clause(
             "CC-9",
             it,
-            "No text block is empty or of white space alone: one between a thought and a call "
-            "makes the client send the history back in another order.",
+            "No text block is empty or consists of whitespace only; such a block between reasoning "
+            "and a call makes the client send the history back in a different order.",
         ),
         Clause("CC-10", it, "The stream ends with message_stop, without OpenAI's [DONE]."),
         Clause(
             "CC-11",
             it,
-            "The body ends at once after message_stop: the next request waits for its end.",
+            "The response body ends immediately after message_stop; the next request waits for its "
+            "end.",
         ),
         Clause(
-            "CC-12", it, "A tool starts at its content_block_stop, not at the end of the message."
+            "CC-12",
+            it,
+            "content_block_stop follows a call as soon as it is complete; the client starts the "
+            "tool there, not at the end of the message.",
         ),
         Clause(
             "CC-13",
             it,
-            "Tool input comes as JSON fragments that join to one object.",
+            "Tool input arrives as JSON fragments that concatenate to one object.",
             _MESSAGES_HARNESSES,
         ),
         Clause(
-            "CC-14", it, "stop_reason says why it ended: end_turn, max_tokens, tool_use.", breaks
+            "CC-14",
+            it,
+            "stop_reason states why the response ended: end_turn, max_tokens or tool_use.",
+            breaks,
         ),
         Clause(
-            "CC-15", it, "An error is {type: error, error: {type, message}} with a fitting status."
+            "CC-15",
+            it,
+            "Errors have the form {type: error, error: {type, message}} and a matching status.",
         ),
         Clause(
             "CC-16",
             it,
-            'A prompt over the window is refused with the words "prompt is too long", which start '
-            "compaction.",
+            "A prompt that exceeds the context window is rejected with a message that contains "
+            '"prompt is too long", which triggers compaction.',
         ),
         Clause(
             "CC-17",
             it,
-            "All that it sends today is accepted: betas, thinking modes, context edits.",
+            "Everything that the client sends today is accepted: betas, thinking modes, context "
+            "edits.",
             breaks,
         ),
         Clause(
             "CC-18",
             it,
-            "role: system inside messages (also last) is accepted, and stays where it is.",
+            "Messages with role: system are accepted at any position, including the last, and stay "
+            "there.",
             breaks,
         ),
         Clause(
             "CC-19",
             it,
-            "x-api-key and Authorization: Bearer are both accepted, also together.",
+            "x-api-key and Authorization: Bearer are both accepted, separately and together.",
             breaks,
         ),
         Clause(
             "CC-20",
             it,
-            "GET /v1/models answers in Anthropic's form when anthropic-version is sent.",
+            "GET /v1/models returns Anthropic's format if the request has anthropic-version.",
         ),
-        Clause("CC-21", it, "GET /v1/models/{id} works for ids with slashes."),
+        Clause("CC-21", it, "GET /v1/models/{id} works for ids that contain slashes."),
         Clause(
             "CC-22",
             it,
-            "POST /v1/messages/count_tokens answers {input_tokens}: /context and reading large "
-            "files ask it.",
+            "POST /v1/messages/count_tokens returns {input_tokens}; the client calls it for "
+            "/context and before it reads large files.",
         ),
-        Clause("CC-23", it, "Events that a client does not know stand anywhere without harm."),
+        Clause(
+            "CC-23",
+            it,
+            "Events of types that a client does not know may appear anywhere in a stream without "
+            "harm.",
+        ),
         Clause("CC-24", it, "Server tools without input_schema do not make a request fail."),
         Clause(
             "CC-25",
             it,
-            "History as the client replays it is accepted: thinking with any signature, calls "
+            "The history is accepted as the client replays it: thinking with any signature, calls "
             "without text, results in any order.",
             breaks,
         ),
         Clause(
-            "CC-26", it, "Thinking is never lost by a clean end: a failing engine sends an error."
+            "CC-26",
+            it,
+            "If the engine fails, the stream ends with an error; a normal end would lose the "
+            "thinking silently.",
         ),
         Clause(
             "CC-27",
             it,
-            "Replayed turns reach the model in the order in which it wrote them, each thought "
-            "before its call.",
+            "Replayed turns reach the model in the order in which it generated them, with each "
+            "reasoning span before its call.",
         ),
-        Clause("CC-28", it, "output_config.format makes the answer valid JSON of the schema."),
-        Clause("CC-29", it, "Betas and fields that a server does not know are accepted."),
+        Clause("CC-28", it, "output_config.format makes the response valid JSON of the schema."),
+        Clause("CC-29", it, "Unknown betas and fields are accepted."),
     )
 
 
@@ -174,84 +201,107 @@ def _codex() -> tuple[Clause, ...]:
         Clause(
             "CX-1",
             it,
-            "A stream has output_item.done for every item, and ends with response.completed.",
+            "A stream has output_item.done for every item and ends with response.completed.",
             _RESPONSES_HARNESSES,
         ),
-        Clause("CX-2", it, "sequence_number rises by every event."),
-        Clause("CX-3", it, "A call starts at its output_item.done, before response.completed."),
-        Clause("CX-4", it, "A reasoning item has a `summary` array, else it is silently dropped."),
+        Clause("CX-2", it, "sequence_number increases with every event."),
+        Clause(
+            "CX-3",
+            it,
+            "output_item.done follows a call as soon as it is complete; the client starts the tool "
+            "there, before response.completed.",
+        ),
+        Clause(
+            "CX-4",
+            it,
+            "A reasoning item has a `summary` array; otherwise the client silently drops it.",
+        ),
         Clause(
             "CX-5",
             it,
-            "A reasoning item carries encrypted_content when it is asked for, and its text.",
+            "A reasoning item contains its text, and encrypted_content if the request includes it.",
         ),
         Clause(
             "CX-6",
             it,
-            "usage has input_tokens, output_tokens and total_tokens, or is not there.",
+            "usage has input_tokens, output_tokens and total_tokens, or is absent.",
             breaks,
         ),
         Clause(
             "CX-7",
             it,
-            "arguments of a function_call are a string, never an object.",
+            "The arguments of a function_call are a string, never an object.",
             _RESPONSES_HARNESSES,
         ),
         Clause("CX-8", it, "Response, item and call ids are unique.", _RESPONSES_HARNESSES),
         Clause(
             "CX-9",
             it,
-            "A prompt over the window is a stream with response.failed, code "
-            "context_length_exceeded; HTTP 400 is fatal.",
+            "For a prompt that exceeds the context window, the server returns a stream with "
+            "response.failed and the code context_length_exceeded; HTTP 400 is fatal.",
         ),
         Clause(
             "CX-10",
             it,
-            "Items with ids, null content, no `type`, and the developer role are accepted.",
+            "Items with ids, with null content or without `type` are accepted, and so is the "
+            "developer role.",
             _RESPONSES_HARNESSES,
         ),
         Clause(
             "CX-11",
             it,
-            "Tools that it offers are accepted: namespaces, web_search, tool_search, custom.",
+            "All tool types that the client offers are accepted: namespaces, web_search, "
+            "tool_search, custom.",
             breaks,
         ),
-        Clause("CX-12", it, "Custom (freeform) tools come back as custom_tool_call."),
+        Clause("CX-12", it, "Calls of custom (freeform) tools are returned as custom_tool_call."),
         Clause(
             "CX-13",
             it,
-            "A WebSocket upgrade is taken, or refused with 426: at 404 it tries seven times.",
+            "A WebSocket upgrade is accepted, or rejected with 426; after a 404 the client tries "
+            "seven times.",
         ),
-        Clause("CX-14", it, "No openai-model header, or the model that was asked for."),
-        Clause("CX-15", it, "Neither `instructions` nor `tools` has to be there.", breaks),
-        Clause("CX-16", it, "Bodies compressed with zstd or gzip are accepted."),
+        Clause("CX-14", it, "The openai-model header is absent or names the requested model."),
+        Clause("CX-15", it, "`instructions` and `tools` are both optional.", breaks),
+        Clause("CX-16", it, "Request bodies compressed with zstd or gzip are accepted."),
         Clause(
             "CX-17",
             it,
-            "previous_response_id works, or is refused with an error that says so.",
+            "previous_response_id works, or is rejected with an error that states the reason.",
         ),
-        Clause("CX-18", it, "A call of a namespace comes back with its name and its namespace."),
-        Clause("CX-19", it, "An error is {error: {message, type, code}} with a fitting status."),
-        Clause("CX-20", it, "The output of response.completed is what the stream's items were."),
-        Clause("CX-21", it, "GET /v1/models serves `models` beside `data` for its client_version."),
+        Clause("CX-18", it, "A call of a namespaced tool returns its name and its namespace."),
         Clause(
-            "CX-22", it, "The stream closes at once after response.completed or response.failed."
+            "CX-19",
+            it,
+            "Errors have the form {error: {message, type, code}} and a matching status.",
+        ),
+        Clause("CX-20", it, "The output of response.completed equals the items of the stream."),
+        Clause(
+            "CX-21",
+            it,
+            "GET /v1/models returns `models` in addition to `data` if the client sends "
+            "client_version.",
+        ),
+        Clause(
+            "CX-22",
+            it,
+            "The stream closes immediately after response.completed or response.failed.",
         ),
         Clause(
             "CX-23",
             it,
-            "Replayed items reach the model in the order of generation, calls paired with their "
+            "Replayed items reach the model in the order of generation, with calls paired to their "
             "outputs by call_id.",
         ),
-        Clause("CX-24", it, "text.format makes the answer valid JSON of the schema."),
-        Clause("CX-25", it, "Fields and tools that a server does not know are accepted."),
+        Clause("CX-24", it, "text.format makes the response valid JSON of the schema."),
+        Clause("CX-25", it, "Unknown fields and tools are accepted."),
         Clause(
             "CX-26",
             it,
-            "Every event of an item has its output_index; items come in order.",
+            "Every event of an item has its output_index, and items arrive in order.",
             _CHAT_HARNESSES,
         ),
-        Clause("CX-27", it, "A request that is not to be streamed is answered by one response."),
+        Clause("CX-27", it, "A non-streaming request returns one response object."),
     )
 
 
@@ -261,50 +311,73 @@ def _agents() -> tuple[Clause, ...]:
         Clause(
             "AG-1",
             it,
-            "A chat stream opens with a role, ends with a finish_reason and [DONE].",
+            "A chat stream starts with a role and ends with a finish_reason and [DONE].",
             breaks,
         ),
         Clause(
-            "AG-2", it, "stream_options.include_usage adds a last chunk with usage and no choices."
+            "AG-2",
+            it,
+            "stream_options.include_usage adds a last chunk that has usage and no choices.",
         ),
         Clause(
-            "AG-3", it, "Tool-call deltas have an index; id and name first, then arguments.", breaks
+            "AG-3",
+            it,
+            "Tool call deltas have an index; the id and the name come first, then the arguments.",
+            breaks,
         ),
         Clause("AG-4", it, "reasoning_content of earlier turns is accepted in messages.", breaks),
         Clause("AG-5", it, "The developer role is accepted.", (PI,)),
-        Clause("AG-6", it, "max_completion_tokens limits the answer."),
-        Clause("AG-7", it, "n and logprobs work, or are refused with an error that says so."),
-        Clause("AG-8", it, "All chunks of a stream have one id, and each answer another."),
-        Clause("AG-9", it, "Tool-call ids are unique over answers.", breaks),
-        Clause("AG-10", it, "content may be a string or a list of parts.", breaks),
-        Clause("AG-11", it, "Errors have OpenAI's form with a fitting status."),
+        Clause("AG-6", it, "max_completion_tokens limits the response."),
         Clause(
-            "AG-12", it, "tool_call_dispatch comes when a call is complete, where it is offered."
+            "AG-7", it, "n and logprobs work, or are rejected with an error that states the reason."
         ),
-        Clause("AG-13", it, "GET /v1/models lists the models in OpenAI's form."),
+        Clause(
+            "AG-8", it, "All chunks of a stream have the same id, and each response has its own."
+        ),
+        Clause("AG-9", it, "Tool call ids are unique across responses.", breaks),
+        Clause("AG-10", it, "content may be a string or a list of parts.", breaks),
+        Clause("AG-11", it, "Errors have OpenAI's format and a matching status."),
+        Clause(
+            "AG-12",
+            it,
+            "If the server supports tool_call_dispatch, it sends the event as soon as a call is "
+            "complete.",
+        ),
+        Clause("AG-13", it, "GET /v1/models lists the models in OpenAI's format."),
         Clause("AG-14", it, "Unknown fields of a request are accepted."),
-        Clause("AG-15", it, "response_format makes the answer valid JSON of the schema."),
-        Clause("AG-16", it, "content may be null beside tool calls."),
+        Clause("AG-15", it, "response_format makes the response valid JSON of the schema."),
+        Clause("AG-16", it, "content may be null in a message that has tool calls."),
     )
 
 
 def _reading() -> tuple[Clause, ...]:
     it = READING
     return (
-        Clause("R1", it, "A stream and a whole answer of the same text are the same."),
-        Clause("R2", it, "Text, thoughts and calls keep the order in which the model wrote them."),
         Clause(
-            "R3", it, "No markup of a thought or a call leaks into text, thoughts or arguments."
+            "R1",
+            it,
+            "Streaming and non-streaming responses of the same output have the same content.",
+        ),
+        Clause(
+            "R2",
+            it,
+            "Text, reasoning and calls keep the order in which the model generated them.",
+        ),
+        Clause(
+            "R3", it, "No markup of reasoning or calls leaks into text, reasoning or arguments."
         ),
         Clause("R4", it, "A marker inside an argument is data."),
-        Clause("R5", it, "Arguments are streamed as they are written, never taken back."),
-        Clause("R6", it, "A call that was cut is never completed by guessing."),
-        Clause("R7", it, "A malformed call stays text; unknown names are handed on."),
-        Clause("R8", it, "White space that only frames blocks is no text."),
+        Clause("R5", it, "Arguments are streamed as they are generated and are never retracted."),
+        Clause("R6", it, "A truncated call is never completed by guessing."),
+        Clause("R7", it, "A malformed call remains text; calls of unknown tools are passed on."),
+        Clause("R8", it, "Whitespace that only separates blocks is not text."),
+        Clause("R10", it, "The next prompt contains the model's output token for token."),
         Clause(
-            "R10", it, "What the model wrote is, token for token, what the next prompt contains."
+            "R11",
+            it,
+            "A character split across tokens is held back until it is complete, never shown as "
+            "U+FFFD.",
         ),
-        Clause("R11", it, "A character split over tokens is held back, never shown as U+FFFD."),
     )
 
 
@@ -312,27 +385,33 @@ def _tokens() -> tuple[Clause, ...]:
     it = TOKENS
     return (
         Clause(
-            "TK-1", it, "usage counts the prompt exactly, the same streamed, whole and counted."
+            "TK-1",
+            it,
+            "usage reports the exact prompt tokens: the same in streaming and non-streaming "
+            "responses and in token counts.",
         ),
-        Clause("TK-2", it, "message_start already has the exact number of input tokens."),
-        Clause("TK-3", it, "input_tokens leaves out what cache_read_input_tokens counts."),
+        Clause("TK-2", it, "message_start already reports the exact number of input tokens."),
+        Clause("TK-3", it, "input_tokens excludes the tokens of cache_read_input_tokens."),
         Clause(
-            "TK-4", it, "The same words as a string or as parts with cache_control cost the same."
+            "TK-4",
+            it,
+            "The same text has the same number of tokens as a string and as parts with "
+            "cache_control.",
         ),
-        Clause("TK-5", it, "A repeated prefix is found again in the cache, and reported."),
+        Clause("TK-5", it, "A repeated prefix is a prefix cache hit and is reported as one."),
         Clause(
             "TK-6", it, "The varying x-anthropic-billing-header line does not break the prefix."
         ),
-        Clause("TK-7", it, "Ids, metadata and cache_control never reach the prompt."),
+        Clause("TK-7", it, "Ids, metadata and cache_control are never part of the prompt."),
         Clause("TK-8", it, "/tokenize and /detokenize are exact inverses."),
-        Clause("TK-9", it, "Stop sequences end the answer, and are not part of it."),
-        Clause("TK-10", it, "Output tokens are counted, and never exceed the limit."),
-        Clause("TK-11", it, "A control token that a client spells out stays text."),
+        Clause("TK-9", it, "Stop sequences end the response and are not part of it."),
+        Clause("TK-10", it, "Output tokens are counted and never exceed the limit."),
+        Clause("TK-11", it, "A control token that a client spells out remains text."),
         Clause(
             "TK-12",
             it,
-            "A request that says nothing of thinking has the prompt of one that leaves it to the "
-            "model: subagents say nothing.",
+            "A request without `thinking` has the same prompt as one that leaves thinking to the "
+            "model; subagents omit the field.",
         ),
     )
 
@@ -341,22 +420,28 @@ def _web() -> tuple[Clause, ...]:
     it = WEB
     return (
         Clause(
-            "WB-1", it, "Bad JSON, missing fields and wrong types are answered with 4xx, not 5xx."
+            "WB-1",
+            it,
+            "Invalid JSON, missing fields and wrong types are rejected with 4xx, not with 5xx.",
         ),
-        Clause("WB-2", it, "An unknown model is refused by name, or served under that name."),
-        Clause("WB-3", it, "A wrong method is answered with 405 or 404, in an error body."),
+        Clause(
+            "WB-2",
+            it,
+            "An unknown model is rejected with an error, or served under the requested name.",
+        ),
+        Clause("WB-3", it, "A wrong method is rejected with 405 or 404 and an error body."),
         Clause(
             "WB-4",
             it,
-            "Streams are text/event-stream and are not cached on the way.",
+            "Streams are text/event-stream and are not cached by intermediaries.",
             _ALL_HARNESSES,
         ),
-        Clause("WB-5", it, "A client that hangs up stops the generation, and the place is free."),
-        Clause("WB-6", it, "Streams at the same time do not mix.", _ALL_HARNESSES),
-        Clause("WB-7", it, "Request bodies of a megabyte are accepted.", _ALL_HARNESSES),
-        Clause("WB-8", it, "A connection can be used again."),
-        Clause("WB-9", it, "A wrong key is refused with 401 in the API's own form."),
-        Clause("WB-10", it, "The server says whether it is well."),
+        Clause("WB-5", it, "A client disconnect stops the generation and frees its slot."),
+        Clause("WB-6", it, "Concurrent streams do not mix.", _ALL_HARNESSES),
+        Clause("WB-7", it, "Request bodies of one megabyte are accepted.", _ALL_HARNESSES),
+        Clause("WB-8", it, "A connection can be reused."),
+        Clause("WB-9", it, "A wrong API key is rejected with 401 in the format of the API."),
+        Clause("WB-10", it, "The server reports its health."),
     )
 
 

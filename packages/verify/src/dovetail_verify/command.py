@@ -1,4 +1,4 @@
-"""The command: `dovetail-verify URL`, and with a local server to start, `dovetail verify`."""
+"""The command `dovetail-verify URL`, and `dovetail verify`, which can also start a server."""
 
 import asyncio
 import json
@@ -33,13 +33,13 @@ PROGRAM = "dovetail-verify"
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _FAILED_STATUS = 1
 _ERROR_STATUS = 2
-_INTERRUPTED_STATUS = 130  # as shells have it for Ctrl-C
-_URL_HELP = "The server, such as http://127.0.0.1:8000."
+_INTERRUPTED_STATUS = 130  # the status that shells use for Ctrl-C
+_URL_HELP = "URL of the server, such as http://127.0.0.1:8000."
 
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """What is known of the server before it is contacted."""
+    """How to reach the server, and which model to use."""
 
     url: str
     model: str | None = None
@@ -50,7 +50,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class LocalServer:
-    """How a server that the command starts is called in the help, and how it is started."""
+    """A server that the command can start: its description for the help, and how to start it."""
 
     description: str
     start: Callable[[], AbstractContextManager[TargetOptions]]
@@ -58,37 +58,38 @@ class LocalServer:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the report is written, and whether it shows the checks that passed."""
+    """Where to write the report, and whether to show the checks that passed."""
 
     json_file: str | None
     html_file: Path | None
     show_all: bool
 
     def console(self) -> Console:
-        """Return a console that leaves standard output to the JSON that is printed there."""
+        """Return a console. It uses standard error if the JSON report goes to standard output."""
         return Console(stderr=self.json_file == "-")
 
 
 def build_command(program: str, local: LocalServer | None = None) -> Callable[..., None]:
-    """Return the command as a function for typer. With `local`, no URL means that server."""
-    url_help = f"{_URL_HELP} Without one: {local.description}." if local else _URL_HELP
+    """Return the command as a function for typer. Without a URL it checks `local`, if given."""
+    url_help = f"{_URL_HELP} Without a URL: {local.description}." if local else _URL_HELP
 
     def verify(  # noqa: PLR0913 - each is a flag
         url: Annotated[str, typer.Argument(help=url_help)] = "",
         model: Annotated[
-            str | None, typer.Option(help="The model to ask; by default the first that is listed.")
+            str | None,
+            typer.Option(help="Model to use; by default the first one that the server lists."),
         ] = None,
         api_key: Annotated[
-            str | None, typer.Option(help="The key that the server asks for.")
+            str | None, typer.Option(help="API key that the server requires.")
         ] = None,
         only: Annotated[
             list[str] | None,
             typer.Option(
-                help="Checks to run, by id, clause or pattern (messages.stream, CC-4, *.ids.*)."
+                help="Checks to run: ids, clauses or patterns (messages.stream, CC-4, *.ids.*)."
             ),
         ] = None,
         timeout: Annotated[
-            float, typer.Option(min=1, help="Seconds of silence after which a check is given up.")
+            float, typer.Option(min=1, help="Seconds without data after which a check fails.")
         ] = DEFAULT_TIMEOUT_SECONDS,
         json_file: Annotated[
             str | None, typer.Option("--json", help="Write the report as JSON; - prints it.")
@@ -97,40 +98,37 @@ def build_command(program: str, local: LocalServer | None = None) -> Callable[..
             Path | None, typer.Option("--html", help="Write the report as one HTML file.")
         ] = None,
         show_all: Annotated[
-            bool, typer.Option("--all", help="Show the checks that passed, too.")
+            bool, typer.Option("--all", help="Also show the checks that passed.")
         ] = False,
         list_checks: Annotated[
-            bool, typer.Option("--list", help="List the checks, and run none.")
+            bool, typer.Option("--list", help="List the checks and exit.")
         ] = False,
         scripted: Annotated[
             bool,
             typer.Option(
-                "--scripted", help="The scripted engine is behind the server: look at both."
+                "--scripted",
+                help="Also run the checks that require the scripted engine behind the server.",
             ),
         ] = False,
         engine_record: Annotated[
-            Path | None, typer.Option(help="The file that the scripted engine's --record names.")
+            Path | None, typer.Option(help="File that the scripted engine writes with --record.")
         ] = None,
         print_script: Annotated[
             str | None,
-            typer.Option(
-                metavar="FAMILY", help="Print the script for a family of models, and end."
-            ),
+            typer.Option(metavar="FAMILY", help="Print the script for a model family and exit."),
         ] = None,
     ) -> None:
-        """Judge any server by what agent harnesses ask of one.
+        """Check whether a server meets the requirements of agent harnesses.
 
-        Every check names its clause, what was sent, what came, and why it matters. The status is 1
-        where something failed.
+        A failed check is reported with its clause, the request, the response, and what a user of an
+        agent notices. The exit status is 1 if a check failed.
         """
         with _exit_on_error(program):
             if print_script is not None:
                 typer.echo(render_script(print_script), nl=False)
                 return
             if (scripted or engine_record) and not (scripted and engine_record and url):
-                raise ValueError(
-                    "--scripted needs the address of a server, and --engine-record FILE"
-                )
+                raise ValueError("--scripted requires the URL of a server and --engine-record FILE")
             checks = _choose_checks(only or [], with_scripted=scripted or list_checks or not url)
             if list_checks:
                 _print_checks(checks)
@@ -155,10 +153,10 @@ def main() -> None:
 
 @contextmanager
 def _exit_on_error(program: str) -> Iterator[None]:
-    """Print what cannot be done in one line and exit."""
+    """Print an error as one line and exit."""
     try:
         yield
-    except BrokenPipeError:  # the reader of the output is gone: for typer to handle
+    except BrokenPipeError:  # the output pipe was closed: typer handles it
         raise
     except (TargetUnreachable, TargetUnusable, OSError, ValueError) as error:
         typer.echo(f"{program}: {error}", err=True)
@@ -169,7 +167,7 @@ def _choose_checks(patterns: Sequence[str], *, with_scripted: bool) -> list[Chec
     known = (*BLACK_BOX_CHECKS, *SCRIPTED_CHECKS) if with_scripted else BLACK_BOX_CHECKS
     checks = select_checks(known, patterns)
     if not checks:
-        raise ValueError(f"no check is called {', '.join(patterns)}: --list shows them")
+        raise ValueError(f"no check matches {', '.join(patterns)}; --list shows all checks")
     return checks
 
 
@@ -204,7 +202,7 @@ async def _run_checks(
     options: TargetOptions, checks: Sequence[Check], console: Console
 ) -> VerifyReport:
     target = _make_target(options)
-    console.print(f"asking {target.endpoint}", highlight=False)
+    console.print(f"connecting to {target.endpoint}", highlight=False)
     await discover_target(target)
     console.print(f"{len(checks)} checks of {target.model}", highlight=False)
     results: list[CheckResult] = []
@@ -216,7 +214,7 @@ async def _run_checks(
 
         try:
             await run_checks(target, checks, note)
-        except asyncio.CancelledError:  # Ctrl-C: report what was found until then
+        except asyncio.CancelledError:  # Ctrl-C: report the results so far
             console.print(f"interrupted after {len(results)} of {len(checks)} checks")
     return VerifyReport(
         str(target.endpoint),

@@ -1,6 +1,7 @@
-"""The three APIs, so far as checks that are the same for all of them need to know.
+"""The three APIs behind one interface, for checks that are the same for all of them.
 
-Bodies are written and answers are read here as plain JSON. What only one API has is in its checks.
+Requests are built and responses are read as plain JSON. Features that only one API has are handled
+in the checks of that API.
 """
 
 import json
@@ -12,21 +13,21 @@ from dovetail_verify.check import CheckFailed
 from dovetail_verify.exchange import HttpExchange, fold_message
 
 Json = dict[str, Any]
-DEFAULT_MAX_TOKENS = 64  # tokens of an answer where nothing else is asked for
-TOOL_CALL_MAX_TOKENS = 512  # tokens of an answer that is to hold a call, perhaps behind a thought
+DEFAULT_MAX_TOKENS = 64  # of a response, unless a check sets another limit
+TOOL_CALL_MAX_TOKENS = 512  # of a response with a tool call, which may follow reasoning
 TOOL_NAME = "get_weather"
 TOOL_PARAMETERS: Json = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
     "required": ["city"],
 }
-TOOL_DESCRIPTION = "Tells the weather of a city."
+TOOL_DESCRIPTION = "Returns the weather of a city."
 TOOL_QUESTION = "What is the weather in Paris? Use the tool."
 
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens as an answer counts them: the whole prompt, what of it was cached, the output."""
+    """Token counts of a response: the complete prompt, its cached part, and the output."""
 
     prompt_tokens: int
     cached_tokens: int | None
@@ -35,7 +36,7 @@ class TokenUsage:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool call that an answer makes. `arguments` are JSON text."""
+    """A tool call of a response. `arguments` are JSON text."""
 
     id: str
     name: str
@@ -43,7 +44,7 @@ class ToolCall:
 
 
 class Dialect(Protocol):
-    """How one API says it."""
+    """Builds the requests and reads the responses of one API."""
 
     @property
     def api(self) -> str: ...
@@ -57,25 +58,25 @@ class Dialect(Protocol):
         system: str = "",
         max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> Json:
-        """A request: turns of user and assistant in alternation."""
+        """Return a request with alternating user and assistant turns."""
         ...
 
     def with_streaming(self, body: Json) -> Json:
-        """The same request, streamed, with usage."""
+        """Return the same request as a streaming request with usage."""
         ...
 
     def with_tool(self, body: Json) -> Json:
-        """The same request with a tool that has to be called."""
+        """Return the same request with a tool that the model must call."""
         ...
 
     def text(self, exchange: HttpExchange) -> str:
-        """The visible text of an answer, streamed or whole."""
+        """Return the visible text of a streaming or non-streaming response."""
         ...
 
     def usage(self, exchange: HttpExchange) -> TokenUsage: ...
 
     def finish_reason(self, exchange: HttpExchange) -> str:
-        """Why it ended, in the words of the API."""
+        """Return why the response ended, as the API reports it."""
         ...
 
     def tool_calls(self, exchange: HttpExchange) -> list[ToolCall]: ...
@@ -110,7 +111,7 @@ class MessagesDialect:
         return {**body, "max_tokens": TOOL_CALL_MAX_TOKENS, "tools": [tool], "tool_choice": choice}
 
     def message(self, exchange: HttpExchange) -> Json:
-        """The message of a whole answer, or the one that a stream folds to."""
+        """Return the message of a non-streaming response, or the one that the events add up to."""
         message: Json = (
             exchange.require_ok().json if not exchange.frames else fold_message(exchange)
         )
@@ -174,7 +175,7 @@ class ResponsesDialect:
         }
 
     def response(self, exchange: HttpExchange) -> Json:
-        """The response: whole, or as the last event of a stream has it."""
+        """Return the response object: the body, or the one in the last event of a stream."""
         if not exchange.require_ok().frames:
             whole: Json = exchange.json
             return whole
@@ -250,14 +251,14 @@ class ChatDialect:
         return {**body, "max_tokens": TOOL_CALL_MAX_TOKENS, "tools": tools, "tool_choice": choice}
 
     def chunks(self, exchange: HttpExchange) -> list[Json]:
-        """The chunks of a stream, in order."""
+        """Return the chunks of a stream, in order."""
         found = [
             frame.json for frame in exchange.require_ok().frames if frame.event in ("", "message")
         ]
         return [chunk for chunk in found if isinstance(chunk, dict) and "choices" in chunk]
 
     def deltas(self, exchange: HttpExchange) -> list[Json]:
-        """The deltas of the first choice."""
+        """Return the deltas of the first choice."""
         chosen = [c for chunk in self.chunks(exchange) for c in chunk["choices"]]
         return [c.get("delta") or {} for c in chosen if c.get("index", 0) == 0]
 
@@ -316,7 +317,7 @@ def _dump_json(value: Any) -> str:
 
 
 def _join_tool_calls(deltas: Sequence[Json]) -> list[ToolCall]:
-    """The calls that the deltas of a stream add up to, by index."""
+    """Return the calls that the deltas of a stream add up to, by index."""
     found: dict[int, list[str]] = {}
     for part in (part for delta in deltas for part in delta.get("tool_calls") or []):
         call = found.setdefault(part["index"], ["", "", ""])

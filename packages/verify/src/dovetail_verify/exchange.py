@@ -1,4 +1,4 @@
-"""A request and its whole response, recorded as evidence."""
+"""A request and its complete response, recorded as evidence."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _SECRET_HEADERS = ("authorization", "x-api-key")
 
 @dataclass(frozen=True)
 class SseFrame:
-    """A server-sent event and when it arrived. `event` is empty where it has no `event:` line."""
+    """A server-sent event and its arrival time. `event` is empty if it has no `event:` line."""
 
     event: str
     data: str
@@ -22,7 +22,7 @@ class SseFrame:
 
     @cached_property
     def json(self) -> Any:
-        """The data as JSON; None where they are no JSON."""
+        """The data as JSON; None if they are not JSON."""
         try:
             return json.loads(self.data)
         except ValueError:
@@ -30,7 +30,7 @@ class SseFrame:
 
     @property
     def type(self) -> str:
-        """The type in the data, else the name in the `event:` line."""
+        """The type in the data, or else the name in the `event:` line."""
         value = self.json
         kind = value.get("type") if isinstance(value, dict) else None
         return kind if isinstance(kind, str) else self.event
@@ -38,7 +38,7 @@ class SseFrame:
 
 @dataclass(frozen=True)
 class SentRequest:
-    """A request. `body` is JSON, or bytes as they are. `authenticated` adds the API key."""
+    """A request. `body` is a JSON value or raw bytes. `authenticated` adds the API key."""
 
     method: str
     path: str
@@ -77,15 +77,15 @@ class HttpExchange:
 
     @cached_property
     def json(self) -> Any:
-        """The body as JSON. Fails the check where it is none."""
+        """The body as JSON. Fails the check if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
-            raise CheckFailed(f"status {self.status}, and the body is not JSON") from None
+            raise CheckFailed(f"the body is not JSON (status {self.status})") from None
 
     @cached_property
     def events(self) -> list[Any]:
-        """The JSON of all events that have some, without pings."""
+        """The JSON objects of all events, without pings."""
         found = [frame.json for frame in self.frames]
         return [value for value in found if isinstance(value, dict) and value.get("type") != "ping"]
 
@@ -94,9 +94,9 @@ class HttpExchange:
         return [event for event in self.events if event.get("type") == type]
 
     def require_ok(self) -> "HttpExchange":
-        """Return the exchange. Fails the check unless the status is 200."""
+        """Return the exchange. Fail the check unless the status is 200."""
         if self.status != 200:
-            raise CheckFailed(f"answered with status {self.status}")
+            raise CheckFailed(f"returned status {self.status}")
         return self
 
     @property
@@ -109,7 +109,7 @@ class HttpExchange:
 
 
 def abbreviate(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """Return the text without its middle where it is long."""
+    """Return the text, without its middle if it is longer than `max_chars`."""
     text = " ".join(text.split())
     if len(text) <= max_chars:
         return text
@@ -118,7 +118,7 @@ def abbreviate(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
 
 
 def _summarize_frames(frames: Sequence[SseFrame]) -> str:
-    """List events by name and count repeated ones."""
+    """List the events by name, with a count for repeated ones."""
     labels: list[str] = []
     last, count = "", 0
     for frame in (*frames, None):
@@ -133,7 +133,7 @@ def _summarize_frames(frames: Sequence[SseFrame]) -> str:
 
 
 def _frame_label(frame: SseFrame) -> str:
-    """Return the type of an event. A Chat chunk has none: its content stands for it."""
+    """Return the type of an event, or the fields of a Chat chunk, which has no type."""
     value = frame.json
     if frame.type or not isinstance(value, dict):
         return frame.type or abbreviate(frame.data, 40)
@@ -152,7 +152,7 @@ _TRUNCATED_REASONS = ("max_tokens", "model_context_window_exceeded")
 
 
 def fold_message(exchange: HttpExchange) -> Json:
-    """Fold a Messages stream. Fails the check where it has no message_start."""
+    """Return the message of a Messages stream. Fail the check if it has no message_start."""
     starts = exchange.events_of_type("message_start")
     if not starts:
         raise CheckFailed("the stream has no message_start")
@@ -187,7 +187,7 @@ def _append_delta(block: Json, delta: Json) -> None:
 
 
 def _finish_block(block: Json, *, truncated: bool) -> Json:
-    """Parse the input of a call. Of a truncated call nothing is known."""
+    """Parse the input of a call. A truncated call may end anywhere, so its input is optional."""
     text = block.pop("json", "")
     if block.get("type") == "tool_use" and text:
         try:

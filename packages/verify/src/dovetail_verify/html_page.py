@@ -1,7 +1,7 @@
 """Render reports as HTML from Jinja2 templates.
 
-`templates/page.html` is the layout of every report, `templates/parts.html` has what they are made
-of. A package with a report of its own keeps its template in its folder `templates`.
+`templates/page.html` is the layout of every report, and `templates/parts.html` has the macros for
+its elements. A package with its own report has the template in its own `templates` folder.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ _SHARED_TEMPLATES = "dovetail_verify"
 
 
 def render_template(name: str, *, package: str = _SHARED_TEMPLATES, **values: Any) -> str:
-    """Render a template of a package. Values are escaped unless a template marks them as markup."""
+    """Render a template of a package. Values are escaped unless the template marks them safe."""
     return _environment(package).get_template(name).render(values)
 
 

@@ -29,7 +29,7 @@ _API_TITLES = {
 
 @dataclass(frozen=True)
 class ApiSummary:
-    """The results of one API and their counts."""
+    """The results of one API, with counts per outcome."""
 
     name: str
     passed: int
@@ -39,7 +39,7 @@ class ApiSummary:
 
 
 def render_html(report: VerifyReport) -> str:
-    """Render the page: verdicts first, then the failures, then all checks."""
+    """Render the page: the verdicts, then the failures, then all checks."""
     return render_template(
         "verify_report.html",
         report=report,

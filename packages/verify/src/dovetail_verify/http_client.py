@@ -1,7 +1,7 @@
-"""HTTP/1.1 client for checks: one connection, one request after the other, bodies as they arrive.
+"""HTTP/1.1 client for checks: sequential requests on one connection, with streamed bodies.
 
-Checks need what HTTP libraries hide: keep-alive, HEAD, upgrades, early responses and the arrival
-time of every chunk.
+Checks need details that HTTP libraries hide: keep-alive, HEAD, upgrades, early responses and the
+arrival time of every chunk.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 class TargetUnreachable(Exception):
-    """No response, or a broken one: the server cannot be judged."""
+    """The server sent no response or an invalid one, so a check has no result."""
 
 
 class TargetTimeout(TargetUnreachable):
-    """The server sent nothing for too long."""
+    """The server sent no data for longer than the timeout."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,11 @@ class Endpoint:
         if parts.scheme == "unix" and parts.path:
             return cls(socket=parts.path)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http address: {url!r}")
+            raise ValueError(f"the URL must start with http://, https:// or unix://, got {url!r}")
         if parts.username or parts.query or parts.fragment:
-            raise ValueError(f"not the plain address of a server: {parts.hostname!r} and more")
+            raise ValueError(
+                f"the URL of {parts.hostname!r} must not have credentials, a query or a fragment"
+            )
         tls = parts.scheme == "https"
         port = parts.port if parts.port is not None else 443 if tls else 80
         return cls(parts.hostname, port, None, tls, parts.path.rstrip("/"))
@@ -65,10 +67,10 @@ class Endpoint:
 
 
 class _ReceiveQueue(asyncio.Protocol):
-    """Queue what arrives, then b"" or the error.
+    """Queue of the received data, then b"" or the error that closed the connection.
 
-    The streams of asyncio raise an error before the data that precede it, so a response that is
-    followed by a reset would be lost.
+    The streams of asyncio raise an error before they return the data that precede it, so a response
+    that is followed by a reset would be lost.
     """
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class _ReceiveQueue(asyncio.Protocol):
 
 
 class HttpConnection:
-    """A connection. `request` returns a whole response, `stream` one whose body is to be read."""
+    """A connection. `request` returns a complete response, `stream` one with an unread body."""
 
     __slots__ = ("_endpoint", "_http", "_received", "_timeout", "_transport")
 
@@ -124,12 +126,12 @@ class HttpConnection:
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def read_chunk(self) -> bytes | None:
-        """Return more of the body, None at its end."""
+        """Return the next chunk of the body, or None at its end."""
         event = await self._next_event()
         return bytes(event.data) if isinstance(event, h11.Data) else None
 
     def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Write without waiting: a server may refuse before it has read everything."""
+        """Write without waiting: a server may reject a request before it has read all of it."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         fields = {"host": self._endpoint.authority, **headers}
@@ -144,7 +146,7 @@ class HttpConnection:
         except (h11.LocalProtocolError, UnicodeError):
             # The message of h11 quotes the header, which may be the API key.
             raise TargetUnreachable(
-                f"a request to {self._endpoint} cannot be sent as HTTP"
+                f"the request to {self._endpoint} is not valid HTTP; check the URL and the API key"
             ) from None
         self._transport.write(b"".join(parts))
 
@@ -152,7 +154,7 @@ class HttpConnection:
         while True:
             event = await self._next_event()
             if not isinstance(event, h11.Response | h11.InformationalResponse):
-                raise TargetUnreachable(f"{self._endpoint} broke off its answer (no status)")
+                raise TargetUnreachable(f"{self._endpoint} sent an invalid response (no status)")
             if event.status_code >= 200 or event.status_code == 101:
                 pairs = event.headers
                 found = {k.decode("latin-1"): v.decode("latin-1") for k, v in pairs}
@@ -163,7 +165,9 @@ class HttpConnection:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._receive())
         except h11.RemoteProtocolError as error:
-            raise TargetUnreachable(f"{self._endpoint} broke off its answer ({error})") from error
+            raise TargetUnreachable(
+                f"{self._endpoint} sent an invalid response ({error})"
+            ) from error
         return event
 
     async def _receive(self) -> bytes:
@@ -171,18 +175,18 @@ class HttpConnection:
             async with asyncio.timeout(self._timeout):
                 data = await self._received.get()
         except TimeoutError:
-            raise TargetTimeout(f"{self._endpoint} was silent for {self._timeout:g} s") from None
+            raise TargetTimeout(f"{self._endpoint} sent no data for {self._timeout:g} s") from None
         if isinstance(data, Exception):
-            raise TargetUnreachable(f"the connection to {self._endpoint} broke") from data
+            raise TargetUnreachable(f"the connection to {self._endpoint} failed") from data
         if not data and self._http.their_state in (h11.IDLE, h11.SEND_RESPONSE):
             raise TargetUnreachable(
-                f"{self._endpoint} broke off its answer (the connection was closed in the middle)"
+                f"{self._endpoint} closed the connection before the response was complete"
             )
         return data
 
 
 class StreamedResponse:
-    """A response whose status and headers have arrived. Its body can be read once."""
+    """A response whose status and headers have arrived. The body can be read once."""
 
     __slots__ = ("_connection", "headers", "status")
 
@@ -201,7 +205,7 @@ class StreamedResponse:
 async def open_connection(
     endpoint: Endpoint, timeout_seconds: float
 ) -> AsyncIterator[HttpConnection]:
-    """Connect. Leaving the block aborts the connection, which servers see as a disconnect."""
+    """Open a connection. Leaving the block aborts it, which the server sees as a disconnect."""
     loop = asyncio.get_running_loop()
     limit = min(timeout_seconds, CONNECT_TIMEOUT_SECONDS)
     try:
@@ -216,9 +220,9 @@ async def open_connection(
                     _ReceiveQueue, endpoint.host, endpoint.port, ssl=context
                 )
     except TimeoutError as error:
-        raise TargetTimeout(f"no connection to {endpoint} in {limit:g} s") from error
+        raise TargetTimeout(f"cannot connect to {endpoint} within {limit:g} s") from error
     except (OSError, ValueError) as error:
-        raise TargetUnreachable(f"no connection to {endpoint} ({_describe(error)})") from error
+        raise TargetUnreachable(f"cannot connect to {endpoint} ({_describe(error)})") from error
     try:
         yield HttpConnection(endpoint, transport, received, timeout_seconds)
     finally:
@@ -227,12 +231,12 @@ async def open_connection(
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Load the certificates of the system once: it takes longer than most responses."""
+    """Return the context for TLS. Loading the system certificates takes longer than a request."""
     return ssl.create_default_context()
 
 
 def _describe(error: Exception) -> str:
-    """Return why there is no connection. The system's own text repeats the address."""
+    """Return why a connection failed, without the address that the message of the OS repeats."""
     if isinstance(error, ssl.SSLError):
         return getattr(error, "verify_message", "") or error.reason or "TLS failed"
     if isinstance(error, socket.gaierror):
@@ -242,7 +246,7 @@ def _describe(error: Exception) -> str:
 
 
 class SseParser:
-    """Server-sent events in any pieces, as (event, data)."""
+    """Incremental parser of server-sent events, which returns (event, data) pairs."""
 
     __slots__ = ("_data", "_event", "_line")
 

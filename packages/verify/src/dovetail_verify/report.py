@@ -1,4 +1,4 @@
-"""The report on a server: counts, results by API, and a verdict for each harness."""
+"""The report on a server: counts, results per API, and a verdict per harness."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from dovetail_verify.clauses import CLAUDE_CODE, CODEX, OPENCLAW, OPENCODE, PI
 from dovetail_verify.suite import APIS, BLACK_BOX_CHECKS
 
 FAILED_OUTCOMES = (CheckOutcome.FAIL, CheckOutcome.ERROR)
-#: The APIs that each harness can use, the usual one first.
+#: The APIs that each harness can use, the default one first.
 HARNESS_APIS: Mapping[str, tuple[str, ...]] = {
     CLAUDE_CODE: ("messages",),
     CODEX: ("responses",),
@@ -24,7 +24,7 @@ HarnessStatus = Literal["works", "works, with faults", "will break", "not judged
 
 @dataclass(frozen=True)
 class HarnessVerdict:
-    """Whether a harness can be used, over which API, and which checks say so."""
+    """Whether a harness works with the server, over which API, and the checks that decide it."""
 
     harness: str
     status: HarnessStatus
@@ -57,7 +57,7 @@ class VerifyReport:
         return [result for result in self.results if result.outcome is outcome]
 
     def outcomes_by_api(self) -> dict[str, Counter[CheckOutcome]]:
-        """Count the outcomes of each API that was checked."""
+        """Count the outcomes per API that was checked."""
         counted = {
             api: Counter(f.outcome for f in self.results if f.check.api == api) for api in APIS
         }
@@ -67,12 +67,12 @@ class VerifyReport:
         return [self._verdict(harness, apis) for harness, apis in HARNESS_APIS.items()]
 
     def _verdict(self, harness: str, apis: tuple[str, ...]) -> HarnessVerdict:
-        """Return the verdict over the API that serves the harness best."""
+        """Return the best verdict of the APIs that the harness can use."""
         verdicts = [self._verdict_over(harness, api) for api in apis]
         return min(verdicts, key=lambda verdict: _STATUS_ORDER.index(verdict.status))
 
     def _is_complete(self, api: str) -> bool:
-        """Whether every check of an API ran: checks can be selected, and runs interrupted."""
+        """Whether all checks of an API ran. The user can select checks or interrupt the run."""
         run = {result.check.id for result in self.results}
         return all(
             check.id in run for check in BLACK_BOX_CHECKS if check.api in (api, *_SHARED_APIS)
@@ -84,7 +84,7 @@ class VerifyReport:
                 harness, "will break", api, f"API not served: {self.missing_apis[api]}"
             )
         if not any(result.check.api == api for result in self.results):
-            return HarnessVerdict(harness, "not judged", api, "no check of this API was run")
+            return HarnessVerdict(harness, "not judged", api, "no check of this API ran")
         found = [f for f in self.failed if f.check.api in (api, *_SHARED_APIS)]
         breaking = tuple(f.check.id for f in found if harness in f.check.clause.breaks)
         faults = tuple(f.check.id for f in found if f.check.id not in breaking)
@@ -92,7 +92,7 @@ class VerifyReport:
             return HarnessVerdict(harness, "will break", api, "", breaking, faults)
         if not self._is_complete(api):
             return HarnessVerdict(
-                harness, "not judged", api, "not all of its checks were run", (), faults
+                harness, "not judged", api, "not all checks of this API ran", (), faults
             )
         status: HarnessStatus = "works, with faults" if faults else "works"
         return HarnessVerdict(harness, status, api, "", (), faults)
@@ -107,7 +107,10 @@ _STATUS_ORDER: tuple[HarnessStatus, ...] = (
 
 
 def report_to_dict(report: VerifyReport) -> dict[str, Any]:
-    """Return the report for programs."""
+    """Return the report as JSON values.
+
+    Some keys differ from the field names because the format is older than the names.
+    """
     return {
         "address": report.address,
         "model": report.model,

@@ -1,4 +1,4 @@
-"""The suite: discover what a server offers, run checks on it, list and select them."""
+"""The suite: discover the features of a server, select checks, and run them."""
 
 import asyncio
 from collections import Counter
@@ -33,13 +33,13 @@ _UNAUTHORIZED_STATUSES = (401, 403)
 
 
 class TargetUnusable(Exception):
-    """The server cannot be judged, and why."""
+    """The server cannot be checked; the message states the reason."""
 
 
 async def discover_target(target: TargetServer) -> None:
     """Find the model, the context length and the APIs of a target.
 
-    Raises `TargetUnusable` where no model is known, or none responds.
+    Raises `TargetUnusable` if the server lists no model, or if the model does not respond.
     """
     listing = await target.request("GET", "/v1/models")
     entries = _model_entries(listing)
@@ -50,7 +50,7 @@ async def discover_target(target: TargetServer) -> None:
     chosen = next((entry for entry in entries if entry.get("id") == target.model), {})
     target.context_length = await _find_context_length(target, chosen)
     if target.api_key is not None:
-        target.features.add("a key")
+        target.features.add("an API key")
     await _probe_apis(target)
     await _probe_generation(target)
 
@@ -64,12 +64,12 @@ def _model_entries(exchange: HttpExchange) -> list[dict[str, Any]]:
 
 
 async def _find_context_length(target: TargetServer, entry: dict[str, Any]) -> int | None:
-    """Return the context length, under any of the names that servers use."""
+    """Return the context length from any of the fields that servers use for it."""
     found = [entry.get(name) for name in _CONTEXT_LENGTH_FIELDS]
     for value in found:
         if isinstance(value, int) and value > 0:
             return value
-    props = await target.request("GET", "/props")  # where llama.cpp says it
+    props = await target.request("GET", "/props")  # where llama.cpp reports it
     try:
         value = props.json["default_generation_settings"]["n_ctx"]
     except (CheckFailed, KeyError, TypeError):
@@ -78,19 +78,17 @@ async def _find_context_length(target: TargetServer, entry: dict[str, Any]) -> i
 
 
 async def _probe_apis(target: TargetServer) -> None:
-    """Send each API an empty request: an API that is served refuses it as invalid."""
+    """Send each API an empty request, which an API that is served rejects as invalid."""
     for dialect in DIALECTS:
         exchange = await target.post(dialect.path, {})
         if exchange.status in _NOT_SERVED_STATUSES:
-            target.missing_apis[dialect.api] = (
-                f"POST {dialect.path} is answered with {exchange.status}"
-            )
+            target.missing_apis[dialect.api] = f"POST {dialect.path} returned {exchange.status}"
     if len(target.missing_apis) == len(DIALECTS):
-        raise TargetUnusable("the server has none of the three APIs: is the address right?")
+        raise TargetUnusable("the server has none of the three APIs; check the URL")
 
 
 async def _probe_generation(target: TargetServer) -> None:
-    """Require that one API generates output, or every check would report the same failure."""
+    """Require that one API generates output; otherwise every check would fail for one reason."""
     refusals = []
     for dialect in DIALECTS:
         if dialect.api not in target.missing_apis:
@@ -102,23 +100,21 @@ async def _probe_generation(target: TargetServer) -> None:
     first = refusals[0]
     if all(exchange.status in _UNAUTHORIZED_STATUSES for exchange in refusals):
         raise TargetUnusable(_unauthorized_message(target, first))
-    reason = (
-        f"POST {first.request.path} is answered with status {first.status}{_error_suffix(first)}"
-    )
-    raise TargetUnusable(f"the model {target.model} does not answer: {reason}")
+    reason = f"POST {first.request.path} returned status {first.status}{_error_suffix(first)}"
+    raise TargetUnusable(f"the model {target.model} does not respond: {reason}")
 
 
 def _no_models_message(target: TargetServer, listing: HttpExchange) -> str:
     if listing.status in _UNAUTHORIZED_STATUSES:
         return _unauthorized_message(target, listing)
-    status = f" (GET /v1/models is answered with status {listing.status})"
+    status = f" (GET /v1/models returned status {listing.status})"
     suffix = "" if listing.status == 200 else status
-    return f"the server lists no models{suffix}: name one with --model, or look at the address"
+    return f"the server lists no models{suffix}; name one with --model, or check the URL"
 
 
 def _unauthorized_message(target: TargetServer, exchange: HttpExchange) -> str:
-    problem = "asks for a key" if target.api_key is None else "does not take this key"
-    return f"the server {problem} (status {exchange.status}): --api-key"
+    problem = "requires an API key" if target.api_key is None else "rejects the API key"
+    return f"the server {problem} (status {exchange.status}); set --api-key"
 
 
 def _error_suffix(exchange: HttpExchange) -> str:
@@ -128,9 +124,9 @@ def _error_suffix(exchange: HttpExchange) -> str:
         return ""
 
 
-_MAX_SILENT_CHECKS = 3  # in a row, of one API: the others would only wait, too
+_MAX_SILENT_CHECKS = 3  # consecutive, of one API: the others would time out as well
 _CONCLUSIVE_OUTCOMES = (CheckOutcome.PASS, CheckOutcome.FAIL)
-#: Called before each check (without a result) and after it.
+#: Called before each check, without a result, and after it, with the result.
 ProgressCallback = Callable[[Check, CheckResult | None], None]
 
 
@@ -139,13 +135,15 @@ async def run_checks(
 ) -> list[CheckResult]:
     """Run checks and return their results, in order.
 
-    The remaining checks of an API that stays silent are skipped: each would wait for the timeout.
+    If an API does not respond, its remaining checks are skipped: each would wait for the timeout.
     """
     results, silent = [], Counter[str]()
     for check in checks:
         progress(check, None)
         if silent[check.api] == _MAX_SILENT_CHECKS:
-            message = f"not asked: {_MAX_SILENT_CHECKS} checks of this API in a row got no answer"
+            message = (
+                f"skipped: {_MAX_SILENT_CHECKS} consecutive checks of this API got no response"
+            )
             result = CheckResult(check, CheckOutcome.ERROR, message)
         else:
             result = await run_check(target, check)
@@ -157,7 +155,7 @@ async def run_checks(
 
 
 async def run_check(target: TargetServer, check: Check) -> CheckResult:
-    """Run one check. Whatever goes wrong in it is a result, never an exception."""
+    """Run one check. Every failure becomes a result; none is raised."""
     started_at = asyncio.get_running_loop().time()
     target.exchanges.clear()
     outcome, message, sent, received = await _evaluate(target, check)
@@ -169,8 +167,8 @@ async def run_check(target: TargetServer, check: Check) -> CheckResult:
 
 
 def _redact_key(target: TargetServer, text: str) -> str:
-    """Remove the API key, which some servers repeat: reports are for others to read."""
-    return text.replace(target.api_key, "(the key)") if target.api_key else text
+    """Remove the API key, which some servers echo: reports are shared with others."""
+    return text.replace(target.api_key, "(API key)") if target.api_key else text
 
 
 async def _evaluate(target: TargetServer, check: Check) -> tuple[CheckOutcome, str, str, str]:
@@ -178,20 +176,20 @@ async def _evaluate(target: TargetServer, check: Check) -> tuple[CheckOutcome, s
         target.require_api(check.api)
         lacking = sorted(check.requires - target.features)
         if lacking:
-            raise NotApplicable(f"needs {', '.join(lacking)}")
+            raise NotApplicable(f"requires {', '.join(lacking)}")
         return CheckOutcome.PASS, await check.run(target), "", ""
     except CheckFailed as error:
         return CheckOutcome.FAIL, str(error), error.sent, error.received
     except NotApplicable as reason:
         return CheckOutcome.NOT_APPLICABLE, str(reason), "", ""
-    except TargetUnreachable as error:  # no response, a broken one, silence
+    except TargetUnreachable as error:  # no response, an invalid one, or a timeout
         return CheckOutcome.ERROR, str(error), "", ""
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        # A response of a shape that the check did not expect is a failure of the server.
-        return CheckOutcome.FAIL, f"an answer of an unexpected shape ({error!r})", "", ""
+        # The server fails a check if the check cannot read the structure of its response.
+        return CheckOutcome.FAIL, f"the response has an unexpected structure ({error!r})", "", ""
 
 
-#: The APIs in the order of a report. The last three are what all harnesses share.
+#: The APIs in the order of a report. All harnesses use the last three.
 APIS = ("messages", "responses", "chat", "models", "tokens", "transport")
 
 
@@ -199,7 +197,7 @@ def _sort_by_api(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(sorted(checks, key=lambda check: APIS.index(check.api)))
 
 
-#: Checks that judge any server with any model.
+#: Checks that apply to any server with any model.
 BLACK_BOX_CHECKS = _sort_by_api(
     (
         *metadata.CHECKS,
@@ -217,14 +215,14 @@ BLACK_BOX_CHECKS = _sort_by_api(
     )
 )
 
-#: Checks of a server that has the scripted engine behind it.
+#: Checks of a server in front of the scripted engine.
 SCRIPTED_CHECKS = _sort_by_api(scripted.CHECKS)
 
 
 def select_checks(checks: Iterable[Check], patterns: Iterable[str]) -> list[Check]:
     """Return the checks whose id or clause matches a pattern (`messages.*`, `CC-4`), or all checks.
 
-    A pattern without a star also matches everything below it: `messages.stream`.
+    A pattern without a star also matches all ids below it, such as `messages.stream`.
     """
     wanted = [pattern.strip() for pattern in patterns if pattern.strip()]
     return [check for check in checks if not wanted or any(_matches(check, p) for p in wanted)]

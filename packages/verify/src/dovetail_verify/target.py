@@ -1,6 +1,6 @@
-"""The server under test, as checks see it: send a request, look at the response.
+"""The server under test: checks send requests to it and inspect the responses.
 
-Independent of Dovetail's codecs on purpose: they are judged, so bytes and plain JSON are read here.
+This module reads bytes and plain JSON instead of using Dovetail's codecs, which are under test too.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ class RecordedRequest(
         "output_text": "said",
     },
 ):
-    """A request as the scripted engine recorded it: what it was given and what it generated.
+    """A request as the scripted engine recorded it: the prompt and the generated output.
 
-    The names of the file differ because its format is older than these.
+    The names in the file differ because its format is older than the field names.
     """
 
     started_at: float
@@ -53,19 +53,19 @@ class RecordedRequest(
 
 
 class EngineRecording(Protocol):
-    """What the engine behind the server was given: its prompts, in scripted mode."""
+    """The requests that the engine behind the server received, in scripted mode."""
 
     async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
-        """Return the requests with a marker in the prompt, oldest first, once there are enough."""
+        """Wait for `min_count` requests with the marker in the prompt; return them oldest first."""
         ...
 
 
 class TargetServer:
-    """One server and one model on it. Remembers what was exchanged, as evidence.
+    """A server and one of its models. Records all exchanges as evidence.
 
-    `features` are what is known of the server: a check whose `requires` are not among them does not
-    apply. `missing_apis` are the APIs that it does not serve, with its response. `context_length`
-    is the number of tokens that it states for prompt and output.
+    `features` lists the features of the server: a check does not apply if one of its `requires` is
+    missing. `missing_apis` maps the APIs that the server lacks to its response. `context_length` is
+    the number of tokens that the server states for prompt and output together.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TargetServer:
         self.api_key = api_key
         self.timeout = timeout
         self.recording = recording
-        self.features: set[str] = set() if recording is None else {"scripted"}
+        self.features: set[str] = set() if recording is None else {"scripted mode"}
         self.missing_apis: dict[str, str] = {}
         self.context_length: int | None = None
         self.exchanges: list[HttpExchange] = []
@@ -91,11 +91,11 @@ class TargetServer:
         self._run_id = uuid4().hex[:8]
 
     def new_nonce(self) -> str:
-        """Return a word that no prompt had before, so that no cache knows what follows it."""
+        """Return a unique word. Text after it in a prompt cannot be a prefix cache hit."""
         return f"{self._run_id}-{next(self._counter)}"
 
     def auth_headers(self, path: str, *, authenticated: bool = True) -> dict[str, str]:
-        """Return the headers that a client of this API sends by itself."""
+        """Return the headers that every client of this API sends."""
         anthropic = path.startswith("/v1/messages")
         headers = dict(ANTHROPIC_HEADERS) if anthropic else {}
         if self.api_key is not None and authenticated:
@@ -114,7 +114,7 @@ class TargetServer:
         *,
         authenticated: bool = True,
     ) -> HttpExchange:
-        """Send a request and read its response. Unless `authenticated`, the key is left out."""
+        """Send a request and read its response. The API key is sent only if `authenticated`."""
         sent = SentRequest(method, path, body, headers or {}, authenticated)
         async with self.open_stream(sent) as (response, started_at):
             exchange = await _read_exchange(sent, response, started_at)
@@ -135,7 +135,7 @@ class TargetServer:
     async def open_stream(
         self, request: SentRequest
     ) -> AsyncIterator[tuple[StreamedResponse, float]]:
-        """Send a request and yield its response and its start. Leaving the block disconnects."""
+        """Send a request; yield the response and the start time. Leaving the block disconnects."""
         headers = {
             "connection": "close",
             **self.auth_headers(request.path, authenticated=request.authenticated),
@@ -149,7 +149,7 @@ class TargetServer:
             )
 
     async def memoize(self, name: str, make: Callable[["TargetServer"], Awaitable[T]]) -> T:
-        """Return what several checks look at, made for the first of them, with its evidence."""
+        """Compute a value once for all checks that use it, and replay its exchanges as evidence."""
         if name not in self._memo:
             mark = len(self.exchanges)
             made = await make(self)
@@ -160,14 +160,14 @@ class TargetServer:
         return value
 
     def last_evidence(self) -> tuple[str, str]:
-        """Return what was sent and received last."""
+        """Return the last request and its response."""
         if not self.exchanges:
             return "", ""
         exchange = self.exchanges[-1]
         return str(exchange.request), exchange.summary
 
     def require_api(self, api: str) -> None:
-        """Raise `NotApplicable` where the server lacks the API."""
+        """Raise `NotApplicable` if the server lacks the API."""
         if api in self.missing_apis:
             raise NotApplicable(f"API not served: {self.missing_apis[api]}")
 
@@ -187,12 +187,12 @@ async def _read_exchange(
     return HttpExchange(sent, response.status, response.headers, b"".join(chunks), frames, total)
 
 
-RECORD_TIMEOUT_SECONDS = 10.0  # the engine writes its line after the last token
+RECORD_TIMEOUT_SECONDS = 10.0  # the engine writes the line after the last token
 POLL_SECONDS = 0.02
 
 
 class FileRecording:
-    """The file that `--record` of the scripted engine names. Each line is read once."""
+    """The file that the scripted engine writes with `--record`. Each line is read once."""
 
     __slots__ = ("_offset", "_path", "_requests", "_timeout")
 
@@ -203,7 +203,7 @@ class FileRecording:
         self._requests: list[RecordedRequest] = []
 
     async def find_requests(self, marker: str, min_count: int = 1) -> list[RecordedRequest]:
-        """Return the requests with a marker in the prompt, oldest first, once there are enough."""
+        """Wait for `min_count` requests with the marker in the prompt; return them oldest first."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         while True:
             self._read_new_lines()
@@ -212,13 +212,13 @@ class FileRecording:
                 return sorted(found, key=lambda request: request.started_at)
             if asyncio.get_running_loop().time() > deadline:
                 raise CheckFailed(
-                    f"the engine was given {len(found)} prompts with the user's words, "
-                    f"{min_count} were sent"
+                    f"the engine received {len(found)} prompts with the text of the user, "
+                    f"expected {min_count}"
                 )
             await asyncio.sleep(POLL_SECONDS)
 
     def _read_new_lines(self) -> None:
-        """Read what has been written since the last call, whole lines only."""
+        """Read the complete lines that were written since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The report for a terminal, and the progress while checks run."""
+"""The report for a terminal, and the progress display of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ _STATUS_COLORS = {"works": "green", "works, with faults": "yellow", "will break"
 
 @contextmanager
 def show_progress(console: Console, total: int) -> Iterator[ProgressCallback]:
-    """Show the running check on a terminal, or each result in a line of a file."""
+    """Show the running check on a terminal; otherwise print one line per result."""
     if not console.is_terminal:
         yield lambda check, result: _print_result(console, check, result)
         return
@@ -44,7 +44,7 @@ def show_progress(console: Console, total: int) -> Iterator[ProgressCallback]:
 
 
 def print_report(console: Console, report: VerifyReport, *, show_all: bool = False) -> None:
-    """Print failures first, then what could not be judged, then the summaries."""
+    """Print the failures, then the checks that did not apply, then the summaries."""
     console.print()
     for result in report.failed:
         _print_failure(console, result)
@@ -77,7 +77,7 @@ def _print_failure(console: Console, result: CheckResult) -> None:
         ("clause", f"{check.clause.id} ({check.clause.source}): {check.clause.sentence}"),
         ("why", check.why),
         ("sent", result.sent),
-        ("came", result.received),
+        ("received", result.received),
     ):
         table.add_row(name, Text(text))
     console.print(Padding(table, (0, 0, 1, 2)))
@@ -85,7 +85,7 @@ def _print_failure(console: Console, result: CheckResult) -> None:
 
 def _results_table(report: VerifyReport) -> Table:
     table = Table(title="all checks", title_justify="left", pad_edge=False, box=None)
-    for name in ("outcome", "check", "clause", "what was seen"):
+    for name in ("outcome", "check", "clause", "result"):
         table.add_column(name, overflow="fold")
     for result in report.results:
         outcome = Text(result.outcome, _OUTCOME_COLORS[result.outcome])
@@ -127,7 +127,7 @@ def _api_table(report: VerifyReport) -> Table:
 
 def _harness_table(report: VerifyReport) -> Padding:
     table = Table(pad_edge=False, box=None)
-    for name in ("harness", "", "over", "because of"):
+    for name in ("harness", "verdict", "API", "reason"):
         table.add_column(name, overflow="fold")
     for verdict in report.verdicts():
         status = Text(verdict.status, _STATUS_COLORS.get(verdict.status, ""))
@@ -136,7 +136,7 @@ def _harness_table(report: VerifyReport) -> Padding:
 
 
 def explain_verdict(verdict: HarnessVerdict, max_ids: int = 4) -> str:
-    """Return the reason of a verdict, or the checks that it rests on."""
+    """Return the reason for a verdict, or the failed checks that decided it."""
     named = verdict.breaking or verdict.faults
     more = f" and {len(named) - max_ids} more" if len(named) > max_ids else ""
     return verdict.reason or f"{', '.join(named[:max_ids])}{more}"

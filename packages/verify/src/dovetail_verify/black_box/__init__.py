@@ -1,1 +1,1 @@
-"""Checks that judge any server with any model, clever or not."""
+"""Checks that apply to any server with any model, however weak the model is."""

@@ -1,4 +1,4 @@
-"""Refusals in every API: the status, and the form that its clients read."""
+"""Checks of errors in every API: the status, and the format that clients parse."""
 
 from dovetail_verify.api_checks import ApiCheckSpec, build_api_checks
 from dovetail_verify.black_box.responses_stream import require_rising_sequence
@@ -11,30 +11,30 @@ _ERROR_EVENTS = ("error", "response.failed")
 
 
 def require_refused(exchange: HttpExchange, dialect: Dialect, *statuses: int) -> str:
-    """The message of an error in the form of the API. Fails the check where it is none."""
+    """Return the error message. Fail the check unless the server rejected the request."""
     status = exchange.status
     if status < 400:
         raise CheckFailed(f"accepted with status {status}")
-    require(status < 500, f"answered with status {status}, as if the server were at fault")
-    wanted = " or ".join(map(str, statuses))
-    require(not statuses or status in statuses, f"answered with status {status}, not {wanted}")
+    require(status < 500, f"returned status {status}, which reports a server error")
+    expected = " or ".join(map(str, statuses))
+    require(not statuses or status in statuses, f"returned status {status}, expected {expected}")
     return require_error_message(exchange, dialect)
 
 
 def require_accepted(exchange: HttpExchange, dialect: Dialect, what: str) -> str:
-    """Fails the check unless a request was answered to its end: a stream can also fail with 200."""
-    require(exchange.status == 200, f"{what}: answered with status {exchange.status}")
+    """Fail the check unless the response is complete: a stream with status 200 can also fail."""
+    require(exchange.status == 200, f"{what}: returned status {exchange.status}")
     events = exchange.events if exchange.frames else [exchange.json]
     broken = [part for part in events if part.get("error") or part.get("type") in _ERROR_EVENTS]
-    require(not broken, f"{what}: answered with status 200, and with an error")
+    require(not broken, f"{what}: returned status 200 with an error")
     require(
-        dialect.finish_reason(exchange) != "None", f"{what}: the answer does not say why it ended"
+        dialect.finish_reason(exchange) != "None", f"{what}: the response has no reason for its end"
     )
     return "accepted"
 
 
 def require_error_message(exchange: HttpExchange, dialect: Dialect) -> str:
-    """The message of an error body. Fails the check unless it has the form of the API."""
+    """Return the message of an error body. Fail the check unless it has the API's format."""
     body = exchange.json
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
@@ -48,18 +48,18 @@ def require_error_message(exchange: HttpExchange, dialect: Dialect) -> str:
 
 
 def refusal_reason(exchange: HttpExchange) -> str:
-    """Why something is refused, in whatever form. Fails the check where nothing is said."""
+    """Return why a request was rejected, in any format. Fail the check if no reason is given."""
     body = exchange.json
     fields = body if isinstance(body, dict) else {}
     error = fields.get("error")
     reason = error.get("message") if isinstance(error, dict) else error
     reason = reason or fields.get("message") or fields.get("detail")
-    require(reason, f"refused with status {exchange.status}, and without a reason")
-    return f"refused: {abbreviate(str(reason), 120)}"
+    require(reason, f"rejected with status {exchange.status} without a reason")
+    return f"rejected: {abbreviate(str(reason), 120)}"
 
 
 _ERROR_CLAUSES = {"messages": "CC-15", "responses": "CX-19", "chat": "AG-11"}
-_MAX_CONTEXT_TOKENS = 400_000  # tokens: beyond it, overflowing is a request of several megabytes
+_MAX_CONTEXT_TOKENS = 400_000  # a prompt that exceeds a longer window has several megabytes
 _UNKNOWN_MODEL = "no-such-org/no-such-model"
 
 
@@ -86,23 +86,23 @@ async def _unknown_model(target: TargetServer, dialect: Dialect) -> str:
     )
     if exchange.status == 200:
         model = exchange.json.get("model")
-        require(model == _UNKNOWN_MODEL, f"served, but under the name {model!r}")
-        return "served under the name that was asked for"
+        require(model == _UNKNOWN_MODEL, f"served, but the response names {model!r}")
+        return "served under the requested name"
     return abbreviate(require_refused(exchange, dialect, 400, 404), 120)
 
 
 async def _wrong_method(target: TargetServer, dialect: Dialect) -> str:
     exchange = await target.request("PUT", dialect.path, {})
-    require(exchange.status in (404, 405, 501), f"PUT is answered with status {exchange.status}")
-    return f"PUT is answered with {exchange.status}"
+    require(exchange.status in (404, 405, 501), f"PUT returned status {exchange.status}")
+    return f"PUT returned {exchange.status}"
 
 
 async def _prompt_too_long(target: TargetServer, dialect: Dialect) -> str:
     if target.context_length is None:
-        raise NotApplicable("the server does not say how long a prompt may be")
+        raise NotApplicable("the server does not report its context length")
     if target.context_length > _MAX_CONTEXT_TOKENS:
         raise NotApplicable(
-            f"a window of {target.context_length} tokens is too long to be overflowed here"
+            f"a context window of {target.context_length} tokens is too long for this check"
         )
     letters = " ".join(
         "abcdefghijklmnopqrstuvwxyz"[n % 26] for n in range(target.context_length + 600)
@@ -113,7 +113,7 @@ async def _prompt_too_long(target: TargetServer, dialect: Dialect) -> str:
     message = require_refused(await target.post(dialect.path, body), dialect)
     if dialect.api == "messages":
         found = "prompt is too long" in message.lower()
-        require(found, f'the message is not "prompt is too long": {message!r}')
+        require(found, f'the message does not contain "prompt is too long": {message!r}')
     return abbreviate(message, 120)
 
 
@@ -121,7 +121,7 @@ async def _require_overflow_event(target: TargetServer, body: object) -> str:
     exchange = await target.post(RESPONSES.path, body)
     if exchange.status != 200:
         message = require_error_message(exchange, RESPONSES)
-        raise CheckFailed(f"refused with status {exchange.status} ({message}), not in a stream")
+        raise CheckFailed(f"rejected with status {exchange.status} ({message}), not in a stream")
     ends = exchange.events_of_type("response.failed")
     require(ends, "the stream has no response.failed")
     code = (ends[-1]["response"].get("error") or {}).get("code")
@@ -135,43 +135,44 @@ CHECKS = build_api_checks(
         ApiCheckSpec(
             "errors.bad_json",
             _ERROR_CLAUSES,
-            "a body that is no JSON is refused in the API's own form",
-            "Clients show 'unknown error', or retry what can never work.",
+            "a body that is not JSON is rejected in the API's error format",
+            "Clients show 'unknown error', or retry a request that cannot succeed.",
             _bad_json,
         ),
         ApiCheckSpec(
             "errors.missing",
             _ERROR_CLAUSES,
-            "a request without its conversation is refused in the API's own form",
-            "A mistake in a client looks like a broken server.",
+            "a request without a conversation is rejected in the API's error format",
+            "A bug in a client looks like a broken server.",
             _missing_conversation,
         ),
         ApiCheckSpec(
             "errors.wrong_type",
             "WB-1",
-            "a field of the wrong type is refused in the API's own form",
-            "A mistake in a client looks like a broken server.",
+            "a field of the wrong type is rejected in the API's error format",
+            "A bug in a client looks like a broken server.",
             _wrong_type,
         ),
         ApiCheckSpec(
             "errors.model",
             "WB-2",
-            "an unknown model is refused in the API's own form, or served under its name",
-            "A typo in the model's name is answered by another model, or with a riddle.",
+            "an unknown model is rejected in the API's error format, or served under its name",
+            "For a typo in the model name, a different model responds, or the error is unclear.",
             _unknown_model,
         ),
         ApiCheckSpec(
             "errors.method",
             "WB-3",
-            "a wrong method is refused",
-            "Health checks and proxies take a wrong address for a good one.",
+            "a wrong method is rejected",
+            "Health checks and proxies take a wrong URL for a correct one.",
             _wrong_method,
         ),
         ApiCheckSpec(
             "errors.too_long",
             {"messages": "CC-16", "responses": "CX-9", "chat": "AG-11"},
-            "a prompt over the window is refused in the words that start compaction",
-            "A long session dies instead of being compacted.",
+            "a prompt that exceeds the context window is rejected with the error that triggers "
+            "compaction",
+            "A long session fails instead of being compacted.",
             _prompt_too_long,
         ),
     )

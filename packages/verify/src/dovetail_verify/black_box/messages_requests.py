@@ -1,4 +1,4 @@
-"""Requests as Claude Code sends them: none of these may be refused."""
+"""Checks of requests in the form that Claude Code sends, which a server must accept."""
 
 from statistics import median
 
@@ -27,8 +27,8 @@ def _require_accepted(exchange: HttpExchange, what: str) -> str:
 @check(
     "messages.accepts.beta_query",
     "CC-2",
-    title="/v1/messages?beta=true is the same address",
-    why="Claude Code asks nowhere else.",
+    title="/v1/messages?beta=true is the same endpoint",
+    why="Claude Code sends all its requests there.",
 )
 async def beta_query(target: TargetServer) -> str:
     body = MESSAGES.body(target.model, [QUESTION], max_tokens=16)
@@ -38,8 +38,8 @@ async def beta_query(target: TargetServer) -> str:
 @check(
     "messages.accepts.claude_code",
     "CC-17",
-    title="a request with everything that Claude Code sends is accepted",
-    why="Claude Code sends all of it on every turn.",
+    title="a request with all fields that Claude Code sends is accepted",
+    why="Claude Code sends all of them on every turn.",
 )
 async def claude_code_request(target: TargetServer) -> str:
     body = {
@@ -72,7 +72,7 @@ async def claude_code_request(target: TargetServer) -> str:
     "messages.accepts.unknown",
     "CC-29",
     title="unknown betas and fields are accepted",
-    why="The next version of a client sends a new field, and nothing works any more.",
+    why="The next version of the client sends a new field, and all requests fail.",
 )
 async def unknown_fields(target: TargetServer) -> str:
     body = MESSAGES.body(target.model, [QUESTION], max_tokens=16)
@@ -86,11 +86,11 @@ async def unknown_fields(target: TargetServer) -> str:
     "messages.accepts.system_inside",
     "CC-18",
     title="system messages in the middle and at the end of a conversation are accepted",
-    why="Claude Code puts reminders, and what the user typed meanwhile, into such messages.",
+    why="Claude Code sends reminders and queued user input in such messages.",
 )
 async def inline_system_message(target: TargetServer) -> str:
     body = MESSAGES.body(target.model, [QUESTION, "Red", "More."], max_tokens=16)
-    reminder = {"role": "system", "content": "Reminder: the user prefers short answers."}
+    reminder = {"role": "system", "content": "Reminder: the user prefers short replies."}
     middle, last = dict(body), dict(body)
     middle["messages"] = [body["messages"][0], reminder, *body["messages"][1:]]
     last["messages"] = [*body["messages"], reminder]
@@ -102,7 +102,7 @@ async def inline_system_message(target: TargetServer) -> str:
     "messages.accepts.server_tools",
     "CC-24",
     title="server tools without a schema do not make a request fail",
-    why="Claude Code's web search is offered this way.",
+    why="Claude Code offers its web search this way.",
 )
 async def server_tools(target: TargetServer) -> str:
     body = MESSAGES.body(target.model, [QUESTION], max_tokens=16)
@@ -128,18 +128,20 @@ async def replay(target: TargetServer) -> str:
             "role": "user",
             "content": [_tool_result_block(2, "Rain"), _tool_result_block(1, [_text_block("Sun")])],
         },
-        {"role": "user", "content": [_text_block("Go on.")]},
+        {"role": "user", "content": [_text_block("Continue.")]},
     ]
     body = {"model": target.model, "max_tokens": 32, "messages": history, "tools": [_TOOL]}
     exchange = await target.post(MESSAGES.path, body)
-    return _require_accepted(exchange, "thinking and calls without text, results in another order")
+    return _require_accepted(
+        exchange, "thinking and calls without text, results in a different order"
+    )
 
 
 @check(
     "messages.accepts.thinking_modes",
     "CC-17",
-    title="every way to ask for thinking, or for none, is accepted",
-    why="Claude Code chooses the form by the model's name and the kind of agent.",
+    title="every value of `thinking` is accepted",
+    why="Claude Code chooses the value by the model's name and the kind of agent.",
 )
 async def thinking_modes(target: TargetServer) -> str:
     for thinking in (
@@ -156,28 +158,28 @@ async def thinking_modes(target: TargetServer) -> str:
 @check(
     "messages.accepts.keys",
     "CC-19",
-    title="x-api-key and Authorization are accepted, alone and together",
-    why="ANTHROPIC_AUTH_TOKEN or ANTHROPIC_API_KEY: one of them does not let the user in.",
+    title="x-api-key and Authorization are accepted, separately and together",
+    why="Either ANTHROPIC_AUTH_TOKEN or ANTHROPIC_API_KEY does not authenticate the user.",
 )
 async def api_key_headers(target: TargetServer) -> str:
     key = target.api_key or "none"
     body = MESSAGES.body(target.model, [QUESTION], max_tokens=16)
     bearer, plain = {"authorization": f"Bearer {key}"}, {"x-api-key": key}
     for name, headers in (
-        ("Authorization alone", bearer),
-        ("x-api-key alone", plain),
+        ("Authorization only", bearer),
+        ("x-api-key only", plain),
         ("both", {**bearer, **plain}),
     ):
         exchange = await target.post(MESSAGES.path, body, headers, authenticated=False)
         _require_accepted(exchange, name)
-    return "either, and both"
+    return "each of them, and both"
 
 
 @check(
     "messages.count_tokens.shape",
     "CC-22",
-    title="count_tokens answers with input_tokens, also with tools and without system",
-    why="/context shows nothing, and large files are read blindly.",
+    title="count_tokens returns input_tokens, also with tools and without system",
+    why="/context shows no data, and Claude Code reads large files without knowing their size.",
 )
 async def count_shape(target: TargetServer) -> str:
     body = {"model": target.model, "messages": [{"role": "user", "content": QUESTION}]}
@@ -190,8 +192,8 @@ async def count_shape(target: TargetServer) -> str:
 @check(
     "messages.count_tokens.exact",
     "TK-1",
-    title="count_tokens is what usage says of the same request",
-    why="An estimate compacts too early, or overflows the window.",
+    title="count_tokens equals the usage of the same request",
+    why="With an estimate, Claude Code compacts too early or exceeds the context window.",
 )
 async def count_exact(target: TargetServer) -> str:
     numbers = []
@@ -208,16 +210,16 @@ async def count_exact(target: TargetServer) -> str:
             target, {k: v for k, v in body.items() if k in _COUNT_TOKENS_FIELDS}
         )
         used = MESSAGES.usage((await target.post(MESSAGES.path, body)).require_ok()).prompt_tokens
-        require(count == used, f"count_tokens says {count}, usage {used}")
+        require(count == used, f"count_tokens returns {count}, usage reports {used}")
         numbers.append(f"{count}")
     return f"{', '.join(numbers)} tokens"
 
 
 async def count_tokens(target: TargetServer, body: Json) -> int:
-    """What count_tokens says. Not applicable where it is not served."""
+    """Return the result of count_tokens. The check does not apply if it is not served."""
     exchange = await target.post("/v1/messages/count_tokens?beta=true", body)
     if exchange.status in (404, 405, 501):
-        raise NotApplicable(f"API not served: count_tokens is answered with {exchange.status}")
+        raise NotApplicable(f"API not served: count_tokens returned {exchange.status}")
     count = exchange.require_ok().json.get("input_tokens")
     require(isinstance(count, int), f"input_tokens is {count!r}")
     number: int = count
@@ -227,8 +229,8 @@ async def count_tokens(target: TargetServer, body: Json) -> int:
 @check(
     "messages.cache.excluded",
     "TK-3",
-    title="input_tokens leaves out what was read from the cache",
-    why="Claude Code adds the two: the context looks twice as full as it is, and is compacted.",
+    title="input_tokens excludes the cached tokens",
+    why="Claude Code adds both counts, so the context looks twice as full and is compacted early.",
 )
 async def cached_tokens_excluded(target: TargetServer) -> str:
     body = MESSAGES.body(
@@ -238,13 +240,13 @@ async def cached_tokens_excluded(target: TargetServer) -> str:
     await target.post(MESSAGES.path, body)
     used = MESSAGES.usage((await target.post(MESSAGES.path, body)).require_ok())
     if not used.cached_tokens:
-        raise NotApplicable("no cached tokens were reported")
-    # An estimate of count_tokens is another clause's matter: here a double count is looked for.
+        raise NotApplicable("usage reports no cached tokens")
+    # This check looks for double counting only; TK-1 covers an inexact count_tokens.
     require(
         used.prompt_tokens < count + used.cached_tokens / 2,
-        f"input and cached add up to {used.prompt_tokens}, not {count}",
+        f"input and cached tokens add up to {used.prompt_tokens}, expected {count}",
     )
-    return f"{used.cached_tokens} cached of {used.prompt_tokens}"
+    return f"{used.cached_tokens} of {used.prompt_tokens} tokens cached"
 
 
 def _text_block(text: str, *, cached: bool = False) -> Json:
@@ -291,7 +293,7 @@ _PREFIX_TOKENS = 1500
     "messages.cache.billing_line",
     "TK-6",
     title="a varying x-anthropic-billing-header line does not break the cached prefix",
-    why="Every session and subagent of Claude Code computes its whole prompt again.",
+    why="Every session and subagent of Claude Code re-prefills its complete prompt.",
 )
 async def billing_line(target: TargetServer) -> str:
     guide = make_long_text(target, _PREFIX_TOKENS)
@@ -305,13 +307,13 @@ async def billing_line(target: TargetServer) -> str:
         (await target.post(MESSAGES.path, _billing_request(target, guide, "z9"))).require_ok()
     )
     cached = varied.cached_tokens or 0
-    note = f"{cached} tokens cached with another line, {same.cached_tokens} with the same"
+    note = f"{cached} tokens cached with a different line, {same.cached_tokens} with the same line"
     require(cached >= same.cached_tokens / 2, note)
     return note
 
 
 async def _judge_by_latency(target: TargetServer) -> str:
-    """Where no cached tokens are told, the time to the first token has to tell."""
+    """Compare the time to first token, if the server does not report cached tokens."""
     cold, warm, varied = [], [], []
     for _ in range(_ATTEMPTS):
         guide = make_long_text(target, _PREFIX_TOKENS)
@@ -319,11 +321,15 @@ async def _judge_by_latency(target: TargetServer) -> str:
         warm.append(await _time_to_first_block(target, guide, "a1"))
         varied.append(await _time_to_first_block(target, guide, "z9"))
     slow, quick = median(cold), median(warm)
-    found = min(varied)  # a busy machine makes it late, and nothing makes it early
+    found = min(varied)  # a busy machine delays it, but cannot make it faster
     if quick > 0.6 * slow:
-        raise NotApplicable("neither cached tokens nor the time to the first one show a cache")
-    note = f"first event after {found:.2f} s with another line, {quick:.2f} s with the same"
-    require(found < (slow + quick) / 2, f"{note}, {slow:.2f} s cold")
+        raise NotApplicable(
+            "neither cached tokens nor the time to first token indicate a prefix cache"
+        )
+    note = (
+        f"first event after {found:.2f} s with a different line, {quick:.2f} s with the same line"
+    )
+    require(found < (slow + quick) / 2, f"{note}, {slow:.2f} s without cache")
     return note
 
 

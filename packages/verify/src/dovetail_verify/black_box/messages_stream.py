@@ -1,4 +1,4 @@
-"""The shape of Messages answers: what Claude Code's fold of the events relies on."""
+"""Checks of the structure of Messages responses, which Claude Code relies on."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,8 +36,8 @@ _KNOWN_EVENTS = {
 @check(
     "messages.whole.shape",
     "CC-2",
-    title="a whole answer is a message with content, stop_reason and usage",
-    why="The fallback after a broken stream is a whole request: without it the turn is lost.",
+    title="a non-streaming response is a message with content, stop_reason and usage",
+    why="The client falls back to non-streaming when a stream breaks; otherwise the turn is lost.",
 )
 async def whole_shape(target: TargetServer) -> str:
     message = (await sample_response(target, MESSAGES)).json
@@ -45,8 +45,8 @@ async def whole_shape(target: TargetServer) -> str:
     require(message.get("role") == "assistant", f"role is {message.get('role')!r}")
     content = message.get("content")
     require(isinstance(content, list), "content is not a list of blocks")
-    require(isinstance(message.get("stop_reason"), str), "there is no stop_reason")
-    require(isinstance(message.get("usage"), dict), "there is no usage")
+    require(isinstance(message.get("stop_reason"), str), "the message has no stop_reason")
+    require(isinstance(message.get("usage"), dict), "the message has no usage")
     return f"{pluralize(len(content), 'block')}, {message['stop_reason']}"
 
 
@@ -54,7 +54,7 @@ async def whole_shape(target: TargetServer) -> str:
     "messages.stream.event_lines",
     "CC-3",
     title="every event names its type in an `event:` line",
-    why="Claude Code ignores events without the line: the answer is empty.",
+    why="Claude Code ignores events without the line, so the response is empty.",
 )
 async def event_lines(target: TargetServer) -> str:
     count = 0
@@ -63,17 +63,17 @@ async def event_lines(target: TargetServer) -> str:
         for frame in frames:
             type, line = frame.json.get("type"), frame.event
             fits = type not in _KNOWN_EVENTS or line == type
-            require(fits, f"{type} stands under the event line {line!r}")
+            require(fits, f"{type} has the event line {line!r}")
         require(any(frame.event in _KNOWN_EVENTS for frame in frames), "no event has an event line")
         count += len(frames)
-    return f"{count} events, each named"
+    return f"{count} events, all with an event line"
 
 
 @check(
     "messages.stream.order",
     "CC-4",
-    title="blocks open, grow and stop one after the other, between start and stop of the message",
-    why="Deltas of a block that is not open are lost: thoughts and calls disappear.",
+    title="blocks start, receive deltas and stop in sequence, within the message",
+    why="The client drops deltas of blocks that are not open, so reasoning and calls disappear.",
 )
 async def order(target: TargetServer) -> str:
     _require_event_order(await sample_multibyte_stream(target, MESSAGES))
@@ -81,20 +81,20 @@ async def order(target: TargetServer) -> str:
     async for exchange in sample_streams(target, MESSAGES):
         _require_event_order(exchange)
         count += 1
-    return f"{count} answers in order"
+    return f"{count} responses in order"
 
 
 def _require_event_order(exchange: HttpExchange) -> None:
-    """Fails unless the events of a stream are bracketed as they must be."""
+    """Fail the check unless the events of a stream are properly nested."""
     types = [frame.type for frame in exchange.frames if frame.type in _KNOWN_EVENTS - {"ping"}]
-    require(types and types[0] == "message_start", "the stream does not begin with message_start")
+    require(types and types[0] == "message_start", "the stream does not start with message_start")
     require(types[-1] == "message_stop", f"the stream ends with {types[-1]}")
     for name in ("message_start", "message_stop"):
-        require(types.count(name) == 1, f"{name} comes {types.count(name)} times")
-    require("message_delta" in types, "there is no message_delta")
+        require(types.count(name) == 1, f"{name} occurs {types.count(name)} times")
+    require("message_delta" in types, "the stream has no message_delta")
     behind = types[types.index("message_delta") :]
     late = [name for name in behind if name.startswith("content_block")]
-    require(not late, "a block goes on behind message_delta")
+    require(not late, "a block continues after message_delta")
     _require_block_order(exchange)
 
 
@@ -104,21 +104,21 @@ def _require_block_order(exchange: HttpExchange) -> None:
         type, index = event.get("type"), event.get("index")
         if type == "content_block_start":
             require(current is None, f"block {index} starts while block {current} is open")
-            require(index == opened, f"block {index} starts where {opened} was next")
+            require(index == opened, f"block {index} starts, expected block {opened}")
             current, opened = index, opened + 1
         elif type == "content_block_delta":
-            require(index == current, f"a delta for block {index}, and block {current} is open")
+            require(index == current, f"a delta for block {index} while block {current} is open")
         elif type == "content_block_stop":
-            require(index == current, f"block {index} stops, and block {current} is open")
+            require(index == current, f"block {index} stops while block {current} is open")
             current = None
-    require(current is None, f"block {current} never stops")
+    require(current is None, f"block {current} does not stop")
 
 
 @check(
     "messages.stream.kinds",
     "CC-4",
-    title="deltas are of the kind of their block",
-    why="A client that meets text in a tool's input gives the turn up.",
+    title="the type of each delta matches its block",
+    why="A client that finds text in the input of a tool aborts the turn.",
 )
 async def event_types(target: TargetServer) -> str:
     seen = set()
@@ -138,21 +138,22 @@ async def event_types(target: TargetServer) -> str:
 @check(
     "messages.model.echo",
     "CC-5",
-    title="the answer names the model as it was asked for",
-    why="With another name Claude Code strips all thinking of the turn from later requests.",
+    title="the response names the model as the request did",
+    why="With a different name Claude Code removes the thinking of the turn from later requests.",
 )
 async def model_echo(target: TargetServer) -> str:
     for sample in (sample_response, sample_stream):
         model = MESSAGES.message(await sample(target, MESSAGES)).get("model")
-        require(model == target.model, f"asked for {target.model!r}, answered as {model!r}")
+        require(model == target.model, f"requested {target.model!r}, the response names {model!r}")
     return target.model
 
 
 @check(
     "messages.stream.signature",
     "CC-8",
-    title="a thinking block's signature comes in one delta, at its end",
-    why="Only the last piece is kept: the thought cannot be recognised on the next turn.",
+    title="the signature of a thinking block arrives in one delta, at its end",
+    why="The client keeps only the last delta, so the server cannot recognize the reasoning on the "
+    "next turn.",
 )
 async def signature(target: TargetServer) -> str:
     exchange, blocks = await sample_reasoning(target)
@@ -166,16 +167,16 @@ async def signature(target: TargetServer) -> str:
         ]
         pieces = [at for at, delta in enumerate(deltas) if delta["type"] == "signature_delta"]
         require(len(pieces) == 1, f"{len(pieces)} signature deltas in block {start['index']}")
-        require(pieces[0] == len(deltas) - 1, "thinking goes on behind its signature")
+        require(pieces[0] == len(deltas) - 1, "thinking continues after its signature")
     return f"{pluralize(len(blocks), 'thinking block')}, signed once"
 
 
 @check(
     "messages.stream.no_blank_text",
     "CC-9",
-    title="no text block is empty or of white space alone",
-    why="A blank block between a thought and a call makes Claude Code send the history back in "
-    "another order, and the cache is lost from there on.",
+    title="no text block is empty or only whitespace",
+    why="A blank block between reasoning and a call makes Claude Code replay the history in a "
+    "different order, so the tokens after it are re-prefilled.",
 )
 async def no_blank_text(target: TargetServer) -> str:
     exchanges = [await sample_response(target, MESSAGES), await sample_stream(target, MESSAGES)]
@@ -186,11 +187,11 @@ async def no_blank_text(target: TargetServer) -> str:
         _require_no_blank_text(
             MESSAGES.message(exchange)["content"], str(exchange.request), exchange.summary
         )
-    return f"{len(exchanges)} answers looked at"
+    return f"{len(exchanges)} responses inspected"
 
 
 def _require_no_blank_text(blocks: Sequence[Json], sent: str, received: str) -> None:
-    several = len(blocks) > 1  # a model may answer with nothing at all
+    several = len(blocks) > 1  # the only block may be empty: a model may generate no text
     for block in blocks:
         if block["type"] == "text" and several and not block["text"].strip():
             raise CheckFailed(f"a text block of {block['text']!r}", sent, received)
@@ -200,13 +201,13 @@ def _require_no_blank_text(blocks: Sequence[Json], sent: str, received: str) -> 
     "messages.stream.end",
     "CC-10",
     title="the stream ends with message_stop, not with [DONE]",
-    why="Strict clients fail to read [DONE] as JSON, at the very end of every turn.",
+    why="Strict clients fail to parse [DONE] as JSON at the end of every turn.",
 )
 async def stream_end(target: TargetServer) -> str:
     exchange = await sample_stream(target, MESSAGES)
     last = exchange.frames[-1] if exchange.frames else SseFrame("", "")
     strange = [frame for frame in exchange.frames if frame.json is None]
-    require(not strange, f"an event that is no JSON: {strange[0].data if strange else ''}")
+    require(not strange, f"an event is not JSON: {strange[0].data if strange else ''}")
     require(last.type == "message_stop", f"the last event is {last.type!r}")
     return "message_stop"
 
@@ -214,8 +215,8 @@ async def stream_end(target: TargetServer) -> str:
 @check(
     "messages.stream.start_usage",
     "TK-2",
-    title="message_start already counts the prompt exactly",
-    why="Claude Code shows and compacts by this number: an estimate compacts at the wrong time.",
+    title="message_start already reports the exact prompt tokens",
+    why="Claude Code shows this number and compacts by it; an estimate compacts at the wrong time.",
 )
 async def start_usage(target: TargetServer) -> str:
     exchange = await sample_stream(target, MESSAGES)
@@ -223,7 +224,8 @@ async def start_usage(target: TargetServer) -> str:
     reported = sum(usage.get(name) or 0 for name in ("input_tokens", *_CACHE_USAGE_FIELDS))
     exact = MESSAGES.usage(await sample_response(target, MESSAGES)).prompt_tokens
     require(
-        reported == exact, f"message_start says {reported} input tokens, a whole answer {exact}"
+        reported == exact,
+        f"message_start reports {reported} input tokens, a non-streaming response {exact}",
     )
     return f"{reported} tokens"
 

@@ -1,4 +1,4 @@
-"""Models, and text to tokens and back."""
+"""Checks of the model list, and of tokenization."""
 
 from urllib.parse import quote
 
@@ -14,14 +14,14 @@ _NOT_SERVED_STATUSES = (404, 405, 501)
 @check(
     "models.openai",
     "AG-13",
-    title="GET /v1/models lists the models in OpenAI's form",
-    why="Agents that let the user choose a model show an empty list.",
+    title="GET /v1/models lists the models in OpenAI's format",
+    why="Agents with a model selection show an empty list.",
 )
 async def openai_list(target: TargetServer) -> str:
     exchange = (await target.request("GET", "/v1/models")).require_ok()
-    require(exchange.json.get("object") == "list", 'there is no "object": "list"')
+    require(exchange.json.get("object") == "list", 'the list has no "object": "list"')
     for entry in exchange.json["data"]:
-        require(entry.get("object") == "model", "an entry that is no model")
+        require(entry.get("object") == "model", 'an entry has no "object": "model"')
     ids = [entry["id"] for entry in exchange.json["data"]]
     require(target.model in ids, f"{target.model!r} is not in the list: {ids}")
     return pluralize(len(ids), "model")
@@ -30,16 +30,16 @@ async def openai_list(target: TargetServer) -> str:
 @check(
     "models.anthropic",
     "CC-20",
-    title="the list has Anthropic's form for clients that send anthropic-version",
-    why="Claude Code's model discovery finds nothing.",
+    title="the list has Anthropic's format for clients that send anthropic-version",
+    why="Claude Code's model discovery finds no models.",
 )
 async def anthropic_list(target: TargetServer) -> str:
     exchange = (
         await target.request("GET", "/v1/models?limit=1000", headers=_anthropic_headers(target))
     ).require_ok()
     for entry in exchange.json["data"]:
-        require(entry.get("type") == "model", 'an entry without "type": "model"')
-        require(isinstance(entry.get("display_name"), str), "an entry without display_name")
+        require(entry.get("type") == "model", 'an entry has no "type": "model"')
+        require(isinstance(entry.get("display_name"), str), "an entry has no display_name")
     require("has_more" in exchange.json, "the list has no has_more")
     return pluralize(len(exchange.json["data"]), "model")
 
@@ -47,8 +47,8 @@ async def anthropic_list(target: TargetServer) -> str:
 @check(
     "models.one",
     "CC-21",
-    title="GET /v1/models/{id} works, with the slashes of the id as they are and escaped",
-    why="Versions of Claude Code that look their model up at start-up fail.",
+    title="GET /v1/models/{id} works for ids with literal and with escaped slashes",
+    why="Versions of Claude Code that look up their model at startup fail.",
 )
 async def single_model(target: TargetServer) -> str:
     plain, escaped = quote(target.model, safe="/"), quote(target.model, safe="")
@@ -58,40 +58,43 @@ async def single_model(target: TargetServer) -> str:
     for exchange in exchanges:
         path, status = exchange.request.path, exchange.status
         require(
-            status == 200, f"{path}: status {status}", sent=f"GET {path}", received=exchange.summary
+            status == 200,
+            f"{path}: returned status {status}",
+            sent=f"GET {path}",
+            received=exchange.summary,
         )
-        require(exchange.json.get("id") == target.model, f"its id is {exchange.json.get('id')!r}")
+        require(exchange.json.get("id") == target.model, f"the id is {exchange.json.get('id')!r}")
     return target.model
 
 
 @check(
     "models.unknown",
     "WB-2",
-    title="an unknown model is 404 with an error body",
-    why="A typo looks like a model that exists.",
+    title="an unknown model returns 404 with an error body",
+    why="A typo looks like an existing model.",
 )
 async def unknown_model(target: TargetServer) -> str:
     exchange = await target.request("GET", "/v1/models/no-such-org/no-such-model")
     if exchange.status == 200:
         return "served as an alias"
-    require(exchange.status == 404, f"status {exchange.status}")
-    require(isinstance(exchange.json.get("error"), dict), "the body has no error object")
+    require(exchange.status == 404, f"returned status {exchange.status}")
+    require(isinstance(exchange.json.get("error"), dict), "the body has no `error` object")
     return "404"
 
 
 @check(
     "models.codex",
     "CX-21",
-    title="the list has `models` for Codex's client_version, beside `data`",
-    why="Codex works with fallback metadata: short tool outputs, no apply_patch.",
+    title="the list has `models` in addition to `data` if Codex sends client_version",
+    why="Codex uses fallback metadata: short tool outputs, no apply_patch.",
 )
 async def codex_catalog(target: TargetServer) -> str:
     exchange = (await target.request("GET", "/v1/models?client_version=0.166.0")).require_ok()
-    require(isinstance(exchange.json.get("data"), list), "data is gone")
+    require(isinstance(exchange.json.get("data"), list), "the list has no `data`")
     found = exchange.json.get("models")
-    require(isinstance(found, list) and found, "there is no list `models`")
+    require(isinstance(found, list) and found, "the list has no `models`")
     slugs = [entry.get("slug") for entry in found]
-    require(target.model in slugs, f"{target.model!r} is not among {slugs}")
+    require(target.model in slugs, f"{target.model!r} is not in {slugs}")
     return pluralize(len(slugs), "model")
 
 
@@ -99,7 +102,7 @@ async def codex_catalog(target: TargetServer) -> str:
     "tokens.round_trip",
     "TK-8",
     title="/tokenize and /detokenize are inverses",
-    why="Tools that cut text by tokens break it.",
+    why="Tools that split text by tokens damage it.",
 )
 async def round_trip(target: TargetServer) -> str:
     body = {
@@ -110,10 +113,10 @@ async def round_trip(target: TargetServer) -> str:
     }
     exchange = await _post_first_served(target, "tokenize", body)
     tokens = exchange.json.get("tokens")
-    require(isinstance(tokens, list) and tokens, "there are no tokens")
+    require(isinstance(tokens, list) and tokens, "the response has no tokens")
     back = await _post_first_served(target, "detokenize", {"model": target.model, "tokens": tokens})
     text = back.json.get("prompt", back.json.get("content"))
-    require(text == _ROUND_TRIP_TEXT, f"came back as {text!r}")
+    require(text == _ROUND_TRIP_TEXT, f"the text after the round trip is {text!r}")
     return f"{len(tokens)} tokens"
 
 

@@ -1,4 +1,4 @@
-"""Requests as Codex and others send them to the Responses API."""
+"""Checks of requests in the form that Codex and others send to the Responses API."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _FUNCTION_TOOL = {
 _PATCH_TOOL = {
     "type": "custom",
     "name": "apply_patch",
-    "description": "Changes files by a patch.",
+    "description": "Applies a patch to files.",
     "format": {
         "type": "grammar",
         "syntax": "lark",
@@ -54,8 +54,8 @@ async def _post_responses(target: TargetServer, items: Any, **more: Any) -> Http
 @check(
     "responses.accepts.codex",
     "CX-15",
-    title="a request with everything that Codex sends is accepted",
-    why="Codex sends all of it on every turn.",
+    title="a request with all fields that Codex sends is accepted",
+    why="Codex sends all of them on every turn.",
 )
 async def codex_request(target: TargetServer) -> str:
     word = target.new_nonce()
@@ -86,8 +86,8 @@ async def codex_request(target: TargetServer) -> str:
 @check(
     "responses.accepts.string",
     "TK-4",
-    title="input as a string is the same prompt as input as a message",
-    why="The simplest request of every SDK fails, or costs another number of tokens.",
+    title="input as a string produces the same prompt as input as a message",
+    why="The simplest request of every SDK fails, or has a different number of tokens.",
 )
 async def string_input(target: TargetServer) -> str:
     exchange = (await _post_responses(target, QUESTION)).require_ok()
@@ -105,8 +105,8 @@ async def string_input(target: TargetServer) -> str:
 @check(
     "responses.accepts.items",
     "CX-10",
-    title="messages without a type, with ids, with a phase and by a developer are accepted",
-    why="OpenCode and Codex leave the type out or add fields: their second turn fails.",
+    title="messages without a type, with an id, with a phase and with role developer are accepted",
+    why="OpenCode and Codex omit the type or add fields, so their second turn fails.",
 )
 async def item_types(target: TargetServer) -> str:
     items: list[Json] = [
@@ -117,7 +117,9 @@ async def item_types(target: TargetServer) -> str:
         ),
         {"role": "user", "content": "More."},
     ]
-    return _require_accepted(await _post_responses(target, items), "messages as agents send them")
+    return _require_accepted(
+        await _post_responses(target, items), "messages in the form that agents send"
+    )
 
 
 @check(
@@ -162,26 +164,26 @@ async def tool_types(target: TargetServer) -> str:
     ):
         exchange = await _post_responses(target, QUESTION, tools=[_FUNCTION_TOOL, tool])
         _require_accepted(exchange, f"a tool of type {tool['type']}")
-    return "four kinds of tools"
+    return "four types of tools"
 
 
 @check(
     "responses.accepts.unknown",
     "CX-25",
-    title="fields and tools that nobody knows do not make a request fail",
-    why="The next version of a client sends a new field, and nothing works any more.",
+    title="unknown fields and tools do not make a request fail",
+    why="The next version of the client sends a new field, and all requests fail.",
 )
 async def unknown_fields(target: TargetServer) -> str:
     tools = [_FUNCTION_TOOL, {"type": "a_tool_of_tomorrow", "name": "x"}]
     exchange = await _post_responses(target, QUESTION, tools=tools, a_field_of_tomorrow={"x": 1})
-    return _require_accepted(exchange, "a field and a tool of tomorrow")
+    return _require_accepted(exchange, "an unknown field and an unknown tool")
 
 
 @check(
     "responses.call.custom",
     "CX-12",
-    title="a custom tool is called by a custom_tool_call with free text",
-    why="Codex refuses the patch as incompatible, and no file is ever changed.",
+    title="a call of a custom tool is a custom_tool_call with free-form text",
+    why="Codex rejects the patch as incompatible and changes no file.",
 )
 async def custom_tool_call(target: TargetServer) -> str:
     more: Json = {"tools": [_PATCH_TOOL], "tool_choice": {"type": "custom", "name": "apply_patch"}}
@@ -194,11 +196,11 @@ async def custom_tool_call(target: TargetServer) -> str:
             target, "Add a file a.txt: apply_patch.", **{**more, "tool_choice": "auto"}
         )
     if is_truncated(RESPONSES, exchange.require_ok()):
-        raise NotApplicable("the answer was cut by the limit")
+        raise NotApplicable("the response was truncated by the token limit")
     found = [item for item in RESPONSES.response(exchange)["output"] if "call_id" in item]
     if not found:
         raise NotApplicable("the model did not call the tool")
-    require(found[0]["type"] == "custom_tool_call", f"it was called by a {found[0]['type']}")
+    require(found[0]["type"] == "custom_tool_call", f"the call is a {found[0]['type']}")
     require(isinstance(found[0].get("input"), str), "the call has no input text")
     return "custom_tool_call"
 
@@ -206,8 +208,8 @@ async def custom_tool_call(target: TargetServer) -> str:
 @check(
     "responses.call.namespace",
     "CX-18",
-    title="a call of a namespace comes back with its name and its namespace",
-    why="Codex refuses bare and joined names: no MCP tool can be used.",
+    title="a call of a namespaced tool has its name and its namespace",
+    why="Codex rejects plain and joined names, so no MCP tool works.",
 )
 async def namespaced_tool_call(target: TargetServer) -> str:
     more: Json = {
@@ -217,23 +219,23 @@ async def namespaced_tool_call(target: TargetServer) -> str:
     }
     exchange = await _post_responses(target, "What is the weather in Paris? Use the tool.", **more)
     if exchange.status >= 400:
-        raise NotApplicable(f"a required call is refused with {exchange.status}")
+        raise NotApplicable(f"a request with a required call returned {exchange.status}")
     if is_truncated(RESPONSES, exchange):
-        raise NotApplicable("the answer was cut by the limit")
+        raise NotApplicable("the response was truncated by the token limit")
     found = [i for i in RESPONSES.response(exchange)["output"] if i["type"] == "function_call"]
     if not found:
         raise NotApplicable("the model did not call the tool")
     if not found[0]["name"].endswith(TOOL_NAME):
-        raise NotApplicable(f"the model called {found[0]['name']!r}, which was not offered")
+        raise NotApplicable(f"the model called {found[0]['name']!r}, which is not in `tools`")
     got = found[0].get("namespace"), found[0]["name"]
-    require(got == ("weather", TOOL_NAME), f"namespace and name came back as {got}")
+    require(got == ("weather", TOOL_NAME), f"namespace and name are {got}")
     return f"namespace weather, name {TOOL_NAME}"
 
 
 @check(
     "responses.websocket",
     "CX-13",
-    title="a WebSocket upgrade is taken, or refused with 426",
+    title="a WebSocket upgrade is accepted, or rejected with 426",
     why="With any other status Codex tries seven times before it uses HTTP.",
 )
 async def websocket(target: TargetServer) -> str:
@@ -248,15 +250,15 @@ async def websocket(target: TargetServer) -> str:
     async with open_connection(target.endpoint, target.timeout) as held:
         status, _, _ = await held.request("GET", RESPONSES.path, headers)
     sent = str(SentRequest("GET", RESPONSES.path, None, {"upgrade": "websocket"}))
-    require(status in (101, 426), f"answered with {status}", sent=sent, received=str(status))
-    return f"answered with {status}"
+    require(status in (101, 426), f"returned {status}", sent=sent, received=str(status))
+    return f"returned {status}"
 
 
 @check(
     "responses.previous",
     "CX-17",
-    title="previous_response_id works, or the refusal says why",
-    why="A conversation goes on without its beginning, and nobody notices.",
+    title="previous_response_id works, or the error states why not",
+    why="A conversation continues without its beginning, and the user does not notice.",
 )
 async def previous_response(target: TargetServer) -> str:
     first = (await _post_responses(target, QUESTION, store=True)).require_ok()
@@ -265,9 +267,9 @@ async def previous_response(target: TargetServer) -> str:
     if exchange.status != 200:
         return refusal_reason(exchange)
     one, two = RESPONSES.usage(first).prompt_tokens, RESPONSES.usage(exchange).prompt_tokens
-    require(two > one, f"accepted, but the prompt has {two} tokens and the first had {one}")
+    require(two > one, f"accepted, but the prompt has {two} tokens and the first prompt had {one}")
     unknown = await _post_responses(target, "More.", previous_response_id="resp_that_nobody_knows")
-    require(unknown.status >= 400, "an unknown previous_response_id is accepted in silence")
+    require(unknown.status >= 400, "an unknown previous_response_id is accepted without an error")
     return f"{two} prompt tokens, {one} before"
 
 

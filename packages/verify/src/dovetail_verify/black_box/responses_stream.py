@@ -1,4 +1,4 @@
-"""The shape of Responses answers: what Codex takes from the events."""
+"""Checks of the structure of Responses responses, which Codex relies on."""
 
 from itertools import pairwise
 
@@ -21,16 +21,16 @@ _PART_OPENERS = {
 
 
 def require_item_order(exchange: HttpExchange) -> None:
-    """Fails unless items are added in order, and everything of an item comes while it is open."""
+    """Fail the check unless items are added in order and receive events only while open."""
     opened: dict[int, Json] = {}
     done: set[int] = set()
     for event in exchange.events:
         type, index = event["type"], event.get("output_index")
         if type == "response.output_item.added":
-            require(index == len(opened), f"item {index} is added where {len(opened)} was next")
+            require(index == len(opened), f"item {index} is added, expected item {len(opened)}")
             opened[len(opened)] = event["item"]
         elif type == "response.output_item.done":
-            require(index in opened, f"item {index} is done, and was never added")
+            require(index in opened, f"item {index} is done but was not added")
             require(index not in done, f"item {index} is done twice")
             _require_same_id(event["item"].get("id"), opened[index], type)
             done.add(index)
@@ -38,18 +38,18 @@ def require_item_order(exchange: HttpExchange) -> None:
             alive = index in opened and index not in done
             require(alive, f"{type} for item {index}, which is not open")
             _require_same_id(event.get("item_id"), opened[index], type)
-    require(len(opened) == len(done), f"items {sorted({*opened} - done)} are never done")
+    require(len(opened) == len(done), f"items {sorted({*opened} - done)} have no output_item.done")
 
 
 def _require_same_id(id: object, item: Json, type: str) -> None:
-    """An event may leave the id out; another item's it must not have."""
+    """Fail the check if an event has the id of another item. It may omit the id."""
     require(
-        id in (None, item.get("id")), f"{type} names {id!r}, and the item is {item.get('id')!r}"
+        id in (None, item.get("id")), f"{type} names {id!r}, but the item is {item.get('id')!r}"
     )
 
 
 def require_parts_opened(exchange: HttpExchange) -> None:
-    """Fails where text comes for a part of an item that was never added."""
+    """Fail the check if text arrives for a part of an item that was not added."""
     added = {
         _part_position(event)
         for event in exchange.events
@@ -59,7 +59,7 @@ def require_parts_opened(exchange: HttpExchange) -> None:
         opener = _PART_OPENERS.get(event["type"])
         if opener is not None:
             known = (opener, *_part_position(event)[1:]) in added
-            require(known, f"{event['type']} without a {opener} before it")
+            require(known, f"{event['type']} without a preceding {opener}")
 
 
 def _part_position(event: Json) -> tuple[str, object, object]:
@@ -68,23 +68,23 @@ def _part_position(event: Json) -> tuple[str, object, object]:
 
 
 def require_rising_sequence(exchange: HttpExchange) -> str:
-    """Fails unless the events are numbered upwards. Gives the numbers, for people."""
+    """Return a summary of the sequence numbers. Fail the check unless they increase."""
     events = [e for e in exchange.events if str(e.get("type", "")).startswith("response.")]
     numbers = [event.get("sequence_number") for event in events]
-    require(None not in numbers, "an event without sequence_number")
+    require(None not in numbers, "an event has no sequence_number")
     rising = all(b > a for a, b in pairwise(numbers))
-    require(rising, f"the numbers do not rise: {numbers[:20]}")
+    require(rising, f"the sequence numbers do not increase: {numbers[:20]}")
     return f"{len(numbers)} events, numbered {numbers[0]} to {numbers[-1]}"
 
 
-_IGNORED_ITEM_FIELDS = ("status",)  # of an item: a stream may say in_progress until the end
+_IGNORED_ITEM_FIELDS = ("status",)  # a stream may report in_progress until its end
 
 
 @check(
     "responses.whole.shape",
     "CX-27",
-    title="a whole answer is a response with output, status and usage",
-    why="Clients that do not stream get nothing they can read.",
+    title="a non-streaming response is a response object with output, status and usage",
+    why="Clients that do not stream cannot parse the response.",
 )
 async def whole_shape(target: TargetServer) -> str:
     response = (await sample_response(target, RESPONSES)).json
@@ -107,40 +107,43 @@ def _require_usage_sum(usage: Json) -> None:
 @check(
     "responses.stream.order",
     "CX-1",
-    title="the stream is created, has items that are done, and is completed",
-    why="Codex waits for these events: without them the turn fails or hangs.",
+    title="a stream has response.created, items that are done, and response.completed",
+    why="Codex waits for these events; without them the turn fails or hangs.",
 )
 async def order(target: TargetServer) -> str:
     count = 0
     async for exchange in sample_streams(target, RESPONSES):
         count += 1
         types = [event.get("type") for event in exchange.events]
-        require(types and types[0] == "response.created", "it does not begin with response.created")
+        require(
+            types and types[0] == "response.created",
+            "the stream does not start with response.created",
+        )
         ends = [type for type in types if type in RESPONSE_END_EVENTS]
-        require(len(ends) == 1 and types[-1] == ends[0], f"it ends with {types[-1]}")
+        require(len(ends) == 1 and types[-1] == ends[0], f"the stream ends with {types[-1]}")
         require(isinstance(RESPONSES.response(exchange).get("id"), str), "the response has no id")
-        require("response.output_item.done" in types, "no item was ever done")
+        require("response.output_item.done" in types, "the stream has no output_item.done")
     return f"{count} streams in order"
 
 
 @check(
     "responses.stream.indices",
     "CX-26",
-    title="items are added and done in order, each event under index and id of an open item",
-    why="SDKs that collect an item by its index lose it, or mix two.",
+    title="items are added and done in order, and each event has the index and id of an open item",
+    why="SDKs that collect items by index drop an item or mix two.",
 )
 async def indices(target: TargetServer) -> str:
     async for exchange in sample_streams(target, RESPONSES):
         require_item_order(exchange)
         require_parts_opened(exchange)
-    return "every item under its own index"
+    return "every item has its own index"
 
 
 @check(
     "responses.stream.usage",
     "CX-6",
-    title="usage of a stream has all three numbers, and they add up",
-    why="Codex cannot read the end of the turn, and tries again.",
+    title="the usage of a stream has all three counts, and they add up",
+    why="Codex cannot parse the end of the turn and retries it.",
 )
 async def usage(target: TargetServer) -> str:
     found = RESPONSES.response(await sample_stream(target, RESPONSES)).get("usage")
@@ -153,8 +156,8 @@ async def usage(target: TargetServer) -> str:
 @check(
     "responses.stream.event_lines",
     "CX-1",
-    title="every event names its type in its data, and stands under no other `event:` line",
-    why="Clients that go by one of the two miss events.",
+    title="every event names its type in its data, and its `event:` line does not differ",
+    why="Clients that read only one of the two miss events.",
 )
 async def event_lines(target: TargetServer) -> str:
     count = 0
@@ -162,8 +165,8 @@ async def event_lines(target: TargetServer) -> str:
         for frame in exchange.frames:
             if isinstance(frame.json, dict):
                 type = frame.json.get("type")
-                require(isinstance(type, str), "an event without a type in its data")
-                require(frame.event in ("", type), f"{type} stands under {frame.event!r}")
+                require(isinstance(type, str), "an event has no type in its data")
+                require(frame.event in ("", type), f"{type} has the event line {frame.event!r}")
         count += len(exchange.frames)
     return f"{count} events"
 
@@ -171,8 +174,8 @@ async def event_lines(target: TargetServer) -> str:
 @check(
     "responses.stream.sequence",
     "CX-2",
-    title="sequence_number rises by every event",
-    why="SDKs that put events in order by it mix them up, and resuming a stream fails.",
+    title="sequence_number increases with every event",
+    why="SDKs that sort events by it mix them up, and resuming a stream fails.",
 )
 async def sequence(target: TargetServer) -> str:
     async for exchange in sample_streams(target, RESPONSES):
@@ -183,8 +186,8 @@ async def sequence(target: TargetServer) -> str:
 @check(
     "responses.stream.items_done",
     "CX-1",
-    title="every item of the answer was done before response.completed",
-    why="Codex takes items from output_item.done alone: what has none is lost, calls too.",
+    title="every item of the response is done before response.completed",
+    why="Codex reads items only from output_item.done; other items are lost, including calls.",
 )
 async def items_done(target: TargetServer) -> str:
     async for exchange in sample_streams(target, RESPONSES):
@@ -192,22 +195,25 @@ async def items_done(target: TargetServer) -> str:
         output = RESPONSES.response(exchange).get("output") or []
         ids = [event["item"].get("id") for event in done]
         missing = [item.get("id") for item in output if item.get("id") not in ids]
-        require(not missing, f"in the answer, and never done: {missing}")
-        require(done, "no item was ever done")
+        require(not missing, f"items of the response without output_item.done: {missing}")
+        require(done, "the stream has no output_item.done")
     return pluralize(len(done), "item")
 
 
 @check(
     "responses.stream.output",
     "CX-20",
-    title="the output of response.completed is the items that were done",
-    why="Clients that keep the final response replay another history than those that keep items.",
+    title="the output of response.completed equals the items that were done",
+    why="Clients that store the final response replay a different history than those that store "
+    "the items.",
 )
 async def final_output(target: TargetServer) -> str:
     async for exchange in sample_streams(target, RESPONSES):
         done = [event["item"] for event in exchange.events_of_type("response.output_item.done")]
         final = RESPONSES.response(exchange).get("output") or []
-        require(len(done) == len(final), f"{len(done)} items were done, {len(final)} are in it")
+        require(
+            len(done) == len(final), f"{len(done)} items were done, the output has {len(final)}"
+        )
         for one, other in zip(done, final, strict=True):
             differing = [k for k in {*one, *other} if one.get(k) != other.get(k)]
             differing = [name for name in differing if name not in _IGNORED_ITEM_FIELDS]
@@ -218,8 +224,8 @@ async def final_output(target: TargetServer) -> str:
 @check(
     "responses.stream.text",
     "R1",
-    title="text deltas add up to the text that is done",
-    why="What the user saw is not what goes into the history.",
+    title="text deltas add up to the text of the item",
+    why="The text that the user saw differs from the text in the history.",
 )
 async def text_deltas(target: TargetServer) -> str:
     exchange = await sample_stream(target, RESPONSES)
@@ -234,8 +240,8 @@ async def text_deltas(target: TargetServer) -> str:
 @check(
     "responses.call.deltas",
     "CX-7",
-    title="argument deltas, and what ends them, are the arguments of the call",
-    why="A client that shows or runs the call by its deltas runs something else.",
+    title="argument deltas and the done event equal the arguments of the call",
+    why="A client that runs the call by its deltas runs a different call.",
 )
 async def call_deltas(target: TargetServer) -> str:
     exchange = await sample_tool_call(target, RESPONSES)
@@ -245,14 +251,14 @@ async def call_deltas(target: TargetServer) -> str:
     require(deltas == final, f"deltas add up to {deltas!r}, the call has {final!r}")
     ends = exchange.events_of_type("response.function_call_arguments.done")
     ended = "".join(event["arguments"] for event in ends)
-    require(not ends or ended == final, f"done with {ended!r}, the call has {final!r}")
+    require(not ends or ended == final, f"the done event has {ended!r}, the call has {final!r}")
     return pluralize(len(found), "delta")
 
 
 @check(
     "responses.ids.items",
     "CX-8",
-    title="every item has an id of its own",
+    title="every item has a unique id",
     why="Items with the same id overwrite each other.",
 )
 async def item_ids(target: TargetServer) -> str:
@@ -262,16 +268,16 @@ async def item_ids(target: TargetServer) -> str:
         for i in RESPONSES.response(exchange)["output"]
     ]
     ids = [item.get("id") for item in items]
-    require(all(isinstance(id, str) and id for id in ids), "an item without an id")
-    require(len(set(ids)) == len(ids), f"an id came twice: {ids}")
+    require(all(isinstance(id, str) and id for id in ids), "an item has no id")
+    require(len(set(ids)) == len(ids), f"an id is repeated: {ids}")
     return pluralize(len(ids), "item")
 
 
 @check(
     "responses.model.echo",
     "CX-14",
-    title="the answer names the model as it was asked for, in the body and in no other header",
-    why="Codex warns in red that another model answered.",
+    title="the response names the requested model in the body, and in openai-model if present",
+    why="Codex shows a red warning that a different model responded.",
 )
 async def model_echo(target: TargetServer) -> str:
     exchange = await sample_stream(target, RESPONSES)
@@ -282,12 +288,12 @@ async def model_echo(target: TargetServer) -> str:
         received=str(header),
     )
     model = RESPONSES.response(exchange).get("model")
-    require(model == target.model, f"asked for {target.model!r}, answered as {model!r}")
+    require(model == target.model, f"requested {target.model!r}, the response names {model!r}")
     return target.model
 
 
 async def _reasoning_items(target: TargetServer) -> list[Json]:
-    """The reasoning items of an answer that was asked to think."""
+    """Return the reasoning items of a response to a request with reasoning."""
 
     async def make(server: TargetServer) -> HttpExchange:
         body = RESPONSES.with_streaming(RESPONSES.body(server.model, [QUESTION], max_tokens=2048))
@@ -296,10 +302,10 @@ async def _reasoning_items(target: TargetServer) -> list[Json]:
         include = ["reasoning.encrypted_content"]
         return await server.post(RESPONSES.path, {**body, **more, "include": include})
 
-    exchange = (await target.memoize("responses thought", make)).require_ok()
+    exchange = (await target.memoize("responses reasoning", make)).require_ok()
     items = [i for i in RESPONSES.response(exchange)["output"] if i.get("type") == "reasoning"]
     if not items:
-        raise NotApplicable("the model did not think")
+        raise NotApplicable("the model generated no reasoning")
     return items
 
 
@@ -307,7 +313,7 @@ async def _reasoning_items(target: TargetServer) -> list[Json]:
     "responses.reasoning.summary",
     "CX-4",
     title="a reasoning item has a summary array",
-    why="Codex drops the item without a word: the model forgets what it thought.",
+    why="Codex silently drops the item, so the model no longer has its reasoning.",
 )
 async def reasoning_summary(target: TargetServer) -> str:
     items = await _reasoning_items(target)
@@ -319,15 +325,15 @@ async def reasoning_summary(target: TargetServer) -> str:
 @check(
     "responses.reasoning.replayable",
     "CX-5",
-    title="a reasoning item carries its text and encrypted_content when that is asked for",
-    why="OpenCode drops thoughts without encrypted_content, Codex and Pi replay the text.",
+    title="a reasoning item has its text, and encrypted_content if the request includes it",
+    why="OpenCode drops reasoning without encrypted_content; Codex and Pi replay the text.",
 )
 async def reasoning_replayable(target: TargetServer) -> str:
     for item in await _reasoning_items(target):
         sealed = item.get("encrypted_content")
-        require(isinstance(sealed, str) and sealed, "there is no encrypted_content")
+        require(isinstance(sealed, str) and sealed, "the item has no encrypted_content")
         texts = [part.get("text") for part in item.get("content") or item.get("summary") or []]
-        require(any(texts), "its text is neither in content nor in summary")
+        require(any(texts), "the item has no text in content or summary")
     return "text and encrypted_content"
 
 

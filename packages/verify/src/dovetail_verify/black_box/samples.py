@@ -1,4 +1,4 @@
-"""Answers that several checks look at. Each is asked for once."""
+"""Sample responses that several checks inspect. Each is requested once."""
 
 from collections.abc import AsyncIterator
 
@@ -20,7 +20,7 @@ _TRUNCATED_REASONS = ("max_tokens", "length", "max_output_tokens", "model_contex
 
 
 async def sample_response(target: TargetServer, dialect: Dialect) -> HttpExchange:
-    """A plain answer in one piece."""
+    """Return a plain non-streaming response."""
 
     async def make(server: TargetServer) -> HttpExchange:
         return await server.post(dialect.path, dialect.body(server.model, [QUESTION]))
@@ -29,7 +29,7 @@ async def sample_response(target: TargetServer, dialect: Dialect) -> HttpExchang
 
 
 async def sample_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
-    """The same answer as a stream."""
+    """Return the same response as a stream."""
 
     async def make(server: TargetServer) -> HttpExchange:
         body = dialect.with_streaming(dialect.body(server.model, [QUESTION]))
@@ -39,7 +39,7 @@ async def sample_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
 
 
 async def sample_multibyte_stream(target: TargetServer, dialect: Dialect) -> HttpExchange:
-    """A stream that was asked for letters of more than one token."""
+    """Return a stream with characters that consist of several tokens."""
 
     async def make(server: TargetServer) -> HttpExchange:
         body = dialect.body(server.model, [f"Repeat exactly: {MULTIBYTE_TEXT}"], max_tokens=96)
@@ -51,24 +51,25 @@ async def sample_multibyte_stream(target: TargetServer, dialect: Dialect) -> Htt
 async def sample_tool_call(
     target: TargetServer, dialect: Dialect, *, streamed: bool = True
 ) -> HttpExchange:
-    """An answer with a complete call in it. Where the model makes none, checks do not apply."""
+    """Return a response with a complete call. Checks do not apply if the model makes no call."""
 
     async def make(server: TargetServer) -> HttpExchange:
         return await request_tool_call(server, dialect, streamed=streamed)
 
-    form = "streamed" if streamed else "whole"
+    form = "streaming" if streamed else "non-streaming"
     exchange = (await target.memoize(f"{dialect.api} call {form}", make)).require_ok()
     if not dialect.tool_calls(exchange):
-        raise NotApplicable(f"the model made no call, though tool_choice names {TOOL_NAME}")
+        raise NotApplicable(f"the model made no call, although tool_choice names {TOOL_NAME}")
     if is_truncated(dialect, exchange):
-        raise NotApplicable(f"the call was cut by the limit of {TOOL_CALL_MAX_TOKENS} tokens")
+        raise NotApplicable(f"the call was truncated by the limit of {TOOL_CALL_MAX_TOKENS} tokens")
     return exchange
 
 
 async def sample_streams(target: TargetServer, dialect: Dialect) -> AsyncIterator[HttpExchange]:
-    """A plain stream, then one with a call; where none can be had, other checks say so.
+    """Yield a plain stream, then one with a call if the model makes one.
 
-    Each is to be judged before the next is asked for: what came last is a check's evidence.
+    Other checks report a missing call. A check must inspect each stream before it requests the
+    next one, because the last exchange is its evidence.
     """
     yield await sample_stream(target, dialect)
     try:
@@ -81,7 +82,7 @@ async def sample_streams(target: TargetServer, dialect: Dialect) -> AsyncIterato
 async def request_tool_call(
     target: TargetServer, dialect: Dialect, *, streamed: bool = True
 ) -> HttpExchange:
-    """A request with a tool that has to be called; if that is refused, that may be."""
+    """Request a tool call with tool_choice, or without it if the server rejects tool_choice."""
     body = dialect.with_tool(
         dialect.body(target.model, [f"{TOOL_QUESTION} ({target.new_nonce()})"])
     )
@@ -94,21 +95,21 @@ async def request_tool_call(
 
 
 def is_truncated(dialect: Dialect, exchange: HttpExchange) -> bool:
-    """Whether the answer ended at a limit."""
+    """Whether the response was truncated by a limit."""
     return dialect.finish_reason(exchange) in _TRUNCATED_REASONS
 
 
 async def sample_reasoning(target: TargetServer) -> tuple[HttpExchange, list[Json]]:
-    """A Messages stream that thinks, and its thinking blocks."""
+    """Return a Messages stream with thinking enabled, and its thinking blocks."""
 
     async def make(server: TargetServer) -> HttpExchange:
         body = MESSAGES.body(server.model, [QUESTION], max_tokens=2048)
-        del body["temperature"]  # Anthropic's own rule for thinking
+        del body["temperature"]  # as Anthropic's API requires for thinking
         thinking = {"type": "enabled", "budget_tokens": 1024}
         return await server.post(MESSAGES.path, {**body, "thinking": thinking, "stream": True})
 
-    exchange = (await target.memoize("messages thought", make)).require_ok()
+    exchange = (await target.memoize("messages reasoning", make)).require_ok()
     blocks = [b for b in MESSAGES.message(exchange)["content"] if b.get("type") == "thinking"]
     if not blocks:
-        raise NotApplicable("the model did not think")
+        raise NotApplicable("the model generated no reasoning")
     return exchange, blocks

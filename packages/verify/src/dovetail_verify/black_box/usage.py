@@ -1,4 +1,4 @@
-"""Tokens in every API: counted exactly, and found again in the cache."""
+"""Checks of token counts and of prefix caching in every API."""
 
 from dovetail_verify.api_checks import ApiCheckSpec, build_api_checks
 from dovetail_verify.black_box.samples import QUESTION, sample_response, sample_stream
@@ -7,13 +7,13 @@ from dovetail_verify.dialects import CHAT, RESPONSES, Dialect, Json
 from dovetail_verify.target import TargetServer
 
 _FILLER_SENTENCE = (
-    "Rule {n}: write short sentences, keep names as they are, and say what you changed. "
+    "Rule {n}: write short sentences, keep names as they are, and state what you changed. "
 )
-_FILLER_TOKENS = 18  # of that sentence, about
+_FILLER_TOKENS = 18  # approximate length of the sentence
 
 
 def make_long_text(target: TargetServer, tokens: int) -> str:
-    """A text of about so many tokens that no request had before; a part of what fits the window."""
+    """Return a unique text of about `tokens` tokens, at most a third of the context window."""
     room = target.context_length // 3 if target.context_length else tokens
     count = max(1, min(tokens, room) // _FILLER_TOKENS)
     sentences = "".join(_FILLER_SENTENCE.format(n=n) for n in range(count))
@@ -23,8 +23,8 @@ def make_long_text(target: TargetServer, tokens: int) -> str:
 async def _prompt_count_consistent(target: TargetServer, dialect: Dialect) -> str:
     one = dialect.usage(await sample_response(target, dialect)).prompt_tokens
     other = dialect.usage(await sample_stream(target, dialect)).prompt_tokens
-    require(one == other, f"the same prompt has {one} tokens whole and {other} streamed")
-    require(one > 0, "usage says that the prompt has no tokens")
+    require(one == other, f"the same prompt has {one} tokens non-streaming and {other} streaming")
+    require(one > 0, "usage reports 0 prompt tokens")
     return f"{one} tokens"
 
 
@@ -38,7 +38,7 @@ async def _output_counted(target: TargetServer, dialect: Dialect) -> str:
 
 
 async def _content_parts(target: TargetServer, dialect: Dialect) -> str:
-    """The same words as a string, and as a list of parts with what only caches read."""
+    """Compare the same text as a string and as a list of parts with cache_control."""
     plain = dialect.body(target.model, [QUESTION, "Red", "More."], max_tokens=16)
     one = dialect.usage((await target.post(dialect.path, plain)).require_ok()).prompt_tokens
     listed = (await target.post(dialect.path, _as_parts(dialect, plain))).require_ok()
@@ -69,18 +69,18 @@ async def _prefix_cached(target: TargetServer, dialect: Dialect) -> str:
     two = dialect.usage((await target.post(dialect.path, second)).require_ok())
     before = dialect.usage(one)
     if two.cached_tokens is None:
-        raise CheckFailed("usage does not say how many prompt tokens were cached")
+        raise CheckFailed("usage does not report cached prompt tokens")
     enough = before.prompt_tokens // 2
     found = (
         f"{two.cached_tokens} of {two.prompt_tokens} prompt tokens were cached on the second turn"
     )
     require(two.cached_tokens >= enough, f"{found}; the first turn had {before.prompt_tokens}")
-    require(two.cached_tokens <= two.prompt_tokens, f"{found}, which is more than all")
+    require(two.cached_tokens <= two.prompt_tokens, f"{found}, which is more than the prompt")
     return found
 
 
 async def _metadata_excluded(target: TargetServer, dialect: Dialect) -> str:
-    """What names a request, and not what is said in it, must not change the prompt."""
+    """Compare prompt tokens with and without metadata, which must not change the prompt."""
     body = dialect.body(target.model, [QUESTION], max_tokens=16)
     counts = []
     for number in range(2):
@@ -91,8 +91,10 @@ async def _metadata_excluded(target: TargetServer, dialect: Dialect) -> str:
         )
     plain = dialect.usage((await target.post(dialect.path, body)).require_ok()).prompt_tokens
     if len({*counts, plain}) > 1:
-        raise CheckFailed(f"{plain} prompt tokens without, {counts} with metadata of two lengths")
-    return f"{plain} tokens, whatever the metadata"
+        raise CheckFailed(
+            f"{plain} prompt tokens without metadata, {counts} with metadata of two lengths"
+        )
+    return f"{plain} tokens with and without metadata"
 
 
 def _metadata_fields(dialect: Dialect, word: str) -> Json:
@@ -105,7 +107,7 @@ def _metadata_fields(dialect: Dialect, word: str) -> Json:
 
 
 async def count_chat_tokens(target: TargetServer, body: Json) -> int:
-    """The number of tokens of a chat by /tokenize; not applicable where there is none."""
+    """Return the tokens of a chat by /tokenize. The check does not apply if it is not served."""
     for path in ("/tokenize", "/v1/tokenize"):
         exchange = await target.post(path, body)
         if exchange.status in (404, 405, 501):
@@ -122,36 +124,36 @@ CHECKS = build_api_checks(
         ApiCheckSpec(
             "usage.same",
             "TK-1",
-            "a prompt has as many tokens streamed as whole",
-            "Context meters jump, and compaction comes too early or too late.",
+            "a prompt has the same number of tokens streaming and non-streaming",
+            "Context displays jump, and compaction starts too early or too late.",
             _prompt_count_consistent,
         ),
         ApiCheckSpec(
             "usage.output",
             "TK-10",
             "output tokens are counted",
-            "Costs and speeds that clients show are wrong.",
+            "The costs and speeds that clients show are wrong.",
             _output_counted,
         ),
         ApiCheckSpec(
             "usage.parts",
             "TK-4",
-            "a string and a list of parts are the same prompt",
-            "Claude Code sends a turn as a list first and as a string later: the cache is lost.",
+            "a string and a list of parts produce the same prompt",
+            "Claude Code sends a turn first as a list, later as a string, so the prefix changes.",
             _content_parts,
         ),
         ApiCheckSpec(
             "usage.metadata",
             "TK-7",
             "ids and metadata are not part of the prompt",
-            "Every session gets another prefix: the whole prompt is computed again.",
+            "Every session has a different prefix, so the complete prompt is re-prefilled.",
             _metadata_excluded,
         ),
         ApiCheckSpec(
             "cache.repeated",
             "TK-5",
-            "the second turn finds the first in the cache, and says so",
-            "Each turn computes the whole history again: long sessions crawl.",
+            "the second turn is a prefix cache hit on the first, and usage reports it",
+            "Every turn re-prefills the complete history, so long sessions become slow.",
             _prefix_cached,
         ),
     )

@@ -1,6 +1,7 @@
-"""Scripted mode: the server has the scripted engine behind it, and both of its ends are seen.
+"""Scripted mode: the scripted engine runs behind the server, so its input and output are known.
 
-`render_script` writes what the engine generates, `FileRecording` reads what it was given.
+`render_script` writes the script of the engine's output; `FileRecording` reads the prompts that the
+engine received.
 """
 
 from dovetail_verify.check import Check

@@ -1,4 +1,4 @@
-"""Checks of what a client is shown: everything, in the model's order, and nothing else."""
+"""Checks of the content that a client receives: the model's output, complete and in order."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,16 +25,16 @@ from dovetail_verify.scripted.scenarios import (
 from dovetail_verify.target import TargetServer
 
 _ORDER_IMPACT = (
-    "Agents show each thought with its call; a grouped turn goes back grouped, and the model "
+    "Agents show reasoning next to its call; a regrouped turn is also replayed regrouped, so the "
+    "model reads a history that it did not generate."
 )
-_ORDER_IMPACT += "reads a history that it never wrote."
 DISPATCH_EVENT = "tool_call_dispatch"
 
 
 @check_each_api(
     "order.stream",
     "R2",
-    title="think, call, think, call is streamed in this order",
+    title="a stream keeps the order reasoning, call, reasoning, call",
     why=_ORDER_IMPACT,
 )
 async def stream_order(target: TargetServer, api: str) -> str:
@@ -44,7 +44,7 @@ async def stream_order(target: TargetServer, api: str) -> str:
 @check_each_api(
     "order.whole",
     {"messages": "R2", "responses": "R2"},
-    title="think, call, think, call is in this order in a whole answer",
+    title="a non-streaming response keeps the order reasoning, call, reasoning, call",
     why=_ORDER_IMPACT,
 )
 async def body_order(target: TargetServer, api: str) -> str:
@@ -54,26 +54,30 @@ async def body_order(target: TargetServer, api: str) -> str:
 @check_each_api(
     "order.fields",
     {"chat": "R1"},
-    title="both thoughts and both calls are in a whole answer, with no text beside them",
-    why="A whole answer that differs from its stream makes an agent behave differently without "
-    "streaming.",
+    title="a non-streaming response has both reasoning spans and both calls, and no text",
+    why="If the response differs from the stream, an agent behaves differently without streaming.",
 )
 async def body_fields(target: TargetServer, api: str) -> str:
     parsed = await run_scenario(api, target, INTERLEAVED, stream=False)
     calls = [part for part in INTERLEAVED.parts if part.kind == "call"]
     require_parts(parsed.parts_of("call"), calls)
-    reasoning = [part.text for part in INTERLEAVED.parts if part.kind == "thought"]
-    found = [parsed.text_of("thought").find(text) for text in reasoning]
-    require(-1 not in found and found == sorted(found), f"thoughts: {parsed.text_of('thought')!r}")
-    require(not parsed.text_of("text"), f"text that nobody wrote: {parsed.text_of('text')!r}")
-    return "2 thoughts, 2 calls"
+    reasoning = [part.text for part in INTERLEAVED.parts if part.kind == "reasoning"]
+    found = [parsed.text_of("reasoning").find(text) for text in reasoning]
+    require(
+        -1 not in found and found == sorted(found), f"reasoning: {parsed.text_of('reasoning')!r}"
+    )
+    require(
+        not parsed.text_of("text"),
+        f"text that the model did not generate: {parsed.text_of('text')!r}",
+    )
+    return "2 reasoning spans, 2 calls"
 
 
 @check_each_api(
     "order.text",
     "R2",
-    title="text between thoughts and calls stays where it was",
-    why="Words such as 'now the tests' stand before the call they announce, or make no sense.",
+    title="text between reasoning and calls keeps its position",
+    why="Text such as 'now the tests' makes sense only before the call that it announces.",
 )
 async def text_position(target: TargetServer, api: str) -> str:
     return require_scenario(await run_scenario(api, target, MIXED), MIXED)
@@ -82,14 +86,14 @@ async def text_position(target: TargetServer, api: str) -> str:
 @check_each_api(
     "white-space",
     {"messages": "CC-9", "responses": "R8", "chat": "R8"},
-    title="white space that only separates parts is no text",
-    why="Claude Code sends a turn with an empty text block back in another order, and the cached "
-    "prefix is lost.",
+    title="whitespace that only separates parts is not text",
+    why="Claude Code replays a turn with an empty text block in a different order, so its tokens "
+    "are re-prefilled.",
 )
 async def whitespace(target: TargetServer, api: str) -> str:
     parsed = await run_scenario(api, target, WHITESPACE)
     blank = [part.text for part in parsed.parts_of("text") if not part.text.strip()]
-    require(not blank, f"text of white space alone: {blank}")
+    require(not blank, f"text that is only whitespace: {blank}")
     require_parts(
         parsed.parts_of("call"), [part for part in WHITESPACE.parts if part.kind == "call"]
     )
@@ -99,8 +103,8 @@ async def whitespace(target: TargetServer, api: str) -> str:
 @check_each_api(
     "orphan-closer",
     "R3",
-    title="a thought closed twice leaves no marker in the text",
-    why="Users see </think> in the middle of an answer, and agents write it into files.",
+    title="a repeated end marker of reasoning does not appear in the text",
+    why="Users see </think> in the middle of a response, and agents write it into files.",
 )
 async def orphan_marker(target: TargetServer, api: str) -> str:
     return require_scenario(await run_scenario(api, target, ORPHAN_MARKER), ORPHAN_MARKER)
@@ -109,22 +113,22 @@ async def orphan_marker(target: TargetServer, api: str) -> str:
 @check_each_api(
     "malformed-call",
     "R7",
-    title="what opens like a call and is none stays text",
-    why="Words that vanish, or a request that fails, leave the agent with nothing to go on with.",
+    title="a malformed call remains text",
+    why="If the text disappears or the request fails, the agent cannot continue.",
 )
 async def malformed_call(target: TargetServer, api: str) -> str:
     parsed = await run_scenario(api, target, MALFORMED)
     text = parsed.text_of("text")
-    require(MALFORMED.parts[1].text in text, f"the words are not in the text: {text!r}")
-    require(not parsed.parts_of("call"), "a call was made of words")
-    return "the words are there"
+    require(MALFORMED.parts[1].text in text, f"the malformed call is not in the text: {text!r}")
+    require(not parsed.parts_of("call"), "the malformed call was returned as a call")
+    return "the malformed call is in the text"
 
 
 @check_each_api(
     "letters",
     "R11",
-    title="characters that are split over tokens come whole",
-    why="A name with an accent, or an emoji in a file, is damaged for good.",
+    title="characters that are split across tokens arrive complete",
+    why="Accented names and emoji in files are permanently damaged.",
 )
 async def multibyte(target: TargetServer, api: str) -> str:
     return require_scenario(await run_scenario(api, target, MULTIBYTE), MULTIBYTE)
@@ -133,8 +137,8 @@ async def multibyte(target: TargetServer, api: str) -> str:
 @check_each_api(
     "dispatch",
     "AG-12",
-    title="tool_call_dispatch comes before what the model says after the call",
-    why="The side channel exists so that a tool can start at once; at the end it is worth nothing.",
+    title="tool_call_dispatch arrives before the output that follows the call",
+    why="The event exists so that a tool can start immediately; at the end it has no use.",
 )
 async def dispatch(target: TargetServer, api: str) -> str:
     body = first_request(api, target, user_message(INTERLEAVED, target.new_nonce()), stream=True)
@@ -145,20 +149,20 @@ async def dispatch(target: TargetServer, api: str) -> str:
         (at, frame) for at, frame in enumerate(exchange.frames) if frame.event == DISPATCH_EVENT
     ]
     if not dispatched:
-        raise NotApplicable("dispatch events are not offered, or not switched on")
+        raise NotApplicable("the server does not support dispatch events, or they are disabled")
     calls = [part for part in INTERLEAVED.parts if part.kind == "call"]
     names = [frame.json["tool_call"]["function"]["name"] for _, frame in dispatched]
     require(names == [call.name for call in calls], f"dispatched: {names}")
     before = parse_response(api, replace(exchange, frames=exchange.frames[: dispatched[0][0]]))
     later = INTERLEAVED.parts[2].text[:4]
-    require(later not in before.text_of("thought"), "the first call was dispatched too late")
+    require(later not in before.text_of("reasoning"), "the first call was dispatched too late")
     return f"{len(dispatched)} calls dispatched"
 
 
 def require_scenario(parsed: ParsedResponse, scenario: Scenario) -> str:
-    """Fails unless a client was shown the parts of a scene in their order, and nothing else.
+    """Fail the check unless the client received exactly the parts of a scenario, in order.
 
-    Text of white space alone has a check of its own.
+    Text that is only whitespace is ignored here, because it has its own check.
     """
     require(not parsed.violations, "; ".join(dict.fromkeys(parsed.violations)))
     shown = [part for part in parsed.parts if part.kind != "text" or part.text.strip()]
@@ -167,15 +171,17 @@ def require_scenario(parsed: ParsedResponse, scenario: Scenario) -> str:
 
 
 def require_parts(shown: Sequence[OutputPart], parts: Sequence[ScriptedPart]) -> None:
-    """Thoughts and text may have white space around them: templates put it there."""
+    """Compare parts with the script, except for whitespace around them, which templates add."""
     described = [_describe_part(one.kind, one.name, one.text) for one in shown]
     kinds = [(one.kind, one.name) for one in shown]
-    require(kinds == [(part.kind, part.name) for part in parts], f"shown: {'; '.join(described)}")
+    require(
+        kinds == [(part.kind, part.name) for part in parts], f"received: {'; '.join(described)}"
+    )
     for one, part in zip(shown, parts, strict=True):
         if part.kind == "call":
             require(one.input == part.arguments, f"the input of a call is {one.text[:300]}")
         else:
-            require(one.text.strip() == part.text, f"a {part.kind} is {one.text[:300]!r}")
+            require(one.text.strip() == part.text, f"the {part.kind} part is {one.text[:300]!r}")
 
 
 def _describe_part(kind: str, name: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks of one prompt, on what the engine was given: exact counts, and nothing that varies."""
+"""Checks of the prompts that the engine received: exact counts, and no varying content."""
 
 from dataclasses import dataclass
 
@@ -29,8 +29,9 @@ from dovetail_verify.target import Json, RecordedRequest, TargetServer
 @check_each_api(
     "usage",
     "TK-1",
-    title="usage is what the engine was given and what it generated",
-    why="Agents decide by these figures when to compact; too low, and the session overflows.",
+    title="usage equals the tokens that the engine received and generated",
+    why="Agents use these counts to decide when to compact; if they are too low, the session "
+    "exceeds the context window.",
 )
 async def exact_usage(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
@@ -40,19 +41,19 @@ async def exact_usage(target: TargetServer, api: str) -> str:
     prompt, output = len(record.prompt_tokens), len(record.output_tokens)
     require(
         parsed.prompt_tokens == prompt,
-        f"{prompt} prompt tokens, {parsed.prompt_tokens} are reported",
+        f"the prompt has {prompt} tokens, usage reports {parsed.prompt_tokens}",
     )
-    # The token that ends a turn is counted by some engines and not by others.
+    # Some engines count the token that ends a turn, and others do not.
     fits = parsed.output_tokens in (output, output - 1)
-    require(fits, f"{output} tokens generated, {parsed.output_tokens} are reported")
+    require(fits, f"the output has {output} tokens, usage reports {parsed.output_tokens}")
     return f"{prompt} + {output} tokens"
 
 
 @check_each_api(
     "usage.start",
     {"messages": "TK-2"},
-    title="message_start already counts the prompt exactly",
-    why="Claude Code shows the context from the first event on, and keeps it if the stream breaks.",
+    title="message_start already reports the exact prompt tokens",
+    why="Claude Code shows the context usage from the first event, even if the stream breaks.",
 )
 async def start_usage(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
@@ -62,15 +63,15 @@ async def start_usage(target: TargetServer, api: str) -> str:
     kinds = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     reported = sum(usage.get(kind) or 0 for kind in kinds)
     prompt = len((await _recorded_requests(target, nonce))[0].prompt_tokens)
-    require(reported == prompt, f"{prompt} prompt tokens, {reported} are told at the start")
+    require(reported == prompt, f"the prompt has {prompt} tokens, message_start reports {reported}")
     return f"{prompt} tokens"
 
 
 @check_each_api(
     "count",
     {"messages": "CC-22"},
-    title="count_tokens is what the engine is then given",
-    why="/context and the reading of large files go by this number.",
+    title="count_tokens equals the prompt tokens that the engine receives",
+    why="/context and the decision whether to read a large file use this number.",
 )
 async def exact_count(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
@@ -81,15 +82,15 @@ async def exact_count(target: TargetServer, api: str) -> str:
     )
     parse_response(api, await send_request(api, target, body))
     prompt = len((await _recorded_requests(target, nonce))[0].prompt_tokens)
-    require(count == prompt, f"{prompt} prompt tokens, {count} are counted")
+    require(count == prompt, f"the prompt has {prompt} tokens, count_tokens returns {count}")
     return f"{prompt} tokens"
 
 
 @check_each_api(
     "billing-line",
     {"messages": "TK-6"},
-    title="the billing line is not in the prompt",
-    why="It varies between requests and stands first: with it, no prefix is ever found again.",
+    title="the billing line is not part of the prompt",
+    why="It varies between requests and comes first, so it prevents every prefix cache hit.",
 )
 async def billing_line_excluded(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
@@ -101,18 +102,18 @@ async def billing_line_excluded(target: TargetServer, api: str) -> str:
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
     require(
         "cc_version" not in first.prompt_text,
-        "the line is in the prompt",
+        "the billing line is in the prompt",
         received=first.prompt_text[:300],
     )
-    require(first.prompt_tokens == second.prompt_tokens, "two prompts differ")
-    return "prompts are the same"
+    require(first.prompt_tokens == second.prompt_tokens, "the two prompts differ")
+    return "both prompts are the same"
 
 
 @check_each_api(
     "string-or-list",
     {"messages": "TK-4", "chat": "TK-4"},
-    title="a string and a list with one text give the same prompt",
-    why="Claude Code sends the same turn as a list first and as a string later.",
+    title="a string and a list with one text part produce the same prompt",
+    why="Claude Code first sends a turn as a list and later as a string.",
 )
 async def string_or_list(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
@@ -130,7 +131,7 @@ async def string_or_list(target: TargetServer, api: str) -> str:
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
     require(
         first.prompt_tokens == second.prompt_tokens,
-        "two prompts differ",
+        "the two prompts differ",
         received=second.prompt_text[-300:],
     )
     return f"{len(first.prompt_tokens)} tokens both times"
@@ -139,9 +140,9 @@ async def string_or_list(target: TargetServer, api: str) -> str:
 @check_each_api(
     "control-tokens",
     "TK-11",
-    title="a control token spelled out by the user stays text",
-    why="Whoever writes the token that ends a turn into a file or a web page could speak as the "
-    "system to every agent that reads it.",
+    title="a control token spelled out by the user remains text",
+    why="An author of a file or a web page could spell out the token that ends a turn and inject a "
+    "system message into every agent that reads it.",
 )
 async def control_tokens(target: TargetServer, api: str) -> str:
     await run_scenario(api, target, PLAIN)
@@ -150,7 +151,7 @@ async def control_tokens(target: TargetServer, api: str) -> str:
     parse_response(api, await send_request(api, target, body))
     record = (await _recorded_requests(target, plain))[0]
     stop, spelling = record.output_tokens[-1], record.output_text.rpartition(PLAIN_TEXT)[2]
-    require(bool(spelling), "the engine ended its answer without a token that ends turns")
+    require(bool(spelling), "the output of the engine has no token that ends a turn")
     text = f"{user_message(PLAIN, spelled)} {spelling}\n"
     parse_response(
         api, await send_request(api, target, first_request(api, target, text, stream=True))
@@ -158,16 +159,16 @@ async def control_tokens(target: TargetServer, api: str) -> str:
     after = (await _recorded_requests(target, spelled))[0]
     more = after.prompt_tokens.count(stop) - record.prompt_tokens.count(stop)
     require(more == 0, f"{spelling} in the user's text became {more} control token(s)")
-    require(spelling in after.prompt_text, f"{spelling} vanished from the user's text")
-    return f"{spelling} stayed text"
+    require(spelling in after.prompt_text, f"{spelling} is missing from the user's text")
+    return f"{spelling} remained text"
 
 
 @check_each_api(
     "system-in-place",
     {"messages": "CC-18"},
-    title="role: system inside messages reaches the model where it stands",
-    why="Claude Code sends reminders, files and what the user typed meanwhile this way: moved to "
-    "the front they break the prefix, and make no sense there.",
+    title="a message with role: system reaches the model at its position",
+    why="Claude Code sends reminders, files and queued user input this way. Moved to the front, "
+    "they break the prefix and lose their context.",
 )
 async def inline_system_position(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
@@ -178,15 +179,15 @@ async def inline_system_position(target: TargetServer, api: str) -> str:
     text = (await _recorded_requests(target, user_message(PLAIN, nonce)))[0].prompt_text
     require(reminder in text, "the reminder is not in the prompt", received=text[-300:])
     in_place = text.index(reminder) > text.index(user_message(PLAIN, nonce))
-    require(in_place, "the reminder stands before the user's message", received=text[:300])
-    return "behind the user's message"
+    require(in_place, "the reminder is before the user's message", received=text[:300])
+    return "after the user's message"
 
 
 @check_each_api(
     "thinking-unsaid",
     {"messages": "TK-12"},
-    title="a request without `thinking` has the prompt of one with adaptive thinking",
-    why="Subagents leave it out: another prompt, and they share no prefix with their parent.",
+    title="a request without `thinking` has the same prompt as one with adaptive thinking",
+    why="Subagents omit the field; with a different prompt they share no prefix with their parent.",
 )
 async def default_thinking(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
@@ -196,7 +197,7 @@ async def default_thinking(target: TargetServer, api: str) -> str:
     first, second = (await _recorded_requests(target, nonce, 2))[:2]
     require(
         first.prompt_tokens == second.prompt_tokens,
-        "two prompts differ",
+        "the two prompts differ",
         received=second.prompt_text[-300:],
     )
     return f"{len(first.prompt_tokens)} tokens both times"
@@ -222,14 +223,14 @@ PROMPT_CHECKS: tuple[Check, ...] = (
 
 
 _EXACT_IMPACT = (
-    "What differs from the model's own tokens is computed again on every turn, and the model "
+    "Tokens that differ from the model's own output are re-prefilled on every turn, and the model "
+    "reads a history that it did not generate."
 )
-_EXACT_IMPACT += "reads a history that it did not write."
 
 
 @dataclass(frozen=True)
 class ReplayedTurns:
-    """Two turns of a conversation: what the client saw of both, what the engine was given."""
+    """Two turns of a conversation: the responses that the client received, and the recordings."""
 
     first: ParsedResponse
     second: ParsedResponse
@@ -238,21 +239,21 @@ class ReplayedTurns:
 
     @property
     def matching_tokens(self) -> int:
-        """How many tokens of the first prompt and its answer the next prompt begins with."""
+        """How many tokens of the first prompt and its output the second prompt starts with."""
         expected = (*self.first_record.prompt_tokens, *self.first_record.output_tokens)
         both = list(zip(expected, self.second_record.prompt_tokens, strict=False))
         return next((at for at, (a, b) in enumerate(both) if a != b), len(both))
 
     @property
     def expected_tokens(self) -> int:
-        """Without the last one: in some families it depends on what follows the turn."""
+        """All but the last token, which in some families depends on the next message."""
         return len(self.first_record.prompt_tokens) + len(self.first_record.output_tokens) - 1
 
 
 async def run_two_turns(
     target: TargetServer, api: str, scenario: Scenario, *, calls_last: bool = False
 ) -> ReplayedTurns:
-    """A scene, sent back with the results of its calls."""
+    """Run a scenario, then replay it with the results of its calls."""
 
     async def make(server: TargetServer) -> ReplayedTurns:
         nonce = server.new_nonce()
@@ -262,7 +263,10 @@ async def run_two_turns(
         if api == "responses":
             body["prompt_cache_key"] = f"meta-{nonce}"
         first = parse_response(api, await send_request(api, server, body))
-        require(len(first.parts_of("call")) == 2, f"{len(first.parts_of('call'))} calls came")
+        require(
+            len(first.parts_of("call")) == 2,
+            f"expected 2 calls, received {len(first.parts_of('call'))}",
+        )
         again = followup_request(api, body, first, nonce, calls_last=calls_last)
         second = parse_response(api, await send_request(api, server, again))
         assert server.recording is not None
@@ -275,21 +279,21 @@ async def run_two_turns(
 @check_each_api(
     "replay.accepted",
     {"messages": "CC-25", "responses": "CX-23", "chat": "AG-4"},
-    title="the turn, sent back with its results, is answered",
-    why="A server that refuses its own answer ends the session.",
+    title="the server accepts its own turn, replayed with the tool results",
+    why="A server that rejects its own output ends the session.",
 )
 async def replay_accepted(target: TargetServer, api: str) -> str:
     turns = await run_two_turns(target, api, INTERLEAVED)
     text = turns.second.text_of("text")
-    require(text.strip() == NEXT_TEXT, f"the next answer is {text!r}")
-    return "answered"
+    require(text.strip() == NEXT_TEXT, f"the next response is {text!r}")
+    return "accepted"
 
 
 @check_each_api(
     "replay.order",
     {"messages": "CC-27", "responses": "CX-23", "chat": "R2"},
-    title="the next prompt has think, call, think, call, result, result in this order",
-    why="Grouped thoughts explain nothing: the model reads its second plan before its first call.",
+    title="the next prompt keeps the order reasoning, call, reasoning, call, result, result",
+    why="In a regrouped turn the model reads its second plan before its first call.",
 )
 async def replay_order(target: TargetServer, api: str) -> str:
     return _require_order(await run_two_turns(target, api, INTERLEAVED), INTERLEAVED)
@@ -298,15 +302,15 @@ async def replay_order(target: TargetServer, api: str) -> str:
 @check_each_api(
     "replay.moved",
     {"messages": "CC-27"},
-    title="a turn whose calls the client moved to the end is put in order again",
-    why="Claude Code moves all calls behind the last text; the model never wrote it so.",
+    title="the server restores the order of a turn whose calls the client moved to the end",
+    why="Claude Code moves all calls after the last text, which is not what the model generated.",
 )
 async def moved_calls_order(target: TargetServer, api: str) -> str:
     return _require_order(await run_two_turns(target, api, MIXED, calls_last=True), MIXED)
 
 
 def _require_order(turns: ReplayedTurns, scenario: Scenario) -> str:
-    """Each part behind the last one, in the prompt's own text."""
+    """Fail the check unless the prompt has all parts of the scenario in order."""
     grown = turns.second_record.prompt_text[
         turns.second_record.prompt_text.index(user_message(scenario, "")[:12]) :
     ]
@@ -315,7 +319,7 @@ def _require_order(turns: ReplayedTurns, scenario: Scenario) -> str:
     at = 0
     for kind, text in wanted:
         found = grown.find(text, at)
-        missing = "is not in the prompt" if text not in grown else "is not in its place"
+        missing = "is not in the prompt" if text not in grown else "is in the wrong place"
         require(found >= 0, f"the {kind} {text!r} {missing}", received=abbreviate(grown, 900))
         at = found + len(text)
     return f"{len(wanted)} parts in order"
@@ -324,7 +328,7 @@ def _require_order(turns: ReplayedTurns, scenario: Scenario) -> str:
 @check_each_api(
     "replay.exact",
     "R10",
-    title="the next prompt begins with the last prompt and the model's own tokens",
+    title="the next prompt starts with the previous prompt and the model's own tokens",
     why=_EXACT_IMPACT,
 )
 async def exact_prefix(target: TargetServer, api: str) -> str:
@@ -334,7 +338,7 @@ async def exact_prefix(target: TargetServer, api: str) -> str:
 @check_each_api(
     "replay.exact-moved",
     {"messages": "R10"},
-    title="a turn whose calls the client moved is the model's own tokens again",
+    title="a turn whose calls the client moved becomes the model's own tokens again",
     why=_EXACT_IMPACT,
 )
 async def moved_calls_exact_prefix(target: TargetServer, api: str) -> str:
@@ -345,10 +349,10 @@ def _require_exact_prefix(turns: ReplayedTurns) -> str:
     matching, expected = turns.matching_tokens, turns.expected_tokens
     added = turns.second_record.prompt_text[len(turns.first_record.prompt_text) - 60 :]
     received = f"the prompt: … {abbreviate(added, 700)}"
-    sent = f"the model wrote: {abbreviate(turns.first_record.output_text, 500)}"
+    sent = f"the model generated: {abbreviate(turns.first_record.output_text, 500)}"
     require(
         matching >= expected,
-        f"{matching} of {expected} tokens are the same",
+        f"{matching} of {expected} tokens match",
         sent=sent,
         received=received,
     )
@@ -358,15 +362,15 @@ def _require_exact_prefix(turns: ReplayedTurns) -> str:
 @check_each_api(
     "replay.cached",
     "TK-5",
-    title="the tokens reported as cached are those that the engine found",
-    why="Without the figure nobody sees that a session computes everything again, or pays for it.",
+    title="the reported cached tokens equal those of the engine",
+    why="Without this count, a session that re-prefills every turn goes unnoticed.",
 )
 async def cached_tokens(target: TargetServer, api: str) -> str:
     turns = await run_two_turns(target, api, INTERLEAVED)
     reported, actual = turns.second.cached_tokens, turns.second_record.cached_count
     require(
         reported == actual,
-        f"the engine found {actual} tokens in its cache, {reported} are reported",
+        f"the engine had {actual} cached tokens, usage reports {reported}",
     )
     return f"{actual} tokens"
 
@@ -374,8 +378,8 @@ async def cached_tokens(target: TargetServer, api: str) -> str:
 @check_each_api(
     "replay.ids",
     "TK-7",
-    title="no id and no metadata of the client is in the prompt",
-    why="Ids differ in every session: one of them in the prompt, and no prefix is ever found.",
+    title="the prompt contains no ids and no client metadata",
+    why="Ids differ in every session, so a single id in the prompt prevents prefix cache hits.",
 )
 async def ids_excluded(target: TargetServer, api: str) -> str:
     turns = await run_two_turns(target, api, INTERLEAVED)
@@ -383,8 +387,8 @@ async def ids_excluded(target: TargetServer, api: str) -> str:
     named += [item["id"] for item in turns.first.items if item.get("id")]
     named += [part.signature for part in turns.first.parts if len(part.signature) > 12]
     found = [id for id in [*named, "meta-"] if id and id in turns.second_record.prompt_text]
-    require(not found, f"in the prompt: {abbreviate(', '.join(found))}")
-    return f"{len(named)} ids looked for"
+    require(not found, f"the prompt contains {abbreviate(', '.join(found))}")
+    return f"none of {len(named)} ids is in the prompt"
 
 
 REPLAY_CHECKS: tuple[Check, ...] = (

@@ -1,4 +1,4 @@
-"""Requests as the clients of each API send them: a question, and the history that they replay."""
+"""Requests in the form that clients of each API send: a first message, and a replayed history."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _TOOLS: dict[str, Json] = {
     LOOKUP_TOOL: {"city": _STRING_SCHEMA, "days": {"type": "integer"}},
     WRITE_TOOL: {"path": _STRING_SCHEMA, "content": _STRING_SCHEMA},
 }
-#: Fields of every request of Codex.
+#: Fields that Codex sends with every request.
 _CODEX_FIELDS: Json = {
     "store": False,
     "include": ["reasoning.encrypted_content"],
@@ -27,7 +27,7 @@ CACHE_CONTROL = {"cache_control": {"type": "ephemeral"}}
 
 
 def user_message(scenario: Scenario, nonce: str) -> str:
-    """Return the message that triggers a scenario; the nonce finds its prompt in the recording."""
+    """Return the message that triggers a scenario. The nonce identifies it in the recording."""
     return f"{scenario.trigger} {nonce}: what is the weather like?"
 
 
@@ -51,7 +51,7 @@ def first_request(api: str, target: TargetServer, text: str, *, stream: bool) ->
 
 
 async def send_request(api: str, target: TargetServer, body: Json, **headers: str) -> HttpExchange:
-    """Send a request. In header names _ stands for -."""
+    """Send a request. Underscores in header names become hyphens."""
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return await target.post(API_PATHS[api], body, fields)
 
@@ -59,7 +59,7 @@ async def send_request(api: str, target: TargetServer, body: Json, **headers: st
 async def run_scenario(
     api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True
 ) -> ParsedResponse:
-    """Run a scenario once for all checks that look at it."""
+    """Run a scenario once for all checks that use it."""
 
     async def make(server: TargetServer) -> ParsedResponse:
         return await rerun_scenario(api, server, scenario, stream=stream)
@@ -70,7 +70,7 @@ async def run_scenario(
 async def rerun_scenario(
     api: str, target: TargetServer, scenario: Scenario, *, stream: bool = True
 ) -> ParsedResponse:
-    """Run a scenario, whether it ran before or not."""
+    """Run a scenario, even if it ran before."""
     body = first_request(api, target, user_message(scenario, target.new_nonce()), stream=stream)
     return parse_response(api, await send_request(api, target, body))
 
@@ -80,7 +80,7 @@ def followup_request(
 ) -> Json:
     """Return the next request, with the results of the calls in reverse order.
 
-    `calls_last`: the calls follow everything else, as Claude Code sends a turn with text in it.
+    `calls_last` moves the calls to the end, as Claude Code does for a turn that contains text.
     """
     results = [
         (part, f"{NEXT_TRIGGER} {nonce} {n}: sunny")
@@ -108,7 +108,7 @@ def _followup_messages(
     *,
     calls_last: bool,
 ) -> list[Json]:
-    """Change the first turn from a list to a string, and the order of inputs."""
+    """Return the messages as Claude Code replays them: first turn as a string, inputs reordered."""
     parts = parsed.parts
     if calls_last:
         parts = [part for part in parts if part.kind != "call"] + parsed.parts_of("call")
@@ -125,7 +125,7 @@ def _followup_messages(
 
 
 def _content_block(part: OutputPart) -> Json:
-    if part.kind == "thought":
+    if part.kind == "reasoning":
         return {"type": "thinking", "thinking": part.text, "signature": part.signature}
     if part.kind == "text":
         return {"type": "text", "text": part.text}
@@ -134,14 +134,14 @@ def _content_block(part: OutputPart) -> Json:
 
 
 def _followup_chat(parsed: ParsedResponse, results: Sequence[tuple[OutputPart, str]]) -> list[Json]:
-    """Return one message with one field for reasoning and one for text, whatever their order."""
+    """Return one message with one field for all reasoning and one for all text."""
     calls = [
         {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.text}}
         for c in parsed.parts_of("call")
     ]
     fields = {
         "content": parsed.text_of("text") or None,
-        "reasoning_content": parsed.text_of("thought"),
+        "reasoning_content": parsed.text_of("reasoning"),
     }
     outputs = [{"role": "tool", "tool_call_id": part.id, "content": text} for part, text in results]
     return [{"role": "assistant", **fields, "tool_calls": calls}, *outputs]

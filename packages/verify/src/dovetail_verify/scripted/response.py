@@ -1,7 +1,7 @@
-"""A response as its client reads it, in each API: the parts, their order, and when they came.
+"""A response as a client of each API reads it: the parts, their order and their arrival times.
 
-Parsed here and not by Dovetail's codecs, which are judged too. Parsing is as lenient as clients
-are; `violations` records where a stream broke its own rules.
+This module does not use Dovetail's codecs, because they are under test too. It parses as leniently
+as clients do; `violations` records where a stream violated the rules of its API.
 """
 
 import json
@@ -16,10 +16,10 @@ from dovetail_verify.scripted.scenarios import PartKind
 
 @dataclass
 class OutputPart:
-    """A part of the output. `text` of a call is the JSON of its input.
+    """A part of the output. The `text` of a call is the JSON of its input.
 
-    `signature` is sent back with reasoning. Times are seconds after the request. `chunk_times` has
-    the time of each chunk and the length of the text by then.
+    `signature` is replayed with reasoning. Times are seconds after the request. `chunk_times` has
+    the arrival time of each chunk and the length of the text at that time.
     """
 
     kind: PartKind
@@ -44,19 +44,19 @@ class OutputPart:
 
     @property
     def input(self) -> dict[str, Any]:
-        """The input of a call. Fails the check where it is no JSON object."""
+        """The input of a call. Fails the check if it is not a JSON object."""
         try:
             value = json.loads(self.text or "{}")
         except ValueError:
             raise CheckFailed(f"the input of a call is not JSON: {self.text[:200]!r}") from None
         if not isinstance(value, dict):
-            raise CheckFailed(f"the input of a call is no object: {self.text[:200]!r}")
+            raise CheckFailed(f"the input of a call is not an object: {self.text[:200]!r}")
         return value
 
 
 @dataclass
 class ParsedResponse:
-    """A whole response. Counts are None where the server does not report them."""
+    """A complete response. Counts that the server does not report are None."""
 
     exchange: HttpExchange
     parts: list[OutputPart] = field(default_factory=list)
@@ -107,7 +107,9 @@ def _parse_messages_stream(parsed: ParsedResponse) -> None:
 def _apply_messages_delta(parsed: ParsedResponse, part: OutputPart, event: Any, at: float) -> None:
     delta = event["delta"]
     if part.ended_at is not None:
-        parsed.violations.append(f"{delta['type']} for block {event['index']}, which had stopped")
+        parsed.violations.append(
+            f"{delta['type']} for block {event['index']}, which has already stopped"
+        )
     if delta["type"] == "signature_delta":
         part.signature = delta["signature"]
     field_of = {"thinking_delta": "thinking", "text_delta": "text"}
@@ -121,7 +123,7 @@ def _parse_messages_body(parsed: ParsedResponse) -> None:
         if part.kind == "call":
             part.text = json.dumps(block["input"])
         else:
-            part.text = block["thinking" if part.kind == "thought" else "text"]
+            part.text = block["thinking" if part.kind == "reasoning" else "text"]
         part.signature = block.get("signature") or ""
         parsed.parts.append(part)
     parsed.finish_reason = body.get("stop_reason") or ""
@@ -131,7 +133,7 @@ def _parse_messages_body(parsed: ParsedResponse) -> None:
 def _part_of_block(block: Any) -> OutputPart:
     if block["type"] == "tool_use":
         return OutputPart("call", name=block["name"], id=block["id"])
-    return OutputPart("thought" if "thinking" in block["type"] else "text")
+    return OutputPart("reasoning" if "thinking" in block["type"] else "text")
 
 
 def _apply_messages_usage(parsed: ParsedResponse, usage: Any) -> None:
@@ -188,7 +190,7 @@ def _parse_responses_body(parsed: ParsedResponse) -> None:
 def _part_of_item(item: Any) -> OutputPart:
     if item["type"] == "function_call":
         return OutputPart("call", name=item["name"], id=item["call_id"])
-    return OutputPart("thought" if item["type"] == "reasoning" else "text")
+    return OutputPart("reasoning" if item["type"] == "reasoning" else "text")
 
 
 def _item_text(item: Any) -> str:
@@ -211,7 +213,7 @@ def _apply_response_end(parsed: ParsedResponse, response: Any) -> None:
 def _parse_chat_stream(parsed: ParsedResponse) -> None:
     calls: dict[int, OutputPart] = {}
     for frame in parsed.exchange.frames:
-        # A side channel has names for its events; the chat stream itself has none.
+        # Only the dispatch events have names; the events of the chat stream itself have none.
         if frame.event not in ("", "message") or not isinstance(frame.json, dict):
             continue
         _apply_chat_usage(parsed, frame.json.get("usage") or {})
@@ -223,10 +225,10 @@ def _parse_chat_stream(parsed: ParsedResponse) -> None:
 def _apply_chat_delta(
     parsed: ParsedResponse, calls: dict[int, OutputPart], delta: Any, at: float
 ) -> None:
-    for kind, text in (("thought", _reasoning_text(delta)), ("text", delta.get("content") or "")):
+    for kind, text in (("reasoning", _reasoning_text(delta)), ("text", delta.get("content") or "")):
         if text:
             if not parsed.parts or parsed.parts[-1].kind != kind:
-                parsed.parts.append(OutputPart("thought" if kind == "thought" else "text"))
+                parsed.parts.append(OutputPart("reasoning" if kind == "reasoning" else "text"))
             parsed.parts[-1].append(text, at)
     for call in delta.get("tool_calls") or []:
         function = call.get("function") or {}
@@ -241,11 +243,11 @@ def _parse_chat_body(parsed: ParsedResponse) -> None:
     choice = parsed.exchange.json["choices"][0]
     message = choice["message"]
     for kind, text in (
-        ("thought", _reasoning_text(message)),
+        ("reasoning", _reasoning_text(message)),
         ("text", message.get("content") or ""),
     ):
         if text:
-            parsed.parts.append(OutputPart("thought" if kind == "thought" else "text", text))
+            parsed.parts.append(OutputPart("reasoning" if kind == "reasoning" else "text", text))
     for call in message.get("tool_calls") or []:
         function = call["function"]
         parsed.parts.append(OutputPart("call", function["arguments"], function["name"], call["id"]))

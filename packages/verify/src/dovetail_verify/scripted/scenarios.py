@@ -1,7 +1,7 @@
-"""What the model generates in scripted mode: one scenario for each thing that servers get wrong.
+"""The output of the model in scripted mode: one scenario for each common fault of servers.
 
-A word in the user's message triggers a scenario. Its parts are what a client must receive, in this
-order; how the model writes them depends on its family.
+A word in the user's message triggers a scenario. A client must receive its parts in order; their
+notation in the model's output depends on the model family.
 """
 
 import json
@@ -16,17 +16,17 @@ from dovetail_parsers import resolve_family, write_message
 from dovetail_verify.black_box.samples import MULTIBYTE_TEXT
 from dovetail_verify.dialects import TOOL_NAME
 
-PartKind = Literal["thought", "text", "call"]
-PAUSE_SECONDS = 1.5  # of silence in the middle of the output
+PartKind = Literal["reasoning", "text", "call"]
+PAUSE_SECONDS = 1.5  # without tokens, in the middle of the output
 LOOKUP_TOOL, WRITE_TOOL = "look_up", "write_file"
-NEXT_TRIGGER = "verify-next"  # in a tool result: triggers the turn that follows
+NEXT_TRIGGER = "verify-next"  # in a tool result: triggers the next turn
 NEXT_TEXT = "All of it is done."
 PLAIN_TEXT = "Oslo is sunny today."
 
 
 @dataclass(frozen=True)
 class ScriptedPart:
-    """A part of the model's output. `arguments` are the input of a call."""
+    """A part of the model's output. `arguments` is the input of a call."""
 
     kind: PartKind
     text: str = ""
@@ -37,7 +37,7 @@ class ScriptedPart:
     def block(self) -> OutputBlock:
         if self.kind == "call":
             return ToolCallBlock("", self.name, json.dumps(self.arguments, ensure_ascii=False))
-        return ReasoningBlock(self.text) if self.kind == "thought" else TextBlock(self.text)
+        return ReasoningBlock(self.text) if self.kind == "reasoning" else TextBlock(self.text)
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Scenario:
 
 
 class FamilyWriter:
-    """Writes parts in the notation of a family of models."""
+    """Writes parts in the notation of a model family."""
 
     def __init__(self, tool_parser: str, reasoning_parser: str) -> None:
         family = resolve_family(tool_parser)
         if family is None:
-            raise ValueError(f"no parser of calls is named {tool_parser!r}")
+            raise ValueError(f"no tool call parser is named {tool_parser!r}")
         if family.unified is None:
             family = replace(family, pairs_with=reasoning_parser)
         self._family = family
@@ -70,11 +70,11 @@ class FamilyWriter:
         try:
             return write_message([part.block for part in parts], self._family)
         except ValueError:
-            raise ValueError("this family cannot write thoughts and calls in turn") from None
+            raise ValueError("this family cannot alternate reasoning and calls") from None
 
     @property
     def reasoning_end(self) -> str:
-        """Marker that ends a reasoning span; empty where the family has none."""
+        """The marker that ends a reasoning span; empty if the family has none."""
         content = "\N{NULL}"
         try:
             text = write_message([ReasoningBlock(content)], self._family)
@@ -84,7 +84,7 @@ class FamilyWriter:
 
 
 def reasoning_part(text: str) -> ScriptedPart:
-    return ScriptedPart("thought", text)
+    return ScriptedPart("reasoning", text)
 
 
 def text_part(text: str) -> ScriptedPart:
@@ -100,31 +100,31 @@ def _plain_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
 
 
 def _chunked_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """Several tokens at a time with a delay between them, as an engine under load sends them."""
+    """Return chunks of several tokens with a delay between them, as from an engine under load."""
     return {**_plain_entry(writer, scenario), "chunks": 8, "delay": {"between": 0.001}}
 
 
 def _paused_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """The first reasoning and call, a pause, the rest."""
+    """Return the first reasoning span and call, a pause, and the rest."""
     first = writer.write(scenario.parts[:2])
     rest = writer.write(scenario.parts).removeprefix(first)
     return {"chunks": [first, rest], "delay": {"between": PAUSE_SECONDS}}
 
 
 def _paused_argument_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """A pause in the middle of an argument."""
+    """Return output with a pause in the middle of an argument."""
     text = writer.write(scenario.parts)
     half = text.index(_MIDDLE_LINE)
     return {"chunks": [text[:half], text[half:]], "delay": {"between": PAUSE_SECONDS}}
 
 
 def _whitespace_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """Parts separated by white space."""
+    """Return the parts separated by whitespace."""
     return {"text": "\n\n".join(writer.write([part]) for part in scenario.parts) + "\n"}
 
 
 def _orphan_marker_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """The end marker of reasoning once more, in the middle of the text."""
+    """Return output that repeats the end marker of reasoning in the middle of the text."""
     text = writer.write(scenario.parts)
     return {"text": text.replace(" Bergen", f"{writer.reasoning_end} Bergen")}
 
@@ -135,7 +135,7 @@ def _truncated_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]
 
 
 def _malformed_call_entry(writer: FamilyWriter, scenario: Scenario) -> dict[str, Any]:
-    """The start marker of a call, and then no call."""
+    """Return the start marker of a call, followed by plain text."""
     opened = writer.write([call_part(LOOKUP_TOOL, city="Oslo")]).partition("look_up")[0]
     opener = opened.split("{")[0].split("<function")[0].strip() or opened
     return {"text": writer.write(scenario.parts[:1]) + f"{opener} no call at all, only words."}
@@ -169,7 +169,7 @@ INTERLEAVED = Scenario(
 MIXED = Scenario(
     "mixed",
     (
-        reasoning_part("Two cities to ask for."),
+        reasoning_part("Two cities to look up."),
         text_part("I begin with Oslo."),
         call_part(LOOKUP_TOOL, city="Oslo", days=1),
         reasoning_part("That was one of two."),
@@ -213,7 +213,7 @@ MULTIBYTE = Scenario(
 )
 PLAIN = Scenario("plain", (text_part(PLAIN_TEXT),), _plain_entry)
 FAILING = Scenario(
-    "failing", (reasoning_part("A long thought. " * 20), text_part("Words. " * 20)), _failing_entry
+    "failing", (reasoning_part("A long sentence. " * 20), text_part("Words. " * 20)), _failing_entry
 )
 
 SCENARIOS = (
@@ -234,7 +234,7 @@ SCENARIOS = (
 
 
 _NUMBER_WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-_TAIL_CHARS = 400  # the last message, and what the template adds after it
+_TAIL_CHARS = 400  # the last message and the text that the template adds after it
 ScriptEntry = dict[str, Any]
 
 
@@ -266,11 +266,11 @@ def black_box_rules(writer: FamilyWriter) -> list[ScriptEntry]:
 
 
 DEFAULT_FAMILY = "qwen3_coder"
-_SINGLE_CALL_FAMILIES = ("harmony",)  # a call ends the turn: scenarios with two cannot be written
+_SINGLE_CALL_FAMILIES = ("harmony",)  # a call ends the turn, so a turn cannot have two
 
 
 class _BlockStyleDumper(yaml.SafeDumper):
-    """Writes text of several lines as a block."""
+    """Writes strings of several lines as block scalars."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -282,7 +282,7 @@ _BlockStyleDumper.add_representer(str, _represent_text)
 
 
 def render_script(family: str = DEFAULT_FAMILY) -> str:
-    """Return the script as YAML. `TOOL+REASONING` names both parsers; the second has a default."""
+    """Return the script as YAML. `family` is `TOOL` or `TOOL+REASONING`, the names of parsers."""
     writer = FamilyWriter(*resolve_parser_names(family))
     after = writer.write([reasoning_part("So it is."), text_part(NEXT_TEXT)])
     rules: list[dict[str, Any]] = [{"when": {"text": NEXT_TRIGGER}, "text": after}]
@@ -298,14 +298,16 @@ def render_script(family: str = DEFAULT_FAMILY) -> str:
 
 
 def resolve_parser_names(family: str) -> tuple[str, str]:
-    """Return the parsers of a family. Scenarios need reasoning, and several calls in a turn."""
+    """Return the parsers of a family. Scenarios need reasoning and several calls per turn."""
     tool, _, reasoning = family.partition("+")
     found = resolve_family(tool)
     if found is None or found.tool_parser is None:
-        raise ValueError(f"no parser of calls is named {tool!r}")
+        raise ValueError(f"no tool call parser is named {tool!r}")
     if found.name in _SINGLE_CALL_FAMILIES:
-        raise ValueError(f"{tool} ends a turn at its first call: scenes have several")
+        raise ValueError(
+            f"{tool} ends a turn at its first call, but the scenarios have several calls per turn"
+        )
     reasoning = reasoning or found.reasoning_parser or ""
     if not reasoning:
-        raise ValueError(f"{tool} has no thoughts: name a parser of them, as in {tool}+deepseek_r1")
+        raise ValueError(f"{tool} has no reasoning parser; name one, as in {tool}+deepseek_r1")
     return tool, reasoning

@@ -1,4 +1,4 @@
-"""Checks of calls: complete the moment they are, streamed as they are written, never guessed."""
+"""Checks of tool calls: streamed as generated, ended promptly, never completed by guessing."""
 
 from collections.abc import Awaitable, Callable
 
@@ -28,8 +28,10 @@ from dovetail_verify.scripted.scenarios import (
 )
 from dovetail_verify.target import API_PATHS, TargetServer
 
-MIN_PAUSE_SECONDS = PAUSE_SECONDS / 2  # of the pause must be seen: machines under load are late
-MIN_ARGUMENT_CHUNKS = 20  # pieces of an argument that the engine gives in hundreds
+MIN_PAUSE_SECONDS = (
+    PAUSE_SECONDS / 2
+)  # of the pause that must be visible: a loaded machine delivers late
+MIN_ARGUMENT_CHUNKS = 20  # of an argument that the engine sends in hundreds of chunks
 _CLEAN_END = {"messages": "message_stop", "responses": "response.completed", "chat": "stop"}
 _TRUNCATED_STATUS = {"messages": "max_tokens", "responses": "incomplete", "chat": "length"}
 
@@ -37,9 +39,8 @@ _TRUNCATED_STATUS = {"messages": "max_tokens", "responses": "incomplete", "chat"
 @check_each_api(
     "call.at-once",
     {"messages": "CC-12", "responses": "CX-3", "chat": "AG-12"},
-    title="a call ends when the model has ended it, while the model is silent",
-    why="Claude Code and Codex start a tool at the end of its call: every second that the server "
-    "sits on it is a second in which nothing runs.",
+    title="the server ends a call as soon as the model has ended it, without waiting for tokens",
+    why="Claude Code and Codex start a tool at the end of its call, so a delay is idle time.",
 )
 async def call_ends_promptly(target: TargetServer, api: str) -> str:
     return await _retry_once(_judge_early_end, target, api)
@@ -48,7 +49,7 @@ async def call_ends_promptly(target: TargetServer, api: str) -> str:
 async def _retry_once(
     judge: Callable[[TargetServer, str], Awaitable[str]], target: TargetServer, api: str
 ) -> str:
-    """A pause that was not seen is a fault the second time: once may be a busy machine."""
+    """Run a timing check again if it fails: a single failure may be due to a busy machine."""
     try:
         return await judge(target, api)
     except CheckFailed:
@@ -58,54 +59,55 @@ async def _retry_once(
 async def _judge_early_end(target: TargetServer, api: str) -> str:
     parsed = await rerun_scenario(api, target, PAUSED)
     calls = parsed.parts_of("call")
-    require(len(calls) == 2, f"{len(calls)} calls came")
+    require(len(calls) == 2, f"expected 2 calls, received {len(calls)}")
     first, behind = calls[0], _first_output_after(parsed, calls[0])
-    require(first.ended_at is not None, "the first call was never ended")
+    require(first.ended_at is not None, "the first call did not end")
     assert first.ended_at is not None
     waited = behind - first.ended_at
     require(
         waited >= MIN_PAUSE_SECONDS,
-        f"the model paused {PAUSE_SECONDS} s behind the call, and it ended {waited:.2f} s "
-        "before the rest",
+        f"the model paused for {PAUSE_SECONDS} s after the call, but the call ended {waited:.2f} s "
+        "before the next output",
     )
-    return f"{waited:.1f} s before the rest"
+    return f"{waited:.1f} s before the next output"
 
 
 def _first_output_after(parsed: ParsedResponse, call: OutputPart) -> float:
-    """When something that the model said behind the call was shown."""
-    texts = [part.text for part in PAUSED.parts[2:] if part.kind == "thought"]
+    """Return the arrival time of the first output after the call."""
+    texts = [part.text for part in PAUSED.parts[2:] if part.kind == "reasoning"]
     times = [
         part.first_chunk_at for part in parsed.parts if part is not call and part.kind == "call"
     ]
     times += [
-        part.first_chunk_at for part in parsed.parts_of("thought") if part.text.strip() in texts
+        part.first_chunk_at for part in parsed.parts_of("reasoning") if part.text.strip() in texts
     ]
     known = [time for time in times if time is not None]
     if not known:
-        raise CheckFailed("what the model said behind the call was not streamed")
+        raise CheckFailed("the output after the call was not streamed")
     return min(known)
 
 
 @check_each_api(
     "argument.pieces",
     "R5",
-    title="an argument of 4,000 tokens comes in many pieces that join to the model's own JSON",
-    why="An agent that shows a file while it is written has nothing to show.",
+    title="an argument of 4,000 tokens arrives in many chunks that add up to the model's own JSON",
+    why="An agent that shows a file while it is generated has nothing to show.",
 )
 async def argument_chunks(target: TargetServer, api: str) -> str:
     parsed = await run_scenario(api, target, LONG)
     call = _only_call(parsed, LONG)
     require(
-        call.chunk_count >= MIN_ARGUMENT_CHUNKS, f"the argument came in {call.chunk_count} piece(s)"
+        call.chunk_count >= MIN_ARGUMENT_CHUNKS,
+        f"the argument arrived in {call.chunk_count} chunk(s)",
     )
-    return f"{call.chunk_count} pieces"
+    return f"{call.chunk_count} chunks"
 
 
 @check_each_api(
     "argument.early",
     "R5",
-    title="half an argument is shown while the model is still at the other half",
-    why="A file of some thousand lines looks like a hanging agent for minutes.",
+    title="the first half of an argument arrives while the model generates the second half",
+    why="While the model generates a file of a few thousand lines, the agent seems to hang.",
 )
 async def argument_streams_early(target: TargetServer, api: str) -> str:
     return await _retry_once(_judge_half_argument, target, api)
@@ -120,15 +122,15 @@ async def _judge_half_argument(target: TargetServer, api: str) -> str:
         length for at, length in call.chunk_times if call.last_chunk_at - at >= MIN_PAUSE_SECONDS
     ]
     share = max(before, default=0) / len(call.text)
-    require(share > 0.25, f"{share:.0%} of the argument had come when the model paused half way")
-    return f"{share:.0%} had come at the pause"
+    require(share > 0.25, f"{share:.0%} of the argument had arrived when the model paused halfway")
+    return f"{share:.0%} had arrived at the pause"
 
 
 @check_each_api(
     "argument.markers",
     "R4",
     title="markers inside an argument are data",
-    why="An agent that works on a chat template, or on this very page, loses its file.",
+    why="An agent that edits a chat template, or this very file, writes damaged files.",
 )
 async def argument_markers(target: TargetServer, api: str) -> str:
     return require_scenario(await run_scenario(api, target, MARKERS), MARKERS)
@@ -137,18 +139,18 @@ async def argument_markers(target: TargetServer, api: str) -> str:
 @check_each_api(
     "call.cut",
     "R6",
-    title="a call that the limit cut is told as cut, and never completed by guessing",
-    why="A file cut in the middle and written as if it were whole is lost work.",
+    title="a call truncated by the token limit is reported as truncated, not completed by guessing",
+    why="The agent writes half a file as if it were complete.",
 )
 async def truncated_call(target: TargetServer, api: str) -> str:
     parsed = await run_scenario(api, target, TRUNCATED)
     require(
         parsed.finish_reason == _TRUNCATED_STATUS[api],
-        f"the answer ended as {parsed.finish_reason!r}",
+        f"the response ended with {parsed.finish_reason!r}",
     )
     for call in parsed.parts_of("call"):
-        require(not _is_complete(call), f"a cut call came as a whole one: {call.text[-60:]!r}")
-    return f"ended as {parsed.finish_reason}"
+        require(not _is_complete(call), f"a truncated call was completed: {call.text[-60:]!r}")
+    return f"ended with {parsed.finish_reason}"
 
 
 def _is_complete(call: OutputPart) -> bool:
@@ -161,45 +163,44 @@ def _is_complete(call: OutputPart) -> bool:
 @check_each_api(
     "failure.stream",
     {"messages": "CC-26", "responses": "CX-22", "chat": "AG-11"},
-    title="an engine that fails in the middle ends the stream with an error",
-    why="A clean end behind a thought is a silent empty success: the agent stops working, and "
-    "nobody knows why.",
+    title="a stream ends with an error if the engine fails",
+    why="A normal end after reasoning is an empty success: the agent stops without an explanation.",
 )
 async def stream_failure(target: TargetServer, api: str) -> str:
     body = first_request(api, target, user_message(FAILING, target.new_nonce()), stream=True)
     exchange = await send_request(api, target, body)
     if exchange.status >= 500:
-        return f"refused with {exchange.status}"
-    require(exchange.status == 200, f"answered with status {exchange.status}")
+        return f"rejected with {exchange.status}"
+    require(exchange.status == 200, f"returned status {exchange.status}")
     types = [frame.type for frame in exchange.frames]
     finished = [c.get("finish_reason") for e in exchange.events for c in e.get("choices") or []]
     require(_CLEAN_END[api] not in types, f"the stream ended with {_CLEAN_END[api]}")
     require(not any(finished), f"the stream ended with finish_reason {finished[-1:]}")
     expected = "response.failed" if api == "responses" else "error"
     shown = expected in types or any("error" in event for event in exchange.events)
-    require(shown, f"no {expected} was told, the stream ended with {types[-1:]}")
+    require(shown, f"the stream has no {expected} and ended with {types[-1:]}")
     return expected
 
 
 @check_each_api(
     "failure.whole",
     {"messages": "CC-15", "responses": "CX-19", "chat": "AG-11"},
-    title="an engine that fails in the middle makes a whole answer an error",
-    why="Half an answer that looks whole is acted upon; a 5xx is tried again.",
+    title="a non-streaming response is an error if the engine fails",
+    why="Agents act on half a response that looks complete, but retry a 5xx.",
 )
 async def body_failure(target: TargetServer, api: str) -> str:
     body = first_request(api, target, user_message(FAILING, target.new_nonce()), stream=False)
     exchange = await send_request(api, target, body)
-    require(exchange.status >= 500, f"answered with status {exchange.status}")
-    require("error" in exchange.json, "no error in the body")
+    require(exchange.status >= 500, f"returned status {exchange.status}")
+    require("error" in exchange.json, "the body has no `error`")
     return f"status {exchange.status}"
 
 
 @check_each_api(
     "hang-up",
     "WB-5",
-    title="the engine stops when the client hangs up",
-    why="A user who presses Escape pays for the rest of the answer, and waits behind it.",
+    title="the engine stops when the client disconnects",
+    why="A user who presses Escape pays for the rest of the response and waits for it.",
 )
 async def client_disconnect(target: TargetServer, api: str) -> str:
     return await _retry_once(_judge_generation_stopped, target, api)
@@ -209,11 +210,11 @@ async def _judge_generation_stopped(target: TargetServer, api: str) -> str:
     nonce = target.new_nonce()
     body = first_request(api, target, user_message(PAUSED_ARGUMENT, nonce), stream=True)
     async with target.open_stream(SentRequest("POST", API_PATHS[api], body)) as (response, _):
-        require(response.status == 200, f"answered with status {response.status}")
+        require(response.status == 200, f"returned status {response.status}")
         await anext(response.iter_chunks())
     assert target.recording is not None
     record = (await target.recording.find_requests(nonce))[0]
-    require(LAST_LINE not in record.output_text, "the engine went on to the end of its answer")
+    require(LAST_LINE not in record.output_text, "the engine generated the complete output")
     return f"stopped after {len(record.output_tokens)} tokens"
 
 
