@@ -13,8 +13,8 @@ from dovetail_verify.check import CheckFailed
 from dovetail_verify.exchange import HttpExchange, fold_message
 
 Json = dict[str, Any]
-DEFAULT_MAX_TOKENS = 64  # of a response, unless a check sets another limit
-TOOL_CALL_MAX_TOKENS = 512  # of a response with a tool call, which may follow reasoning
+DEFAULT_MAX_TOKENS = 64  # limit of a response, unless a check sets another one
+TOOL_CALL_MAX_TOKENS = 512  # reasoning may precede the call
 TOOL_NAME = "get_weather"
 TOOL_PARAMETERS: Json = {
     "type": "object",

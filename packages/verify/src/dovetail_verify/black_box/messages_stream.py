@@ -1,4 +1,4 @@
-"""Checks of the structure of Messages responses, which Claude Code relies on."""
+"""Checks of the response structure of the Messages API, which Claude Code relies on."""
 
 from collections.abc import Sequence
 from contextlib import suppress

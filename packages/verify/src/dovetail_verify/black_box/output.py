@@ -17,7 +17,7 @@ from dovetail_verify.dialects import CHAT, RESPONSES, TOOL_NAME, Dialect, Json
 from dovetail_verify.exchange import HttpExchange
 from dovetail_verify.target import TargetServer
 
-_MAX_CLOSE_SECONDS = 1.0  # that a connection may stay open after the last event
+_MAX_CLOSE_SECONDS = 1.0  # from the last event to the end of the connection
 _FINAL_EVENTS = {
     "messages": ("message_stop",),
     "responses": ("response.completed", "response.incomplete"),

@@ -1,4 +1,4 @@
-"""Checks of the structure of Responses responses, which Codex relies on."""
+"""Checks of the response structure of the Responses API, which Codex relies on."""
 
 from itertools import pairwise
 

@@ -16,8 +16,8 @@ from dovetail_verify.http_client import open_connection
 from dovetail_verify.target import TargetServer
 
 _CONCURRENT_REQUESTS = 4
-_MAX_RELEASE_SECONDS = 5.0  # until an abandoned request must have stopped
-_SLACK_SECONDS = 2.0  # that a request may take longer than an earlier one
+_MAX_RELEASE_SECONDS = 5.0  # from a disconnect to the end of the generation
+_SLACK_SECONDS = 2.0  # tolerance for the duration of the next request
 _RUNNING_METRIC = re.compile(
     r"^(?:vllm:num_requests_running|sglang:num_running_reqs|llamacpp:requests_processing"
     r"|\w*inflight_requests\w*)(?:\{[^}]*\})? ([0-9.e+]+)$",

@@ -17,7 +17,7 @@ from dovetail_verify.black_box.samples import MULTIBYTE_TEXT
 from dovetail_verify.dialects import TOOL_NAME
 
 PartKind = Literal["reasoning", "text", "call"]
-PAUSE_SECONDS = 1.5  # without tokens, in the middle of the output
+PAUSE_SECONDS = 1.5  # in the middle of the output
 LOOKUP_TOOL, WRITE_TOOL = "look_up", "write_file"
 NEXT_TRIGGER = "verify-next"  # in a tool result: triggers the next turn
 NEXT_TEXT = "All of it is done."

@@ -28,10 +28,8 @@ from dovetail_verify.scripted.scenarios import (
 )
 from dovetail_verify.target import API_PATHS, TargetServer
 
-MIN_PAUSE_SECONDS = (
-    PAUSE_SECONDS / 2
-)  # of the pause that must be visible: a loaded machine delivers late
-MIN_ARGUMENT_CHUNKS = 20  # of an argument that the engine sends in hundreds of chunks
+MIN_PAUSE_SECONDS = PAUSE_SECONDS / 2  # a loaded machine delivers late
+MIN_ARGUMENT_CHUNKS = 20  # the engine sends the argument in hundreds
 _CLEAN_END = {"messages": "message_stop", "responses": "response.completed", "chat": "stop"}
 _TRUNCATED_STATUS = {"messages": "max_tokens", "responses": "incomplete", "chat": "length"}
 
@@ -130,7 +128,7 @@ async def _judge_half_argument(target: TargetServer, api: str) -> str:
     "argument.markers",
     "R4",
     title="markers inside an argument are data",
-    why="An agent that edits a chat template, or this very file, writes damaged files.",
+    why="An agent that edits a chat template, or a parser of model output, writes damaged files.",
 )
 async def argument_markers(target: TargetServer, api: str) -> str:
     return require_scenario(await run_scenario(api, target, MARKERS), MARKERS)
