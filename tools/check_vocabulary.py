@@ -108,7 +108,7 @@ PHRASES = {
 }
 
 #: Modules whose strings are data (prompts, scripted sessions, phrases), not messages.
-DATA_MODULES = re.compile(r"tools/check_vocabulary\.py$|/demo/")
+DATA_MODULES = re.compile(r"tools/check_vocabulary\.py$|/demo/|responses/summary\.py$")
 
 #: Where one name may be defined in several modules: each API's or engine's own wire types.
 WIRE_MODULES = re.compile(r"(^|\.)(wire|frames|messages)$")

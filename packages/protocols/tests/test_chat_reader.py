@@ -328,7 +328,7 @@ ERRORS: list[tuple[object, Failure]] = [
         Failure("invalid_request", "Bad."),
     ),
     ({"message": "Slow down.", "code": 429}, Failure("rate_limited", "Slow down.")),
-    ({"code": {"a": 1}, "message": 5}, Failure("engine", "The server failed.")),
+    ({"code": {"a": 1}, "message": 5}, Failure("engine", "The upstream server reported an error.")),
 ]
 
 

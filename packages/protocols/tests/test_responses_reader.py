@@ -248,7 +248,7 @@ class TestOtherServers:
 FAILURES: list[tuple[bytes, Failure]] = [
     (
         frame("response.failed", response={"status": "failed", "error": {"code": "server_error"}}),
-        Failure("engine", "The server failed."),
+        Failure("engine", "The upstream server reported an error."),
     ),
     (
         frame("error", code="rate_limit_exceeded", message="Slow down."),

@@ -215,7 +215,10 @@ def test_a_full_window_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("responses", "fault"),
     [
-        ([stream({"content": "x"}, reason=None, done=False)], "stream ended before its answer"),
+        (
+            [stream({"content": "x"}, reason=None, done=False)],
+            "closed the stream before the end of the response",
+        ),
         ([rejection(500, "out of memory")], "status 500: out of memory"),
         (
             [FakeResponse(body=b"data: {oops\n\n" + chunks(), kind="text/event-stream")],

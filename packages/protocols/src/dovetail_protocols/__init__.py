@@ -1,4 +1,4 @@
-"""Codecs without IO, one for each API: decode request bodies and encode response events."""
+"""Codecs without IO, one per API: decode request bodies and encode response events."""
 
 from dovetail_protocols.chat import CODEC as CHAT
 from dovetail_protocols.chat import ChatCodec, ChatReader, build_chat_request

@@ -1,8 +1,8 @@
 """Skip decoding the part of a request body that the session has sent before.
 
-The next request of an agent begins with the very bytes of its last one, up to where the history
-grew. What these are as JSON is known: they open the history and go on with whole items. So the
-items are left out, and what remains is read as a body of its own.
+The next request of an agent starts with exactly the bytes of its last one, up to the end of the
+history in it. The structure of these bytes is known: they open the history and contain complete
+items. Those items are removed, and the remainder is decoded as a body of its own.
 """
 
 import re
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-MIN_BODY_BYTES = 1 << 14  # bytes of a body below which it is read as it is
-_ITEM_OVERHEAD_BYTES = 500  # bytes that an item takes when read, whatever is in it
-_MAX_PREFIXES_PER_SESSION = 8  # of one session: an agent with its sub-agents
+MIN_BODY_BYTES = 1 << 14  # smaller bodies are decoded in full
+_ITEM_OVERHEAD_BYTES = 500  # per decoded item, in addition to its content
+_MAX_PREFIXES_PER_SESSION = 8  # one for the agent and one for each of its sub-agents
 
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _FIELD = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*"([^"\\]*)"[ \t\r\n]*:[ \t\r\n]*')
@@ -25,7 +25,7 @@ _MORE = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 
 
 class HistoryKey(NamedTuple):
-    """The key of a history: the field that holds it, the decoder of its items, the session."""
+    """The key of a history: the field that contains it, the decoder of its items, the session."""
 
     field: str
     kind: str
@@ -33,9 +33,9 @@ class HistoryKey(NamedTuple):
 
 
 class BodyPrefix(NamedTuple):
-    """The items that a body begins with: where they start, where each ends and what it decoded to.
+    """The items at the start of a body: where they begin, where each ends, what each decoded to.
 
-    Only objects: where one ends does not depend on what follows it.
+    All items are objects: the end of an object does not depend on what follows it.
     """
 
     body: bytes
@@ -44,9 +44,9 @@ class BodyPrefix(NamedTuple):
     decoded: Sequence[Any]
 
     def count_shared_items(self, body: bytes) -> int:
-        """Count the items that the other body begins with, too.
+        """Count the items that the other body starts with as well.
 
-        What was found to be the same is not compared again: in all, about once over the body.
+        Bytes already found equal are not compared again: the total is about one pass over the body.
         """
         mine, ends = memoryview(self.body), self.ends
         same, upper, at = 0, len(ends), 0
@@ -60,7 +60,7 @@ class BodyPrefix(NamedTuple):
 
 
 class BodyRemainder(NamedTuple):
-    """A body without the items it shares with an earlier one, and the offset of the next item."""
+    """A body without the items it shares with an earlier body, and the offset of the next item."""
 
     fields: dict[str, Raw]
     prefix: BodyPrefix
@@ -69,12 +69,12 @@ class BodyRemainder(NamedTuple):
 
     @property
     def known_decoded(self) -> Sequence[Any]:
-        """What the items that are left out decoded to."""
+        """The decoded values of the removed items."""
         return self.prefix.decoded[: self.known_items]
 
 
 class BodyPrefixCache:
-    """The last bodies of sessions, in two generations as in `DecodeCache`."""
+    """The latest bodies of each session, in two generations as in `DecodeCache`."""
 
     __slots__ = ("_generation_bytes", "_min_body_bytes", "_old", "_young", "_young_bytes")
 
@@ -86,14 +86,14 @@ class BodyPrefixCache:
         self._old: dict[HistoryKey, tuple[BodyPrefix, ...]] = {}
 
     def match(self, key: HistoryKey, body: bytes) -> BodyRemainder | None:
-        """Split a body into its known prefix and the rest; None if nothing of it is known."""
+        """Split a body into its known prefix and the remainder; None if no prefix is known."""
         prefixes = self._prefixes(key) if len(body) >= self._min_body_bytes else ()
         if not prefixes:
             return None
         shared, nearest = max(
             ((one.count_shared_items(body), one) for one in prefixes), key=itemgetter(0)
         )
-        for count in range(shared, max(shared - 2, 0), -1):  # one item at least is not left out
+        for count in range(shared, max(shared - 2, 0), -1):  # at least one item remains
             more = _MORE.match(body, nearest.ends[count - 1])
             if more is not None:
                 return _build_remainder(key, body, nearest, count, more.end())
@@ -107,7 +107,7 @@ class BodyPrefixCache:
         items: Sequence[Raw],
         decoded: Sequence[Any],
     ) -> None:
-        """Store a body: `items` are those not left out, `decoded` is what all items decoded to."""
+        """Store a body: `items` are the remaining items, `decoded` are the values of all items."""
         if len(body) < self._min_body_bytes or len(body) > self._generation_bytes:
             return
         if remainder is not None:
@@ -126,7 +126,7 @@ class BodyPrefixCache:
         return self._young.get(key) or self._old.get(key, ())
 
     def _add(self, key: HistoryKey, new: BodyPrefix, remainder: BodyRemainder | None) -> None:
-        """Store it, in place of the one that it continues."""
+        """Store a prefix in place of the one that it continues."""
         known = self._prefixes(key)
         if remainder is not None and 2 * remainder.known_items >= len(remainder.prefix.ends):
             known = tuple(one for one in known if one is not remainder.prefix)
@@ -143,7 +143,7 @@ class BodyPrefixCache:
 
 
 def _fit(max_bytes: int, prefixes: tuple[BodyPrefix, ...]) -> tuple[BodyPrefix, ...]:
-    """The newest of a session that fit the limit."""
+    """Return the newest prefixes of a session that fit the limit."""
     prefixes = prefixes[:_MAX_PREFIXES_PER_SESSION]
     while _size_bytes(prefixes) > max_bytes:
         prefixes = prefixes[:-1]
@@ -151,7 +151,7 @@ def _fit(max_bytes: int, prefixes: tuple[BodyPrefix, ...]) -> tuple[BodyPrefix, 
 
 
 def _size_bytes(prefixes: Iterable[BodyPrefix]) -> int:
-    """Their size in memory: their bytes, and what the items decoded to."""
+    """Estimate their size in memory: their bytes and the decoded items."""
     return sum(len(one.body) + _ITEM_OVERHEAD_BYTES * len(one.ends) for one in prefixes)
 
 
@@ -166,7 +166,7 @@ def _build_remainder(
 
 
 def _decode_fields(body: bytes) -> dict[str, Raw]:
-    """The fields of an object; none for malformed JSON, which the full decoding reports."""
+    """Split an object into fields; empty for malformed JSON, which the full decoding reports."""
     try:
         return _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -174,7 +174,7 @@ def _decode_fields(body: bytes) -> dict[str, Raw]:
 
 
 def _item_ends(body: bytes, at: int, items: Sequence[Raw]) -> list[int]:
-    """Where the items end that stand here in the body, up to one that is no object."""
+    """Return where the items at this position end, up to the first one that is not an object."""
     found: list[int] = []
     for raw in items:
         space = _NEXT.match(body, at)
@@ -187,7 +187,7 @@ def _item_ends(body: bytes, at: int, items: Sequence[Raw]) -> list[int]:
 
 
 def _items_start(body: bytes, fields: Mapping[str, Raw], name: str) -> int | None:
-    """Where the items of a field begin, if the fields are all that the body says, each once."""
+    """Return where a field's items begin; None if a field is repeated or other bytes are found."""
     at, found = 0, None
     for field, raw in fields.items():
         head = _FIELD.match(body, at)

@@ -1,6 +1,6 @@
 """The interface of a codec. Codecs hold no state between requests and do no IO.
 
-The one thing that outlives a request is a `DecodeCache`, which the caller owns.
+Only a `DecodeCache`, which the caller owns, outlives a request.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,23 +16,23 @@ Headers = Mapping[str, str]
 """Header names in lower case."""
 
 OnEnd = Callable[[bytes, bytes], bytes]
-"""Gets the final response object and the frame that carries it; returns what to send instead."""
+"""Receives the final response object and its frame; returns the bytes to send instead."""
 
 
 class IdFactory(Protocol):
-    """Generate public ids: globally unique, in the API's own style."""
+    """Generates public ids: globally unique, in the API's own style."""
 
     def __call__(self, prefix: str) -> str: ...
 
 
 class Clock(Protocol):
-    """Seconds since the epoch."""
+    """Returns the time in seconds since the epoch."""
 
     def __call__(self) -> float: ...
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """An error before any stream began: an HTTP status and a body in the API's own form."""
+    """An error before the start of a stream: an HTTP status and a body in the API's own form."""
 
     status: int
     body: bytes
@@ -40,47 +40,47 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class StreamEncoder(Protocol):
-    """Encode the events of one response as the frames of one API.
+    """Encodes the events of one response as frames of one API.
 
-    Events come in the order of the model: a `Usage` with the true input tokens first, spans and
-    calls, the final `Usage`, and a `Finish` or a `Failure` at the end. Calls carry their public
-    ids, reasoning its seals.
+    Events arrive in the order of the model's output: a `Usage` with the exact input tokens, then
+    spans and calls, the final `Usage`, and a `Finish` or `Failure`. Calls carry their public ids,
+    and reasoning its seals.
     """
 
     def encode(self, events: Sequence[Event], choice: int = 0) -> bytes:
-        """Encode these events, and the start and end of the response where they fall."""
+        """Encode these events, including the start and the end of the response."""
         ...
 
     def keep_alive(self, *, in_reasoning: bool = False) -> bytes:
-        """A frame that keeps clients of this API from timing out.
+        """Return a frame that keeps clients of this API from timing out.
 
-        `in_reasoning`: no token has come yet, and the first one continues a reasoning span that
-        the prompt has opened.
+        `in_reasoning` states that no token has arrived yet and that the first one will continue a
+        reasoning span opened by the prompt.
         """
         ...
 
 
 class StreamErrors(Protocol):
-    """Errors that clients of an API understand only inside a stream with status 200.
+    """Errors that clients of an API handle only inside a stream with status 200.
 
-    A streaming request that fails with one of them before its first frame gets a whole stream of
-    this error instead of an error status.
+    If a streaming request fails with one of them before its first frame, the response is a
+    complete stream with this error instead of an error status.
     """
 
     def covers(self, error: DovetailError) -> bool:
-        """Whether the error is one of them."""
+        """Return whether the error is one of them."""
         ...
 
     def decode(self, body: bytes, headers: Headers) -> Request:
-        """Decode only what determines the form of the response.
+        """Decode only the fields that determine the form of the response.
 
-        Used for a request that is rejected before it is decoded, so the cost must not depend on the
-        size of its input.
+        This is for a request that is rejected before it is decoded, so the cost must not depend on
+        the size of its input.
         """
         ...
 
     def encode(self, request: Request, error: DovetailError, ids: IdFactory, clock: Clock) -> bytes:
-        """The frames of the whole stream."""
+        """Return the frames of the complete stream."""
         ...
 
 
@@ -90,29 +90,29 @@ class StatefulCodec(Protocol):
     def stream(
         self, request: Request, ids: IdFactory, clock: Clock, on_end: OnEnd | None = None
     ) -> StreamEncoder:
-        """The encoder of a stream whose final response object is handed to `on_end`."""
+        """Return the encoder of a stream that passes its final response object to `on_end`."""
         ...
 
 
 class Codec(Protocol):
-    """One API, in both directions, and its policy in everything in which APIs differ.
+    """One API in both directions, with its policies.
 
     name: Name of the API.
-    call_id_prefix: What the ids of tool calls begin with.
-    path_prefix: What the paths of the API begin with. Errors for such a path have the API's form,
-        also where there is no such route.
-    client_header: Request header that only clients of this API send, None if there is none. It
+    call_id_prefix: Prefix of the ids of tool calls.
+    path_prefix: Prefix of the API's paths. Errors for such a path have the API's form even if
+        the route does not exist.
+    client_header: Request header that only clients of this API send; None if there is none. It
         determines the form of errors for paths that belong to no API.
-    overload_error: What is raised if the server has no capacity for a request: an error that
-        clients of this API retry.
-    draining_error: Gives the error kind of a server that is about to stop; the status is 503 in
+    overload_error: Error raised if the server has no capacity for a request. Clients of this API
+        retry it.
+    draining_error: Its kind is the error kind of a server that is draining; the status is 503 in
         every API.
-    unknown_route_error: What an unknown path of the API is answered with.
+    unknown_route_error: Error for an unknown path of the API.
     raw_prompts: Whether a prompt is text or token ids instead of messages, so that neither a chat
         template nor a parser is applied.
-    models_etag_header: Response header with the entity tag of the model list, None if clients of
-        this API do not look for one.
-    stream_errors: Errors that are sent inside a stream, None if clients understand the status.
+    models_etag_header: Response header with the entity tag of the model list; None if clients of
+        this API do not read one.
+    stream_errors: Errors that are sent inside a stream; None if clients handle the status.
     """
 
     name: str
@@ -130,11 +130,11 @@ class Codec(Protocol):
 
     @property
     def stateful(self) -> StatefulCodec | None:
-        """The codec itself if the API stores responses, else None."""
+        """Return the codec itself if the API stores responses, else None."""
         ...
 
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-        """Decode a request. What the cache holds of the body is not decoded again."""
+        """Decode a request, reusing the parts of the body that are in the cache."""
         ...
 
     def stream(self, request: Request, ids: IdFactory, clock: Clock) -> StreamEncoder: ...
@@ -142,7 +142,7 @@ class Codec(Protocol):
     def encode_message(
         self, request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
     ) -> bytes:
-        """Encode a response that is not streamed: one message, folded from events, per choice."""
+        """Encode a non-streaming response: one message, folded from events, per choice."""
         ...
 
     def encode_error(self, error: DovetailError) -> ErrorResponse: ...
@@ -150,5 +150,5 @@ class Codec(Protocol):
     def rate_limit_headers(
         self, limits: Iterable[LimitStatus], now: float
     ) -> list[tuple[str, str]]:
-        """Response headers with the state of these limits; `now` is in seconds since the epoch."""
+        """Return response headers with the state of these limits; `now` is a Unix timestamp."""
         ...

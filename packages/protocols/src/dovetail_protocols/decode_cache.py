@@ -1,4 +1,4 @@
-"""A cache of decoded parts of requests, so that a history is not decoded with every turn."""
+"""A cache of decoded parts of requests, so that a turn does not decode the history again."""
 
 from collections.abc import Callable, Sequence
 from itertools import count, repeat
@@ -14,28 +14,28 @@ CacheKey = tuple[str | int | bytes, ...]
 
 DEFAULT_MAX_BYTES = 256 * 2**20
 
-_BYTES_PER_JSON_BYTE = 4  # bytes of memory for each byte of JSON: the key, and what was made of it
-_ENTRY_OVERHEAD_BYTES = 1000  # bytes that an entry takes whatever is in it
-_BODY_PREFIX_FRACTION = 4  # the part of all bytes that whole bodies may take
+_BYTES_PER_JSON_BYTE = 4  # memory per byte of JSON: the key and the decoded value
+_ENTRY_OVERHEAD_BYTES = 1000  # per entry, in addition to its content
+_BODY_PREFIX_FRACTION = 4  # body prefixes may use 1/4 of the bytes
 
 
 class DecodeCache:
-    """Cache what messages, tools and system prompts decoded to, by their bytes.
+    """Cache decoded messages, tools and system prompts by their bytes.
 
-    `body_prefixes` has the last bodies of sessions: their prefixes are not even looked up.
+    `body_prefixes` caches the latest bodies of sessions, whose prefixes need no look-ups at all.
 
-    An agent repeats its whole history with every request. With the cache a known message costs one
-    look-up, and equal bytes give the identical objects while they are cached: whatever is derived
-    from a turn or from the tools can be cached by their identity. They must not be changed.
+    An agent repeats its history with every request. With the cache, a known message costs one
+    look-up, and equal bytes return the identical objects while they are cached: values derived
+    from a turn or from the tools can be cached by identity. They must not be modified.
 
-    All tenants may share a cache: an entry is only found with the very same bytes. The time that
-    a decode takes can reveal at most that somebody sent these bytes before; where that is too
-    much, use one cache per tenant.
+    All tenants may share a cache, since an entry is found only with exactly the same bytes. The
+    time of a decode can reveal at most that some client sent these bytes before; if that is not
+    acceptable, use one cache per tenant.
 
-    `max_bytes` bounds what is held, by an estimate. Instead of a strict order of use there are two
-    generations of half the size: what is used moves into the young one, and when that is full
-    the old one goes. So a hit costs one look-up, and threads may share a cache without a lock: at
-    worst a piece is decoded twice, and both get the first one's result.
+    `max_bytes` limits the estimated size. Instead of a strict LRU order there are two generations
+    of half the size: a hit moves an entry to the young generation, and when that is full, the old
+    one is dropped. A hit therefore costs one look-up, and threads can share a cache without a
+    lock: at worst a part is decoded twice, and both threads get the first result.
     """
 
     __slots__ = ("_generation_bytes", "_old", "_young", "_young_bytes", "body_prefixes")
@@ -51,7 +51,7 @@ class DecodeCache:
         self._old: dict[CacheKey, Any] = {}
 
     def get_or_decode(self, kind: str, source: str | Sequence[Raw], decode: Callable[[], T]) -> T:
-        """Decode a text, or a list of items as a whole. `kind` names the decoder."""
+        """Decode a text, or a list of items together. `kind` names the decoder."""
         key: CacheKey = (kind, source) if isinstance(source, str) else (kind, *map(bytes, source))
         found: T | None = self._get(key)
         return self._put(key, decode()) if found is None else found
@@ -76,9 +76,9 @@ class DecodeCache:
         ]
 
     def combine(self, kind: str, parts: tuple[P, ...], make: Callable[[tuple[P, ...]], T]) -> T:
-        """Combine decoded parts: the same parts give the same object.
+        """Combine decoded parts. The same parts always return the same object.
 
-        The parts are held with it, so no other object can come to have their identity.
+        The entry holds references to the parts, so their identities cannot be reused.
         """
         key: CacheKey = (kind, *map(id, parts))
         found: tuple[T, object] | None = self._get(key)

@@ -1,8 +1,8 @@
-"""Runs of deltas of one kind, which differ only in their text.
+"""Runs of deltas of one kind that differ only in their text.
 
-Nearly all events of a response are such deltas, one at a time, and each comes after a pause in
-which the CPU caches went cold. So a single delta that continues the run takes a fast path: the
-bytes around its text were built when the run began.
+Nearly all events of a response are such deltas. They arrive one at a time, after a pause in which
+the CPU caches went cold. Therefore a single delta that continues a run takes a fast path: the bytes
+around its text were built when the run started.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ _encode = msgspec.json.encode
 
 
 class DeltaRun:
-    """The bytes around the text of deltas of one kind: of one choice, or of one call in it."""
+    """The constant bytes around the text of deltas of one kind, for one choice or one call."""
 
     __slots__ = ("call", "choice", "head", "kind", "tail")
 
@@ -38,7 +38,7 @@ class DeltaRun:
         self.choice = choice
 
     def frame(self, text: str) -> bytes:
-        """Encode a delta. Inlines `encode_json_string`: one call more would be measurable."""
+        """Encode a delta. `encode_json_string` is inlined: another call is measurable here."""
         try:
             encoded = _encode(text)
         except UnicodeEncodeError:
@@ -47,14 +47,14 @@ class DeltaRun:
 
 
 NO_RUN = DeltaRun(None, b"", b"")
-"""Nothing is open, or the next delta needs the slow path."""
+"""No span is open, or the next delta needs the slow path."""
 
 
 class DeltaRunEncoder(ABC):
     """A stream encoder with a fast path for a single delta that continues the run.
 
-    `_encode` sets `_run` each time to the run that a single next delta may continue: the frame of
-    that delta must then be all there is to encode.
+    `_encode` must set `_run` to the run that a single next delta may continue. In that case the
+    frame of the delta must be everything there is to encode.
     """
 
     __slots__ = ("_run",)
@@ -63,10 +63,10 @@ class DeltaRunEncoder(ABC):
         self._run = NO_RUN
 
     def encode(self, events: Sequence[Event], choice: int = 0) -> bytes:
-        """Encode these events of one choice. Nothing follows the end of the stream."""
+        """Encode these events of one choice. Events after the end of the stream are ignored."""
         run = self._run
         if len(events) == 1:
-            event: Any = events[0]  # a delta, if it is of the run's kind
+            event: Any = events[0]  # a delta, if it has the run's type
             if (
                 type(event) is run.kind
                 and choice == run.choice

@@ -1,7 +1,7 @@
-"""The side channel: a frame as soon as a call is complete, a frame per finished reasoning span.
+"""Dispatch frames: one per complete tool call and one per finished reasoning span.
 
-The same frames in every API. Names and payloads are those that users of Dynamo know; a custom
-tool's frame carries its free text.
+The frames are the same in every API. Names and payloads are those of Dynamo; the frame of a custom
+tool contains its free text.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ _encode = msgspec.json.encode
 
 
 class Dispatcher:
-    """Observe the events of one choice and emit a frame for what is complete, once."""
+    """Observes the events of one choice and emits one frame per complete call or span."""
 
     __slots__ = ("_calls", "_choice", "_reasoning", "_reasoning_text", "_spans", "_tools")
 
@@ -28,11 +28,11 @@ class Dispatcher:
 
     @property
     def active(self) -> bool:
-        """Whether the client requested any of these frames."""
+        """Whether the client requested any dispatch frames."""
         return self._tools or self._reasoning
 
     def observe(self, event: Event) -> bytes:
-        """The frame that this event completes, if any. It goes behind the event's own frames."""
+        """Return the frame that this event completes, if any. It follows the event's own frames."""
         match event:
             case ReasoningDelta(text=text) if self._reasoning:
                 self._reasoning_text.append(text)

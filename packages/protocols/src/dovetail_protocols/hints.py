@@ -1,4 +1,4 @@
-"""`nvext` and related headers: scheduling hints and options of a harness."""
+"""Scheduling hints and options of a harness: `nvext` and related headers."""
 
 import re
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from dovetail_model import Hints
 from dovetail_protocols.codec import Headers
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-_MAX_FLOAT = 1e18  # a hint beyond it means nothing
+_MAX_FLOAT = 1e18  # larger hints are meaningless
 _MAX_INTEGER = 2**31 - 1
 DispatchChannel = Literal["tools", "reasoning"]
 _CHANNELS: dict[str, frozenset[DispatchChannel]] = {
@@ -37,7 +37,7 @@ class NvextOptions(msgspec.Struct, frozen=True):
 
 
 def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
-    """Read hints and options. Unknown fields are reported; nothing here is rejected."""
+    """Read hints and options. Unknown fields are reported; no value is rejected."""
     fields: dict[str, Any] = nvext if isinstance(nvext, dict) else {}
     raw = fields.get("agent_hints")
     agent: dict[str, Any] = raw if isinstance(raw, dict) else {}
@@ -65,7 +65,10 @@ def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
 
 
 def _channels(header: str | None, field: object) -> frozenset[DispatchChannel]:
-    """`tools,reasoning` in a header; a list, a name or true in the body. The header wins."""
+    """Read the channels: `tools,reasoning` in the header; a list, name or true in the body.
+
+    The header takes precedence.
+    """
     if header is not None:
         names = [name.strip().lower() for name in header.split(",")]
     elif field is True:
@@ -76,7 +79,7 @@ def _channels(header: str | None, field: object) -> frozenset[DispatchChannel]:
 
 
 def _first_integer(*candidates: object) -> int | None:
-    """The first whole number, no larger than every engine can carry."""
+    """Return the first integer, limited to a value that every engine can represent."""
     for value in candidates:
         if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
             value = int(value)

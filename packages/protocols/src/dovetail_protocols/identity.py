@@ -1,4 +1,4 @@
-"""The identity of the client: session, parent and agent, from the headers of known harnesses."""
+"""The client's identity: session, parent and agent, from the headers of known harnesses."""
 
 from collections.abc import Iterable
 
@@ -24,9 +24,9 @@ PARENT_AGENT_HEADERS = ("x-claude-code-parent-agent-id",)
 def read_identity(
     headers: Headers, *, session: str | None = None, user: str | None = None
 ) -> Identity:
-    """Read the identity from the headers; `session` is the body's, used where they have none.
+    """Read the identity from the headers; `session` from the body is the fallback.
 
-    A sub-agent without a parent session of its own has the session it runs in as its parent.
+    If a sub-agent has no parent session, its parent is the session that it runs in.
     """
     turn = _turn_metadata(headers)
     agent = _first(headers, AGENT_HEADERS)
@@ -44,7 +44,7 @@ def read_identity(
 
 
 def read_session(headers: Headers) -> str | None:
-    """The session that a header names."""
+    """Return the session named in a header, if any."""
     return _first(headers, SESSION_HEADERS)
 
 
@@ -57,7 +57,7 @@ def _text(value: object) -> str | None:
 
 
 def _turn_metadata(headers: Headers) -> dict[str, object]:
-    """Codex describes the turn in a header of JSON."""
+    """Read Codex's description of the turn, which is JSON in a header."""
     try:
         value = msgspec.json.decode(headers.get("x-codex-turn-metadata", "{}"))
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,6 +1,6 @@
-"""Encode strings of the model as JSON, whatever is in them.
+"""Encode arbitrary strings of model output as JSON.
 
-Half a surrogate pair, which no model means and no UTF-8 can carry, becomes a question mark.
+A lone surrogate, which UTF-8 cannot encode, becomes a question mark.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ _encode = msgspec.json.encode
 
 
 def encode_json_string(text: str) -> bytes:
-    """A JSON string."""
+    """Encode a text as a JSON string."""
     try:
         return _encode(text)
     except UnicodeEncodeError:
@@ -17,12 +17,12 @@ def encode_json_string(text: str) -> bytes:
 
 
 def escape_json(text: str) -> str:
-    """Free text as it stands inside a JSON string."""
+    """Escape a text for use inside a JSON string."""
     return encode_json_string(text)[1:-1].decode()
 
 
 def replace_surrogates(text: str) -> str:
-    """The text as UTF-8 can carry it."""
+    """Replace surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Errors in the form that OpenAI's APIs share, before a stream and in the middle of one."""
+"""Errors in the form shared by OpenAI's APIs, before and within a stream."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ ERROR_KINDS: dict[str, tuple[int, str, str | None]] = {
     "engine_timeout": (504, _SERVER, "timeout"),
     "internal": (500, _SERVER, "internal_error"),
 }
-"""Our kind of error: HTTP status, type and code."""
+"""Error kind -> HTTP status, type and code."""
 
 
 def encode_error(error: DovetailError) -> ErrorResponse:
@@ -39,14 +39,14 @@ def encode_error(error: DovetailError) -> ErrorResponse:
 
 
 def error_body(failure: Failure) -> bytes:
-    """The JSON body. In a stream it is the data of a frame: the official SDK raises on it."""
+    """Return the JSON body. In a stream it is the data of a frame, on which the SDK raises."""
     _, kind, code = ERROR_KINDS.get(failure.kind, ERROR_KINDS["internal"])
     error = {"message": failure.message, "type": kind, "param": failure.param, "code": code}
     return msgspec.json.encode({"error": error})
 
 
 def error_kind(error: Mapping[str, object]) -> str:
-    """Our kind for an error that another server sent: by its code, its status, or its type.
+    """Map an upstream server's error to an error kind by its code, status or type.
 
     OpenAI's codes are words; vLLM sends the HTTP status as the code.
     """

@@ -11,8 +11,8 @@ class LimitStatus(msgspec.Struct, frozen=True):
 
     name: What is limited: "requests" or "tokens".
     limit: Allowed per minute.
-    remaining: Left at the moment.
-    reset_seconds: Time until all of the limit is available again.
+    remaining: Currently available.
+    reset_seconds: Time until the full limit is available again.
     """
 
     name: str
@@ -22,7 +22,7 @@ class LimitStatus(msgspec.Struct, frozen=True):
 
 
 def openai_headers(limits: Iterable[LimitStatus], now: float) -> list[tuple[str, str]]:
-    """OpenAI's headers for these limits.
+    """Return OpenAI's headers for these limits.
 
     `now` is part of the signature of `Codec.rate_limit_headers`; these headers contain durations
     and do not use it.
@@ -38,7 +38,7 @@ def openai_headers(limits: Iterable[LimitStatus], now: float) -> list[tuple[str,
 
 
 def anthropic_headers(limits: Iterable[LimitStatus], now: float) -> list[tuple[str, str]]:
-    """Anthropic's headers for these limits. They contain the time of the reset."""
+    """Return Anthropic's headers for these limits. They contain the time of the reset."""
     headers: list[tuple[str, str]] = []
     for status in limits:
         reset = datetime.fromtimestamp(now + status.reset_seconds, UTC)

@@ -1,4 +1,4 @@
-"""Decode a request body: lenient about unknown fields, exact about the position of an error."""
+"""Decode request bodies: accept unknown fields, and report errors with the path of the field."""
 
 import json
 import re
@@ -16,7 +16,7 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 _decode = msgspec.json.Decoder().decode
-# Arrays as the bytes of their items, everything else as values: one pass over the body.
+# Arrays are decoded to the bytes of their items, everything else to values, in one pass.
 _Value = str | list[Raw] | dict[str, Any] | int | float | bool | None
 _value = msgspec.json.Decoder(_Value).decode
 _split = msgspec.json.Decoder(dict[str, _Value]).decode
@@ -27,9 +27,9 @@ _VALIDATION_PATH = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 class RequestBody:
     """A request body as a JSON object.
 
-    Of the arrays named in `raw_fields`, and of the history, `fields` has the items as bytes. They
-    are decoded one by one, and those in the cache not at all: the part of the history that the
-    session has sent before is left out of `fields`.
+    For the history and the arrays named in `raw_fields`, `fields` contains the items as bytes.
+    They are decoded one by one, unless they are cached. The part of the history that the session
+    has sent before is not in `fields`.
     """
 
     __slots__ = ("_bytes", "_cache", "_history", "_remainder", "fields")
@@ -54,7 +54,7 @@ class RequestBody:
         }
 
     def value(self, raw: Raw) -> Any:
-        """The JSON value of an item."""
+        """Decode an item to its JSON value."""
         try:
             return _decode(raw)
         except _NOT_JSON as error:
@@ -64,13 +64,13 @@ class RequestBody:
         return [self.value(raw) for raw in items]
 
     def get_or_decode(self, kind: str, source: str | Sequence[Raw], decode: Callable[[], T]) -> T:
-        """`DecodeCache.get_or_decode`; decodes where there is no cache."""
+        """Like `DecodeCache.get_or_decode`; without a cache it only decodes."""
         return decode() if self._cache is None else self._cache.get_or_decode(kind, source, decode)
 
     def decode_history(
         self, items: Sequence[Raw], decode: Callable[[int, Raw], T], *, indexed: bool
     ) -> list[T]:
-        """Decode the whole history, of which `fields` has these items."""
+        """Decode the complete history; `items` are those in `fields`."""
         cache, history, remainder = self._cache, self._history, self._remainder
         if cache is None or history is None:
             return [decode(at, raw) for at, raw in enumerate(items)]
@@ -91,19 +91,19 @@ class RequestBody:
                 return {name: _value(raw) for name, raw in self._remainder.fields.items()}
             return _split(self._bytes)
         except _NOT_JSON:
-            self._remainder = None  # the fault is worded by its place in the whole body
+            self._remainder = None  # report the error with its position in the full body
             return _split(ensure_json_object(self._bytes))
 
     def _decode_repaired(self, item: bytes, error: Exception) -> Any:
         try:
             return _decode(_repair_json(item))
         except (ValueError, RecursionError):
-            ensure_json_object(self._bytes)  # words the fault by its place in the body
+            ensure_json_object(self._bytes)  # raises with the position in the body
             raise _not_json(error) from error
 
 
 def convert(value: object, kind: type[T], path: str = "") -> T:
-    """Convert to a wire type. An error names the field by its path, as `messages[3].content`."""
+    """Convert to a wire type. An error names the field by its path: `messages[3].content`."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -118,17 +118,17 @@ def convert(value: object, kind: type[T], path: str = "") -> T:
 def unknown_fields(
     value: dict[str, Any], kind: type[msgspec.Struct], path: str = ""
 ) -> tuple[str, ...]:
-    """The paths of fields that the wire type does not know."""
+    """Return the paths of fields that the wire type does not define."""
     known = kind.__struct_encode_fields__
     return tuple(f"{path}{name}" for name in value if name not in known)
 
 
 def ensure_json_object(body: bytes) -> bytes:
-    """The body as valid JSON.
+    """Return the body as valid JSON, repaired if necessary.
 
-    Clients in JavaScript cut strings in the middle of an emoji and send the half that is left as
-    an escape, which no strict reader takes. It stays in the history for good: refused once, the
-    session would be lost. So it is mended.
+    JavaScript clients truncate strings in the middle of an emoji and send the remaining surrogate
+    as an escape, which strict JSON decoders reject. The string stays in the history, so rejecting
+    it would end the session. Therefore it is repaired.
     """
     try:
         value, sound = _decode(body), body
@@ -152,7 +152,7 @@ def _not_json(error: Exception) -> InvalidRequest:
 
 
 def join_turns(body: RequestBody, pieces: Sequence[Turn]) -> Turn:
-    """One turn of all the pieces. The same pieces always make the identical turn."""
+    """Join pieces to one turn. The same pieces always return the identical turn."""
     if len(pieces) == 1:
         return pieces[0]
     return body.combine("turn", tuple(pieces), _concatenate_turns)

@@ -1,29 +1,29 @@
-"""Server-sent events: frames out, frames in."""
+"""Server-sent events: write and read frames."""
 
 import msgspec
 
 
 class ServerEvent(msgspec.Struct, frozen=True):
-    """One event as it came over the wire."""
+    """One event as received."""
 
     event: str
     data: str
 
 
 def frame(data: bytes, event: bytes = b"") -> bytes:
-    """One frame. `event` is left out where the API names its events in the data alone."""
+    """Encode a frame. `event` is omitted if the API names its events only in the data."""
     if event:
         return b"event: " + event + b"\ndata: " + data + b"\n\n"
     return b"data: " + data + b"\n\n"
 
 
 def comment(text: str) -> bytes:
-    """A line that every client must ignore, and that keeps the connection alive."""
+    """Encode a comment, which clients must ignore and which keeps the connection alive."""
     return b": " + text.encode() + b"\n\n"
 
 
 class SseReader:
-    """Read a stream of frames in chunks of any size. Buffers at most one unfinished line."""
+    """Reads a stream of frames in chunks of any size. Buffers at most one incomplete line."""
 
     __slots__ = ("_data", "_event", "_line")
 
@@ -33,7 +33,7 @@ class SseReader:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
-        """Events that this chunk completes."""
+        """Return the events that this chunk completes."""
         if b"\n" not in chunk:
             self._line.append(chunk)
             return []

@@ -1,7 +1,7 @@
-"""Shared by the client sides of the APIs: what an upstream server accepts, how it sees tools.
+"""Shared code for requests to upstream servers: their capabilities and their view of tools.
 
-What a server accepts beyond the core of its API is an `UpstreamDialect`; what of a request its
-API cannot carry is reported by name, never dropped silently.
+`UpstreamDialect` states what a server accepts beyond the core of its API. Parts of a request that
+its API cannot represent are reported by name, never dropped silently.
 """
 
 import json
@@ -25,11 +25,13 @@ ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_segments"]
 
 
 class UpstreamDialect(msgspec.Struct, frozen=True):
-    """What a server accepts. `reasoning` is the field of a chat's history that holds reasoning.
+    """What a server accepts.
 
-    `reasoning_segments` is our own: one segment for each call, so nothing has to be split. Without
-    `custom_tools` such a tool is shown as a function of one string, without `images` a placeholder
-    stands for each. `seals` says that it issued the seals of reasoning, and accepts them.
+    `reasoning` is the field of a chat's history that contains reasoning. `reasoning_segments` is
+    Dovetail's own: one segment per call, so that turns need not be split.
+    Without `custom_tools`, a custom tool is shown as a function with one string parameter.
+    Without `images`, each image is replaced by a placeholder.
+    `seals` states that the server issued the seals of reasoning and accepts them.
     """
 
     reasoning: ReasoningField | None = "reasoning_content"
@@ -39,7 +41,7 @@ class UpstreamDialect(msgspec.Struct, frozen=True):
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True):
-    """The fields of a body. `dropped` are codes of what it could not carry, each once."""
+    """The fields of a body. `dropped` lists codes of the parts that it cannot represent."""
 
     fields: dict[str, Any]
     dropped: tuple[str, ...] = ()
@@ -50,7 +52,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True):
 
 
 class ToolNames:
-    """The tools by both of their names: the client's and the one that the server is shown."""
+    """Maps tools by both of their names: the client's and the one shown to the server."""
 
     __slots__ = ("_specs", "_upstream_names")
 
@@ -61,31 +63,31 @@ class ToolNames:
         }
 
     def upstream_name(self, call: ToolCallBlock) -> str:
-        """What the server knows the tool of a call by."""
+        """Return the name by which the server knows the tool of a call."""
         found = self._upstream_names.get((call.namespace, call.name))
         if found is not None:
             return found
         return f"{call.namespace}__{call.name}" if call.namespace else call.name
 
     def spec(self, name: str) -> ToolSpec | None:
-        """The tool that the server means by a name."""
+        """Return the tool that the server refers to by this name."""
         return self._specs.get(name)
 
     def find_choice(self, choice: ToolChoice) -> ToolSpec | None:
-        """The tool that must be called; a choice may have either of its names."""
+        """Return the tool that must be called. A choice may use either name."""
         named = [spec for spec in self._specs.values() if spec.name == choice.name]
         return self._specs.get(choice.name or "") or next(iter(named), None)
 
 
 def tool_parameters(tool: ToolSpec) -> Mapping[str, Any]:
-    """The schema of a function's arguments; a function without any still has an object."""
+    """Return the schema of a function's arguments: an object even without parameters."""
     return tool.model_parameters or {"type": "object", "properties": {}}
 
 
 def call_arguments(call: ToolCallBlock) -> str:
-    """A call's arguments as the JSON text of an object: its own where it is one.
+    """Return a call's arguments as the JSON text of an object, unchanged if they are one.
 
-    Servers parse what they get. Free text, and the arguments of a truncated call, become `input`.
+    Servers parse arguments, so free text and truncated arguments are wrapped as `input`.
     """
     if not call.custom:
         try:
@@ -97,21 +99,21 @@ def call_arguments(call: ToolCallBlock) -> str:
 
 
 def blocks_to_text(blocks: Iterable[Block]) -> str:
-    """The text of blocks. What is no text is named, so that nothing vanishes."""
+    """Return the text of blocks. Other blocks are represented by a placeholder."""
     return "\n".join(text for block in blocks if (text := _block_to_text(block)))
 
 
 def image_url(image: ImageBlock) -> str:
-    """An image as a URL, its data inside where it has them."""
+    """Return the URL of an image: a data URL if the image is inline."""
     if image.data is not None:
         return f"data:{image.media_type or 'image/png'};base64,{image.data}"
     return image.url or ""
 
 
 def template_kwargs(thinking: Thinking) -> dict[str, Any]:
-    """The arguments of the server's chat template: the client's own, else its switch.
+    """Return the arguments of the server's chat template: the client's, else the thinking switch.
 
-    Templates have two names for the switch. An effort says by itself that thinking is on.
+    Templates use two names for the switch. An effort implies that thinking is on.
     """
     switches = dict(thinking.template_kwargs)
     if thinking.enabled is not None and thinking.effort is None and not switches:

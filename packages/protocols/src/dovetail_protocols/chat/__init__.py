@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions."""
+"""OpenAI Chat Completions."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -27,7 +27,7 @@ ReasoningField = Literal["reasoning_content", "reasoning"]
 
 
 class ChatCodec:
-    """Chat Completions. `reasoning_field` is the name under which clients find the reasoning."""
+    """The Chat Completions API. `reasoning_field` is the field in which clients get reasoning."""
 
     name = "chat"
     call_id_prefix = "call_"

@@ -1,4 +1,4 @@
-"""The stream that chat and text completions share: `n` choices, their end, their usage."""
+"""The stream shared by chat and text completions: `n` choices, their end and their usage."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoiceWriter(Protocol):
-    """Write the chunks of one choice. `run` is what a single delta may continue."""
+    """Writes the chunks of one choice. `run` is the run that a single delta may continue."""
 
     usage: Usage
     finished: bool
@@ -25,7 +25,7 @@ class ChoiceWriter(Protocol):
 
 
 class ChoiceStream(DeltaRunEncoder):
-    """Encode the chunks of one response. `opening` goes out before the first of them."""
+    """Encodes the chunks of one response. `opening` is sent before the first of them."""
 
     __slots__ = ("_choices", "_head", "_include_usage", "_opening", "_over")
 
@@ -64,7 +64,7 @@ class ChoiceStream(DeltaRunEncoder):
         return b"".join(out)
 
     def keep_alive(self, *, in_reasoning: bool = False) -> bytes:
-        """A comment: clients of these APIs take any bytes for a sign of life."""
+        """Return a comment: any bytes reset the timeouts of these APIs' clients."""
         return b"" if self._over else comment("keep-alive")
 
     def _end(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Chunks of a chat stream as other servers send them: read leniently, what is unknown skipped."""
+"""Chunks of a chat stream as other servers send them, decoded leniently."""
 
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from dovetail_model import Usage
 
 
 class FunctionFragment(msgspec.Struct, frozen=True):
-    """`arguments` is JSON text; some servers send the object itself."""
+    """`arguments` is JSON text; some servers send an object."""
 
     name: str | None = None
     arguments: Any = None
@@ -21,7 +21,7 @@ class CustomFragment(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallFragment(msgspec.Struct, frozen=True):
-    """A piece of a call: its name comes once, its text in pieces."""
+    """A fragment of a call: the name arrives once, the arguments in fragments."""
 
     index: int | None = None
     id: str | None = None
@@ -42,7 +42,7 @@ class CallFragment(msgspec.Struct, frozen=True):
 
 
 class ChunkDelta(msgspec.Struct, frozen=True):
-    """A piece of a message, or all of it. `content` is text or parts, possibly of reasoning."""
+    """A fragment of a message, or a full message. `content` is text or parts, or reasoning."""
 
     content: Any = None
     refusal: str | None = None
@@ -78,7 +78,7 @@ class ChunkLogprobs(msgspec.Struct, frozen=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
-    """`message` stands in place of a delta where a server does not stream."""
+    """`message` replaces `delta` in non-streaming responses."""
 
     index: int | None = None
     delta: ChunkDelta | None = None
@@ -123,7 +123,7 @@ WireType = TypeVar("WireType", bound=msgspec.Struct)
 
 
 def salvage_chunk(data: str) -> ChatChunk:
-    """Decode what can be read of a chunk with fields of another shape; these are left out."""
+    """Decode the valid parts of a chunk in which some fields have unexpected types."""
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
@@ -145,7 +145,7 @@ def _salvage_choice(value: object) -> ChunkChoice:
 
 
 def _salvage_fields(value: object, wire_type: type[WireType]) -> WireType:
-    """The fields that are what they should be; numbers may be text, as some have it."""
+    """Keep the fields with valid types; numbers may be strings, as some servers send them."""
     found = value if isinstance(value, dict) else {}
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(wire_type):
@@ -161,7 +161,7 @@ def _json(value: object) -> str:
 
 
 def _join_text(content: object, *, reasoning: bool) -> str:
-    """The text of a content, or of the reasoning among its parts, as in Mistral's API."""
+    """Join the text of a content, or of its reasoning parts, as in Mistral's API."""
     if isinstance(content, str):
         return "" if reasoning else content
     parts = content if isinstance(content, list) else []

@@ -1,4 +1,4 @@
-"""Content parts: text stays text, and what a model may not be able to see stays recognisable."""
+"""Decode content parts. Parts that a model may not be able to see become placeholders."""
 
 import re
 
@@ -22,7 +22,7 @@ def decode_content(content: Content) -> tuple[ContentBlock, ...]:
 
 
 def decode_reasoning(content: Content) -> tuple[ReasoningBlock, ...]:
-    """Decode reasoning among an assistant's parts, as in Mistral's API."""
+    """Decode reasoning in an assistant's content parts, as in Mistral's API."""
     if not isinstance(content, list):
         return ()
     parts = [part for part in content if isinstance(part, Part) and part.type in _REASONING_TYPES]
@@ -53,7 +53,7 @@ def _image(image: str | dict[str, object]) -> ContentBlock:
 
 
 def _document(file: dict[str, object]) -> ContentBlock:
-    """A file by its data. One that was uploaded elsewhere is only known by its name."""
+    """Decode an inline file. An uploaded file is represented by its name."""
     data, title = file.get("file_data"), file.get("filename") or file.get("file_id")
     name = title if isinstance(title, str) else None
     if not isinstance(data, str):

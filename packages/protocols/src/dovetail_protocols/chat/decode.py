@@ -20,7 +20,7 @@ from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
 
 
 class ChatEcho(msgspec.Struct, frozen=True):
-    """What the encoder must know of the request; `unknown` are its unknown fields."""
+    """What the encoder needs to know about the request; `unknown` lists its unknown fields."""
 
     include_usage: bool = False
     segments: bool = False
@@ -70,7 +70,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
 
 def require_model(wire: SamplingFields) -> str:
     if not wire.model:
-        raise InvalidRequest("model: a request must name a model", param="model")
+        raise InvalidRequest("model: Field required", param="model")
     return wire.model
 
 
@@ -85,7 +85,7 @@ def include_usage(wire: SamplingFields) -> bool:
 def ignored_fields(
     fields: dict[str, Any], wire: SamplingFields, nvext: NvextOptions
 ) -> tuple[str, ...]:
-    """Unknown fields with a value other than null."""
+    """Return the unknown fields with a value other than null."""
     present = {name: value for name, value in fields.items() if value is not None}
     options = present.get("stream_options")
     inner = (
@@ -98,10 +98,10 @@ def ignored_fields(
 
 def _messages(wire: ChatRequest, sent: RequestBody) -> list[DecodedMessage]:
     if not wire.messages:
-        raise InvalidRequest("messages: at least one message is needed", param="messages")
+        raise InvalidRequest("messages: must contain at least one message", param="messages")
     if wire.modalities and "audio" in wire.modalities:
-        raise Unsupported("modalities: answers are text, there is no audio", param="modalities")
-    # A call without an id gets one from its place, so what a message says depends on that.
+        raise Unsupported("modalities: only text output is supported", param="modalities")
+    # A call without an id gets one from its index, so the result depends on the index.
     return sent.decode_history(
         wire.messages, lambda at, raw: decode_message(sent.value(raw), at), indexed=True
     )
@@ -119,7 +119,7 @@ def _sampling(wire: ChatRequest) -> Sampling:
 
 
 def _output(format: dict[str, Any]) -> OutputFormat:
-    """The format of the output. A schema may stand next to the type, as in llama.cpp."""
+    """Decode the output format. A schema may be next to the type, as in llama.cpp."""
     match format.get("type"):
         case None | "text":
             return OutputFormat()
@@ -132,4 +132,4 @@ def _output(format: dict[str, Any]) -> OutputFormat:
             return OutputFormat("json_schema", inner.schema or {}, inner.name, bool(inner.strict))
         case kind:
             path = "response_format.type"
-            raise Unsupported(f"{path}: '{kind}' is not offered", param=path)
+            raise Unsupported(f"{path}: '{kind}' is not supported", param=path)

@@ -1,6 +1,6 @@
 """Encode events as the chunks of a chat stream.
 
-All that is constant in a chunk is made once; a delta costs the encoding of its text and a join.
+The constant bytes of a chunk are built once; a delta costs the encoding of its text and a join.
 """
 
 import msgspec
@@ -35,7 +35,7 @@ _DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatStream(ChoiceStream):
-    """Encode the chunks of one response: the roles of all choices come first, in order."""
+    """Encodes the chunks of one response. The roles of all choices come first, in order."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class ChatStream(ChoiceStream):
 
 
 class _ChatChoiceWriter:
-    """The chunks of one choice."""
+    """Writes the chunks of one choice."""
 
     __slots__ = (
         "_arguments",
@@ -107,7 +107,7 @@ class _ChatChoiceWriter:
         return chunk
 
     def _encode_delta(self, run: DeltaRun, text: str) -> bytes:
-        """Encode a delta. The next one may continue it if nothing else observes deltas."""
+        """Encode a delta. The next one may continue the run if no dispatcher observes deltas."""
         if self._dispatcher is None and self._segments is None:
             self.run = run
         chunk = run.frame(text)
@@ -134,7 +134,7 @@ class _ChatChoiceWriter:
         return b""
 
     def _open(self, call: CallOpen) -> bytes:
-        """The only chunk that has the call's id and name: clients join what they get twice."""
+        """Encode the only chunk with the call's id and name: clients join repeated fields."""
         if self._segments is not None:
             self._segments.start_call()
         kind, text = (b"custom", b"input") if call.custom else (b"function", b"arguments")
@@ -173,7 +173,7 @@ class _ChatChoiceWriter:
 
 
 def chat_echo(request: Request) -> ChatEcho:
-    """The echo of the request, or a default one where another codec decoded it."""
+    """Return the echo of the request, or a default one if another codec decoded it."""
     return request.echo if isinstance(request.echo, ChatEcho) else ChatEcho()
 
 

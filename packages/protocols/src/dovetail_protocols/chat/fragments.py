@@ -1,8 +1,8 @@
-"""Assemble the calls of a chat stream from their fragments, and emit them one after the other.
+"""Assemble the calls of a chat stream from their fragments, and emit them in sequence.
 
-A call ends where the next one begins. Some servers begin several and fill them in turns: there the
-next one waits until the arguments of the one before it are whole, so that no client runs a call
-whose arguments are still on their way.
+A call ends where the next one starts. Some servers start several calls and alternate between them:
+in that case the next call waits until the arguments of the previous one are complete, so that no
+client runs a call with incomplete arguments.
 """
 
 import json
@@ -12,7 +12,7 @@ from dovetail_protocols.chat.chunk import CallFragment
 
 
 class CallAssembler:
-    """The calls of one choice. Those before `_emitted` are closed, those behind it wait."""
+    """The calls of one choice. Calls before `_emitted` are closed, calls after it wait."""
 
     __slots__ = ("_calls", "_emitted")
 
@@ -22,15 +22,15 @@ class CallAssembler:
 
     @property
     def opened(self) -> bool:
-        """Whether the model called anything."""
+        """Whether the model made any call."""
         return any(call.opened for call in self._calls)
 
     def is_first(self, fragment: CallFragment) -> bool:
-        """Whether the fragment is the first of its call."""
+        """Return whether the fragment is the first of its call."""
         return self._owner(fragment) is None
 
     def add(self, fragment: CallFragment) -> list[Event]:
-        """Add a fragment and take the events that are ready."""
+        """Add a fragment and return the events that are ready."""
         call = self._owner(fragment)
         if call is None:
             call = _CallBuilder(len(self._calls), fragment.index, fragment.id)
@@ -48,7 +48,7 @@ class CallAssembler:
             self._emitted += 1
 
     def close(self, *, truncated: bool = False) -> list[Event]:
-        """Close all calls. The last one stays open if the output was truncated."""
+        """Close all calls. The last call stays open if the output was truncated."""
         out: list[Event] = []
         for call in self._calls[self._emitted :]:
             out += call.take_events()
@@ -58,7 +58,7 @@ class CallAssembler:
         return out
 
     def _owner(self, fragment: CallFragment) -> "_CallBuilder | None":
-        """The call that a fragment goes on with. Without a name it may be one before the last."""
+        """Return the call that a fragment continues; without a name, not necessarily the last."""
         calls = self._calls
         if calls and calls[-1].owns(fragment):
             return calls[-1]
@@ -68,7 +68,7 @@ class CallAssembler:
 
 
 class _CallBuilder:
-    """A call in the making. Its arguments wait until its name is known."""
+    """A call under construction. Its arguments wait until its name is known."""
 
     __slots__ = ("_arguments", "_custom", "_emitted", "_id", "_index", "_name", "_number", "closed")
 
@@ -79,7 +79,7 @@ class _CallBuilder:
         self._name = ""
         self._custom = False
         self._arguments: list[str] = []
-        self._emitted = -1  # pieces that were emitted; -1 before the call itself was
+        self._emitted = -1  # number of emitted fragments; -1 before the call was opened
         self.closed = False
 
     @property
@@ -88,7 +88,7 @@ class _CallBuilder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more can come of it. Only JSON shows that it has ended."""
+        """Whether no more fragments can follow. Only the end of JSON arguments shows this."""
         if self._custom or not self.opened:
             return True
         try:
@@ -98,7 +98,7 @@ class _CallBuilder:
         return True
 
     def owns(self, fragment: CallFragment) -> bool:
-        """Whether the fragment continues this call. Without index and id only a name shows it."""
+        """Return whether the fragment continues this call; without index and id by name."""
         if fragment.id and self._id:
             same = fragment.id == self._id
             return same and (fragment.index == self._index or fragment.index is None)
@@ -115,7 +115,7 @@ class _CallBuilder:
             self._id = self._id or fragment.id
 
     def take_events(self) -> list[Event]:
-        """The events that were not emitted yet."""
+        """Return the events that were not emitted yet."""
         out: list[Event] = []
         if not self.opened:
             return out

@@ -1,4 +1,4 @@
-"""Decode the messages of a chat into turns; calls and results are tied by their ids."""
+"""Decode the messages of a chat into turns. Ids tie results to calls."""
 
 import json
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from dovetail_protocols.request_body import RequestBody, convert, join_turns
 
 
 class DecodedMessage(msgspec.Struct, frozen=True):
-    """One decoded message. A result without an id does not know its call.
+    """One decoded message. A result without an id is not yet assigned to a call.
 
-    `named` says that the message has a `name`, which the data model does not have; a tool's name
-    is known from its call. `calls` are the ids of its calls.
+    `named` states that the message has a `name`, which the data model does not represent; a
+    tool's name is known from its call. `calls` lists the ids of its calls.
     """
 
     turn: Turn
@@ -25,7 +25,7 @@ class DecodedMessage(msgspec.Struct, frozen=True):
 
 
 def decode_message(value: object, at: int) -> DecodedMessage:
-    """The message at `messages[at]`."""
+    """Decode the message at `messages[at]`."""
     path = f"messages[{at}]"
     message = convert(value, ChatMessage, path)
     match message.role:
@@ -43,9 +43,9 @@ def decode_message(value: object, at: int) -> DecodedMessage:
 
 
 class ChatHistory:
-    """Collect messages one by one into `system` and `turns`.
+    """Collects messages into `system` and `turns`.
 
-    What several of them make together is the same object whenever they are the same ones.
+    Joining the same messages always returns the identical object.
     """
 
     __slots__ = ("_body", "_pending_calls", "_results", "_system", "_turns")
@@ -55,7 +55,7 @@ class ChatHistory:
         self._system: list[Turn] = []
         self._turns: list[Turn] = []
         self._results: list[Turn] = []
-        self._pending_calls: dict[str, None] = {}  # calls in their order
+        self._pending_calls: dict[str, None] = {}  # ids of calls without a result, in order
 
     def add(self, message: DecodedMessage) -> None:
         turn = message.turn
@@ -70,7 +70,7 @@ class ChatHistory:
                 self._pending_calls = dict.fromkeys(message.calls)
 
     def system(self) -> tuple[Block, ...]:
-        """What stood before the first turn. A later system message keeps its place as a turn."""
+        """Return the content before the first turn. Later system messages are turns."""
         return join_turns(self._body, self._system).blocks if self._system else ()
 
     def turns(self) -> tuple[Turn, ...]:
@@ -78,7 +78,7 @@ class ChatHistory:
         return tuple(self._turns)
 
     def _resolve_result(self, turn: Turn) -> Turn:
-        """A result. Without an id it belongs to the first call that has no result yet."""
+        """Assign a result without an id to the first call that has no result yet."""
         result = turn.blocks[0]
         assert isinstance(result, ToolResultBlock)
         call_id = result.call_id or next(iter(self._pending_calls), "")
@@ -90,14 +90,14 @@ class ChatHistory:
         return self._body.combine("chat.result", parts, lambda _: Turn("tool", (resolved,)))
 
     def _end_results(self) -> None:
-        """Results that follow each other are one turn."""
+        """Join consecutive results to one turn."""
         if self._results:
             self._turns.append(join_turns(self._body, self._results))
             self._results = []
 
 
 def _assistant(at: int, message: ChatMessage) -> tuple[Block, ...]:
-    """Reasoning, text and calls in the model's order, as far as this copy shows it."""
+    """Return reasoning, text and calls in the model's order, as far as the message shows it."""
     segments = decode_segments(
         message.reasoning_segments, message.reasoning_content, message.reasoning
     )
@@ -108,7 +108,7 @@ def _assistant(at: int, message: ChatMessage) -> tuple[Block, ...]:
 
 
 def _calls(at: int, message: ChatMessage) -> Sequence[ToolCallBlock]:
-    """The calls of a message. One without an id gets one from its place, the same every time."""
+    """Return the calls of a message. A call without an id gets a stable one from its index."""
     if message.tool_calls:
         path = f"messages[{at}].tool_calls"
         return [
@@ -125,7 +125,7 @@ def _call(call: Call, fallback: str, path: str) -> ToolCallBlock:
     if call.custom is not None:
         return ToolCallBlock(id, call.custom.name, call.custom.input or "", custom=True)
     if call.function is None:
-        raise InvalidRequest(f"{path}: neither a function nor a custom tool", param=path)
+        raise InvalidRequest(f"{path}: must have `function` or `custom`", param=path)
     return _function(call.function, id, f"{path}.function")
 
 
@@ -138,5 +138,5 @@ def _function(function: FunctionCall, id: str, path: str) -> ToolCallBlock:
             arguments = json.dumps(arguments, ensure_ascii=False)
         except RecursionError as error:
             where = f"{path}.arguments"
-            raise InvalidRequest(f"{where}: nested too deeply", param=where) from error
+            raise InvalidRequest(f"{where}: is nested too deeply", param=where) from error
     return ToolCallBlock(id, function.name, arguments)

@@ -1,4 +1,4 @@
-"""Encode a response that is not streamed, from the fold of the same events."""
+"""Encode a non-streaming response from the fold of the same events."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def encode_message(
     clock: Clock,
     reasoning_field: str,
 ) -> bytes:
-    """Encode one choice for each message."""
+    """Encode one choice per message."""
     echo = chat_echo(request)
     completion = ChatCompletionOut(
         id=ids("chatcmpl-"),

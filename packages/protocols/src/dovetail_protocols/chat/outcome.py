@@ -31,13 +31,13 @@ FINISH_REASONS: dict[FinishReason, str] = {
     "context_window": "length",
     "refusal": "content_filter",
 }
-"""How a response may end. Any other reason is reported as a failure."""
+"""Finish reasons of a successful response. Any other reason is reported as a failure."""
 
-_BROKEN = Failure("engine", "The model's output broke off.")
+_BROKEN = Failure("engine", "The model's output ended unexpectedly.")
 
 
 def as_failure(event: Event) -> Failure | None:
-    """The failure that this event is or stands for, if any."""
+    """Return the failure that this event represents, if any."""
     if isinstance(event, Finish) and event.reason not in FINISH_REASONS:
         return _BROKEN
     return event if isinstance(event, Failure) else None
@@ -52,18 +52,18 @@ def require_complete(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 MIN_LOGPROB = -9999.0
-"""The log probability of what is impossible: JSON knows no infinity."""
+"""Log probability of an impossible token: JSON has no infinity."""
 
 
 def combine_usage(usages: Sequence[Usage]) -> ChatUsageOut:
-    """The cost of all choices. Their prompt is one prompt, and counted once."""
+    """Sum the usage of all choices. Their common prompt is counted once."""
     prompt = max(usage.input_tokens for usage in usages)
     completion = sum(usage.output_tokens for usage in usages)
     return ChatUsageOut(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        # Later choices find the prompt that the first one computed: that was no saving.
+        # Later choices reuse the prompt that the first one computed: these are not cached tokens.
         prompt_tokens_details=PromptDetails(min(usage.cached_tokens for usage in usages)),
         completion_tokens_details=CompletionDetails(
             sum(usage.reasoning_tokens for usage in usages)
@@ -91,5 +91,5 @@ def _token(token: TokenLogprob, top: int) -> TokenLogprobOut:
 
 
 def _bytes(token: str) -> list[int] | None:
-    """The token's bytes; not known where it held a part of a character only."""
+    """Return the token's bytes; None if it contains an incomplete character."""
     return None if "\ufffd" in token else list(token.encode())

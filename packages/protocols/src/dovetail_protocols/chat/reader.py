@@ -1,7 +1,8 @@
 """Decode a chat stream into events: the response of an upstream server, or a recording.
 
-The chunks do not say where reasoning or a call ends. It ends where something else begins, or at
-the finish; our own dispatch frames say it sooner. A call that the finish truncates is left open.
+The chunks do not mark the end of reasoning or of a call: it ends where something else starts, or at
+the finish; Dovetail's own dispatch frames mark it earlier. A call that the finish truncates stays
+open.
 """
 
 from typing import Any
@@ -46,7 +47,7 @@ _decode = msgspec.json.Decoder(ChatChunk).decode
 
 
 class ChatReader:
-    """Read one choice of a stream, in chunks of any size."""
+    """Reads one choice of a stream, in chunks of any size."""
 
     __slots__ = ("_calls", "_choice", "_finish", "_out", "_over", "_span", "_sse", "_usage")
 
@@ -54,26 +55,26 @@ class ChatReader:
         self._choice = choice
         self._sse = SseReader()
         self._out: list[Event] = []
-        self._span = ""  # the kind of text that is open
+        self._span = ""  # kind of the open span
         self._calls = CallAssembler()
         self._usage = Usage()
-        self._finish: Finish | None = None  # held: the usage may come behind it
+        self._finish: Finish | None = None  # held back: usage may follow it
         self._over = False
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         for event in self._sse.feed(chunk):
             if not self._over:
                 self._take(event)
         return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
-        """Decode a response that is not streamed."""
+        """Decode a non-streaming response."""
         self._take(ServerEvent("", body.decode("utf-8", "replace")))
         return self.finish()
 
     def finish(self) -> list[Event]:
-        """The connection has ended: the events that are left."""
+        """Return the remaining events after the connection has closed."""
         if not self._over:
             self._end()
         return self._take_events()
@@ -93,7 +94,7 @@ class ChatReader:
             self._take_chunk(self._decoded(event.data))
 
     def _decoded(self, data: str) -> ChatChunk:
-        """A chunk. What of it is odd is reported; what can be understood of it is not lost."""
+        """Decode a chunk. Invalid fields are reported; valid ones are used."""
         try:
             return _decode(data)
         except (msgspec.DecodeError, RecursionError):
@@ -141,7 +142,7 @@ class ChatReader:
         self._out += self._calls.add(fragment)
 
     def _hold_finish(self, reason: str, stop: object) -> None:
-        """Some servers say `stop` although calls wait to be run."""
+        """Hold back the finish. Some servers send `stop` although there are calls to run."""
         found = _FINISH_REASONS.get(reason, "stop")
         self._out += self._calls.close(truncated=found not in ("stop", "tool_calls"))
         if found == "stop" and self._calls.opened:
@@ -158,7 +159,12 @@ class ChatReader:
             self._out.append(self._finish)
         else:
             self._out += self._calls.close(truncated=True)
-            self._out.append(Failure("engine_unavailable", "The stream ended before its answer."))
+            self._out.append(
+                Failure(
+                    "engine_unavailable",
+                    "The upstream server closed the stream before the end of the response.",
+                )
+            )
 
     def _fail(self, error: dict[str, Any] | str) -> None:
         self._over = True
@@ -168,7 +174,7 @@ class ChatReader:
         self._out.append(
             Failure(
                 error_kind(fields),
-                message if isinstance(message, str) else "The server failed.",
+                message if isinstance(message, str) else "The upstream server reported an error.",
                 param if isinstance(param, str) else None,
             )
         )

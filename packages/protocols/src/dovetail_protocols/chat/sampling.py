@@ -1,4 +1,4 @@
-"""Sampling, as Chat Completions and text completions spell it."""
+"""Sampling parameters of Chat Completions and text completions."""
 
 from dovetail_model import InvalidRequest, Sampling
 from dovetail_protocols.chat.wire import SamplingFields
@@ -7,7 +7,7 @@ from dovetail_protocols.chat.wire import SamplingFields
 def decode_sampling(
     wire: SamplingFields, *, max_tokens: int | None, logprobs: int | None, param: str
 ) -> Sampling:
-    """How to draw tokens. `param` is the field that `max_tokens` came from."""
+    """Decode sampling parameters. `param` is the field that `max_tokens` came from."""
     return Sampling(
         max_tokens=_limit(max_tokens, param),
         temperature=wire.temperature,
@@ -25,16 +25,16 @@ def decode_sampling(
 
 
 def non_empty_text(value: object) -> str | None:
-    """A name that a client gave itself. What is no text says nothing, and does no harm."""
+    """Return a client-defined name; values that are not text are ignored."""
     return value if isinstance(value, str) and value else None
 
 
 def _limit(value: int | None, param: str) -> int | None:
-    """-1 is how clients of local servers say that there is no limit."""
+    """Decode a token limit. Clients of local servers send -1 for no limit."""
     if value is None or value == -1:
         return None
     if value < 1:
-        raise InvalidRequest(f"{param}: at least 1 token must be allowed", param=param)
+        raise InvalidRequest(f"{param}: must be >= 1, got {value}", param=param)
     return value
 
 

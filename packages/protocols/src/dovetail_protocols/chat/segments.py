@@ -1,7 +1,7 @@
-"""Reasoning in segments: how interleaved reasoning survives an API that groups it.
+"""Reasoning in segments, which preserve interleaved reasoning in an API that groups it.
 
-A chat message has one place for reasoning and one list of calls. For N calls there are N+1
-segments: segment i precedes call i, the last one follows all of them.
+A chat message has one field for reasoning and one list of calls. For N calls there are N+1
+segments: segment i precedes call i, and the last one follows all calls.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from dovetail_model import Block, OutputBlock, ReasoningBlock, TextBlock, ToolCa
 
 
 class ReasoningSegments:
-    """Split the reasoning of a response at its calls."""
+    """Splits the reasoning of a response at its calls."""
 
     __slots__ = ("_segments",)
 
@@ -21,7 +21,7 @@ class ReasoningSegments:
         self._segments[-1].append(text)
 
     def start_call(self) -> None:
-        """A call begins: reasoning from here on belongs to the next segment."""
+        """Start a call: later reasoning belongs to the next segment."""
         self._segments.append([])
 
     def texts(self) -> list[str]:
@@ -29,7 +29,7 @@ class ReasoningSegments:
 
 
 def split_reasoning(blocks: Iterable[OutputBlock]) -> list[str]:
-    """The segments of a finished response."""
+    """Return the segments of a finished response."""
     segments = ReasoningSegments()
     for block in blocks:
         if isinstance(block, ReasoningBlock):
@@ -40,15 +40,15 @@ def split_reasoning(blocks: Iterable[OutputBlock]) -> list[str]:
 
 
 def group_texts(blocks: Sequence[OutputBlock]) -> tuple[str, str]:
-    """All visible text of a response and all its reasoning, as in the grouped fields."""
+    """Return the visible text and the reasoning of a response, as in the grouped fields."""
     text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
     return text, "".join(split_reasoning(blocks))
 
 
 def decode_segments(*candidates: object) -> list[str]:
-    """The first form of reasoning that says anything: a text, or a list of segments.
+    """Decode the first candidate that contains reasoning: a text or a list of segments.
 
-    A segment may be a text, or an object that holds one, as content parts do.
+    A segment is a text, or an object that contains one, like a content part.
     """
     for candidate in candidates:
         found = candidate if isinstance(candidate, list) else [candidate]
@@ -61,9 +61,9 @@ def decode_segments(*candidates: object) -> list[str]:
 def interleave(
     segments: Sequence[str], content: Sequence[Block], calls: Sequence[ToolCallBlock]
 ) -> tuple[Block, ...]:
-    """The blocks of an assistant turn, each segment before the call that it explains.
+    """Return the blocks of an assistant turn, each segment before the call that it explains.
 
-    Where the text stood among the calls a chat message does not say: it goes before the first one.
+    A chat message does not state the position of the text among the calls: it precedes the first.
     """
     before = list(segments[: len(calls)])
     blocks: list[Block] = []

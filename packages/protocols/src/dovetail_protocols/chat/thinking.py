@@ -1,7 +1,7 @@
 """Thinking controls: all the fields by which clients and templates control reasoning.
 
-The more specific spelling wins: what the client hands to the template itself, then switches, then
-an effort, which says by itself that thinking is on unless it is `none`.
+The more specific field takes precedence: template arguments, then switches, then an effort, which
+implies that thinking is on unless it is `none`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ _OFF = frozenset({"disabled", "none", "off", "false", "chat", "no_think"})
 
 
 def decode_thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -> Thinking:
-    """Decode the thinking controls; template arguments are passed on unchanged."""
+    """Decode the thinking controls. Template arguments are passed on unchanged."""
     template = {**(wire.chat_template_args or {}), **(wire.chat_template_kwargs or {})}
     reasoning, switch = _fields(wire.reasoning, "enabled"), _fields(wire.thinking, "type")
     effort = _text(template.get("reasoning_effort"), wire.reasoning_effort, reasoning.get("effort"))
@@ -55,12 +55,12 @@ def _enabled(switches: Iterable[object], effort: str | None) -> bool | None:
 
 
 def _keep(switch: Mapping[str, Any]) -> Literal["all", "template"]:
-    """GLM's API keeps the reasoning of earlier turns when `clear_thinking` is false."""
+    """Decode `clear_thinking`: if false, GLM's API retains the reasoning of earlier turns."""
     return "all" if switch.get("clear_thinking") is False else "template"
 
 
 def _fields(value: object, switch: str) -> Mapping[str, Any]:
-    """A control as an object; some clients send the bare switch."""
+    """Return a control as an object; some clients send only the switch."""
     return value if isinstance(value, dict) else {switch: value}
 
 

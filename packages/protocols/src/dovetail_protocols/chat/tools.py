@@ -1,4 +1,4 @@
-"""Tools and the choice among them, in today's form and in the one before it."""
+"""Decode tools and the tool choice, in the current and the legacy form."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ Tools = tuple[ToolSpec, ...]
 
 
 class ChatTools(msgspec.Struct, frozen=True):
-    """The tools of the model, the choice among them, and the paths of unsupported tools."""
+    """The tools of the model, the tool choice, and the paths of unsupported tools."""
 
     tools: Tools = ()
     choice: ToolChoice = ToolChoice()
@@ -21,7 +21,7 @@ class ChatTools(msgspec.Struct, frozen=True):
 
 
 def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
-    """Tools and choice. A list of allowed tools is the list that the model is offered."""
+    """Decode tools and tool choice. A list of allowed tools limits the offered tools."""
     given = wire.tools or ()
     tools, ignored = sent.get_or_decode("chat.tools", given, lambda: _tools(sent, given))
     path = "tool_choice"
@@ -46,7 +46,7 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
 
 
 def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tuple[str, ...]]:
-    """The tools that can be served, and the paths of those that cannot."""
+    """Return the supported tools and the paths of unsupported ones."""
     found: list[ToolSpec] = []
     ignored: list[str] = []
     for at, raw in enumerate(given):
@@ -63,7 +63,7 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tupl
 
 
 def _inner(tool: Mapping[str, Any], key: str, path: str) -> tuple[object, str]:
-    """The description of a tool; clients of Responses leave out the level around it."""
+    """Return the definition of a tool; Responses clients omit the nested object."""
     return (tool[key], f"{path}.{key}") if key in tool else (tool, path)
 
 
@@ -88,7 +88,7 @@ def _custom(value: object, path: str) -> ToolSpec:
 
 
 def _grammar(format: Mapping[str, Any]) -> str | None:
-    """The grammar of a custom tool's input, as Lark: a regular expression is one rule of it."""
+    """Return the grammar of a custom tool's input in Lark; a regular expression is one rule."""
     inner = format.get("grammar", format)
     fields: Mapping[str, Any] = inner if isinstance(inner, dict) else {}
     definition = fields.get("definition")
@@ -100,7 +100,7 @@ def _grammar(format: Mapping[str, Any]) -> str | None:
 
 
 def _allowed(tool_choice: dict[str, Any], tools: Tools) -> tuple[str, Tools]:
-    """The mode and the tools that are left. Order is kept, so that the prompt is stable."""
+    """Return the mode and the allowed tools. Their order is unchanged: the prompt is stable."""
     inner = tool_choice.get("allowed_tools", tool_choice)
     fields: dict[str, Any] = inner if isinstance(inner, dict) else {}
     listed = fields.get("tools")
@@ -124,15 +124,15 @@ def _choice(
             name = _name(tool_choice)
             if any(tool.name == name for tool in tools):
                 return ToolChoice("named", name, parallel=parallel)
-            raise InvalidRequest(f"{path}: no tool is named '{name}'", param=path)
+            raise InvalidRequest(f"{path}: there is no tool named '{name}'", param=path)
         case "required" | "any":
-            raise InvalidRequest(f"{path}: a call is required, but there are no tools", param=path)
+            raise InvalidRequest(f"{path}: requires a tool call, but `tools` is empty", param=path)
         case _:
-            raise InvalidRequest(f"{path}: unknown choice '{tool_choice}'", param=path)
+            raise InvalidRequest(f"{path}: unknown value '{tool_choice}'", param=path)
 
 
 def _name(tool: Mapping[str, Any]) -> str:
-    """The name of a tool that is referred to, with or without the level around it."""
+    """Return the name in a reference to a tool, nested or not."""
     inner = next((tool[key] for key in ("function", "custom") if key in tool), tool)
     name = inner.get("name") if isinstance(inner, dict) else None
     return name if isinstance(name, str) else ""

@@ -1,14 +1,14 @@
-"""Turns as the messages of a chat, for an upstream server.
+"""Convert turns to the messages of a chat, for an upstream server.
 
-A chat message has one place for reasoning and one list of calls. A turn in which reasoning or text
-follows a call becomes several messages, each with its own reasoning and calls, each followed by
+A chat message has one field for reasoning and one list of calls. A turn in which reasoning or text
+follows a call becomes several messages, each with its own reasoning and calls, and each followed by
 the results of these calls:
 
     think0 call0 think1 call1, result0 result1
     -> assistant(think0, call0) tool(result0) assistant(think1, call1) tool(result1)
 
-That keeps reasoning with its call, and the server's prompt the same as far as the first call's
-end. It needs the results of all calls before the split in the turn that follows: where one is
+This keeps reasoning with its call, and the server's prompt unchanged up to the end of the first
+call. It requires that the following turn has the results of all calls before the split; if one is
 missing, the turn stays one message and the loss is reported.
 """
 
@@ -36,11 +36,11 @@ from dovetail_protocols.upstream import (
 
 MessageDict = dict[str, Any]
 TurnWriter = Callable[[Turn], str]
-"""An assistant turn as the text that its model would have written."""
+"""Renders an assistant turn as the text that its model would have generated."""
 
 
 class ChatMessageBuilder:
-    """Build the messages of a request. `dropped` are codes of what a chat could not carry."""
+    """Builds the messages of a request. `dropped` lists codes of what a chat cannot represent."""
 
     __slots__ = ("_dialect", "_messages", "_names", "_write_turn", "dropped")
 
@@ -54,7 +54,7 @@ class ChatMessageBuilder:
         self.dropped: dict[str, None] = {}
 
     def build(self, request: Request) -> list[MessageDict]:
-        """The whole history, the system prompt first."""
+        """Build the messages of the full history, starting with the system prompt."""
         if system := blocks_to_text(request.system):
             self._append_text("system", system)
         turns = iter(zip(request.turns, (*request.turns, None)[1:], strict=True))
@@ -67,12 +67,12 @@ class ChatMessageBuilder:
             elif turn.role == "tool":
                 self._append_results(_results(turn), {})
             else:
-                # Templates refuse a system message that is not the first one.
+                # Templates reject a system message that is not the first message.
                 self._append_content("user", turn.blocks)
         return self._messages
 
     def _append_assistant(self, turn: Turn, results: Sequence[ToolResultBlock]) -> None:
-        """A turn and what its calls gave, piece by piece."""
+        """Append a turn and the results of its calls, message by message."""
         pieces = self._split_turn(turn, {result.call_id for result in results})
         left = list(results)
         for at, piece in enumerate(pieces):
@@ -88,7 +88,7 @@ class ChatMessageBuilder:
             self._append_results(now, calls)
 
     def _split_turn(self, turn: Turn, result_ids: set[str]) -> list[tuple[Block, ...]]:
-        """The messages that a turn becomes, see the module."""
+        """Split a turn into messages as described in the module docstring."""
         pieces = split_after_calls(turn.blocks)
         if self._write_turn is not None or len(pieces) == 1:
             return [turn.blocks]
@@ -101,7 +101,7 @@ class ChatMessageBuilder:
         return [turn.blocks]
 
     def _assistant_message(self, blocks: tuple[Block, ...]) -> MessageDict:
-        """One assistant message; its role alone where it has no content."""
+        """Build one assistant message; only the role if it has no content."""
         if self._write_turn is not None:
             text = self._write_turn(Turn("assistant", blocks))
             return {"role": "assistant", "content": text} if text else {"role": "assistant"}
@@ -140,11 +140,11 @@ class ChatMessageBuilder:
         return {"id": call.id, "type": "function", "function": function}
 
     def _append_results(self, results: Sequence[ToolResultBlock], calls: Mapping[str, str]) -> None:
-        """Results of these calls, which are ids and names; some templates look for a name.
+        """Append the results of these calls, given as ids and names: some templates use the name.
 
-        A result whose call is gone is rejected by servers: it becomes a user message.
+        Servers reject a result without its call, so it becomes a user message.
 
-        A result is text in this API; its images follow all results in a message of their own.
+        A result is text in this API. Its images follow all results in a separate message.
         """
         images: list[Block] = []
         unmatched: list[ToolResultBlock] = []
@@ -163,7 +163,7 @@ class ChatMessageBuilder:
             self._append_content("user", result.blocks)
 
     def _append_content(self, role: str, blocks: Sequence[Block]) -> None:
-        """A message of text, or of parts where there are images among it."""
+        """Append a message of text, or of parts if it contains images."""
         if not self._dialect.images or not any(isinstance(b, ImageBlock) for b in blocks):
             if text := blocks_to_text(blocks):
                 self._append_text(role, text)

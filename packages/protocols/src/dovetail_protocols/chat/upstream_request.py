@@ -31,9 +31,9 @@ def build_chat_request(
     dialect: UpstreamDialect | None = None,
     write_turn: TurnWriter | None = None,
 ) -> UpstreamRequest:
-    """Build a streaming request. `write_turn` renders the model's turns as text, calls included.
+    """Build a streaming request. `write_turn` renders the model's turns as text, including calls.
 
-    Only what the request sets is sent: the server decides the rest.
+    Only fields set in the request are sent; the server's defaults apply to the rest.
     """
     dialect = dialect or UpstreamDialect()
     names = ToolNames(request.tools)
@@ -51,7 +51,7 @@ def build_chat_request(
 
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
-    """Tools and the choice among them. Defaults are left out."""
+    """Encode tools and tool choice. Defaults are omitted."""
     if not request.tools:
         return {}
     fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}

@@ -1,7 +1,7 @@
-"""Chat Completions on the wire: requests read leniently, answers written strictly.
+"""Wire types of Chat Completions: lenient for requests, strict for responses.
 
-A field stands here because a client sends it. Where clients disagree about a field's form its type
-is open, and the module that reads it sorts the forms out.
+A field is defined here because a client sends it. If clients disagree about a field's form, its
+type is open, and the module that reads it handles the forms.
 """
 
 from typing import Annotated, Any
@@ -33,7 +33,7 @@ Content = str | list[Part | str] | None
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """`arguments` is JSON text; some clients send the object itself."""
+    """`arguments` is JSON text; some clients send an object."""
 
     name: str
     arguments: Any = None
@@ -72,7 +72,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What Chat Completions and text completions have in common."""
+    """Fields shared by Chat Completions and text completions."""
 
     model: str = ""
     max_tokens: int | None = None
@@ -98,7 +98,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
-    """The body of `POST /v1/chat/completions`. Messages and tools stay raw: read one by one."""
+    """Body of `POST /v1/chat/completions`. Messages and tools are decoded one by one later."""
 
     messages: list[msgspec.Raw] | None = None
     max_completion_tokens: int | None = None
@@ -131,7 +131,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class Custom(msgspec.Struct, frozen=True):
-    """A tool that takes free text, perhaps in a grammar."""
+    """A tool that takes free text, optionally constrained by a grammar."""
 
     name: str
     description: str | None = None
@@ -155,7 +155,7 @@ class CustomOut(msgspec.Struct, frozen=True):
 
 
 class ToolCallOut(msgspec.Struct, frozen=True):
-    """A call that the model made."""
+    """A call made by the model."""
 
     id: str
     type: str
@@ -164,7 +164,7 @@ class ToolCallOut(msgspec.Struct, frozen=True):
 
 
 class ChatMessageOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's message. Reasoning goes under one of its two names."""
+    """The model's message. Reasoning is in one of the two reasoning fields."""
 
     role: str = "assistant"
     content: str | None
@@ -218,7 +218,7 @@ class ChatUsageOut(msgspec.Struct, frozen=True):
 
 
 class ChatCompletionOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of an answer that does not stream."""
+    """Body of a non-streaming response."""
 
     id: str
     object: str = "chat.completion"

@@ -1,4 +1,4 @@
-"""OpenAI's text completions: a raw prompt, and what follows it."""
+"""OpenAI text completions: continue a raw prompt."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ __all__ = ["CODEC", "CompletionStream", "CompletionsCodec", "raw_prompt"]
 
 
 class CompletionsCodec:
-    """Text completions. There are no calls, so the prefix of their ids is that of chat."""
+    """The text completions API. It has no tool calls; the id prefix is that of chat."""
 
     name = "completions"
     call_id_prefix = "call_"
@@ -39,7 +39,7 @@ class CompletionsCodec:
     rate_limit_headers = staticmethod(openai_headers)
 
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-        """Decode a request. It has no history to cache."""
+        """Decode a request. There is no history to cache."""
         return _decode.decode(body, headers)
 
     def stream(self, request: Request, ids: IdFactory, clock: Clock) -> CompletionStream:

@@ -1,7 +1,7 @@
 """Decode the body of `POST /v1/completions`.
 
-A raw prompt is not a turn: no template is applied to it. It is part of the request's echo, where
-`raw_prompt` reads it.
+A raw prompt is not a turn, and no chat template is applied. It is stored in the request's echo,
+where `raw_prompt` reads it.
 """
 
 import msgspec
@@ -19,7 +19,7 @@ RawPrompt = str | tuple[int, ...]
 
 
 class CompletionEcho(msgspec.Struct, frozen=True):
-    """The prompt, and what the encoder must know of the request."""
+    """The prompt, and what the encoder needs to know about the request."""
 
     prompt: RawPrompt
     repeat: bool = False
@@ -27,7 +27,7 @@ class CompletionEcho(msgspec.Struct, frozen=True):
 
 
 def decode(body: bytes, headers: Headers) -> Request:
-    """A request without turns. Its prompt is in the echo."""
+    """Decode a request without turns. Its prompt is in the echo."""
     fields = RequestBody(body).fields
     wire = convert(fields, CompletionRequest)
     nvext = read_nvext(wire.nvext, headers)
@@ -49,14 +49,14 @@ def decode(body: bytes, headers: Headers) -> Request:
 
 
 def raw_prompt(request: Request) -> RawPrompt:
-    """The prompt as the client wrote it: text, or token ids."""
+    """Return the prompt as the client sent it: text or token ids."""
     if not isinstance(request.echo, CompletionEcho):
-        raise TypeError("only a request for a text completion has a raw prompt")
+        raise TypeError("only text completion requests have a raw prompt")
     return request.echo.prompt
 
 
 def _prompt(prompt: Prompt) -> RawPrompt:
-    """One prompt, bare or in a list. Several would be several responses in one."""
+    """Decode one prompt, given directly or in a list. Several prompts are not supported."""
     if isinstance(prompt, str):
         return prompt
     items = prompt or [""]
@@ -65,8 +65,8 @@ def _prompt(prompt: Prompt) -> RawPrompt:
         return _ids(ids, "prompt")
     if len(items) > 1:
         if ids:
-            raise InvalidRequest("prompt: texts and token ids are mixed", param="prompt")
-        raise Unsupported("prompt: one prompt a request, please", param="prompt")
+            raise InvalidRequest("prompt: must not mix texts and token ids", param="prompt")
+        raise Unsupported("prompt: only one prompt per request is supported", param="prompt")
     only = items[0]
     return _ids(only, "prompt[0]") if isinstance(only, list) else str(only)
 
@@ -75,17 +75,17 @@ def _ids(ids: list[int], path: str) -> tuple[int, ...]:
     for at, id in enumerate(ids):
         if id < 0:
             where = f"{path}[{at}]"
-            raise InvalidRequest(f"{where}: a token id is not negative", param=where)
+            raise InvalidRequest(f"{where}: token ids must be >= 0, got {id}", param=where)
     return tuple(ids)
 
 
 def _reject_unsupported(wire: CompletionRequest, prompt: RawPrompt) -> None:
-    """Reject what would change the response and is not supported, rather than ignore it."""
+    """Reject unsupported fields that would change the response, instead of ignoring them."""
     if wire.suffix:
-        raise Unsupported("suffix: text is only added at the end", param="suffix")
+        raise Unsupported("suffix: text insertion is not supported", param="suffix")
     if wire.best_of is not None and wire.best_of != (wire.n or 1):
-        raise Unsupported("best_of: every answer that is made is given", param="best_of")
+        raise Unsupported("best_of: must be equal to `n`", param="best_of")
     if wire.echo and wire.logprobs is not None:
-        raise Unsupported("logprobs: not known for a prompt that is echoed", param="logprobs")
+        raise Unsupported("logprobs: cannot be combined with `echo`", param="logprobs")
     if wire.echo and not isinstance(prompt, str):
-        raise Unsupported("echo: token ids have no text here", param="echo")
+        raise Unsupported("echo: is not supported with token ids", param="echo")

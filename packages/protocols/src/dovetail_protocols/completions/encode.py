@@ -1,6 +1,6 @@
-"""Encode events as the chunks of a text completion, or as a whole one.
+"""Encode events as the chunks of a text completion, or as a complete one.
 
-No parser runs on a raw completion: its output is all text. Reasoning would be text, too.
+No parser runs on a raw completion, so all of its output is text, including reasoning.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ _DELTA_END = b',"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class CompletionStream(ChoiceStream):
-    """Encode the chunks of one response."""
+    """Encodes the chunks of one response."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class CompletionStream(ChoiceStream):
 
 
 class _CompletionChoiceWriter:
-    """The chunks of one choice. An echoed prompt goes out before the first of them."""
+    """Writes the chunks of one choice. An echoed prompt precedes the first of them."""
 
     __slots__ = (
         "_logprobs", "_prompt", "_start", "_text", "_tokens", "_top", "finished", "run", "usage",
@@ -113,7 +113,7 @@ class _CompletionChoiceWriter:
 
 
 class LogprobOffsets:
-    """Log probabilities with the place of each token in the text."""
+    """Converts log probabilities, with the offset of each token in the text."""
 
     __slots__ = ("_at",)
 
@@ -137,7 +137,7 @@ class LogprobOffsets:
 def encode_message(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
-    """One choice for each message."""
+    """Encode one choice per message."""
     completion = CompletionOut(
         id=ids("cmpl-"),
         created=int(clock()),
@@ -170,6 +170,6 @@ def _echo(request: Request) -> CompletionEcho:
 
 
 def _echoed_prompt(request: Request) -> str:
-    """The prompt, where the response must begin with it."""
+    """Return the prompt if the response must start with it."""
     echo = _echo(request)
     return echo.prompt if echo.repeat and isinstance(echo.prompt, str) else ""

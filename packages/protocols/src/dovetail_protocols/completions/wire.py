@@ -1,4 +1,4 @@
-"""Text completions on the wire."""
+"""Wire types of text completions."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
 
 class CompletionLogprobsOut(msgspec.Struct, frozen=True):
-    """Four lists of one length: a place in each for every token."""
+    """Four lists of equal length with one entry per token."""
 
     text_offset: list[int]
     token_logprobs: list[float]
@@ -38,7 +38,7 @@ class CompletionChoiceOut(msgspec.Struct, frozen=True):
 
 
 class CompletionOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer. A chunk of a stream has the same form."""
+    """A complete response. A chunk of a stream has the same form."""
 
     id: str
     object: str = "text_completion"

@@ -1,4 +1,4 @@
-"""Anthropic Messages, as Claude Code and the official SDKs use it."""
+"""Anthropic Messages, as used by Claude Code and the official SDKs."""
 
 from dovetail_model import DovetailError, NotFound, Overloaded
 from dovetail_protocols.codec import Codec
@@ -20,10 +20,10 @@ __all__ = [
 
 
 class MessagesCodec:
-    """The Messages API, in both directions.
+    """The Messages API in both directions.
 
-    Its clients retry what is overloaded: 529 from a server without capacity, 503 of the same type
-    from one that drains.
+    Its clients retry overload errors: 529 from a server without capacity, and 503 with the same
+    type from a draining server.
     """
 
     name = "messages"

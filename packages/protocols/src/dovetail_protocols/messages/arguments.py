@@ -1,7 +1,7 @@
-"""The arguments of a call as this API shows them: an object, in pieces or whole.
+"""The arguments of a call as this API represents them: an object, streamed or complete.
 
-A custom tool's free text is the one member `input`. A call that the model never finished shows
-the members that are whole, which is what the official clients make of the pieces.
+The free text of a custom tool is the member `input`. A call that the model did not finish contains
+the complete members, which matches what the official clients make of the stream.
 """
 
 import re
@@ -23,7 +23,7 @@ _CLOSER = {"{": "}", "[": "]"}
 
 
 def input_json(call: ToolCallBlock) -> msgspec.Raw:
-    """The input of a finished or truncated call: the model's own JSON wherever it is JSON."""
+    """Return the input of a complete or truncated call, using the model's own JSON if valid."""
     text = replace_surrogates(call.arguments)
     if call.custom:
         text = CUSTOM_HEAD + escape_json(text) + (CUSTOM_TAIL if call.complete else "")
@@ -31,7 +31,7 @@ def input_json(call: ToolCallBlock) -> msgspec.Raw:
 
 
 def _whole_members(text: str) -> str:
-    """The JSON of everything in the text that is complete, its containers closed behind it."""
+    """Return the JSON of all complete members in the text, with its containers closed."""
     stack: list[str] = []
     end, closers, is_key = 0, "", False
     at = 0

@@ -1,8 +1,8 @@
-"""Blocks without a counterpart in the data model, written as text.
+"""Write blocks without a counterpart in the data model as text.
 
-Server tools, their results, references and whatever comes next year: a history with them must go
-on working. The text depends on the block's meaning alone. `cache_control` wanders from block to
-block between requests and must never reach the prompt; sealed fields mean nothing to our model.
+A history with server tools, their results, references or future block types must keep working. The
+text depends only on the block's meaning: `cache_control` moves between blocks from request to
+request and must never reach the prompt, and encrypted fields mean nothing to the served model.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _HIDDEN = {
 
 
 def block_to_text(value: object) -> str:
-    """One block as text: by its kind where we know it, else as its JSON."""
+    """Write one block as text: by its type if known, else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -32,7 +32,7 @@ def block_to_text(value: object) -> str:
 
 
 def content_to_text(values: str | list[Any] | None) -> str:
-    """Content of several blocks, a line for each."""
+    """Write the content of several blocks, one line each."""
     if isinstance(values, str):
         return values
     return "\n".join(filter(None, map(block_to_text, values or ())))
@@ -67,7 +67,7 @@ def _fetched(block: dict[str, Any]) -> str:
 
 
 def _document(block: dict[str, Any]) -> str:
-    """A document where only text can stand: its own text, or that there was one."""
+    """Write a document where only text is possible: its text, or a placeholder."""
     source = block.get("source")
     fields: dict[str, Any] = source if isinstance(source, dict) else {}
     title = str(block.get("title") or "")

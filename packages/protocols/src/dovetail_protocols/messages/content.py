@@ -1,8 +1,9 @@
 """Decode the content blocks of a history.
 
-Nothing is rejected for being unknown: what has no block here is written as text (`block_text`).
-A string and a list with one text block are the same content, and empty text is no block at all:
-clients flip between these forms from one request to the next, and the prompt must not change.
+No block is rejected for being unknown: blocks without a counterpart are written as text
+(`block_text`). A string and a list with one text block are the same content, and empty text yields
+no block: clients switch between these forms from request to request, and the prompt must not
+change.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ _Decode = Callable[[dict[str, Any], str], tuple[Block, ...]]
 
 
 def decode_content(content: str | list[Any] | None, path: str) -> tuple[Block, ...]:
-    """The blocks of a message or a system prompt, in the client's order."""
+    """Decode the blocks of a message or a system prompt, in the client's order."""
     if content is None:
         return ()
     if isinstance(content, str):
@@ -43,7 +44,7 @@ def _block(item: object, path: str) -> tuple[Block, ...]:
     if isinstance(item, str):
         return _text(item)
     if not isinstance(item, dict):
-        raise InvalidRequest(f"{path}: a content block must be an object", param=path)
+        raise InvalidRequest(f"{path}: must be an object", param=path)
     kind = item.get("type")
     decode = _DECODERS.get(kind) if isinstance(kind, str) else None
     return decode(item, path) if decode is not None else _as_text(item, path)
@@ -80,9 +81,9 @@ def _tool_use(item: dict[str, Any], path: str) -> tuple[Block, ...]:
 
 
 def _arguments(value: object) -> str:
-    """Arguments as JSON text, keys in the client's order.
+    """Return arguments as JSON text, with keys in the client's order.
 
-    A few clients send the text itself instead of the object that it spells.
+    A few clients send JSON text instead of an object.
     """
     if value is None or value == "":
         return "{}"
@@ -106,7 +107,7 @@ def _tool_result(item: dict[str, Any], path: str) -> tuple[Block, ...]:
 
 
 def _result_part(part: object, path: str) -> list[TextBlock | ImageBlock | DocumentBlock]:
-    """What a tool gave back. White space of a tool is its data: only empty text goes."""
+    """Decode a tool's output. White space in it is data: only empty text is dropped."""
     if isinstance(part, str):
         return [TextBlock(part)] if part else []
     if isinstance(part, dict) and part.get("type") == "text":
@@ -115,9 +116,7 @@ def _result_part(part: object, path: str) -> list[TextBlock | ImageBlock | Docum
     allowed = [b for b in blocks if isinstance(b, TextBlock | ImageBlock | DocumentBlock)]
     if len(allowed) == len(blocks):
         return allowed
-    return [
-        TextBlock(block_to_text(part))
-    ]  # a call or reasoning inside a result: no client does this
+    return [TextBlock(block_to_text(part))]  # no client puts a call or reasoning inside a result
 
 
 def _image(item: dict[str, Any], path: str) -> tuple[Block, ...]:
@@ -148,7 +147,7 @@ def _search_result(item: dict[str, Any], path: str) -> tuple[Block, ...]:
 
 
 def _compaction(item: dict[str, Any], path: str) -> tuple[Block, ...]:
-    """A summary that another server made. One without content stands for nothing."""
+    """Decode another server's summary. Without content it yields no block."""
     content = item.get("content")
     return _text(content) if isinstance(content, str) else ()
 
@@ -163,5 +162,5 @@ _DECODERS: dict[str, _Decode] = {
     "document": _document,
     "search_result": _search_result,
     "compaction": _compaction,
-    "fallback": _skip,  # marks where a hosted model gave way to another; never shown
+    "fallback": _skip,  # marks where a hosted model fell back to another; never shown
 }

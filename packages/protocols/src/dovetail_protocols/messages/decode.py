@@ -1,7 +1,7 @@
 """Decode a request of the Messages API.
 
-Lenient: a field is rejected only when it has no valid meaning, and then by its path. Unknown
-fields are reported in `ignored` and stored in `echo`.
+Lenient: a field is rejected, with its path, only if it has no valid meaning. Unknown fields are
+reported in `ignored` and stored in `echo`.
 """
 
 import re
@@ -47,7 +47,7 @@ _CHOICES: dict[str, Literal["auto", "none", "required", "named"]] = {
 
 
 class MessagesTools(msgspec.Struct, frozen=True):
-    """The tools that the client runs; paths and names of those that a server would run."""
+    """The tools that the client runs, and the paths and names of server tools."""
 
     specs: tuple[ToolSpec, ...] = ()
     skipped: tuple[str, ...] = ()
@@ -55,15 +55,15 @@ class MessagesTools(msgspec.Struct, frozen=True):
 
 
 def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-    """The request to create a message."""
+    """Decode a request to create a message."""
     request = _decode(body, headers, cache)
     if not request.turns:
-        raise InvalidRequest("messages: at least one message is required", param="messages")
+        raise InvalidRequest("messages: must contain at least one message", param="messages")
     return request
 
 
 def decode_count(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-    """The request to count the tokens of a prompt. It may hold nothing but tools."""
+    """Decode a request to count the tokens of a prompt. It may contain only tools."""
     return msgspec.structs.replace(_decode(body, headers, cache), stream=False)
 
 
@@ -74,8 +74,8 @@ def _decode(body: bytes, headers: Headers, cache: DecodeCache | None) -> Request
         if sent.fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
     request = convert(sent.fields, wire.Request)
-    if request.thread:  # such a request leaves out a history that is not stored here
-        message = "thread: conversations are not kept here, send all messages each time"
+    if request.thread:  # such a request omits its history, which is not stored here
+        message = "thread: is not supported, send all messages with each request"
         raise Unsupported(message, param="thread")
     try:
         return _request(request, sent, headers)
@@ -165,9 +165,9 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
 
 
 def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> ToolChoice:
-    """How the model may call. A tool that was skipped cannot be required.
+    """Decode the tool choice. A skipped tool cannot be required.
 
-    Claude Code's side request for a web search demands a server tool: that one is skipped.
+    Claude Code's side request for a web search requires a server tool, which is skipped.
     """
     if choice is None:
         return ToolChoice()
@@ -186,10 +186,10 @@ def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> Tool
 
 
 def _thinking(body: wire.Request, budget: int | None) -> tuple[Thinking, list[str]]:
-    """The requested thinking, and the paths of context edits that are not supported.
+    """Decode the thinking controls, and return the paths of unsupported context edits.
 
-    Absence must stay absence: Claude Code's sub-agents leave `thinking` out and still replay
-    reasoning, and the template has to render it as before.
+    An absent control must stay absent: Claude Code's sub-agents omit `thinking` and still replay
+    reasoning, which the template must render as before.
     """
     keep: Literal["all", "template"] | int = "template"
     edits: list[str] = []
@@ -217,7 +217,7 @@ def _edits(body: wire.Request) -> list[wire.Edit]:
 
 
 def _keep(keep: object, path: str) -> Literal["all"] | int:
-    """The number of turns whose reasoning stays. The API's own default is the last turn's."""
+    """Return for how many turns reasoning is retained. The API's default is the last turn."""
     if keep is None:
         return 1
     if keep == "all" or (isinstance(keep, dict) and keep.get("type") == "all"):
@@ -225,7 +225,7 @@ def _keep(keep: object, path: str) -> Literal["all"] | int:
     value = keep.get("value") if isinstance(keep, dict) else None
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise InvalidRequest(f"{path}: neither `all` nor a number of turns", param=path)
+    raise InvalidRequest(f"{path}: must be `all` or a number of turns >= 0", param=path)
 
 
 def _output(body: wire.Request) -> OutputFormat:
@@ -238,9 +238,9 @@ def _output(body: wire.Request) -> OutputFormat:
 
 
 def _session_and_user(metadata: wire.Metadata | None) -> tuple[str | None, str | None]:
-    """Session and user from `metadata.user_id`.
+    """Return session and user from `metadata.user_id`.
 
-    Claude Code writes JSON into it; its older versions glued the session to the end.
+    Claude Code writes JSON into it; older versions append the session at the end.
     """
     user_id = metadata.user_id if metadata is not None else None
     if not user_id:

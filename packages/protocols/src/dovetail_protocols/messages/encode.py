@@ -1,8 +1,8 @@
 """Encode events as the frames of a Messages stream.
 
-The order is the API's: `message_start`, then each block started, streamed and stopped before the
-next one starts, `message_delta`, `message_stop`, and nothing behind it. A block stops the moment
-the model has ended it, because clients run a tool as soon as its block stops.
+The order is the API's: `message_start`; each block is started, streamed and stopped before the next
+one starts; `message_delta`; `message_stop`. A block stops as soon as the model has ended it,
+because clients run a tool when its block stops.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ _TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
 
 
 class MessagesStream(DeltaRunEncoder):
-    """Encode the frames of one response. Calls come one after the other, as models write them."""
+    """Encodes the frames of one response. Calls are sequential, as models generate them."""
 
     __slots__ = (
         "_block",
@@ -86,12 +86,12 @@ class MessagesStream(DeltaRunEncoder):
         self._over = False
         self._index = 0  # of the open block, or of the next one
         self._block = NO_RUN  # the deltas of the open block
-        self._pending: list[str] = []  # white space that begins a text block, until it has content
+        self._pending: list[str] = []  # leading white space of a text block without content
         self._call = CallOpen(-1, "")
-        self._sent = False  # whether the open call has shown any of its arguments
+        self._sent = False  # whether any arguments of the open call were sent
 
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
-        """Encode these events. The API has one choice: others are left out."""
+        """Encode these events. The API has one choice; others are ignored."""
         if choice:
             return b""
         frames: list[bytes] = []
@@ -108,24 +108,24 @@ class MessagesStream(DeltaRunEncoder):
         return b"".join(frames)
 
     def keep_alive(self, *, in_reasoning: bool = False) -> bytes:
-        """A ping, once there is a message. Before that the status of the response is still open.
+        """Return a ping once the message has started; before that the HTTP status is still open.
 
-        Claude Code gives up after 300 s in which nothing but pings came. While the first token of
-        a reasoning span is awaited, an empty delta of that span is more than a ping.
+        Claude Code disconnects after 300 s in which only pings arrived. While the first token of a
+        reasoning span is pending, an empty delta of that span counts as more than a ping.
         """
         if in_reasoning:
             return self.encode([ReasoningDelta("")])
         return _PING if self._started and not self._over else b""
 
     def _next_run(self) -> bool:
-        """Whether all there is to do about the next delta of the open block is its frame."""
+        """Return whether the next delta of the open block needs only its frame."""
         if self._over or self._dispatcher is not None:
             return False
         return self._block.kind is not CallArgs or (self._sent and not self._call.custom)
 
     def _start(self, event: Event) -> bytes:
         if isinstance(event, Failure):
-            return b""  # a response that never began
+            return b""  # the response never started
         self._started = True
         usage = event if isinstance(event, Usage) else self._usage
         message = wire.MessageOut(
@@ -135,7 +135,7 @@ class MessagesStream(DeltaRunEncoder):
         return frame(data, b"message_start")
 
     def _on_text(self, event: TextDelta) -> bytes:
-        """Text. A block of white space alone makes Claude Code reorder the turn: it has to wait."""
+        """Encode text. White space is held: a blank block makes Claude Code reorder the turn."""
         text = event.text
         if self._block.kind is TextDelta:
             return self._block.frame(text) if text else b""
@@ -148,14 +148,14 @@ class MessagesStream(DeltaRunEncoder):
         return stopped + started + self._block.frame(text)
 
     def _on_reasoning(self, event: ReasoningDelta) -> bytes:
-        """Reasoning. An empty delta is sent too: it keeps the stream alive in a long prefill."""
+        """Encode reasoning. Empty deltas are sent too: they keep a long prefill alive."""
         started = b""
         if self._block.kind is not ReasoningDelta:
             started = self._end() + self._open_block(ReasoningDelta, _THINKING_HEAD, _THINKING)
         return started + self._block.frame(event.text)
 
     def _on_span_end(self, event: SpanEnd) -> bytes:
-        """The open span ends. Markup behind a call, the third kind, is part of no block."""
+        """End the open span. Markup after a call (`frame`) belongs to no block."""
         if self._block.kind is CallArgs:
             self._pending.clear()
             return b""
@@ -178,7 +178,7 @@ class MessagesStream(DeltaRunEncoder):
     def _on_call_args(self, event: CallArgs) -> bytes:
         text = event.text
         if event.index != self._block.call:
-            return b""  # of a call whose block has stopped: it was truncated
+            return b""  # the call's block has stopped: the call was truncated
         if self._call.custom:
             text = escape_json(text)
         elif not self._sent:
@@ -191,7 +191,7 @@ class MessagesStream(DeltaRunEncoder):
     def _on_call_close(self, event: CallClose) -> bytes:
         if event.index != self._block.call:
             return b""
-        self._sent = True  # complete, so no arguments at all mean an empty object
+        self._sent = True  # complete: without any arguments they are an empty object
         tail = self._block.frame(CUSTOM_TAIL) if self._call.custom else b""
         return tail + self._end()
 
@@ -212,7 +212,7 @@ class MessagesStream(DeltaRunEncoder):
         return self._end() + frame(msgspec.json.encode(delta), b"message_delta") + _MESSAGE_STOP
 
     def _on_failure(self, event: Failure) -> bytes:
-        """An error, and no clean end: the open block stays open, so that nothing of it runs."""
+        """Encode an error without a clean end: the open block stays open, so that no tool runs."""
         self._over = True
         return error_frame(event)
 
@@ -223,7 +223,7 @@ class MessagesStream(DeltaRunEncoder):
         return _START % (self._index, block)
 
     def _end(self) -> bytes:
-        """Another block or the end is next: white space that nothing followed is dropped."""
+        """Prepare for another block or the end: pending white space is dropped."""
         self._pending.clear()
         return self._stop()
 
@@ -253,5 +253,5 @@ _HANDLERS: dict[type, Callable[..., bytes]] = {
 
 
 def stream(request: Request, ids: IdFactory, clock: Clock) -> MessagesStream:
-    """An encoder for one response. This API has no timestamps."""
+    """Return an encoder for one response. This API has no timestamps."""
     return MessagesStream(request, ids)

@@ -1,4 +1,4 @@
-"""Errors in the form of the Messages API, before a stream and in the middle of one."""
+"""Errors in the form of the Messages API, before and within a stream."""
 
 import math
 
@@ -25,7 +25,7 @@ _KINDS: dict[str, tuple[int, str]] = {
 }
 _DEFAULT_KIND = _KINDS["internal"]
 _OVERFLOW = "prompt is too long"
-# The SDK's tool runner requests threads by itself. On this error it sends the whole history.
+# The SDK's tool runner requests threads. On this error it sends the full history instead.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
@@ -38,7 +38,7 @@ def encode_error(error: DovetailError) -> ErrorResponse:
 
 
 def error_frame(failure: Failure) -> bytes:
-    """The same error inside a stream. Nothing may follow it."""
+    """Encode an error inside a stream. No frame may follow it."""
     return frame(_body(failure), b"error")
 
 
@@ -51,10 +51,10 @@ def _body(failure: Failure) -> bytes:
 
 
 def _message(failure: Failure) -> str:
-    """The text, with what clients look for in it.
+    """Return the message with the texts that clients look for.
 
-    This API has no field for the offending parameter: it stands before the message. And only
-    the words "prompt is too long" make Claude Code compact its conversation by itself.
+    This API has no field for the offending parameter, so the message starts with it. Only the
+    words "prompt is too long" make Claude Code compact its conversation automatically.
     """
     message = failure.message
     if failure.kind == "context_overflow" and not message.startswith(_OVERFLOW):

@@ -1,4 +1,4 @@
-"""Encode a response that is not streamed, and what the stream shares with it."""
+"""Encode a non-streaming response, and the parts that the stream shares with it."""
 
 from collections.abc import Sequence
 
@@ -30,13 +30,13 @@ STOP_REASONS: dict[FinishReason, str] = {
     "context_window": "model_context_window_exceeded",
     "refusal": "refusal",
 }
-BROKEN_OUTPUT = Failure("engine", "The model's output broke off.")
+BROKEN_OUTPUT = Failure("engine", "The model's output ended unexpectedly.")
 
 
 def encode_message(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
-    """Encode a message. A broken one is an error, never a short message."""
+    """Encode a message. An incomplete output is an error, never a short message."""
     message = messages[0]
     reason = STOP_REASONS.get(message.finish)
     if message.failure is not None or reason is None:

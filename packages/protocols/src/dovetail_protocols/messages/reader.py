@@ -1,7 +1,7 @@
-"""Decode a Messages stream, or a whole message, of another server into events.
+"""Decode a Messages stream, or a complete message, of another server into events.
 
-A block says by itself where it ends. A call whose input is no whole JSON when its block stops was
-truncated, and is left open. Blocks of kinds that the data model does not have are skipped.
+Blocks mark their own end. If the input of a call is not complete JSON when its block stops, the
+call was truncated and stays open. Blocks of types that the data model does not have are skipped.
 """
 
 from typing import Any, Literal
@@ -44,13 +44,15 @@ _KINDS = {
     "overloaded_error": "overloaded",
 }
 _OVERFLOW = "prompt is too long"
-_BROKEN = Failure("engine_unavailable", "The stream ended before its answer.")
+_BROKEN = Failure(
+    "engine_unavailable", "The upstream server closed the stream before the end of the response."
+)
 
 Json = dict[str, Any]
 
 
 class BlockIn(msgspec.Struct, frozen=True):
-    """A content block as it starts, or whole."""
+    """A content block, complete or as it starts."""
 
     type: str = ""
     text: str | None = None
@@ -63,7 +65,7 @@ class BlockIn(msgspec.Struct, frozen=True):
 
 
 class DeltaIn(msgspec.Struct, frozen=True):
-    """More of a block; in a `message_delta`, why the message ended."""
+    """A fragment of a block; in a `message_delta`, the reason for the end of the message."""
 
     text: str | None = None
     thinking: str | None = None
@@ -78,7 +80,7 @@ class OutputDetailsIn(msgspec.Struct, frozen=True):
 
 
 class UsageIn(msgspec.Struct, frozen=True):
-    """Counts. The three of the input add up to the prompt; what is absent is as it was."""
+    """Token counts. The three input counts add up to the prompt; absent counts are unchanged."""
 
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
@@ -88,7 +90,7 @@ class UsageIn(msgspec.Struct, frozen=True):
 
 
 class ResponseMessageIn(msgspec.Struct, frozen=True):
-    """A message: whole, or as it starts."""
+    """A message, complete or as it starts."""
 
     content: list[BlockIn] | None = None
     stop_reason: str | None = None
@@ -111,7 +113,7 @@ _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class MessagesReader:
-    """Read one stream, in chunks of any size."""
+    """Reads one stream, in chunks of any size."""
 
     __slots__ = ("_block", "_calls", "_counts", "_finish", "_out", "_over", "_sse")
 
@@ -125,25 +127,25 @@ class MessagesReader:
         self._over = False
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         for event in self._sse.feed(chunk):
             if not self._over:
                 self._take(event)
         return self._take_events()
 
     def finish(self) -> list[Event]:
-        """The connection has ended: the events that are left."""
+        """Return the remaining events after the connection has closed."""
         if not self._over:
             self._over = True
             self._out.append(self._finish or _BROKEN)
         return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
-        """Decode a response that is not streamed."""
+        """Decode a non-streaming response."""
         try:
             message = msgspec.json.decode(body, type=ResponseMessageIn)
         except _FAULTS:
-            return [Failure("engine", "The answer is not a message.")]
+            return [Failure("engine", "The upstream server returned an invalid message.")]
         if message.error is not None:
             return [_failure(message.error)]
         for block in message.content or ():
@@ -225,7 +227,7 @@ class MessagesReader:
 
 
 class _Span:
-    """Text or reasoning. An empty one gives no events, unless it is sealed reasoning."""
+    """Text or reasoning. An empty span yields no events, unless it is sealed reasoning."""
 
     __slots__ = ("_kind", "_open", "_seal")
 
@@ -250,12 +252,12 @@ class _Span:
         if not self._open:
             if self._seal is None:
                 return []
-            opened = [ReasoningDelta("")]  # reasoning whose text stays with its server
+            opened = [ReasoningDelta("")]  # reasoning whose text the server does not return
         return [*opened, SpanEnd(self._kind, seal=self._seal)]
 
 
 class _Call:
-    """A call. Its input comes in pieces; a few servers put it into the block's start."""
+    """A call. Its input is streamed; a few servers put it into the start of the block."""
 
     __slots__ = ("_index", "_input", "_pieces")
 
@@ -305,7 +307,7 @@ def _usage(counts: UsageIn) -> Usage:
 
 def _failure(error: Json) -> Failure:
     kind, message = error.get("type"), error.get("message")
-    text = message if isinstance(message, str) else "The server failed."
+    text = message if isinstance(message, str) else "The upstream server reported an error."
     if text.startswith(_OVERFLOW):
         return Failure("context_overflow", text)
     return Failure(_KINDS.get(kind, "engine") if isinstance(kind, str) else "engine", text)

@@ -1,7 +1,7 @@
-"""The wire of the Messages API: what clients send, as leniently as they send it, and our answer.
+"""Wire types of the Messages API: lenient for requests, strict for responses.
 
-A field is here because some client sends it. What a field may hold is wide where clients differ
-(`Any`, or a choice) and is sorted out in `decode` and `content`; null is the same as absence.
+A field is defined here because some client sends it. Its type is wide if clients differ (`Any`, or
+a union); `decode` and `content` handle the forms. null means the same as absence.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
-"""A whole number; some clients spell it `1024.0`. Zero is legal: it warms a cache."""
+"""An integer; some clients write `1024.0`. Zero is valid: it warms a cache."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message. Claude Code puts `system` ones between the others."""
+    """One message. Claude Code places `system` messages between the others."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Any] | None = None
@@ -45,7 +45,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where an image or a document is: base64, a URL, text, blocks, or a file of another API."""
+    """The source of an image or document: base64, a URL, text, blocks, or an uploaded file."""
 
     type: str = ""
     media_type: str | None = None
@@ -70,7 +70,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool of the client's. One with a type of its own and no schema runs on a server."""
+    """A client tool. A tool with its own type and without a schema is a server tool."""
 
     name: str | None = None
     type: str | None = None
@@ -102,7 +102,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """One edit of the context; `keep` is `all` or how many turns keep their reasoning."""
+    """One context edit; `keep` is `all` or the number of turns whose reasoning is retained."""
 
     type: str
     keep: Any = None
@@ -117,9 +117,9 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to create a message, or to count the tokens of one.
+    """A request to create a message, or to count its tokens.
 
-    What repeats the history stays raw: `Message` and `Tool` are read one by one.
+    The parts that repeat the history stay raw: `Message` and `Tool` are decoded one by one.
     """
 
     model: str
@@ -153,7 +153,7 @@ class ThinkingOut(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolUseOut(msgspec.Struct, frozen=True, tag="tool_use"):
-    """`input` is the model's own JSON, not parsed and written again."""
+    """`input` is the model's own JSON, not parsed and encoded again."""
 
     id: str
     name: str
@@ -165,7 +165,7 @@ class OutputDetailsOut(msgspec.Struct, frozen=True):
 
 
 class UsageOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Clients add the three input counts up: `input_tokens` is what no cache held."""
+    """Clients add up the three input counts: `input_tokens` are the uncached tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -175,7 +175,7 @@ class UsageOut(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MessageOut(msgspec.Struct, frozen=True, tag="message"):
-    """The answer: whole, or without content in `message_start`."""
+    """The response message; without content in `message_start`."""
 
     id: str
     role: str

@@ -82,19 +82,18 @@ __all__ = [
 
 
 MODELS_ETAG_HEADER = "x-models-etag"
-"""Codex compares it with the tag of the model list that it has, and fetches the list again if they
-differ."""
+"""Codex compares it with the tag of its model list, and fetches the list again if they differ."""
 
 
 class ResponsesCodec:
-    """The API in both directions."""
+    """The Responses API in both directions."""
 
     name = "responses"
     call_id_prefix = "call_"
     path_prefix = "/v1/responses"
     client_header: str | None = None
     overload_error: type[DovetailError] = RateLimited
-    # Codex retries this one; of an overload that is called so it makes the end of its session.
+    # Codex retries this error, whereas it ends its session on an overload error.
     draining_error: type[DovetailError] = EngineUnavailable
     unknown_route_error: type[DovetailError] = InvalidRequest
     raw_prompts = False
@@ -128,9 +127,9 @@ class ResponsesCodec:
 
 
 class CompactCodec(ResponsesCodec):
-    """The endpoint that compacts: user messages stay, a summary replaces the rest.
+    """The codec of the compaction endpoint: user messages stay, a summary replaces the rest.
 
-    It has no stream, so its errors are never inside one.
+    The endpoint does not stream, so its errors are never inside a stream.
     """
 
     name = "responses_compact"
@@ -140,7 +139,7 @@ class CompactCodec(ResponsesCodec):
     def decode(self, body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
         items = input_items(body)
         if not items:
-            raise InvalidRequest("input: There is nothing to compact", param="input")
+            raise InvalidRequest("input: must not be empty for a compaction", param="input")
         request = decode(compaction_body(body), headers, cache)
         compaction_echo = msgspec.structs.replace(
             echo.echo_of(request), user_messages=user_messages(items)

@@ -1,4 +1,4 @@
-"""The response to a compaction trigger: exactly one item, whatever else the model wrote."""
+"""The response to a compaction trigger: exactly one item, regardless of other model output."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -14,18 +14,18 @@ from dovetail_protocols.responses.response import ResponseObject, ResponseOutcom
 from dovetail_protocols.responses.summary import pack_summary
 from dovetail_protocols.responses.wire import CompactionOut
 
-# Not an empty item: with it the client would lose the conversation.
-_NO_SUMMARY = Failure("engine", "The model gave no summary of the conversation.")
+# An error instead of an empty item, with which the client would lose the conversation.
+_NO_SUMMARY = Failure("engine", "The model generated no summary of the conversation.")
 
 
 class CompactionItem(OutputItem):
-    """The conversation as a summary, opaque to the client. It has no deltas."""
+    """The summary of the conversation, opaque to the client. It has no deltas."""
 
     __slots__ = ()
     prefix = "cmp_"
 
     def encode_frames(self) -> bytes:
-        """All its frames, once the summary is there."""
+        """Return all of its frames, once the summary is available."""
         return self._added(CompactionOut(self.id, "")) + self._done()
 
     def final(self) -> CompactionOut:
@@ -33,7 +33,7 @@ class CompactionItem(OutputItem):
 
 
 class CompactionEncoder(ResponsesEncoder):
-    """Collect the text, leave out reasoning, and send the item when it is complete."""
+    """Collects the text, omits reasoning, and sends the item when it is complete."""
 
     __slots__ = ("_ids", "_pieces")
 
@@ -70,7 +70,7 @@ class CompactionEncoder(ResponsesEncoder):
 def encode_compaction(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
-    """Encode a compaction that is not streamed."""
+    """Encode a non-streaming compaction."""
     message = messages[0]
     response = ResponseObject(request, ids, clock)
     text = "".join(block.text for block in message.blocks if isinstance(block, TextBlock))
@@ -82,7 +82,7 @@ def encode_compaction(
 def to_compaction_response(
     response: bytes, user_messages: Sequence[msgspec.Raw], ids: IdFactory
 ) -> bytes:
-    """Convert the response to a trigger to that of the endpoint that compacts.
+    """Convert the response to a trigger to the response of the compaction endpoint.
 
     User messages stay unchanged; the item with the summary comes last.
     """

@@ -1,4 +1,4 @@
-"""The content of messages and results: a string, or parts in every spelling that clients use."""
+"""Decode the content of messages and results: a string, or parts in every known form."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def decode_content(
 
 
 def decode_output(value: object, path: str, ignored: list[str]) -> tuple[ContentBlock, ...]:
-    """Decode a tool's result: text, parts, or any other JSON value, which is shown as such."""
+    """Decode a tool's result: text, parts, or any other JSON value, which becomes JSON text."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -43,14 +43,14 @@ def decode_output(value: object, path: str, ignored: list[str]) -> tuple[Content
 
 
 def content_text(content: wire.Content, joint: str = "") -> str:
-    """The text alone."""
+    """Return only the text."""
     if content is None or isinstance(content, str):
         return content or ""
     return joint.join(part if isinstance(part, str) else part.text or "" for part in content)
 
 
 def as_plain_content(content: wire.Content) -> wire.Content:
-    """A message between agents by a call: declared encrypted, it is as the model wrote it."""
+    """Convert a message between agents: declared encrypted, but written in plain by the model."""
     if content is None or isinstance(content, str):
         return content
     return [
@@ -62,12 +62,12 @@ def as_plain_content(content: wire.Content) -> wire.Content:
 
 
 def to_json(value: Any) -> str:
-    """A JSON value as text, its keys in the order the client sent them."""
+    """Return a JSON value as text, with keys in the client's order."""
     return msgspec.json.encode(value).decode()
 
 
 def _is_part(value: object) -> bool:
-    """Whether this is a part of a content, and not some tool's own list of objects."""
+    """Return whether this is a content part and not an object in a tool's own list."""
     return isinstance(value, dict) and value.get("type") in (
         "input_text", "output_text", "text", "input_file", *_IMAGES,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def _image(part: wire.Part) -> tuple[ContentBlock, ...] | None:
     address = part.image_url
     url = address.url if isinstance(address, wire.ImageUrl) else address
     if not url:
-        # An uploaded file: there is no file store here to take it from.
+        # An uploaded file: there is no file store to read it from.
         return None
     media_type, data = _inline(url)
     if data is None:
@@ -109,7 +109,7 @@ def _document(part: wire.Part) -> tuple[ContentBlock, ...] | None:
 
 
 def _inline(url: str) -> tuple[str, str | None]:
-    """Media type and base64 data of a data URL; no data where it is an ordinary address."""
+    """Return media type and base64 data of a data URL; None as data for any other URL."""
     if not url.startswith("data:"):
         return "", None
     head, _, data = url[len("data:") :].partition(",")

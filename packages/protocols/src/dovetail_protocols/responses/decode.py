@@ -32,7 +32,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
     try:
         return _request(sent, convert(sent.fields, wire.Body), headers)
     except RecursionError as error:
-        raise InvalidRequest("The request body is nested too deep.") from error
+        raise InvalidRequest("The request body is nested too deeply.") from error
 
 
 def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
@@ -47,7 +47,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     choice, offered, ignored_choice = tools.apply_tool_choice(
         body.tool_choice, body.parallel_tool_calls, offer.specs
     )
-    compacts = bool(pieces) and pieces[-1].compacts  # one further up was handled then
+    compacts = bool(pieces) and pieces[-1].compacts  # earlier triggers were handled already
     if compacts:
         choice = msgspec.structs.replace(choice, mode="none", name=None)
     nvext = read_nvext(body.nvext, headers)
@@ -80,7 +80,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
 def _collect_tools(
     sent: RequestBody, declared: DeclaredTools, more: list[DecodedItem]
 ) -> ResponsesTools:
-    """The tools of the body and those that came as items."""
+    """Collect the tools of the body and of input items."""
     parts: tuple[DeclaredTools | DecodedItem, ...] = (declared, *more)
     return sent.combine(
         "responses.offer",
@@ -90,27 +90,27 @@ def _collect_tools(
 
 
 def _reject_unsupported(body: wire.Body) -> None:
-    """Reject what would silently change the meaning of the request if it were ignored."""
+    """Reject fields that would silently change the meaning of the request if ignored."""
     if not body.model:
-        raise InvalidRequest("model: The request names no model", param="model")
+        raise InvalidRequest("model: Field required", param="model")
     if body.background and body.store is False:
         raise InvalidRequest(
-            "background: A response in the background has to be stored", param="background"
+            "background: requires a stored response, but `store` is false", param="background"
         )
     if body.prompt is not None:
-        raise Unsupported("Prompt templates are not kept here: send input.", param="prompt")
+        raise Unsupported("prompt: templates are not supported, send `input`", param="prompt")
     if body.conversation is not None:
         raise Unsupported(
-            "Conversations are not kept here: send their items as input.", param="conversation"
+            "conversation: is not supported, send its items as `input`", param="conversation"
         )
     if body.input is None and body.previous_response_id is None:
-        raise InvalidRequest("input: The request has no input", param="input")
+        raise InvalidRequest("input: Field required", param="input")
 
 
 def _system(
     sent: RequestBody, instructions: str | list[object] | None
 ) -> tuple[tuple[Block, ...], tuple[str, ...]]:
-    """Instructions as blocks, and the paths of unsupported parts."""
+    """Decode instructions to blocks, and return the paths of unsupported parts."""
     if isinstance(instructions, str):
         given: str | list[msgspec.Raw] = instructions
     else:
@@ -121,7 +121,7 @@ def _system(
 def _instructions(
     instructions: str | list[object] | None,
 ) -> tuple[tuple[Block, ...], tuple[str, ...]]:
-    """Text, or items of which every message counts, whatever its role."""
+    """Decode text, or items: every message counts, regardless of its role."""
     ignored: list[str] = []
     if instructions is None or isinstance(instructions, str):
         return content.decode_content(instructions, "instructions", ignored), ()
@@ -152,7 +152,7 @@ def _sampling(body: wire.Body) -> Sampling:
 
 
 def _thinking(body: wire.Body, nvext: NvextOptions) -> Thinking:
-    """An empty `reasoning` requests nothing; arguments of the template take precedence."""
+    """Decode thinking controls. An empty `reasoning` has no effect; template arguments win."""
     reasoning = body.reasoning or wire.Reasoning()
     kwargs = body.chat_template_kwargs or {}
     given = kwargs.get("reasoning_effort")
@@ -169,7 +169,7 @@ def _thinking(body: wire.Body, nvext: NvextOptions) -> Thinking:
 
 
 def _enabled(kwargs: wire.Json, effort: str | None) -> bool | None:
-    """A switch of the template, else an effort: any but `none` means that thinking is on."""
+    """Return a switch of the template; without one, an effort other than `none` means on."""
     for name in ("enable_thinking", "thinking"):
         if isinstance(kwargs.get(name), bool):
             return bool(kwargs[name])
@@ -189,14 +189,14 @@ def _output(text: wire.TextOptions | None) -> OutputFormat:
         case wire.TextFormat(type="json_schema", schema=schema, name=name, strict=strict):
             if schema is None:
                 where = "text.format.schema"
-                raise InvalidRequest(f"{where}: A schema is needed", param=where)
+                raise InvalidRequest(f"{where}: Field required", param=where)
             return OutputFormat("json_schema", schema, name, strict is True)
     where = "text.format.type"
-    raise InvalidRequest(f"{where}: Expected text, json_object or json_schema", param=where)
+    raise InvalidRequest(f"{where}: must be text, json_object or json_schema", param=where)
 
 
 def _identity(body: wire.Body, headers: Headers, compacts: bool) -> Identity:
-    """The client's identity. The body's metadata carries headers too; real headers win."""
+    """Read the client's identity. The body's metadata may repeat headers; real headers win."""
     metadata = {
         name.lower(): value
         for name, value in (body.client_metadata or {}).items()

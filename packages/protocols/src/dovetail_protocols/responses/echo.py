@@ -1,4 +1,4 @@
-"""What a response repeats of its request, and what else the application must know of it."""
+"""The fields of a request that its response repeats, and those that the application needs."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ _NONE = msgspec.Raw(b"[]")
 class ResponsesEcho(msgspec.Struct, frozen=True):
     """Stored in `Request.echo`.
 
-    `fields` is the JSON object whose members every response object repeats; made once, as a
-    harness sends tens of kilobytes of tools. The rest is for the store of responses:
-    `previous_response_id` names the one this request continues, `store` requests to store this
-    one, `background` to finish it even if the client disconnects. `user_messages` are the items
-    that stay as they are where the conversation is compacted.
-    `compacts` says that the response must be a single compaction item.
+    `fields` is the JSON object whose members every response object repeats. It is built once,
+    since a harness sends tens of kilobytes of tools. The other fields are for the response store:
+    `previous_response_id` names the response that this request continues, `store` requests that
+    this one is stored, `background` that it is finished even if the client disconnects.
+    `user_messages` are the items that stay unchanged if the conversation is compacted.
+    `compacts` states that the response must be a single compaction item.
     """
 
     fields: bytes
@@ -32,7 +32,7 @@ class ResponsesEcho(msgspec.Struct, frozen=True):
 def build_echo(
     body: wire.Body, sent: dict[str, Any], *, tools: msgspec.Raw = _NONE, compacts: bool = False
 ) -> ResponsesEcho:
-    """The echo of a body; `sent` is the same as it came, for what is repeated word for word."""
+    """Build the echo of a body; `sent` has the original values of fields repeated verbatim."""
     return ResponsesEcho(
         fields=msgspec.json.encode(_fields(body, sent, tools)),
         store=body.store is not False,
@@ -43,16 +43,16 @@ def build_echo(
 
 
 def echo_of(request: Request) -> ResponsesEcho:
-    """The echo of a request, or a bare one where another codec decoded it."""
+    """Return the echo of a request, or a default one if another codec decoded it."""
     if isinstance(request.echo, ResponsesEcho):
         return request.echo
     return build_echo(wire.Body(model=request.model), {})
 
 
 def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[str, Any]:
-    """Every field that the API repeats, with its default where the client did not send it.
+    """Return every field that the API repeats, with its default if the client did not send it.
 
-    Sampling that was left to the served model is null: its defaults are not known here.
+    Unset sampling parameters are null: the model's defaults are not known here.
     """
     return {
         "model": body.model,

@@ -1,4 +1,4 @@
-"""Encode events as frames, and a finished message as a response object, items in their order."""
+"""Encode events as frames, and a finished message as a response object, with items in order."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -40,7 +40,7 @@ from dovetail_protocols.responses.response import ResponseObject, ResponseOutcom
 
 
 class OutputItems:
-    """The items of one response in the order they began, each with its place and its id."""
+    """The items of one response in the order of their start, each with its index and id."""
 
     __slots__ = ("_ids", "_summary", "all", "frames")
 
@@ -68,7 +68,7 @@ class OutputItems:
         return item
 
     def block(self, block: OutputBlock) -> OutputItem | None:
-        """The finished item of a finished block; none where a stream would have sent none."""
+        """Return the finished item of a block; None if a stream would not have sent one."""
         item: OutputItem
         match block:
             case TextBlock(text=text):
@@ -88,9 +88,9 @@ class OutputItems:
 
 
 class ResponsesEncoder(DeltaRunEncoder):
-    """Encode the stream of one response.
+    """Encodes the stream of one response.
 
-    `on_end` gets the final response object and its frame first, and returns the frame to send.
+    `on_end` receives the final response object and its frame, and returns the frame to send.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         self._wants_logprobs = request.sampling.logprobs is not None
         self._span: MessageItem | ReasoningItem | None = None
         self._calls: dict[int, CallItem] = {}
-        self._held: list[str] = []  # white space that may yet turn out to begin a text
+        self._held: list[str] = []  # white space that may turn out to start a text
         self._tokens: list[TokenLogprob] = []
         self._usage = Usage()
         self._begun = False
@@ -116,22 +116,22 @@ class ResponsesEncoder(DeltaRunEncoder):
         self.on_end: OnEnd | None = None
 
     def queued(self) -> bytes:
-        """The response object before anything is done for it."""
+        """Return the response object of a queued response."""
         return bytes(self._response.queued())
 
     def in_progress(self) -> bytes:
-        """The response object while the model generates."""
+        """Return the response object while the model generates."""
         return bytes(self._response.in_progress())
 
     def cancel(self) -> bytes:
-        """End a cancelled response: its items are not complete."""
+        """End a cancelled response; its items stay incomplete."""
         if self._ended:
             return b""
         begun = b"" if self._begun else self._begin()
         return begun + self._end(ResponseOutcome("cancelled"))
 
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
-        """Encode these events. This API has one choice: others are left out."""
+        """Encode these events. This API has one choice; others are ignored."""
         out: list[bytes] = []
         for event in events:
             if self._ended or choice:
@@ -141,12 +141,12 @@ class ResponsesEncoder(DeltaRunEncoder):
             self._run = NO_RUN  # unless the event is a delta
             out.append(self._on[type(event)](self, event))
             if self._dispatcher is not None:
-                self._run = NO_RUN  # it has to see them all
+                self._run = NO_RUN  # the dispatcher must observe every delta
                 out.append(self._dispatcher.observe(event))
         return b"".join(out)
 
     def keep_alive(self, *, in_reasoning: bool = False) -> bytes:
-        """An event that keeps clients from timing out; comments do not."""
+        """Return an event that keeps clients from timing out; comments do not."""
         if self._ended:
             return b""
         if not self._begun:
@@ -166,7 +166,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         closed = self._close_span() if span is not None else b""
         self._held.append(event.text)
         if not event.text.strip():
-            # A client would keep an item of white space alone and send it back for ever.
+            # A client would store a blank item and send it back with every request.
             return closed
         self._span = span = self._items.message()
         text = "".join(self._held)
@@ -189,7 +189,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         return closed + span.open() + self._continue_run(span.run, event.text)
 
     def _continue_run(self, run: DeltaRun, text: str) -> bytes:
-        """Encode a delta. The next one may continue it."""
+        """Encode a delta. The next one may continue the run."""
         self._run = run
         return run.frame(text)
 
@@ -235,7 +235,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         return closed + self._end(to_outcome(event.reason, None, truncated))
 
     def _failure(self, event: Failure) -> bytes:
-        """Nothing is closed: a client must not take an item for whole that may not be."""
+        """Fail without closing items: a client must not take an item for complete."""
         return self._end(to_outcome("error", event, truncated=False))
 
     def _end(self, end: ResponseOutcome) -> bytes:
@@ -266,7 +266,7 @@ class ResponsesEncoder(DeltaRunEncoder):
 def encode_message(
     request: Request, messages: Sequence[Message], ids: IdFactory, clock: Clock
 ) -> bytes:
-    """Encode a response that is not streamed: the same items and ids as in the stream."""
+    """Encode a non-streaming response, with the same items and ids as the stream."""
     message = messages[0]
     response = ResponseObject(request, ids, clock)
     items = OutputItems(request, ids, FrameWriter())
@@ -283,14 +283,14 @@ def encode_message(
 
 
 class _TokenSplitter:
-    """Find the tokens of each block in the flat list of a message."""
+    """Assigns the tokens in a message's flat list to its blocks."""
 
     __slots__ = ("_at", "_ends", "_text", "_tokens")
 
     def __init__(self, tokens: Sequence[TokenLogprob]) -> None:
         self._tokens = tokens
         self._text = "".join(token.token for token in tokens)
-        self._ends = {0: 0}  # offset in the text to number of tokens before it
+        self._ends = {0: 0}  # offset in the text -> number of tokens before it
         length = 0
         for count, token in enumerate(tokens, 1):
             length += len(token.token)
@@ -298,7 +298,7 @@ class _TokenSplitter:
         self._at = 0
 
     def take(self, block: OutputBlock) -> Sequence[TokenLogprob]:
-        """The tokens whose text is exactly the block's, behind those already taken."""
+        """Return the tokens whose text is exactly the block's, after those already taken."""
         if not self._tokens:
             return ()
         text = block.arguments if isinstance(block, ToolCallBlock) else block.text

@@ -1,4 +1,4 @@
-"""Frames of a Responses stream as other servers send them: read leniently, the rest skipped."""
+"""Frames of a Responses stream as other servers send them, decoded leniently."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from dovetail_model import TokenLogprob, Usage
 
 
 class FramePart(msgspec.Struct, frozen=True):
-    """A part of an item's content: text, a refusal, reasoning or a summary of it."""
+    """A part of an item's content: text, a refusal, reasoning or a reasoning summary."""
 
     type: str = ""
     text: str | None = None
@@ -20,7 +20,7 @@ class FramePart(msgspec.Struct, frozen=True):
 
 
 class FrameItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An output item, as far as it is known by then."""
+    """An output item, possibly incomplete."""
 
     type: str = ""
     id: str | None = None
@@ -40,7 +40,7 @@ class FrameItem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The text of the item: a call's arguments; reasoning rather than its summary."""
+        """The text of the item: a call's arguments, or reasoning in preference to its summary."""
         if self.is_call:
             return (self.input if self.type == "custom_tool_call" else self.arguments) or ""
         text = "".join(part.content_text for part in self.content or ())
@@ -70,7 +70,7 @@ class FrameUsage(msgspec.Struct, frozen=True):
 
 
 class FrameResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response object at the end of a stream, or one that is not streamed."""
+    """The response object, at the end of a stream or non-streaming."""
 
     status: str | None = None
     output: list[FrameItem] | None = None

@@ -1,7 +1,7 @@
-"""Items of tools that the API brings itself: shell, patch, search. None of them is served here.
+"""Items of hosted tools: shell, patch, search. None of them is supported here.
 
-A history may still hold them, from another server or an older client. Those with a result of their
-own become calls and results under the tool's plain name; the others become a line of text.
+A history may still contain them, from another server or an older client. Items with separate
+results become calls and results under the tool's plain name; the others become a line of text.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ PAIRED_CALLS = {
     "apply_patch_call": ("apply_patch", "operation"),
     "computer_call": ("computer", "action"),
 }
-"""Item type to the tool's name and the field that holds its arguments."""
+"""Item type -> the tool's name and the field with its arguments."""
 
 PAIRED_RESULTS = (
     "local_shell_call_output",
@@ -23,7 +23,7 @@ PAIRED_RESULTS = (
     "apply_patch_call_output",
     "computer_call_output",
 )
-"""What came back from those."""
+"""Item types of the results of those calls."""
 
 DESCRIBED_CALLS = {
     "web_search_call": ("action",),
@@ -31,25 +31,25 @@ DESCRIBED_CALLS = {
     "code_interpreter_call": ("code", "outputs"),
     "image_generation_call": ("revised_prompt",),
 }
-"""Item type to the fields to describe. An image's own data is not text."""
+"""Item type -> the fields to describe. Image data is omitted."""
 
 
 def arguments_json(value: object) -> str:
-    """Arguments as JSON text: verbatim where they are text already, whatever they look like."""
+    """Return arguments as JSON text, verbatim if they are text already."""
     if isinstance(value, str):
         return value
     return to_json({} if value is None else value)
 
 
 def describe_call(item: dict[str, Any]) -> str:
-    """A line that says what was done."""
+    """Describe a call in one line."""
     kind: str = item["type"]
     fields = {name: item[name] for name in DESCRIBED_CALLS[kind] if item.get(name) is not None}
     return f"[{kind} {to_json(fields)}]"
 
 
 def tool_names(tools: object) -> list[str]:
-    """The names of tools that a search found, those inside namespaces too."""
+    """Return the names of tools that a search found, including those in namespaces."""
     found: list[str] = []
     for tool in tools if isinstance(tools, list) else []:
         if isinstance(tool, dict):

@@ -1,8 +1,8 @@
-"""Decode input items into turns, in the order the client sent them.
+"""Decode input items into turns, in the client's order.
 
-All output of the model (messages, reasoning, calls) goes into one assistant turn as long as
-nothing else stands between; results go into one tool turn, tied to their calls by id. A client that
-replays R1,C1,R2,C2,O1,O2 so gets one assistant turn of four blocks and one tool turn of two.
+Consecutive model output (messages, reasoning, calls) forms one assistant turn; results form one
+tool turn and are tied to their calls by id. A client that replays R1,C1,R2,C2,O1,O2 therefore gets
+one assistant turn of four blocks and one tool turn of two.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,14 +34,14 @@ _CONTINUABLE_ROLES = frozenset({"assistant", "tool"})
 
 
 class DecodedItem:
-    """What one item decoded to: pieces of turns, and what is not a turn."""
+    """The result of decoding one item: parts of turns, and tools or triggers."""
 
     __slots__ = ("compacts", "ignored", "tools", "turns")
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.ignored: list[str] = []
-        self.tools: list[tuple[str, Any]] = []  # tools that came as items, with their paths
+        self.tools: list[tuple[str, Any]] = []  # tools from input items, with their paths
         self.compacts = False
 
     def add_turn(self, role: Role, *blocks: Block) -> None:
@@ -49,17 +49,17 @@ class DecodedItem:
 
 
 def decode_items(body: RequestBody, given: str | list[msgspec.Raw] | None) -> list[DecodedItem]:
-    """The whole input, piece by piece."""
+    """Decode the input, one result per item."""
     if isinstance(given, str):
         return [body.get_or_decode("responses.text", given, lambda: _text(given))]
-    # Paths of what is ignored have the place in them.
+    # The paths of ignored fields contain the index.
     return body.decode_history(
         given or (), lambda at, raw: _decode_item(body.value(raw), at), indexed=True
     )
 
 
 def build_turns(body: RequestBody, pieces: Iterable[DecodedItem]) -> tuple[Turn, ...]:
-    """Join the pieces into turns. Only the model and its tools continue an open turn."""
+    """Join the decoded items into turns. Only model output and tool results continue a turn."""
     found: list[Turn] = []
     run: list[Turn] = []
     for piece in pieces:
@@ -82,7 +82,7 @@ def _text(text: str) -> DecodedItem:
 def _decode_item(item: object, at: int) -> DecodedItem:
     path = f"input[{at}]"
     if not isinstance(item, dict):
-        raise InvalidRequest(f"{path}: Expected an object", param=path)
+        raise InvalidRequest(f"{path}: must be an object", param=path)
     kind = item.get("type")
     if not isinstance(kind, str):
         kind = _untyped(item, path)
@@ -96,7 +96,7 @@ def _untyped(item: dict[str, Any], path: str) -> str:
         return "message"
     if "id" in item:
         return "item_reference"
-    raise InvalidRequest(f"{path}.type: The item has neither a type nor a role", param=path)
+    raise InvalidRequest(f"{path}.type: the item needs a `type` or a `role`", param=path)
 
 
 def _message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
@@ -104,12 +104,12 @@ def _message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
     role = _ROLES.get(message.role)
     if role is None:
         where = f"{path}.role"
-        raise InvalidRequest(f"{where}: Expected one of {', '.join(_ROLES)}", param=where)
+        raise InvalidRequest(f"{where}: must be one of {', '.join(_ROLES)}", param=where)
     piece.add_turn(role, *content.decode_content(message.content, f"{path}.content", piece.ignored))
 
 
 def _agent_message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """From another agent to this one: to the model it is a user's message that names its sender."""
+    """Decode a message from another agent as a user message that names its sender."""
     message = convert(item, wire.AgentMessageIn, path)
     blocks = content.decode_content(
         content.as_plain_content(message.content), f"{path}.content", piece.ignored
@@ -120,7 +120,7 @@ def _agent_message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _reasoning(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """Reasoning itself where the client has it, else its summary; the seal in any case."""
+    """Decode reasoning: its text if the client has it, else its summary, and the seal."""
     reasoning = convert(item, wire.ReasoningIn, path)
     text = content.content_text(reasoning.content) or content.content_text(
         reasoning.summary, "\n\n"
@@ -143,7 +143,7 @@ def _call(
     piece: DecodedItem, call: wire.CallIn, path: str, arguments: str, *, custom: bool = False
 ) -> None:
     if not call.name:
-        raise InvalidRequest(f"{path}.name: A call needs a name", param=f"{path}.name")
+        raise InvalidRequest(f"{path}.name: Field required", param=f"{path}.name")
     block = ToolCallBlock(
         id=call.call_id or call.id or "",
         name=call.name,
@@ -163,7 +163,7 @@ def _result(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _paired_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """A tool of the API's own whose results come as items: a call like any other."""
+    """Decode a call of a hosted tool whose results are items, like any other call."""
     name, field = hosted.PAIRED_CALLS[item["type"]]
     call = convert(item, wire.CallIn, path)
     block = ToolCallBlock(
@@ -173,7 +173,7 @@ def _paired_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _found_tools(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """What a tool search found is offered from now on; the model reads the names alone."""
+    """Offer the tools that a tool search found; the model sees only their names here."""
     _more_tools(piece, item, path)
     names = hosted.tool_names(item.get("tools"))
     _result(piece, {**item, "output": content.to_json({"tools": names})}, path)
@@ -186,7 +186,7 @@ def _more_tools(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _mcp_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """A call that another server ran: a call and its result."""
+    """Decode a call that another server ran as a call and its result."""
     call = convert(item, wire.McpCallIn, path)
     name, identity = call.name or "mcp", call.id or ""
     arguments = hosted.arguments_json(call.arguments)
@@ -198,7 +198,7 @@ def _mcp_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _hosted(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """Work that another server did inside its own turn: a line of text that says so."""
+    """Decode work that another server did within its own turn as a line of text."""
     piece.add_turn("assistant", TextBlock(hosted.describe_call(item)))
 
 
@@ -217,7 +217,7 @@ def _compaction(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _ignore(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """An unknown item, or one of no use to a model: reported, ignored."""
+    """Report and ignore an unknown item, or one that the model cannot use."""
     piece.ignored.append(path)
 
 
@@ -239,4 +239,4 @@ ITEM_DECODERS: dict[str, Callable[[DecodedItem, dict[str, Any], str], None]] = {
     **dict.fromkeys(hosted.PAIRED_RESULTS, _result),
     **dict.fromkeys(hosted.DESCRIBED_CALLS, _hosted),
 }
-"""Every item type that means something here, by its name."""
+"""Decoders of all supported item types."""

@@ -1,4 +1,4 @@
-"""Items as the API lists them, and other small responses about a conversation."""
+"""Lists of items, and other small responses about a conversation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _PREFIXES = {
 
 
 def complete_item(item: Item, id: str) -> Item:
-    """An item in the full form: with a type, an id, and content in parts."""
+    """Return an item in its full form: with a type, an id, and content in parts."""
     kind = item.get("type", "message")
     found = {"type": kind, **item, "id": id}
     content = item.get("content")
@@ -31,12 +31,12 @@ def complete_item(item: Item, id: str) -> Item:
 
 
 def item_id(item: Item, name: str) -> str:
-    """An id of the API's own style, for an item that came without one."""
+    """Return an id in the API's style, for an item that has none."""
     return _PREFIXES.get(item.get("type", "message"), "item_") + name
 
 
 def encode_items(items: Sequence[Item], *, has_more: bool) -> bytes:
-    """One page of a list."""
+    """Encode one page of a list."""
     return msgspec.json.encode(
         {
             "object": "list",

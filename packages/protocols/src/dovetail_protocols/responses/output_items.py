@@ -1,7 +1,7 @@
-"""Output items of a stream: each is added, filled piece by piece, done, in that order.
+"""Output items of a stream: each is added, filled with deltas, and done, in that order.
 
-Every item encodes its own frames. Each frame identifies its item, so two items may be open at a
-time; the deltas of an item are a run that is built with the item.
+Every item encodes its own frames. Each frame identifies its item, so several items may be open at a
+time. The delta run of an item is built together with the item.
 """
 
 import itertools
@@ -19,7 +19,7 @@ _TAILS: dict[type, bytes] = {TextDelta: b',"logprobs":[]}\n\n'}
 
 
 class FrameWriter:
-    """Makes frames and counts them: `sequence_number` grows by one in every stream."""
+    """Builds and counts frames: `sequence_number` increases by one with each frame of a stream."""
 
     __slots__ = ("count",)
 
@@ -32,7 +32,7 @@ class FrameWriter:
 
 
 class OutputItem:
-    """What all items share. `final` is the item as it stands, under the status it then has."""
+    """Base class of items. `final` is the item in its current state and status."""
 
     __slots__ = ("done", "frames", "id", "index", "pieces")
     prefix = ""
@@ -65,16 +65,16 @@ class OutputItem:
         )
 
     def _encode_frame(self, kind: str, **fields: object) -> bytes:
-        """A frame about something inside the item."""
+        """Encode a frame about a part of the item."""
         return self.frames.frame(kind, item_id=self.id, output_index=self.index, **fields)
 
     def position(self, **more: int) -> dict[str, object]:
-        """The fields that identify the item, and a position in it."""
+        """Return the fields that identify the item and a position in it."""
         return {"item_id": self.id, "output_index": self.index, **more}
 
 
 class ItemDeltaRun(DeltaRun):
-    """Deltas of an item: the item collects their text, and each frame has its number."""
+    """Deltas of an item: the item collects their text, and each frame gets its number."""
 
     __slots__ = ("_count", "_middle", "_pieces")
 
@@ -99,12 +99,12 @@ class ItemDeltaRun(DeltaRun):
         except UnicodeEncodeError:
             encoded = _encode(replace_surrogates(text))
         self._pieces.append(text)
-        # Numbers of a format (%d) would cost more than all the rest, once out of the caches.
+        # Formatting the number with %d would cost more than everything else once caches are cold.
         return self.head + _encode(next(self._count)) + self._middle + encoded + self.tail
 
 
 class ReasoningDeltaRun(ItemDeltaRun):
-    """Deltas of reasoning, repeated as its summary."""
+    """Deltas of reasoning, repeated as deltas of its summary."""
 
     __slots__ = ("_summary",)
 
@@ -144,7 +144,7 @@ class MessageItem(OutputItem):
         )
 
     def add_with(self, text: str, tokens: list[TokenLogprob]) -> bytes:
-        """More text, with the log probabilities of its tokens."""
+        """Encode more text with the log probabilities of its tokens."""
         self.pieces.append(text)
         logprobs = [logprob_out(token) for token in tokens]
         self.logprobs += logprobs
@@ -174,7 +174,7 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """Reasoning: its text as content and, if the client requested it, as a summary of one part."""
+    """Reasoning: its text as content and, on request, as a summary with one part."""
 
     __slots__ = ("_summary", "run", "seal")
     prefix = "rs_"
@@ -232,7 +232,7 @@ class ReasoningItem(OutputItem):
 
 
 class CallItem(OutputItem):
-    """A call of a function. Its frames of `done` mean that a client may run it."""
+    """A function call. Its `done` frames mean that a client may run it."""
 
     __slots__ = ("_call", "run")
     prefix = "fc_"
@@ -261,7 +261,7 @@ class CallItem(OutputItem):
 
 
 class CustomCallItem(CallItem):
-    """A call of a custom tool: free text instead of arguments."""
+    """A call of a custom tool, with free text instead of arguments."""
 
     __slots__ = ()
     prefix = "ctc_"
@@ -276,7 +276,7 @@ class CustomCallItem(CallItem):
 
 
 def logprob_out(token: TokenLogprob) -> wire.Json:
-    """One token in the API's form."""
+    """Convert one token to the API's form."""
     top = [_top_logprob_out(text, value) for text, value in token.top]
     return {**_top_logprob_out(token.token, token.logprob), "top_logprobs": top}
 

@@ -1,8 +1,7 @@
-"""Stored conversations: what a body continues, and the body with its whole history.
+"""Join bodies with stored conversations, on the level of bytes.
 
-Everything is done with the bytes as they came: the codec then decodes the joined body as if the
-client had sent all of it, and its cache knows what was there before. Items are held as the inside
-of a JSON array, without its brackets.
+The codec then decodes the joined body as if the client had sent all of it, and its cache contains
+the earlier part. Items are stored as the inside of a JSON array, without its brackets.
 """
 
 import re
@@ -16,11 +15,11 @@ from dovetail_protocols.request_body import ensure_json_object
 
 _PREVIOUS_FIELD = b'"previous_response_id"'
 _REFERENCE = b'"item_reference"'
-# An item that is named may say so by having nothing but an id. Each begins with what is found fast.
+# A reference may consist of an id alone. Each pattern starts with bytes that are fast to find.
 _UNTYPED = re.compile(rb'"type"\s*:\s*null')
 _LONE_ID = re.compile(rb'"id"\s*:\s*"(?:[^"\\]|\\.)*"\s*\}')
 _MINIMAL_FIELDS = ("model", "stream")
-_ESCAPED = re.compile(rb"\\u00[567]")  # a letter or _ escaped without need: any name may be so
+_ESCAPED = re.compile(rb"\\u00[567]")  # an escaped letter or underscore: any name may contain one
 _NULL = Raw(b"null")
 _TRIGGER = b'{"type":"compaction_trigger"}'
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -30,14 +29,14 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def previous_response_id(body: bytes) -> str | None:
-    """The id of the response that a body continues. The codec rejects a value that is no id."""
+    """Return the id of the response that a body continues. The codec rejects invalid values."""
     if not _may_contain(body, _PREVIOUS_FIELD):
         return None
     return _text(_fields(body).get("previous_response_id", _NULL)) or None
 
 
 def input_items(body: bytes) -> bytes:
-    """The items of a body's own input. A text is one message."""
+    """Return the items of a body's own input. A text is one message."""
     given = _fields(body).get("input", _NULL)
     inside = bytes(given)
     if inside.startswith(b"["):
@@ -50,13 +49,13 @@ def input_items(body: bytes) -> bytes:
 
 
 def minimal_body(body: bytes) -> bytes:
-    """The body without fields that may be long: enough to encode an error in the right form."""
+    """Return the body without long fields: enough to encode an error in the right form."""
     short = {name: raw for name, raw in _fields(body).items() if name in _MINIMAL_FIELDS}
     return _encode(short | {"input": Raw(b'"-"')})
 
 
 def item_references(body: bytes) -> list[str]:
-    """The ids of items that a body names instead of sending them."""
+    """Return the ids of items that a body references instead of sending them."""
     if not (_may_contain(body, _REFERENCE) or _may_have_untyped_reference(body)):
         return []
     items = map(_reference, _items(b"[%b]" % input_items(body)))
@@ -64,7 +63,7 @@ def item_references(body: bytes) -> list[str]:
 
 
 def resolve_references(body: bytes, found: Mapping[str, bytes]) -> bytes:
-    """The body with the items themselves in place of their ids."""
+    """Replace item references in a body by the items."""
     fields = _fields(body)
     items = _items(b"[%b]" % input_items(body))
     known = (found.get(_reference(raw) or "", bytes(raw)) for raw in items)
@@ -72,18 +71,18 @@ def resolve_references(body: bytes, found: Mapping[str, bytes]) -> bytes:
 
 
 def items_by_id(inside: bytes) -> dict[str, bytes]:
-    """Stored items by their ids."""
+    """Return stored items by id."""
     all_ = ((msgspec.json.decode(raw).get("id"), bytes(raw)) for raw in _items(b"[%b]" % inside))
     return {id: raw for id, raw in all_ if isinstance(id, str)}
 
 
 def _may_contain(body: bytes, name: bytes) -> bool:
-    """Whether a body can have this name in it, without reading it."""
+    """Return whether a body may contain this name, without decoding it."""
     return name in body or _ESCAPED.search(body) is not None
 
 
 def _may_have_untyped_reference(body: bytes) -> bool:
-    """Whether an object of a body may be a reference that does not say so."""
+    """Return whether a body may contain a reference without a `type`."""
     if _UNTYPED.search(body) is not None:
         return True
     places = (found.start() for found in _LONE_ID.finditer(body))
@@ -91,7 +90,7 @@ def _may_have_untyped_reference(body: bytes) -> bool:
 
 
 def _reference(raw: Raw) -> str | None:
-    """The id that stands for an item. The codec rejects malformed JSON."""
+    """Return the id of an item reference, else None. The codec rejects malformed JSON."""
     try:
         item = msgspec.json.decode(raw)
     except _NOT_JSON:
@@ -99,26 +98,26 @@ def _reference(raw: Raw) -> str | None:
     if not isinstance(item, dict) or item.get("type") not in ("item_reference", None):
         return None
     if "role" in item:
-        return None  # a message, which needs no type
+        return None  # a message: its type is optional
     id = item.get("id")
     return id if isinstance(id, str) else None
 
 
 def prepend_history(body: bytes, history: Iterable[bytes]) -> bytes:
-    """The body with the items of its history before its own.
+    """Return the body with the items of its history before its own.
 
-    The input comes first, so that every body of a conversation begins with the bytes of the last.
+    `input` comes first, so that each body of a conversation starts with the bytes of the previous.
     """
     fields = _fields(body)
     given = bytes(fields.pop("input", _NULL))
     if not given.startswith((b"[", b'"', b"n")):
-        return body  # the codec says what is wrong with it
+        return body  # the codec reports the error
     items = b",".join(filter(None, (*history, input_items(body))))
     return b'{"input":[%b]%b' % (items, _encode_rest(fields))
 
 
 def compaction_body(body: bytes) -> bytes:
-    """Convert the body of a compaction to that of a response, with the item that triggers it."""
+    """Convert the body of a compaction to that of a response, with a trigger item."""
     fields = _fields(body)
     fields.pop("input", None)
     for name in ("stream", "background"):
@@ -128,7 +127,7 @@ def compaction_body(body: bytes) -> bytes:
 
 
 def with_default_model(body: bytes, name: str) -> bytes:
-    """The body, with this model where it names none."""
+    """Return the body, with this model if it names none."""
     fields = _fields(body)
     if bytes(fields.get("model", _NULL)) != b"null":
         return body
@@ -136,7 +135,7 @@ def with_default_model(body: bytes, name: str) -> bytes:
 
 
 def user_messages(inside: bytes) -> tuple[Raw, ...]:
-    """The messages of the user among some items."""
+    """Return the user messages among these items."""
     return tuple(raw for raw in _items(b"[%b]" % inside) if _is_user_message(raw))
 
 
@@ -148,19 +147,19 @@ def _is_user_message(raw: Raw) -> bool:
 
 
 def split_response(response: bytes) -> tuple[dict[str, Raw], bytes]:
-    """A response object without its output, and the items of that."""
+    """Split a response object into itself without output, and its output items."""
     fields = _decode(response)
     output = bytes(fields.pop("output", Raw(b"[]")))
     return fields, output[1:-1]
 
 
 def join_response(head: bytes, output: bytes) -> bytes:
-    """The response object of both."""
+    """Join what `split_response` separated."""
     return b'%b,"output":[%b]}' % (head[:-1], output)
 
 
 def _encode_rest(fields: dict[str, Raw]) -> bytes:
-    """The other fields, behind the first."""
+    """Encode the other fields, to follow the first."""
     return b"," + _encode(fields)[1:] if fields else b"}"
 
 
@@ -172,7 +171,7 @@ def _fields(body: bytes) -> dict[str, Raw]:
 
 
 def _text(raw: Raw) -> str | None:
-    """The text, if it is one."""
+    """Return the value if it is text."""
     try:
         found = msgspec.json.decode(raw)
     except _NOT_JSON as error:

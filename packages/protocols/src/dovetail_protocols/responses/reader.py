@@ -1,8 +1,8 @@
 """Decode a Responses stream into events: the response of an upstream server, or a recording.
 
-Items say themselves where they end, so a call may run as soon as its item is done. Servers differ
-in how much they stream: what had no delta is emitted at an item's end, or at the response's.
-A stream ends with `response.completed`, `incomplete` or `failed`; without one it broke.
+Items mark their own end, so a call may run as soon as its item is done. Servers differ in how much
+they stream: parts without deltas are emitted at the end of the item or of the response. A stream
+ends with `response.completed`, `incomplete` or `failed`; otherwise it was interrupted.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,11 +35,11 @@ _decode_whole = msgspec.json.Decoder(FrameResponse).decode
 _KINDS = ("message", "reasoning", "function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"content_filter": "refusal"}
 _ERROR_KINDS = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate_limited"}
-"""Codes of a failed response that the API's other errors do not have."""
+"""Error codes of a failed response that the API's other errors do not have."""
 
 
 class ResponsesReader:
-    """Read one response, in chunks of any size."""
+    """Reads one response, in chunks of any size."""
 
     __slots__ = ("_calls", "_items", "_out", "_over", "_sequencer", "_span", "_sse")
 
@@ -48,30 +48,35 @@ class ResponsesReader:
         self._out: list[Event] = []
         self._sequencer = EventSequencer()
         self._items: list[_ItemState] = []
-        self._span: _ItemState | None = None  # the text or reasoning that is open
+        self._span: _ItemState | None = None  # the open text or reasoning
         self._calls = 0
         self._over = False
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         for event in self._sse.feed(chunk):
             if not self._over:
                 self._take(event)
         return self._take_events()
 
     def whole(self, body: bytes) -> list[Event]:
-        """Decode a response that is not streamed."""
+        """Decode a non-streaming response."""
         try:
             self._end(_decode_whole(body))
         except (msgspec.DecodeError, RecursionError):
-            self._fail({"message": "The server's answer is no response."})
+            self._fail({"message": "The upstream server returned an invalid response."})
         return self._take_events()
 
     def finish(self) -> list[Event]:
-        """The connection has ended: the events that are left."""
+        """Return the remaining events after the connection has closed."""
         if not self._over:
             self._over = True
-            self._out.append(Failure("engine_unavailable", "The stream ended before its answer."))
+            self._out.append(
+                Failure(
+                    "engine_unavailable",
+                    "The upstream server closed the stream before the end of the response.",
+                )
+            )
         return self._take_events()
 
     def _take_events(self) -> list[Event]:
@@ -106,7 +111,7 @@ class ResponsesReader:
         self._append_delta(item, frame.delta or "")
 
     def _reasoning(self, frame: ResponseFrame) -> None:
-        """Reasoning, or its summary where a server does not return the reasoning."""
+        """Read reasoning, or its summary if a server does not return the reasoning."""
         item = self._place(frame, "reasoning")
         summary = frame.type.startswith("response.reasoning_summary")
         if item.has_output and item.summary != summary:
@@ -137,11 +142,11 @@ class ResponsesReader:
         self._fail(error)
 
     def _place(self, frame: ResponseFrame, kind: str) -> "_ItemState":
-        """The item of a delta. Some servers never say that they added it."""
+        """Return the item of a delta. Some servers do not announce added items."""
         return self._item(FrameItem(type=kind, id=frame.item_id), frame.output_index)
 
     def _item(self, frame_item: FrameItem, place: int | None) -> "_ItemState":
-        """The item that is meant; a new one where none is."""
+        """Return the item that is meant, or a new one."""
         found = self._known(frame_item.id, place)
         last = self._items[-1] if self._items else None
         nameless = place is None and (
@@ -157,7 +162,7 @@ class ResponsesReader:
         return found
 
     def _known(self, id: str | None, place: int | None) -> "_ItemState | None":
-        """The item of that place or id. Servers have both of them, one, or none."""
+        """Find an item by index or id. Servers send both, one of them, or none."""
         for item in reversed(self._items):
             if place is not None and item.place == place:
                 return item
@@ -166,7 +171,7 @@ class ResponsesReader:
         return None
 
     def _streamed(self, frame_item: FrameItem, at: int) -> "_ItemState | None":
-        """What was streamed of an item of the whole output, with neither a place nor an id."""
+        """Find the streamed state of an item in the final output that has neither index nor id."""
         found = self._items[at] if at < len(self._items) else None
         if found is None or found.place is not None or found.id is not None:
             return None
@@ -187,7 +192,7 @@ class ResponsesReader:
             self._span = item
 
     def _append_delta(self, item: "_ItemState", text: str) -> None:
-        """More of an item."""
+        """Emit more of an item."""
         if not text:
             return
         item.has_output = True
@@ -199,7 +204,7 @@ class ResponsesReader:
             self._out.append(TextDelta(text))
 
     def _close(self, item: "_ItemState", frame_item: FrameItem) -> None:
-        """An item is done; what had no delta is emitted now."""
+        """Close an item, and emit the parts that had no deltas."""
         if item.closed or item.kind not in _KINDS:
             return
         if not item.has_output:
@@ -213,12 +218,12 @@ class ResponsesReader:
             self._out.append(CallClose(item.number))
 
     def _append_missing(self, item: "_ItemState", frame_item: FrameItem) -> None:
-        """Emit an item that came without deltas."""
+        """Emit an item that had no deltas."""
         sealed = frame_item.encrypted_content is not None
         if item.number is None and (frame_item.text or sealed):
             self._open_span(item)
         if sealed and not frame_item.text:
-            # Reasoning that the server does not return: no text, but a handle to it.
+            # Reasoning that the server does not return: a seal without text.
             self._out.append(ReasoningDelta(""))
         self._append_delta(item, frame_item.text)
 
@@ -254,14 +259,14 @@ class ResponsesReader:
         self._out.append(
             Failure(
                 kind or error_kind(fields),
-                message if isinstance(message, str) else "The server failed.",
+                message if isinstance(message, str) else "The upstream server reported an error.",
                 param if isinstance(param, str) else None,
             )
         )
 
 
 class _ItemState:
-    """An output item in the making. `number` counts the calls."""
+    """An output item under construction. `number` counts the calls."""
 
     __slots__ = ("closed", "has_output", "id", "kind", "number", "part", "place", "summary")
 

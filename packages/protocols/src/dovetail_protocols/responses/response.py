@@ -1,4 +1,4 @@
-"""The response object around the items, the same in a stream and without one."""
+"""The response object around the items, identical in streams and non-streaming responses."""
 
 from collections.abc import Iterable
 
@@ -20,12 +20,12 @@ _FAILURE_CODES = {
     "previous_not_found": "invalid_prompt",
     "too_large": "invalid_prompt",
 }
-"""Kind to the code of a failed response. A client gives up at the codes of its own faults, and at
-`server_is_overloaded` too: a server that is only busy sends `server_error`, which is retried."""
+"""Error kind -> code of a failed response. Clients do not retry the codes of client errors, nor
+`server_is_overloaded`: a server that is only busy sends `server_error`, which is retried."""
 
 
 def failure_code(kind: str) -> str:
-    """The code of a failed response. What is not listed is ours or the engine's fault."""
+    """Return the code of a failed response; unlisted kinds are server or engine errors."""
     return _FAILURE_CODES.get(kind, "server_error")
 
 
@@ -39,7 +39,7 @@ _INCOMPLETE = {
 
 
 class ResponseOutcome(msgspec.Struct, frozen=True):
-    """How a response ended. `status` is also the name of its last event."""
+    """The outcome of a response. `status` is also the name of its last event."""
 
     status: str
     reason: str | None = None
@@ -47,23 +47,23 @@ class ResponseOutcome(msgspec.Struct, frozen=True):
 
 
 def to_outcome(finish: FinishReason, failure: Failure | None, truncated: bool) -> ResponseOutcome:
-    """What the end of the model's output means here.
+    """Map the end of the model's output to the outcome of the response.
 
-    A truncated call makes the response incomplete whatever the engine reports: a client that saw it
-    completed would take a turn in which nothing runs for the end of the work.
+    A truncated call makes the response incomplete regardless of what the engine reports: if a
+    client saw it as completed, it would take a turn in which no tool runs for the end of the task.
     """
     if failure is not None:
         code = failure_code(failure.kind)
         return ResponseOutcome("failed", error={"code": code, "message": failure.message})
     if finish in ("cancelled", "error"):
-        message = f"The generation ended early: {finish}."
+        message = f"The generation ended early (finish reason: {finish})."
         return ResponseOutcome("failed", error={"code": "server_error", "message": message})
     reason = _INCOMPLETE.get(finish)
     return ResponseOutcome("incomplete" if reason or truncated else "completed", reason)
 
 
 class ResponseObject:
-    """One response: its id, its time, and all that it repeats of the request."""
+    """One response object: its id, its time, and the repeated fields of the request."""
 
     __slots__ = ("_clock", "_created", "_echo", "id")
 
@@ -110,7 +110,7 @@ class ResponseObject:
 
 
 def _usage(usage: Usage) -> wire.Json:
-    """Nothing is charged for writing to a cache here, so none of it is reported."""
+    """Encode usage. Writing to the cache is not charged, so it is not reported."""
     return {
         "input_tokens": usage.input_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -1,7 +1,7 @@
-"""Put items that a server writes concurrently one after the other.
+"""Serialize items that a server streams concurrently.
 
-Readers of events may rely on that: between the opening of a call and its end there is nothing
-but its arguments.
+Consumers of events rely on it: between the start and the end of a call there are only its
+arguments.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from dovetail_model import CallArgs, CallClose, CallOpen, Event, Failure, Finish
 
 
 class EventSequencer:
-    """Pass the events of the open call, and hold all others until it has ended."""
+    """Passes the events of the open call, and holds all others until it has ended."""
 
     __slots__ = ("_open", "_waiting")
 
@@ -20,12 +20,12 @@ class EventSequencer:
         self._waiting: list[Event] = []
 
     def order(self, events: Iterable[Event]) -> list[Event]:
-        """The events that can be emitted now, in order."""
+        """Return the events that can be emitted now, in order."""
         out: list[Event] = []
         left = deque(events)
         while left:
             event = left.popleft()
-            if isinstance(event, Finish | Failure):  # nothing ends any more: emit all as it came
+            if isinstance(event, Finish | Failure):  # no call can end any more: emit the rest
                 out += [*self._waiting, event]
                 self._waiting, self._open = [], None
             elif self._open is not None and _call_index(event) != self._open:

@@ -1,4 +1,4 @@
-"""Errors that clients of the Responses API understand only inside a stream."""
+"""Errors that clients of the Responses API handle only inside a stream."""
 
 from math import ceil
 
@@ -10,9 +10,9 @@ from dovetail_protocols.responses.raw_body import minimal_body
 
 
 class ResponsesStreamErrors:
-    """Overflow and rate limits: Codex compacts its conversation, or waits and comes back.
+    """Context overflow and rate limits: Codex compacts its conversation, or waits and retries.
 
-    It does so for errors inside a stream alone, and treats the same error as a status as final.
+    It does so only for errors inside a stream; it treats the same error as a status as final.
     """
 
     def covers(self, error: DovetailError) -> bool:
@@ -23,10 +23,10 @@ class ResponsesStreamErrors:
         return decode(minimal_body(body), headers)
 
     def encode(self, request: Request, error: DovetailError, ids: IdFactory, clock: Clock) -> bytes:
-        """The whole stream. Clients read the time to wait from the message."""
+        """Encode the complete stream. Clients read the time to wait from the message."""
         failure = error.to_failure()
         if error.retry_after is not None and "try again in" not in failure.message:
-            # In tenths, and not too soon: who comes back earlier is turned away again.
+            # In tenths, rounded up: a client that retries earlier is rejected again.
             seconds = ceil(round(error.retry_after * 10, 3)) / 10
             message = f"{failure.message} Please try again in {seconds:g}s."
             failure = Failure(failure.kind, message, failure.param)

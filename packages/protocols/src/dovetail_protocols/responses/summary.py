@@ -1,8 +1,8 @@
-"""The summary that stands for a compacted conversation, and how a client carries it.
+"""The summary that replaces a compacted conversation, and its transport by the client.
 
-A request that ends in a trigger requests it; the harness stores the item in place of the
-conversation and sends it back as it is. The content of that item is opaque to the client, so the
-summary itself travels in it and any replica can read it. It is packed, not encrypted: it holds
+A request that ends with a trigger requests the summary. The harness stores the item in place of the
+conversation and sends it back unchanged. The content of the item is opaque to the client, so it
+contains the summary itself, and any replica can read it. It is packed, not encrypted: it contains
 nothing that the client could not have requested from the model.
 """
 
@@ -21,12 +21,12 @@ _MARK = "dovetail.summary."
 
 
 def pack_summary(summary: str) -> str:
-    """The summary as the opaque content of a compaction item."""
+    """Encode the summary as the opaque content of a compaction item."""
     return _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
 
 
 def unpack_summary(content: str) -> str | None:
-    """The summary in the content, or None where somebody else made it."""
+    """Decode the summary in the content; None if another server created it."""
     if not content.startswith(_MARK):
         return None
     try:

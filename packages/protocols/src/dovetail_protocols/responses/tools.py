@@ -1,8 +1,8 @@
-"""Tools as a client declares them, and its choice among them.
+"""Decode tools and the tool choice.
 
-Namespaces are flattened for the model: it sees `namespace__name`, and the call that comes back
-carries `namespace` and `name` again. Tools that only the API's own servers can run are skipped and
-reported, never refused.
+Namespaces are flattened for the model: it sees `namespace__name`, and its calls are mapped back to
+`namespace` and `name`. Hosted tools, which only the API's own servers can run, are skipped and
+reported, never rejected.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ _SERVED = ("function", "custom", "namespace")
 
 
 class DeclaredTools(msgspec.Struct, frozen=True):
-    """Tools as a body declares them, with their paths, and as JSON to repeat them."""
+    """Tools as declared in a body, with their paths, and as JSON to repeat them."""
 
     tools: tuple[tuple[str, Any], ...]
     json: msgspec.Raw
@@ -35,9 +35,9 @@ class ResponsesTools(msgspec.Struct, frozen=True):
 
 
 class ToolCollector:
-    """All tools of a request, those that came as input items among them.
+    """Collects all tools of a request, including those from input items.
 
-    A tool that is declared again keeps its place, for the sake of the prompt's prefix, and takes
+    A tool that is declared again keeps its position, to preserve the prompt's prefix, and takes
     the newer definition.
     """
 
@@ -48,7 +48,7 @@ class ToolCollector:
         self.ignored: list[str] = []
 
     def add(self, given: object, path: str, namespace: wire.ToolIn | None = None) -> None:
-        """One declaration: a tool, or a namespace of tools."""
+        """Add one declaration: a tool, or a namespace of tools."""
         given = _unwrap_function(given)
         if isinstance(given, dict) and given.get("type", "function") not in _SERVED:
             self.ignored.append(path)
@@ -61,13 +61,13 @@ class ToolCollector:
             self._specs[spec.namespace, spec.name] = spec
 
     def _add_namespace(self, tool: wire.ToolIn, path: str) -> None:
-        """Its tools. What it says of all of them stands with the first: it has no other place."""
+        """Add the tools of a namespace. Its description goes to the first one: no other place."""
         for at, inner in enumerate(tool.tools or ()):
             self.add(inner, f"{path}.tools[{at}]", tool)
             tool = msgspec.structs.replace(tool, description=None)
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as the model is shown them: no two under one name."""
+        """Return the tools as shown to the model, with unique names."""
         taken = {name for namespace, name in self._specs if namespace is None}
         return tuple(_with_unique_name(spec, taken) for spec in self._specs.values())
 
@@ -75,9 +75,9 @@ class ToolCollector:
 def apply_tool_choice(
     given: str | wire.Json | None, parallel: bool | None, specs: tuple[ToolSpec, ...]
 ) -> tuple[ToolChoice, tuple[ToolSpec, ...], tuple[str, ...]]:
-    """The choice, the tools it leaves, and the paths of what could not be honoured.
+    """Return the tool choice, the remaining tools, and the paths of unsupported choices.
 
-    A named tool is named as the model sees it, the one name that is unique.
+    A named tool has the name that the model sees, which is unique.
     """
     together = parallel is not False
     if given is None or isinstance(given, str):
@@ -92,7 +92,7 @@ def apply_tool_choice(
         return ToolChoice(parallel=together), specs, ("tool_choice",)
     wanted = _find(_unwrap_function(given), specs)
     if not wanted:
-        raise InvalidRequest("tool_choice: There is no such tool", param="tool_choice")
+        raise InvalidRequest("tool_choice: there is no such tool in `tools`", param="tool_choice")
     return ToolChoice("named", wanted[0].model_name, together), specs, ()
 
 
@@ -100,7 +100,7 @@ def _by_mode(
     mode: Mode, specs: tuple[ToolSpec, ...], parallel: bool
 ) -> tuple[ToolChoice, tuple[ToolSpec, ...], tuple[str, ...]]:
     if mode == "required" and not specs:
-        # Every tool it may have meant is one we skip: better an answer than none.
+        # All tools that it may refer to were skipped: a text response is better than an error.
         return ToolChoice(parallel=parallel), specs, ("tool_choice",)
     return ToolChoice(mode, parallel=parallel), specs, ()
 
@@ -109,18 +109,19 @@ def _mode(given: object, path: str) -> Mode:
     for mode in get_args(Mode):
         if given == mode:
             return mode  # type: ignore[no-any-return]
-    raise InvalidRequest(f"{path}: Expected one of {', '.join(get_args(Mode))}", param=path)
+    modes = ", ".join(get_args(Mode))
+    raise InvalidRequest(f"{path}: must be one of {modes}, got {given!r}", param=path)
 
 
 def _allowed(given: object, specs: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
-    """The tools that an allow-list leaves, in their own order."""
+    """Return the tools that a list of allowed tools leaves, in their own order."""
     names = given if isinstance(given, list) else []
     allowed = {id(spec) for entry in names for spec in _find(_unwrap_function(entry), specs)}
     return tuple(spec for spec in specs if id(spec) in allowed)
 
 
 def _find(entry: object, specs: Iterable[ToolSpec]) -> list[ToolSpec]:
-    """The tools that an entry means; a bare name also finds a tool inside a namespace."""
+    """Return the tools that an entry names; a bare name also finds a tool in a namespace."""
     if not isinstance(entry, dict):
         return []
     name, namespace = entry.get("name"), entry.get("namespace")
@@ -132,7 +133,7 @@ def _find(entry: object, specs: Iterable[ToolSpec]) -> list[ToolSpec]:
 
 
 def _unwrap_function(given: object) -> object:
-    """Chat Completions wraps a function's fields in `function`: unwrapped."""
+    """Unwrap `function`, in which Chat Completions nests the fields of a function."""
     if isinstance(given, dict) and isinstance(given.get("function"), dict):
         return {**given["function"], "type": "function"}
     return given
@@ -141,7 +142,7 @@ def _unwrap_function(given: object) -> object:
 def _spec(tool: wire.ToolIn, path: str, namespace: wire.ToolIn | None) -> ToolSpec:
     where = f"{path}.name"
     if not tool.name:
-        raise InvalidRequest(f"{where}: A tool needs a name", param=where)
+        raise InvalidRequest(f"{where}: Field required", param=where)
     custom = tool.type == "custom"
     descriptions = [namespace.description if namespace else None, tool.description]
     return ToolSpec(
@@ -156,7 +157,7 @@ def _spec(tool: wire.ToolIn, path: str, namespace: wire.ToolIn | None) -> ToolSp
 
 
 def _grammar(format: wire.ToolFormat | None) -> str | None:
-    """The grammar of a custom tool's input, in Lark whichever syntax it came in."""
+    """Return the grammar of a custom tool's input in Lark, converted if necessary."""
     if format is None or format.type != "grammar" or not format.definition:
         return None
     if format.syntax == "regex":
@@ -165,7 +166,7 @@ def _grammar(format: wire.ToolFormat | None) -> str | None:
 
 
 def _with_unique_name(spec: ToolSpec, taken: set[str]) -> ToolSpec:
-    """The tool under a name that is still free; `taken` holds those of all tools before it."""
+    """Return the tool under an unused name; `taken` contains those of the previous tools."""
     if spec.namespace is None:
         return spec
     joined = name = f"{spec.namespace}__{spec.name}"
@@ -178,7 +179,7 @@ def _with_unique_name(spec: ToolSpec, taken: set[str]) -> ToolSpec:
 
 
 def read_declared_tools(given: Sequence[Any]) -> DeclaredTools:
-    """The body's own tools."""
+    """Read the body's own tools."""
     return DeclaredTools(
         tuple((f"tools[{at}]", tool) for at, tool in enumerate(given)),
         msgspec.Raw(msgspec.json.encode(given)),
@@ -186,7 +187,7 @@ def read_declared_tools(given: Sequence[Any]) -> DeclaredTools:
 
 
 def collect_tools(given: Iterable[tuple[str, Any]]) -> ResponsesTools:
-    """What all declarations, each with its path, offer the model."""
+    """Collect the tools of all declarations, each with its path."""
     collector = ToolCollector()
     for path, tool in given:
         collector.add(tool, path)

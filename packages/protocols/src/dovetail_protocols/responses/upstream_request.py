@@ -1,7 +1,7 @@
 """Build the body of `POST /v1/responses` for an upstream server.
 
-This API has an item for each block, so the model's order survives as it is: reasoning, its call,
-more reasoning, its call, and then the results of the calls, tied to them by id.
+This API has one item per block, so the model's order is preserved: reasoning, its call, more
+reasoning, its call, and then the results of the calls, tied to them by id.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def build_responses_request(
 
 
 class _InputItemBuilder:
-    """Build input items in the order of the turns."""
+    """Builds input items in the order of the turns."""
 
     __slots__ = ("_custom", "_dialect", "_items", "_names", "_reasoning_count")
 
@@ -76,7 +76,7 @@ class _InputItemBuilder:
         self._names = names
         self._dialect = dialect
         self._items: list[Item] = []
-        self._custom: set[str] = set()  # ids of calls that went out as those of custom tools
+        self._custom: set[str] = set()  # ids of calls that were sent as custom tool calls
         self._reasoning_count = 0
 
     def build(self, turns: Sequence[Turn]) -> list[Item]:
@@ -90,7 +90,7 @@ class _InputItemBuilder:
                         if isinstance(block, ToolResultBlock):
                             self._items.append(self._result(block))
                 case role:
-                    # Where this becomes a chat again, a later system message is often refused.
+                    # Servers that convert this to a chat often reject a later system message.
                     self._message("user" if role != "user" else role, turn.blocks)
         return self._items
 
@@ -111,7 +111,7 @@ class _InputItemBuilder:
             self._items.append({"type": "message", "role": role, "content": content})
 
     def _append_reasoning(self, block: ReasoningBlock) -> Item:
-        """Reasoning. The API needs an id; one by its index is the same in every request."""
+        """Append reasoning. The API requires an id; one from its index is stable."""
         self._reasoning_count += 1
         item: Item = {"type": "reasoning", "id": f"rs_{self._reasoning_count}", "summary": []}
         if block.text:
@@ -133,7 +133,7 @@ class _InputItemBuilder:
         return {"type": f"{kind}_output", "call_id": result.call_id, "output": output}
 
     def _content(self, blocks: Sequence[Block]) -> str | list[Item]:
-        """Text as such, parts where there are images among it."""
+        """Encode content as text, or as parts if it contains images."""
         if not self._dialect.images or not any(isinstance(b, ImageBlock) for b in blocks):
             return blocks_to_text(blocks)
         return [*map(_part, blocks)]

@@ -1,8 +1,7 @@
-"""The API's own types. What comes in is lenient, what goes out is strict; they share nothing.
+"""Wire types of the Responses API: lenient for requests, strict for responses, never shared.
 
-A field stands here because a client sends it or reads it. Ids of input items are left out on
-purpose: they differ between threads while the conversation is the same, and must never get as far
-as the prompt.
+A field is defined here because a client sends or reads it. Ids of input items are omitted on
+purpose: they differ between threads with the same conversation, and must never reach the prompt.
 """
 
 from typing import Annotated, Any
@@ -37,9 +36,9 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """The body of a request. Below `nvext` stand fields that other servers of this API know.
+    """The body of a request. The fields after `nvext` are extensions of other servers.
 
-    What every request of a session repeats stays raw, and is read item by item.
+    The parts that every request of a session repeats stay raw and are decoded item by item.
     """
 
     model: str = ""
@@ -83,13 +82,13 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class ImageUrl(msgspec.Struct, frozen=True):
-    """The form that Chat Completions gives an image's address."""
+    """An image URL in the form of Chat Completions."""
 
     url: str = ""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of any content: text under one of its names, an image, a file."""
+    """A content part: text in one of its fields, an image, or a file."""
 
     type: str = "input_text"
     text: str | None = None
@@ -144,7 +143,7 @@ class ResultIn(msgspec.Struct, frozen=True):
 
 
 class McpCallIn(msgspec.Struct, frozen=True):
-    """A call that another server made and answered by itself."""
+    """A call that another server made and ran."""
 
     name: str = ""
     id: str | None = None
@@ -155,7 +154,7 @@ class McpCallIn(msgspec.Struct, frozen=True):
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """What a custom tool's input must look like."""
+    """The required format of a custom tool's input."""
 
     type: str = "text"
     syntax: str | None = None
@@ -197,7 +196,7 @@ class MessageOut(msgspec.Struct, frozen=True, tag="message"):
 
 
 class ReasoningOut(msgspec.Struct, frozen=True, tag="reasoning"):
-    """`summary` is always there: clients drop an item without it."""
+    """`summary` is always present: clients drop an item without it."""
 
     id: str
     status: str
