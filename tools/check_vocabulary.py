@@ -108,7 +108,9 @@ PHRASES = {
 }
 
 #: Modules whose strings are data (prompts, scripted sessions, phrases), not messages.
-DATA_MODULES = re.compile(r"tools/check_vocabulary\.py$|/demo/|responses/summary\.py$")
+DATA_MODULES = re.compile(
+    r"tools/check_vocabulary\.py$|/demo/|responses/summary\.py$|families/(granite|hunyuan_a13b)\.py$"
+)
 
 #: Where one name may be defined in several modules: each API's or engine's own wire types.
 WIRE_MODULES = re.compile(r"(^|\.)(wire|frames|messages)$")

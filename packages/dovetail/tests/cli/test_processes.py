@@ -91,7 +91,7 @@ STARTS = [
     (["qwen", "--engine", "nope"], "use llamacpp, openai, scripted"),
     (["qwen", "--engine", "scripted"], "--script FILE"),
     (scripted("nofile.txt"), "nofile.txt"),
-    ([*scripted(), "--tool-call-parser", "nope"], "no tool parser is named 'nope'"),
+    ([*scripted(), "--tool-call-parser", "nope"], "unknown tool parser 'nope'"),
     ([*scripted(), "--tool-call-parser", "harmony", "--reasoning-parser", "qwen3"], "not fit"),
     ([*scripted(), "--model-alias", "x"], "ALIAS=NAME"),
     ([*scripted(), "--model-alias", "x=y"], "'y'"),

@@ -79,7 +79,7 @@ def test_a_tool_parser_that_is_its_own_partner(folder: Path) -> None:
     ("flags", "reason"),
     [
         ({"tool_parser": "hermess"}, "Did you mean 'hermes'"),
-        ({"tool_parser": "harmony", "reasoning_parser": "qwen3"}, "do not fit"),
+        ({"tool_parser": "harmony", "reasoning_parser": "qwen3"}, "are incompatible"),
         ({"custom_template": Path("missing.jinja")}, "missing.jinja"),
     ],
 )

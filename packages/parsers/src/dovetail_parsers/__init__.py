@@ -1,4 +1,4 @@
-"""Model output in, one ordered stream of events out: reasoning, text and tool calls together."""
+"""Parse model output into one ordered stream of events: reasoning, text and tool calls."""
 
 from dovetail_parsers.constraint import GuidedGrammar, build_guided_grammar
 from dovetail_parsers.parser import Parser, markers, opens_reasoning, parse

@@ -1,4 +1,4 @@
-"""The call that is being read: its events, its tool, its parameters."""
+"""The tool call that is being parsed: its events, its tool and its parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from dovetail_parsers.spans import SpanBuilder
 
 
 class CallBuilder:
-    """Turn what the machine and its decoders read into the events of one call after another."""
+    """Converts what the machine and its decoders read into the events of successive calls."""
 
     __slots__ = (
         "_family",
@@ -32,7 +32,7 @@ class CallBuilder:
         self._spans = spans
         self._tools = tools
         self._family = family
-        self._reported: set[str] = set()  # each diagnostic is reported once per call
+        self._reported: set[str] = set()  # diagnostics are reported once per call
         self._schema: Mapping[str, Any] = {}
         self._freeform: FreeformDecoder | None = None
         self._keys = 0
@@ -47,7 +47,7 @@ class CallBuilder:
             self._spans.events.append(Diagnostic(code, self._family))
 
     def has_tool(self, name: str) -> bool:
-        """Whether a tool of this name was offered, or none was."""
+        """Return whether a tool of this name was offered, or no tools were offered."""
         return not self._tools or name in self._tools
 
     def schema(self) -> Mapping[str, Any]:
@@ -96,7 +96,7 @@ class CallBuilder:
         spans.events.append(CallArgs(self.index, text, raw))
 
     def continue_arguments(self, text: str) -> CallArgs | None:
-        """The event of text that passes as it is, where nothing waits; None where it may not."""
+        """Return the event of text that passes unchanged; None if it needs the slow path."""
         return CallArgs(self.index, text, text) if self._freeform is None else None
 
     def close_call(self) -> None:
@@ -106,10 +106,10 @@ class CallBuilder:
         self.is_open = False
         self._spans.events.append(CallClose(self.index, self._spans.take_raw()))
 
-    # Calls whose parameters stand in tags
+    # Calls with parameters in tags
 
     def begin_value(self, key: str, allowed: frozenset[str] | None) -> None:
-        """A parameter's name was read. `allowed` narrows the types that its schema allows."""
+        """Start the value of a parameter. `allowed` restricts the types allowed by its schema."""
         lead = ", " if self._keys else "{"
         self._keys += 1
         self.awaits_value = True
@@ -123,13 +123,13 @@ class CallBuilder:
             self.add_arguments(self._value.feed(text), text)
 
     def continue_value(self, text: str) -> CallArgs | None:
-        """The event of more of a string, where nothing waits; None where it may be more."""
+        """Return the event of a string's continuation; None if it needs the slow path."""
         if self._freeform is None and self._value.is_string:
             return CallArgs(self.index, escape_json(text), text)
         return None
 
     def end_value(self) -> bool:
-        """The value's closer was read. False if what stood before it is no value."""
+        """End a value at its closer. Return False if the text before it is not a valid value."""
         self.add_arguments(self._value.end(), "")
         self.awaits_value = False
         for code in self._value.diagnostics:

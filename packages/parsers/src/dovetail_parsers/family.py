@@ -11,12 +11,12 @@ from dovetail_parsers.grammar import ReasoningFormat, ToolFormat
 class Family:
     """A format in which models write tool calls, reasoning, or both.
 
-    `tool_names` and `reasoning_names` are the parser names that mean this family, its own first.
-    `models` maps patterns of model ids to the reasoning parser those models use with it.
+    `tool_names` and `reasoning_names` are the parser names of this family, its own name first.
+    `models` maps patterns of model ids to the reasoning parser that those models use with it.
     `template_markers` are strings that a chat template of this family contains, all of them;
-    `reasoning_template_markers` more of them, where only some of its models reason.
+    `reasoning_template_markers` are further ones if only some of its models reason.
     `unified` formats write reasoning and calls in one table and pair only with themselves; their
-    headers cannot be generated from the table, so they bring their own writer.
+    headers cannot be generated from the table, so they provide their own writer.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Family:
 
     @property
     def reasoning_parser(self) -> str | None:
-        """The reasoning parser to use with it; None for models that do not reason."""
+        """The reasoning parser to use with it; None for models without reasoning."""
         if self.pairs_with is None and not self.tool_names:
             return self.reasoning_names[0]
         return self.pairs_with

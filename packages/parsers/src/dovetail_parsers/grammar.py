@@ -1,9 +1,9 @@
-"""The types in which a family's format is described.
+"""The types that describe a family's format.
 
-A family is a table of modes. A mode says what plain text means while it is active (its channel)
-and which markers lead where. `on` holds what the format prescribes, `tolerate` what models also
-write; only `on` is ever written by us. The same table is read by the machine, by the writer and
-by the table lint.
+A family is a table of modes. A mode defines what plain text means while it is active (its channel)
+and to which mode each marker leads. `on` contains what the format prescribes, `tolerate` what
+models also write; Dovetail itself writes only `on`. The machine, the writer and the table lint use
+the same table.
 """
 
 import re
@@ -18,34 +18,34 @@ from dovetail_parsers.spans import Delta
 
 
 class Channel(IntEnum):
-    """What the plain text of a mode is."""
+    """The meaning of a mode's plain text."""
 
     TEXT = auto()  # shown to the user
     REASONING = auto()  # inside reasoning markers
-    GAP = auto()  # framing: white space only, anything else leaves by `otherwise`
-    HEADER = auto()  # decides by `route` what the following body is
+    GAP = auto()  # framing: white space only, other text leaves by `otherwise`
+    HEADER = auto()  # determines by `route` what the following body is
     NAME = auto()  # the tool's name
     ID = auto()  # the model's own id of the call
-    ATTRIBUTE = auto()  # says nothing that is not known
+    ATTRIBUTE = auto()  # redundant, ignored
     KEY = auto()  # a parameter's name
-    VALUE = auto()  # its value, typed by the tool's schema
-    STRING = auto()  # its value, surely a string
-    LITERAL = auto()  # its value, surely JSON
-    BODY = auto()  # arguments or whole calls in a notation that ends by itself
-    DISCARDED = auto()  # the rest of a broken call, kept only as raw text
+    VALUE = auto()  # a parameter's value, typed by the tool's schema
+    STRING = auto()  # a parameter's value that is known to be a string
+    LITERAL = auto()  # a parameter's value that is known to be JSON
+    BODY = auto()  # arguments or complete calls in a self-delimiting notation
+    DISCARDED = auto()  # the rest of a broken call, retained only as raw text
 
 
 class CallAction(Flag):
-    """What following an edge does to the call."""
+    """The effect of an edge on the call."""
 
     NONE = 0
-    OPEN = auto()  # name known and arguments begun
-    CLOSE = auto()  # complete: it may run
+    OPEN = auto()  # its name is known and its arguments have begun
+    CLOSE = auto()  # it is complete and may run
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge. `pad` is white space the format puts behind the marker; `peek` leaves it unread."""
+    """An edge. `pad` is white space after the marker; `peek` does not consume the marker."""
 
     mode: str
     action: CallAction = CallAction.NONE
@@ -55,7 +55,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a header leads, and the tool's name if it holds one."""
+    """The mode to which a header leads, and the tool's name if the header contains it."""
 
     mode: str
     name: str | None = None
@@ -66,12 +66,12 @@ class Mode:
     channel: Channel
     on: Mapping[str, Edge] = field(default_factory=dict)
     tolerate: Mapping[str, Edge] = field(default_factory=dict)
-    otherwise: Edge | None = None  # GAP: where other text leads (default: it is plain text)
-    end: Edge | None = None  # BODY: where it leads when the notation has ended
+    otherwise: Edge | None = None  # GAP: edge for other text (default: it is plain text)
+    end: Edge | None = None  # BODY: edge taken when the notation has ended
     body: Body | None = None  # BODY: the notation
     route: Callable[[str], Route] | None = None  # HEADER
-    read: Callable[[str], tuple[str, str | None]] | None = None  # NAME, KEY: text -> it, own id
-    spell: Callable[[str, int], str] | None = None  # the way back, with the call's index
+    read: Callable[[str], tuple[str, str | None]] | None = None  # NAME, KEY: text -> name, own id
+    spell: Callable[[str, int], str] | None = None  # inverse of `read`, with the call's index
 
     @property
     def edges(self) -> dict[str, Edge]:
@@ -80,29 +80,27 @@ class Mode:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family writes calls. `entry` is the mode in which visible output begins."""
+    """How a family writes calls. `entry` is the mode at the start of visible output."""
 
     modes: Mapping[str, Mode]
     entry: str = "text"
-    orphans: tuple[str, ...] = ()  # outer closers: dropped where nothing is open
-    lead: str = ""  # white space written before a call that follows something
+    orphans: tuple[str, ...] = ()  # outer closers: dropped if no call is open
+    lead: str = ""  # white space written before a call that is not at the start
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a family writes reasoning. The first opener and closer are the ones it prescribes."""
+    """How a family writes reasoning. The first opener and closer are the prescribed ones."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...]
-    starts_inside: bool = False  # the default where the end of the prompt is not known
-    pads: tuple[str, str, str] = ("", "", "")  # behind the opener, before and behind the closer
+    starts_inside: bool = False  # default if the end of the prompt is unknown
+    pads: tuple[str, str, str] = ("", "", "")  # after the opener, before and after the closer
     frames: tuple[str, ...] = ()  # markers around visible output, dropped
-    orphans: tuple[str, ...] | None = (
-        None  # closers dropped where no reasoning is open (default: all)
-    )
+    orphans: tuple[str, ...] | None = None  # closers dropped outside reasoning (default: all)
 
 
-#: Markers that begin with a special token of the vocabulary. `<｜DSML｜` begins with a plain `<`.
+#: Markers that start with a special token of the vocabulary. `<｜DSML｜` starts with a plain `<`.
 _SPECIAL = re.compile(r"<[|｜](?!DSML)|\]<\]|\[[A-Z_/]+\]|<\w+\|>")
 
 
@@ -110,7 +108,7 @@ _DELTAS: Mapping[Channel, Delta] = {Channel.TEXT: TextDelta, Channel.REASONING: 
 
 
 class CompiledMode:
-    """A mode prepared for the machine. `delta` is the event type of its text, where it is prose."""
+    """A mode prepared for the machine. `delta` is the event type of its text if it is prose."""
 
     __slots__ = ("channel", "delta", "edges", "in_head", "is_value", "mode", "name", "scanner")
 
@@ -143,7 +141,7 @@ class Grammar:
 
 
 def _in_head(name: str, modes: Mapping[str, Mode]) -> bool:
-    """Whether the mode stands before a call that is not open yet: every way on leads into one."""
+    """Whether the mode precedes a call that is not open yet: all of its edges lead into one."""
     mode = modes[name]
     if mode.channel is Channel.BODY:
         return mode.body is not None and mode.body.holds_calls
@@ -186,7 +184,7 @@ def combine_formats(tools: ToolFormat | None, reasoning: ReasoningFormat | None)
 
 
 def _resumptions(modes: Mapping[str, Mode], closers: Mapping[str, Edge]) -> dict[str, Edge]:
-    """Where a broken call's closers lead: to where they lead a sound one, if it is known."""
+    """Return the edges of a broken call's closers: the same as in a valid call, if known."""
     found = dict(closers)
     for mode in modes.values():
         if mode.channel is Channel.GAP:

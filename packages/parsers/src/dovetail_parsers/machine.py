@@ -1,7 +1,7 @@
 """The state machine that runs a family's grammar: text in, events out.
 
-Text is emitted as soon as it cannot be part of a marker. Work per chunk is bounded by the chunk
-and by the head that is open (see `transitions`). There is one reader for each channel.
+Text is emitted as soon as it cannot be part of a marker. The work per chunk is bounded by the chunk
+and the open head (see `transitions`). There is one reader per channel.
 """
 
 import re
@@ -16,17 +16,17 @@ from dovetail_parsers.transitions import PROSE_CHANNELS, MachineState
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
 _HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
-_MAX_HEADER_PARTS = 5  # of a header
-_KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # with markup in it, its end was lost
+_MAX_HEADER_PARTS = 5  # per header
+_KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # text with markup has lost its end
 _WORD = re.compile(r"(?s:.{0,600})")  # an id or an attribute
-_MAX_WORD_CHARS = 1000  # longer than any that is allowed, with the marker behind it
+_MAX_WORD_CHARS = 1000  # longer than any allowed word with the marker after it
 _LOOK_AHEAD_CHARS = 256  # white space between a value's closer and what must follow it
 _LITERAL = schemas.ANY - schemas.STRING
 _ALLOWED = {Channel.STRING: schemas.STRING, Channel.LITERAL: _LITERAL}
 
 
 class StateMachine(MachineState):
-    """Parse one stream of one family."""
+    """Parses one stream of one family."""
 
     __slots__ = ()
 
@@ -59,15 +59,16 @@ class StateMachine(MachineState):
             self._finish_call()
         elif self._decoder is not None:
             self._call.diagnose("incomplete_head")
-        self._spans.raw.append(self._held)  # half a marker behind a call, or in its value
+        self._spans.raw.append(self._held)  # a partial marker after a call or in its value
         self._held = ""
         self._spans.finish()
         return self._spans.take_events()
 
     def _continue_fast(self, text: str) -> Event | None:
-        """The event of text that only continues what is open, as nearly all text does, else None.
+        """Return the event of text that only continues the open span or call; None in other cases.
 
-        Only where no raw text waits for its event. The readers below give the same result.
+        Nearly all text does. It must not be called while raw text waits for its event. The readers
+        below return the same result.
         """
         state = self._state
         delta = state.delta
@@ -86,7 +87,7 @@ class StateMachine(MachineState):
         return None
 
     def _ends_in_header(self) -> bool:
-        """Half a message header, begun by a token: nothing of it is content."""
+        """Whether the output ends in a partial message header: none of it is content."""
         in_header = self._state.channel is Channel.HEADER
         return in_header and self._head_marker in self._special
 
@@ -100,7 +101,7 @@ class StateMachine(MachineState):
             if self._wait:
                 break
         self._held = buffer[at:] if at < len(buffer) else ""
-        if at >= self._boundary:  # else it began in a piece before this one, whose flag stays
+        if at >= self._boundary:  # else it started in an earlier piece, whose flag applies
             self._plain_held = self._plain
 
     # Prose
@@ -151,7 +152,7 @@ class StateMachine(MachineState):
         return self._leave_gap(end)
 
     def _leave_gap(self, at: int) -> int:
-        """Text that is neither white space nor a marker of the gap."""
+        """Leave a gap at text that is neither white space nor a marker of the gap."""
         entry = self._state.name == self._grammar.entry
         otherwise = self._state.mode.otherwise
         if otherwise is None:
@@ -170,7 +171,7 @@ class StateMachine(MachineState):
     def _read_word(
         self, buffer: str, at: int, final: bool, allowed: re.Pattern[str] = _WORD
     ) -> tuple[int, str | None, bool]:
-        """Collects a word up to a marker. False where it ceases to be one."""
+        """Collect a word up to a marker. The flag is False if the text is not a valid word."""
         end, marker = self._find_markup(buffer, at, final, _MAX_WORD_CHARS)
         word = self._word + buffer[at:end]
         fits = allowed.match(word).end()  # type: ignore[union-attr]
@@ -198,7 +199,7 @@ class StateMachine(MachineState):
         return self._leave_header(marker, edge, end)
 
     def _leave_header(self, marker: str, edge: Edge, at: int) -> int:
-        """The header is complete: it, or the marker behind it, says what follows."""
+        """Leave a complete header: the header or the marker after it determines what follows."""
         target, name = edge.mode, None
         if self._state.mode.route is not None:
             route = self._state.mode.route(" ".join([*self._parts, self._word]))
@@ -274,7 +275,7 @@ class StateMachine(MachineState):
         return end + len(marker)
 
     def _closes(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
-        """Whether a closer in a raw value counts: only if a legal marker follows. None: wait."""
+        """Whether a closer in a raw value counts: a legal marker must follow. None: wait."""
         target = self._grammar.states[self._state.edges[marker].mode]
         start = at + len(marker)
         end = _SPACE.match(buffer, start).end()  # type: ignore[union-attr]
@@ -308,7 +309,7 @@ class StateMachine(MachineState):
         return at
 
     def _begin_body(self, buffer: str, at: int, final: bool) -> int:
-        """Before the body: a marker that says that there is none, or the body's first character."""
+        """Read before the body: a marker that means there is none, or its first character."""
         end = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
         self._spans.raw.append(buffer[at:end])
         if end == len(buffer):
@@ -323,7 +324,7 @@ class StateMachine(MachineState):
         return end
 
     def _finish_call(self) -> None:
-        """An open call at the end: what was closed by its own delimiter is recovered."""
+        """Finish an open call at the end: recover it if its own delimiter closed it."""
         complete = False
         if self._decoder is not None:
             complete = self._decoder.finish(self._held, self._call)
@@ -336,7 +337,7 @@ class StateMachine(MachineState):
         self._call.diagnose("missing_end" if complete else "cut_call")
 
     def _may_be(self, marker: str) -> bool:
-        """Whether the text that the output ended with is the beginning of this marker."""
+        """Whether the text at the end of the output is a prefix of this marker."""
         return bool(self._held) and marker.startswith(self._held)
 
     _READ: ClassVar = {

@@ -12,13 +12,13 @@ Tool = ToolSpec | Mapping[str, Any]
 
 
 class FeedFunction(Protocol):
-    """Events that a piece of output completes."""
+    """Returns the events that a piece of output completes."""
 
     def __call__(self, text: str, special: bool | None = None) -> list[Event]: ...
 
 
 class StreamParser(Protocol):
-    """The interface of a parser of one output, also of parsers by third parties."""
+    """The interface of a parser of one output, including third-party parsers."""
 
     def feed(self, text: str, special: bool | None = None) -> list[Event]: ...
 
@@ -26,16 +26,16 @@ class StreamParser(Protocol):
 
 
 class Parser:
-    """Parse one model output, fed in pieces of any size, into one ordered stream of events.
+    """Parses one model output, fed in pieces of any size, into one ordered stream of events.
 
-    `feed(text, special=None)` gives the events that a piece of output completes. `special` says
-    whether the piece came from special tokens, where the caller knows: in families whose markers
-    are special tokens, a marker spelled out in plain text is prose.
+    `feed(text, special=None)` returns the events that a piece of output completes. `special`
+    states whether the piece came from special tokens, if the caller knows: in families whose
+    markers are special tokens, a marker spelled out in plain text is prose.
 
-    `tools` type the values of formats that do not (OpenAI-style tool objects or `ToolSpec`s).
-    `in_reasoning` says whether the prompt ended inside an open reasoning span; None means the
+    `tools` provide the types of values in untyped formats (OpenAI-style tools or `ToolSpec`s).
+    `in_reasoning` states whether the prompt ended inside an open reasoning span; None means the
     default of the reasoning parser. `special` are the markers that are special tokens in this
-    vocabulary, where the caller knows: others may be spelled out.
+    vocabulary, if the caller knows: others may be spelled out.
     """
 
     __slots__ = ("_stream", "feed")
@@ -68,7 +68,7 @@ class Parser:
         return bool(getattr(self._stream, "thinking", False))
 
     def finish(self) -> list[Event]:
-        """Events that the end of the output completes."""
+        """Return the events that the end of the output completes."""
         return self._stream.finish()
 
 
@@ -80,7 +80,7 @@ def parse(
     tools: Iterable[Tool] = (),
     in_reasoning: bool | None = None,
 ) -> Message:
-    """Parse a whole output into a message: feed, finish, fold, and nothing else."""
+    """Parse a complete output into a message: feed, finish and fold."""
     parser = Parser(tool_parser, reasoning_parser, tools=tools, in_reasoning=in_reasoning)
     events: list[Event] = []
     for piece in (output,) if isinstance(output, str) else output:
@@ -89,7 +89,7 @@ def parse(
 
 
 def markers(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[str]:
-    """Every marker that this pair of parsers knows, as it is spelled in the output."""
+    """Return every marker of this pair of parsers, as spelled in the output."""
     if find_plugin(tool_parser) or find_plugin(reasoning_parser):
         return frozenset()
     states = load_grammar(tool_parser, reasoning_parser).states.values()
@@ -99,7 +99,7 @@ def markers(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[
 def opens_reasoning(
     prompt_end: str, tool_parser: str | None = None, reasoning_parser: str | None = None
 ) -> bool:
-    """Whether output that follows this end of a prompt begins inside an open reasoning span."""
+    """Return whether output after this end of a prompt starts inside an open reasoning span."""
     if find_plugin(tool_parser) or find_plugin(reasoning_parser):
         return False
     machine = StateMachine(load_grammar(tool_parser, reasoning_parser), {}, in_reasoning=False)
@@ -108,7 +108,7 @@ def opens_reasoning(
 
 
 def to_tool_spec(tool: Tool) -> ToolSpec:
-    """Convert a tool from any of the shapes that APIs use."""
+    """Convert a tool from any of the forms that APIs use."""
     if isinstance(tool, ToolSpec):
         return tool
     inner = tool.get("function") or tool.get("custom")

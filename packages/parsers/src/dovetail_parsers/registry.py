@@ -1,4 +1,4 @@
-"""Names to families: by parser name, by model id, by the markers in a chat template."""
+"""Look up families by parser name, by model id, or by the markers in a chat template."""
 
 import difflib
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ def families() -> tuple[Family, ...]:
 
 
 def resolve_family(query: str) -> Family | None:
-    """The family that a parser name, a model id or the text of a chat template means.
+    """Return the family of a parser name, a model id or the text of a chat template.
 
-    For a model id or a template the result's `reasoning_parser` is the one those models use.
+    For a model id or a template, `reasoning_parser` of the result is the one those models use.
     """
     if "{%" in query or "{{" in query:
         return _by_template(query)
@@ -29,12 +29,12 @@ def resolve_family(query: str) -> Family | None:
 
 
 def tool_family(name: str) -> Family:
-    """The family of this tool parser."""
+    """Return the family of this tool parser."""
     return _find_named(name, _tool_names(), "tool")
 
 
 def reasoning_family(name: str) -> Family:
-    """The family of this reasoning parser."""
+    """Return the family of this reasoning parser."""
     return _find_named(name, _reasoning_names(), "reasoning")
 
 
@@ -49,8 +49,8 @@ def load_grammar(tool: str | None, reasoning: str | None) -> Grammar:
     if unified is not None:
         if (tool_side or unified) is not unified or (reasoning_side or unified) is not unified:
             raise ValueError(
-                f"tool parser {tool!r} and reasoning parser {reasoning!r} do not fit: "
-                f"{unified.name} writes thoughts and calls in one format. "
+                f"tool parser {tool!r} and reasoning parser {reasoning!r} are incompatible: "
+                f"{unified.name} writes reasoning and calls in one format. "
                 f"Use {unified.tool_parser!r} with {unified.reasoning_parser!r}."
             )
         return Grammar(unified.name, unified.tools, unified.reasoning)
@@ -63,7 +63,7 @@ def load_grammar(tool: str | None, reasoning: str | None) -> Grammar:
 
 
 def normalize_name(name: str) -> str:
-    """Names differ between projects in case and in hyphens only."""
+    """Normalize a name: names of projects differ only in case and hyphens."""
     return name.strip().lower().replace("-", "_")
 
 
@@ -84,9 +84,7 @@ def _find_named(name: str, names: Mapping[str, Family], kind: str) -> Family:
     if family is None:
         close = difflib.get_close_matches(normalize_name(name), names, n=3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise ValueError(
-            f"no {kind} parser is named {name!r}.{hint} Known: {', '.join(sorted(names))}"
-        )
+        raise ValueError(f"unknown {kind} parser {name!r}.{hint} Known: {', '.join(sorted(names))}")
     return family
 
 
@@ -95,7 +93,7 @@ def _by_name(name: str) -> Family | None:
 
 
 def _by_model(model: str) -> Family | None:
-    """By the most specific pattern that the id matches, the organisation's name left out or in."""
+    """Find the family by the most specific matching pattern, with or without the organisation."""
     folded = model.lower()
     best: tuple[int, Family, str | None] | None = None
     for family in families():
@@ -106,7 +104,7 @@ def _by_model(model: str) -> Family | None:
 
 
 def _by_template(template: str) -> Family | None:
-    """By the markers that the template contains; of several, the family with the most of them."""
+    """Find the family by the markers in the template; of several, the one with the most."""
     tools = _best_marked(template, [f for f in families() if f.tool_names])
     candidates = [
         f

@@ -1,7 +1,7 @@
 """Marker search with hold-back.
 
-One compiled pattern per mode finds, in a single pass, either a whole marker or a tail of the
-buffer that could still become one. What precedes is safe to pass on.
+One compiled pattern per mode finds, in a single pass, either a complete marker or an end of the
+buffer that could still become one. The text before it can be passed on.
 """
 
 import re
@@ -12,14 +12,14 @@ _Trie = dict[str, "_Trie"]
 
 
 class Scanner:
-    """Finds the markers of one mode. Immutable, shared by every stream of a family."""
+    """Finds the markers of one mode. Immutable; shared by all streams of a family."""
 
     __slots__ = ("_match", "_partial", "markers", "spot")
 
     def __init__(self, markers: Iterable[str]) -> None:
         self.markers = frozenset(markers)
         pattern = re.compile(_pattern(self.markers)) if self.markers else re.compile(r"(?!)")
-        #: Finds what may be a marker, whole or cut off at the end of a text.
+        #: Finds a possible marker, complete or truncated by the end of the text.
         self.spot = pattern.search
         self._match = pattern.match
         self._partial = frozenset(m[:i] for m in self.markers for i in range(1, len(m)))
@@ -27,10 +27,10 @@ class Scanner:
     def search(
         self, buffer: str, start: int, final: bool, within: int = sys.maxsize
     ) -> tuple[int, str | None]:
-        """Where the next marker begins, and the marker; None for one that is still partial.
+        """Return the position of the next marker, and the marker; None for a partial one.
 
-        Without either, the position is the buffer's end, or that of the search: `within` bounds
-        how far it goes.
+        If there is no marker, the position is the end of the buffer or of the search, which
+        `within` limits.
         """
         stop = min(len(buffer), start + within)
         found = self.spot(buffer, start, stop)
@@ -44,7 +44,7 @@ class Scanner:
         return stop, None
 
     def match(self, buffer: str, start: int) -> tuple[bool, str | None]:
-        """The marker that begins at `start`. The flag says: undecided, wait for more text."""
+        """Return the marker at `start`. The flag means: undecided, wait for more text."""
         found = self._match(buffer, start)
         if found is None:
             return False, None
@@ -65,7 +65,7 @@ def _pattern(markers: Iterable[str]) -> str:
 
 
 def _branch(node: _Trie) -> str:
-    """What may follow: the longest continuation first, then the end of the buffer, then nothing."""
+    """Return the continuations: the longest first, then the end of the buffer, then none."""
     longer = [re.escape(char) + _branch(child) for char, child in node.items() if char]
     if not longer:
         return ""

@@ -1,4 +1,4 @@
-"""Tables that several families share but for their markers."""
+"""Tables that several families share except for their markers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class TaggedFormat:
 
         <section> <name>NAME</name-end> <key>KEY<value-begin>VALUE<value-end> ... <end> </section>
 
-    `values` maps what stands between key and value to the value's channel and its closers.
-    With `many` a section holds all calls, else each call has its own. `pad` is the white space
-    that the format puts between tags.
+    `values` maps the separator between key and value to the value's channel and closers.
+    With `many`, one section contains all calls; otherwise each call has its own. `pad` is the white
+    space that the format puts between tags.
     """
 
     name: tuple[str, str]
@@ -28,7 +28,7 @@ class TaggedFormat:
     many: bool = False
     pad: str = "\n"
     lead: str = "\n"
-    strays: tuple[str, ...] = ()  # inner closers that could be nothing else
+    strays: tuple[str, ...] = ()  # inner closers that cannot mean anything else
 
     def to_tool_format(self) -> ToolFormat:
         modes = {
@@ -50,16 +50,16 @@ class TaggedFormat:
         )
 
     def _value_mode(self, mark: str) -> str:
-        """Marks that begin the same kind of value share a mode."""
+        """Return the mode of a value. Separators that start the same kind of value share a mode."""
         kinds = list(dict.fromkeys(self.values.values()))
         return f"value{kinds.index(self.values[mark])}"
 
     def _parameters(self, opens: CallAction, closes: CallAction) -> Mode:
-        """Between parameters: the next one, or the end of the call. A missing end is forgiven."""
+        """Read between parameters: the next one, or the end of the call, which may be missing."""
         after = "done" if self.section else "text"
         pad = self.pad if self.section else ""
         missing = {self.section[1]: Edge("text", closes)} if self.section else {}
-        if closes is CallAction.CLOSE:  # the next call begins, and this one never ended
+        if closes is CallAction.CLOSE:  # the next call starts although this one never ended
             missing[self.name[0]] = Edge("name", closes)
             if self.section:
                 missing[self.section[0]] = Edge("section", closes)
@@ -87,14 +87,14 @@ class TaggedFormat:
 
 
 def raw_value(*closers: str) -> tuple[Channel, tuple[str, ...]]:
-    """A value typed by the tool's schema, up to one of these closers."""
+    """Return the channel and closers of a value that is typed by the tool's schema."""
     return Channel.VALUE, closers
 
 
 def json_envelope_format(
     envelope: Envelope, wraps: Mapping[str, str], *, pad: str = "", lead: str = ""
 ) -> ToolFormat:
-    """Calls as JSON between an opener and its closer ("" where the format has none)."""
+    """Calls as JSON between an opener and its closer ("" if the format has none)."""
     closers = {closer: Edge("text") for closer in wraps.values() if closer}
     end = Edge("done", pad=pad) if closers else Edge("text")
     modes = {

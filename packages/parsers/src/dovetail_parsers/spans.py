@@ -1,8 +1,8 @@
-"""Spans of text and reasoning: what white space means, where spans end, their raw text.
+"""Spans of text and reasoning: their white space, their ends and their raw text.
 
-White space that only frames blocks is no content: it stays in the raw text alone. So white space
-is held until what follows decides. Reasoning spans with nothing but white space between them
-are one span; the end of a reasoning span is therefore emitted when something else begins.
+White space that only frames blocks is not content and stays in the raw text alone. Therefore white
+space is held until the following text decides. Reasoning spans with only white space between them
+are one span, so the end of a reasoning span is emitted when something else starts.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ _DELTAS: dict[Kind, Delta] = {"text": TextDelta, "reasoning": ReasoningDelta}
 
 
 class SpanBuilder:
-    """Turn plain text into deltas and span ends, and track the raw text of each event."""
+    """Converts plain text to deltas and span ends, and tracks the raw text of each event."""
 
     __slots__ = (
         "_closed",
@@ -31,17 +31,19 @@ class SpanBuilder:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.raw: list[str] = []  # read, and not yet part of an event
-        self.delta: Delta | None = None  # what goes on with the open span, unless it was closed
+        self.raw: list[str] = []  # read, but not yet part of an event
+        self.delta: Delta | None = (
+            None  # event type that continues the open span, unless it was closed
+        )
         self._open: Kind | None = None
-        self._whitespace: list[str] = []  # content if the same span goes on, else framing
-        self._closed = False  # the open reasoning was closed, its end not emitted yet
+        self._whitespace: list[str] = []  # content if the same span continues, else framing
+        self._closed = False  # the open reasoning was closed, but its end is not emitted yet
         self._end_raw = ""  # raw text up to that closer
-        self._only_whitespace = True  # nothing but white space so far
+        self._only_whitespace = True  # no other text so far
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether a reasoning span is open that nothing has closed."""
+        """Whether a reasoning span is open and not closed."""
         return self._open == "reasoning" and not self._closed
 
     def take_events(self) -> list[Event]:
@@ -54,12 +56,12 @@ class SpanBuilder:
         return raw
 
     def add_markup(self, text: str) -> None:
-        """Markup was read."""
+        """Add markup."""
         self.raw.append(text)
         self._only_whitespace = False
 
     def write(self, kind: Kind, text: str) -> None:
-        """Plain text of a kind."""
+        """Add plain text of a kind."""
         if kind != self._open or self._closed:
             self._begin(kind, text)
         elif self.raw or text[-1].isspace():
@@ -68,24 +70,24 @@ class SpanBuilder:
             self.events.append(_DELTAS[kind](text, text))
 
     def end_text(self) -> None:
-        """Markup that ends the text was read: it, and white space before it, is framing."""
+        """End the text at markup: the markup and the white space before it are framing."""
         if self._open == "text":
             self._end_raw = self.take_raw()
             self.end()
 
     def close_reasoning(self) -> None:
-        """A closing marker was read."""
+        """Close reasoning at its closing marker."""
         if self.in_reasoning:
             self._closed, self.delta = True, None
             self._end_raw = self.take_raw()
 
     def end_reasoning(self) -> None:
-        """What may be a call begins: call or text, closed reasoning does not continue."""
+        """End closed reasoning because a possible call starts: it cannot continue any more."""
         if self._closed:
             self.end()
 
     def end(self) -> None:
-        """A call begins: the open span has ended, and white space before the call is framing."""
+        """End the open span because a call starts; white space before the call is framing."""
         if self._open is not None:
             self.events.append(SpanEnd(self._open, self._end_raw))
         self._open, self._closed, self._end_raw = None, False, ""
@@ -94,13 +96,13 @@ class SpanBuilder:
         self._only_whitespace = False
 
     def end_frame(self) -> None:
-        """Markup behind a call was read: it belongs to the call, if no span began since."""
+        """Add markup after a call: it belongs to the call unless a span has started since."""
         if self._open is None and any(self.raw):
             self.events.append(SpanEnd("frame", self.take_raw()))
             self._whitespace.clear()
 
     def finish(self) -> None:
-        """The output has ended. White space at the end of an unclosed span belongs to it."""
+        """Finish the output. White space at the end of an unclosed span belongs to it."""
         if self._open is None:
             self.end_frame()
             return
@@ -111,7 +113,7 @@ class SpanBuilder:
         self.end()
 
     def _begin(self, kind: Kind, text: str) -> None:
-        """Text of a kind that is not open, or of reasoning that was closed."""
+        """Start a span for text of a kind that is not open, or for reasoning after a closed one."""
         body = text.lstrip()
         lead = text[: len(text) - len(body)]
         self._hold(lead)

@@ -1,7 +1,7 @@
-"""The transitions of the state machine: markers, edges, and heads that may turn out to be no call.
+"""The transitions of the state machine: markers, edges, and heads that may not become a call.
 
-From a call's opening marker until its name and argument opener the text is a head: it is held,
-and read again as plain text if it turns out to be no call.
+The text from a call's opening marker to its name and argument opener is a head: it is held, and
+read again as plain text if it turns out not to be a call.
 """
 
 import sys
@@ -17,9 +17,9 @@ PROSE_CHANNELS = (Channel.TEXT, Channel.REASONING, Channel.DISCARDED)
 
 
 class MachineState:
-    """The state of one stream of one family, and how it changes at a marker.
+    """The state of one stream of one family, and its changes at markers.
 
-    The readers of `StateMachine` find markers in the buffer; what a marker does is decided here.
+    The readers of `StateMachine` find markers in the buffer; this class applies their effects.
     """
 
     __slots__ = (
@@ -61,16 +61,16 @@ class MachineState:
         self._state = grammar.states[start]
         self._held = ""  # text that waits for more
         self._wait = False
-        self._plain = self._plain_held = False  # text that surely holds no special token
+        self._plain = self._plain_held = False  # text that contains no special token
         self._saw_plain = False  # the caller distinguishes special tokens from plain text
-        self._boundary = 0  # where held text ends in the buffer
-        # The head that is open: where it came from, its first marker, where its raw text begins.
+        self._boundary = 0  # end of the held text in the buffer
+        # The open head: the mode before it, its first marker, the start of its raw text.
         self._origin: CompiledMode | None = None
         self._head_marker = ""
         self._head_at = 0
-        self._rewind: str | None = None  # a head that was none, to be read again
-        self._word = ""  # a name, id, key or header as far as it was read
-        self._parts: list[str] = []  # of a header, before the word
+        self._rewind: str | None = None  # a head that is not a call, to be read again
+        self._word = ""  # the part of a name, id, key or header that was read
+        self._parts: list[str] = []  # parts of a header before the word
         self._name = ""
         self._own_id: str | None = None
         self._decoder: BodyDecoder | None = None
@@ -85,7 +85,7 @@ class MachineState:
     def _find(
         self, buffer: str, at: int, final: bool, within: int = sys.maxsize
     ) -> tuple[int, str | None]:
-        """The next marker. One that is a special token, spelled out in plain text, is prose."""
+        """Find the next marker. A special token that is spelled out in plain text is prose."""
         scanner = self._state.scanner
         end, marker = scanner.search(buffer, at, final, within)
         while marker is not None and not self._is_marker(marker, end):
@@ -95,7 +95,7 @@ class MachineState:
     def _find_markup(
         self, buffer: str, at: int, final: bool, within: int = sys.maxsize
     ) -> tuple[int, str | None]:
-        """Like `_find`, where half a marker at the end of the output is no content either."""
+        """Like `_find`, but a partial marker at the end of the output is no content either."""
         end, marker = self._find(buffer, at, False, within)
         if final and marker is None and buffer[end:] in self._state.edges:
             marker = buffer[end:]
@@ -106,7 +106,7 @@ class MachineState:
         return not plain or marker not in self._special
 
     def _cross(self, marker: str, at: int) -> int:
-        """Follows the edge of a marker that stands at `at`."""
+        """Follow the edge of the marker at `at`."""
         state = self._state
         edge = state.edges[marker]
         target = self._grammar.states[edge.mode]
@@ -125,7 +125,7 @@ class MachineState:
         return at if edge.peek else at + len(marker)
 
     def _begin_head(self, state: CompiledMode, target: CompiledMode, marker: str) -> None:
-        """What may become a call begins. Until it is one, all of it can be given back."""
+        """Start a possible call. Until it is one, all of its text can be read again."""
         if state.channel is Channel.REASONING:
             if target.channel is Channel.HEADER:
                 self._spans.close_reasoning()
@@ -139,7 +139,7 @@ class MachineState:
         self._head_at = len(self._spans.raw)
 
     def _commit_edge(self, state: CompiledMode, target: CompiledMode, marker: str) -> None:
-        """Markup that leads into prose was read: whose raw text is it?"""
+        """Assign the raw text of markup that leads into prose."""
         if state.channel is Channel.REASONING:
             if target.channel is not Channel.REASONING:
                 self._spans.close_reasoning()
@@ -165,7 +165,7 @@ class MachineState:
         self._call.open_call(name, own_id)
 
     def _revert(self) -> None:
-        """The head is no call: take its raw text back, to be read again where it came from."""
+        """Revert a head that is not a call: its raw text is read again in the mode before it."""
         assert self._origin is not None
         origin, self._origin = self._origin, None
         raw = self._spans.raw
@@ -175,7 +175,7 @@ class MachineState:
         self._decoder = None
 
     def _fail(self, at: int, code: str) -> int:
-        """Malformed here: a head is given back, an open call stays incomplete."""
+        """Handle malformed text: a head is reverted, an open call stays incomplete."""
         self._wait = False
         if self._origin is not None:
             self._revert()
@@ -187,15 +187,15 @@ class MachineState:
         return at
 
     def _read_again(self, buffer: str, at: int) -> tuple[str, int]:
-        """A head that was no call: its marker is prose, what follows is read as such.
+        """Read a reverted head again: its marker is prose, and so is the text after it.
 
-        A marker that means nothing here may still begin one that does: it is read with the rest.
+        A marker that means nothing here may be the start of one that does: it is read again too.
         """
         head, self._rewind = self._rewind or "", None
         marker = self._head_marker if self._head_marker in self._state.edges else ""
         if marker:
             self._write_prose(marker)
-        if len(head) <= at:  # it began in this buffer: nothing is copied
+        if len(head) <= at:  # it starts in this buffer: no copy is needed
             return buffer, at - len(head) + len(marker)
         self._boundary, self._plain_held = len(head), self._saw_plain
         return head + buffer[at:], len(marker)

@@ -1,6 +1,6 @@
-"""Write a message as the model would have written it, from a family's table.
+"""Write a message as the model would have generated it, from a family's table.
 
-Only what a format prescribes is written (`on` edges), by the shortest way from mode to mode.
+Only the prescribed edges (`on`) are used, along the shortest path from mode to mode.
 """
 
 import json
@@ -20,10 +20,10 @@ _VALUES = (Channel.VALUE, Channel.STRING, Channel.LITERAL)
 
 
 def write_message(message: Message | Sequence[OutputBlock], family: str | Family) -> str:
-    """The raw text of a message in a family's format, reasoning in the format it pairs with."""
+    """Write a message as raw text in a family's format, with reasoning in its paired format."""
     found = resolve_family(family) if isinstance(family, str) else family
     if found is None:
-        raise ValueError(f"no family is named {family!r}")
+        raise ValueError(f"unknown family {family!r}")
     blocks = message.blocks if isinstance(message, Message) else message
     if found.unified is not None:
         return found.unified([_wrap_custom_call(block) for block in blocks])
@@ -31,7 +31,7 @@ def write_message(message: Message | Sequence[OutputBlock], family: str | Family
 
 
 def _wrap_custom_call(block: OutputBlock) -> OutputBlock:
-    """A custom tool's free text goes to the model, and comes from it, as one string."""
+    """Wrap a custom tool's free text as one string argument, as the model sees it."""
     if isinstance(block, ToolCallBlock) and block.custom:
         wrapped = json.dumps({"input": block.arguments}, ensure_ascii=False)
         return ToolCallBlock(block.id, block.name, wrapped, block.namespace)
@@ -58,7 +58,7 @@ class _MessageWriter:
         return "".join(self._out)
 
     def _leave_calls(self, kind: str, group: list[OutputBlock]) -> list[OutputBlock]:
-        """Writes a group of calls; any other group is handed back, the section of calls closed."""
+        """Write a group of calls; return any other group, after closing the section of calls."""
         if kind == "tool_call":
             self._write_calls(
                 [b for b in map(_wrap_custom_call, group) if isinstance(b, ToolCallBlock)]
@@ -74,7 +74,7 @@ class _MessageWriter:
     def _write_reasoning(self, block: ReasoningBlock) -> None:
         form = self._table.reasoning
         if form is None:
-            raise ValueError(f"{self._table.name} has no format for thoughts")
+            raise ValueError(f"{self._table.name} has no format for reasoning")
         behind_opener, before_closer, behind_closer = form.pads
         self._out += [form.openers[0], behind_opener, block.text]
         self._out += [before_closer, form.closers[0], behind_closer]
@@ -96,7 +96,7 @@ class _MessageWriter:
             self._write_arguments(call)
 
     def _first_of_call(self) -> str:
-        """The mode in which a call's name stands: its own, or a body that holds whole calls."""
+        """Return the mode of a call's name: its own, or a body that contains complete calls."""
         way = self._shortest_path(
             lambda mode: mode.channel is Channel.NAME or bool(mode.body and mode.body.holds_calls)
         )
@@ -124,7 +124,7 @@ class _MessageWriter:
         self._go(lambda mode: False, until=CallAction.CLOSE)
 
     def _go_to_value(self, value: Any) -> None:
-        """From the key to its value: by the way that names the value's type, if there is one."""
+        """Go from the key to its value, by the edge that names the value's type if there is one."""
         edge = value_edge(self._modes, self._at, loaded_type(value))
         if edge is None:
             self._go(is_value)
@@ -137,7 +137,7 @@ class _MessageWriter:
         call: ToolCallBlock | None = None,
         until: CallAction = CallAction.NONE,
     ) -> None:
-        """Writes the shortest way to a mode, or across an edge with an act."""
+        """Write the shortest path to a mode, or across an edge with an action."""
         if goal(self._modes[self._at]):
             return
         for marker, edge in self._shortest_path(goal, until):
@@ -164,7 +164,7 @@ class _MessageWriter:
     ) -> list[tuple[str, Edge]]:
         way = shortest_path(self._modes, self._at, goal, until)
         if way is None:
-            raise ValueError(f"{self._table.name} cannot be written from mode {self._at!r}")
+            raise ValueError(f"{self._table.name} has no path to write from mode {self._at!r}")
         return way
 
 
@@ -174,7 +174,7 @@ def shortest_path(
     goal: Callable[[Mode], bool],
     until: CallAction = CallAction.NONE,
 ) -> list[tuple[str, Edge]] | None:
-    """The fewest prescribed edges to a mode, or across an edge with an act; None if none lead."""
+    """Return the shortest path of prescribed edges to a mode, or across an action, or None."""
     ways: deque[tuple[str, list[tuple[str, Edge]]]] = deque([(start, [])])
     seen = {start}
     while ways:
@@ -190,12 +190,12 @@ def shortest_path(
 
 
 def is_value(mode: Mode) -> bool:
-    """Whether the mode's text is a parameter's value."""
+    """Return whether the mode's text is a parameter's value."""
     return mode.channel in _VALUES
 
 
 def value_edge(modes: Mapping[str, Mode], key: str, kind: str) -> tuple[str, Edge] | None:
-    """The edge from a key to a value of this type: the one that names it, if there is one."""
+    """Return the edge from a key to a value of this type, preferring one that names the type."""
     wrong = Channel.LITERAL if kind == "string" else Channel.STRING
     fitting = [
         (marker, edge)

@@ -669,7 +669,7 @@ class TestRaw:
         ("options", "words"),
         [
             ({}, "nothing is known about"),
-            ({"tool_parser": "hermes", "reasoning_parser": "gpt_oss"}, "do not fit"),
+            ({"tool_parser": "hermes", "reasoning_parser": "gpt_oss"}, "are incompatible"),
         ],
     )
     def test_invalid_parsers(self, options: dict[str, str], words: str) -> None:

@@ -1,4 +1,4 @@
-"""Notations that end by themselves, and the interface between the machine and their decoders."""
+"""Self-delimiting notations, and the interface between the machine and their decoders."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -9,13 +9,13 @@ from dovetail_parsers.arguments.json_validator import JsonValidator
 
 
 class Progress(Enum):
-    MORE = auto()  # the notation goes on; text that was not read waits for more
+    MORE = auto()  # the notation continues; unread text waits for more
     END = auto()  # the notation has ended where reading stopped
-    FAIL = auto()  # it is malformed there
+    FAIL = auto()  # the text is malformed there
 
 
 class CallSink(Protocol):
-    """What a decoder writes to. Each method takes the raw text it accounts for."""
+    """The target of a decoder. Each method takes the raw text that it accounts for."""
 
     def skip(self, raw: str) -> None: ...
     def open_call(self, name: str, own_id: str | None) -> None: ...
@@ -27,38 +27,38 @@ class CallSink(Protocol):
 
 
 class BodyDecoder(Protocol):
-    """Read one body, fed in pieces of any size."""
+    """Decodes one body, fed in pieces of any size."""
 
     @property
     def verbatim(self) -> JsonValidator | None:
-        """The text being read whose output is the open call's arguments, as it stands.
+        """The validator whose output is the open call's arguments, if text passes it verbatim.
 
-        What passes through it unchanged need not be fed.
+        Text that passes through it unchanged need not be fed.
         """
         ...
 
     def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]: ...
 
     def finish(self, rest: str, sink: CallSink) -> bool:
-        """The output ends here, with `rest` to be accounted for.
+        """End the output; `rest` remains to be accounted for.
 
-        True if the call is complete enough to stand.
+        Return True if the call is complete enough to be used.
         """
         ...
 
 
 class Body(Protocol):
-    """A notation: it can be decoded, and written."""
+    """A notation that can be decoded and written."""
 
     def decoder(self) -> BodyDecoder: ...
 
     def write(self, calls: Sequence[ToolCallBlock]) -> str:
-        """The body of these calls: all that one body can hold."""
+        """Write the body of these calls, as many as one body can contain."""
         ...
 
     @property
     def holds_calls(self) -> bool:
-        """Whether names stand inside (whole calls), or only the arguments of the open call."""
+        """Whether it contains complete calls with names, or only the open call's arguments."""
         ...
 
     @property

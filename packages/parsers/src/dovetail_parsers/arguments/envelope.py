@@ -1,4 +1,4 @@
-"""Whole calls as JSON: `{"name": ..., "arguments": {...}}`, alone or in a list."""
+"""Complete calls as JSON: `{"name": ..., "arguments": {...}}`, alone or in a list."""
 
 import json
 import re
@@ -17,10 +17,10 @@ _NAME = re.compile(r"[^\s<>{}\[\]()\"'`=,;|]{1,200}\Z")
 
 @dataclass(frozen=True)
 class Envelope:
-    """Which keys hold what. Without `name` keys, each key is a name and its value the arguments.
+    """The keys of an envelope. Without `name`, each key is a name and its value the arguments.
 
-    `bare` is for formats without an opening marker, where JSON may also be plain output:
-    a call must then have arguments, and name a tool that was offered.
+    `bare` is for formats without an opening marker, in which JSON may also be plain output: a call
+    must then have arguments and name an offered tool.
     """
 
     name: tuple[str, ...] = ("name",)
@@ -54,7 +54,7 @@ _START, _ITEM, _KEY, _COLON, _VALUE, _ARGUMENTS, _AFTER, _NEXT = range(8)
 
 
 class _EnvelopeDecoder:
-    """Reads one envelope, or a list of them."""
+    """Decodes one envelope, or a list of them."""
 
     __slots__ = (
         "_any",
@@ -78,21 +78,21 @@ class _EnvelopeDecoder:
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
         self._list = False
-        self._any = False  # a call was read
+        self._any = False  # whether a call was read
         self._state = _START
         self._begin()
 
     def _begin(self) -> None:
-        """Before an envelope's first key."""
+        """Prepare for an envelope's first key."""
         self._name: str | None = None
         self._id: str | None = None
         self._key = ""
         self._capture: list[str] = []
-        self._begun = False  # a key or value was begun
+        self._begun = False  # whether a key or value has started
         self._part = JsonValidator()
         self._arguments: JsonArgumentsDecoder | None = None
         self.verbatim: JsonValidator | None = None
-        self._buffer: list[str] = []  # arguments that came before the name
+        self._buffer: list[str] = []  # arguments that preceded the name
         self._opened = False
         self._depth = 1
         self._head = 0
@@ -116,7 +116,7 @@ class _EnvelopeDecoder:
                 return progress, at
 
     def finish(self, rest: str, sink: CallSink) -> bool:
-        """Arguments that are complete make a call, even if the envelope was never closed."""
+        """Complete arguments make a call even if the envelope was not closed."""
         sink.skip(rest)
         if self._state == _ARGUMENTS and self._arguments is not None:
             self._emit(self._arguments.finish(), "", sink)
@@ -145,7 +145,7 @@ class _EnvelopeDecoder:
         return self._between(char, at, sink)
 
     def _between(self, char: str, at: int, sink: CallSink) -> tuple[Progress, int]:
-        """Outside an envelope: the list's brackets and commas, or the envelope's opening."""
+        """Read outside an envelope: the list's brackets and commas, or an opening brace."""
         state = self._state
         if char == "{" and state in (_START, _ITEM):
             self._begin()
@@ -166,7 +166,7 @@ class _EnvelopeDecoder:
         return Progress.MORE, at + 1
 
     def _feed_part(self, text: str, at: int, sink: CallSink) -> tuple[Progress, int]:
-        """A key, or a value that is not the arguments."""
+        """Read a key, or a value other than the arguments."""
         state = self._state
         if state == _KEY and not self._begun and text[at] == "}":
             self._state = _AFTER
@@ -190,7 +190,7 @@ class _EnvelopeDecoder:
         return Progress.MORE, end
 
     def _nests(self, text: str, at: int) -> bool:
-        """`"function": {...}` holds the envelope itself, as in the API's own form."""
+        """Whether the envelope is nested, as in `"function": {...}` of the API's own form."""
         return self._key == "function" and text[at] == "{"
 
     def _take(self, value: object, sink: CallSink) -> Progress:
@@ -238,7 +238,7 @@ class _EnvelopeDecoder:
             return Progress.FAIL, end
         if arguments.done:
             self._state = _AFTER
-            if not self._envelope.name:  # each key is a call of its own
+            if not self._envelope.name:  # each key is a separate call
                 self._complete(sink)
             return Progress.END, end
         return Progress.MORE, end
@@ -259,7 +259,7 @@ class _EnvelopeDecoder:
         return True
 
     def _open_buffered(self, sink: CallSink) -> Progress:
-        """The name has come; arguments that came before it can go out."""
+        """Emit arguments that preceded the name, which is now known."""
         if self._arguments is None:
             return Progress.MORE
         if not self._open(sink):
@@ -303,5 +303,5 @@ class _EnvelopeDecoder:
 
 
 def _scalar(text: str) -> object:
-    """A string or a number; other values are never needed, however deep they are nested."""
+    """Return a string or number; other values are not needed, however deep they are."""
     return json.loads(text) if text[:1] not in ("{", "[") else None

@@ -1,7 +1,7 @@
-"""Custom tools: the model is shown a function with one string; the client gets that string.
+"""Custom tools: the model sees a function with one string; the client receives that string.
 
-Reads the JSON arguments that another decoder produced, `{"input": "..."}`, and gives the free
-text inside. Arguments of another shape pass as they are.
+Reads the JSON arguments that another decoder produced, `{"input": "..."}`, and returns the free
+text inside. Arguments of another form pass unchanged.
 """
 
 import re
@@ -15,7 +15,7 @@ _MAX_HEAD_CHARS = 256
 
 
 class FreeformDecoder:
-    """JSON arguments in, free text out."""
+    """Converts JSON arguments to free text."""
 
     __slots__ = ("_head", "_string", "_verbatim")
 
@@ -40,7 +40,7 @@ class FreeformDecoder:
         return self._head
 
     def finish(self) -> str:
-        """What is still held when the call closes: arguments that never took the known shape."""
+        """Return the rest when the call closes: arguments that never had the expected form."""
         if self._verbatim or self._string is not None or self._head.strip() in ("", "{}"):
             return ""
         return self._head

@@ -1,4 +1,4 @@
-"""Arguments as one JSON value: the object itself, or a string that holds it."""
+"""Arguments as one JSON value: the object itself, or a string that contains it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from dovetail_parsers.arguments.notation import write_dialect
 
 
 class JsonArgumentsDecoder:
-    """Reads a value that should be an object, and gives the object's JSON text.
+    """Reads a value that should be an object, and returns the object's JSON text.
 
-    An object passes verbatim. A string is decoded and its text read as the object; null and the
-    empty string are the empty object. Anything else fails.
+    An object passes verbatim. A string is decoded and its content read as the object; null and the
+    empty string mean the empty object. Any other value fails.
     """
 
     __slots__ = (
@@ -32,11 +32,11 @@ class JsonArgumentsDecoder:
 
     def __init__(self, dialect: Dialect = JSON) -> None:
         self._json = JsonValidator(dialect)
-        self._kind = ""  # the first character of the value
+        self._kind = ""  # first character of the value
         self._string = JsonStringDecoder()
-        self._blank = True  # so far the string held nothing
-        self._shape = ""  # the first character of what it held
-        self._whole = True  # and nothing that does not belong to it
+        self._blank = True  # whether the string was empty so far
+        self._shape = ""  # first character of its content
+        self._whole = True  # whether there is nothing after its object
         self._inner = JsonValidator()
         self.verbatim: JsonValidator | None = (
             None  # what reads the object, once it is known to be one
@@ -63,7 +63,7 @@ class JsonArgumentsDecoder:
         return self._json.repairs
 
     def _other(self, out: str) -> str:
-        """Output that is not, or not yet known to be, an object's."""
+        """Handle output that is not, or not yet known to be, an object's."""
         if not self._kind:
             self._kind = out[0]
             if self._kind == "{":
@@ -79,7 +79,7 @@ class JsonArgumentsDecoder:
         return self._from_string(self._string.feed(out)[0])
 
     def _from_string(self, decoded: str) -> str:
-        """Text that a string held: an object, or nothing at all."""
+        """Handle the content of a string: an object, or an empty text."""
         out, read = self._inner.feed(decoded)
         if out and not self._shape:
             self._shape = out[0]
@@ -91,7 +91,7 @@ class JsonArgumentsDecoder:
         return out if self._shape == "{" else ""
 
     def _update(self) -> None:
-        """A value that is no object fails at its end, wherever the chunks were cut."""
+        """Fail at the end of a value that is not an object, regardless of chunk boundaries."""
         self.failed = self._json.failed
         if self._json.done:
             held = self._shape == "{" and self._whole and self._inner.done
@@ -143,7 +143,7 @@ class _JsonBodyDecoder:
 
 
 def report_repairs(repairs: list[str], sink: CallSink) -> None:
-    """Hands the repairs made so far to the sink, once."""
+    """Report the repairs made so far to the sink, once."""
     for code in repairs:
         sink.diagnose(code)
     repairs.clear()

@@ -1,4 +1,4 @@
-"""The text inside a JSON string, decoded as it arrives. Reads only JSON that was validated."""
+"""Decode the content of a JSON string incrementally. Reads only validated JSON."""
 
 import re
 
@@ -7,7 +7,7 @@ _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r"
 
 
 class JsonStringDecoder:
-    """Feed it what follows the opening quote; `done` once the closing one was read."""
+    """Feed it what follows the opening quote; `done` once the closing quote was read."""
 
     __slots__ = ("_escape", "_high", "done")
 
@@ -17,7 +17,7 @@ class JsonStringDecoder:
         self.done = False
 
     def feed(self, text: str, start: int = 0) -> tuple[str, int]:
-        """Decoded text, and how far was read."""
+        """Return the decoded text, and the position up to which was read."""
         out: list[str] = []
         at, size = start, len(text)
         while at < size and not self.done:
@@ -63,5 +63,5 @@ class JsonStringDecoder:
 
 
 def _replace_surrogate(unit: str) -> str:
-    """Half of a pair is no character: it must not reach an encoder."""
+    """Replace a lone surrogate, which is not a character and must not reach an encoder."""
     return "\ufffd" if "\ud800" <= unit <= "\udfff" else unit

@@ -1,9 +1,9 @@
-"""An incremental JSON validator: text in, the same text out as far as it is valid.
+"""An incremental JSON validator: valid text passes unchanged.
 
-What the model wrote passes verbatim. Small faults are mended going forward, never by taking
-anything back: a raw newline in a string, a comma before a closing bracket, single quotes, bare
-keys, the literals of Python. What cannot be mended ends in `failed`. Cost per feed is bounded
-by the text fed: held state is one scalar, one escape or one comma.
+The model's text passes verbatim. Small errors are repaired forward, without taking back output: a
+raw newline in a string, a comma before a closing bracket, single quotes, bare keys, Python
+literals. Errors that cannot be repaired end in `failed`. The cost of a feed is bounded by its text:
+the held state is one scalar, one escape or one comma.
 """
 
 import re
@@ -13,9 +13,9 @@ from json.encoder import encode_basestring
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A notation that differs from JSON in how strings, keys and sequences are written."""
+    """A notation that differs from JSON in its strings, keys or sequences."""
 
-    quote: str = ""  # a delimiter whose strings are raw text without escapes
+    quote: str = ""  # a delimiter of strings that are raw text without escapes
     bare_keys: bool = False
     parens: bool = False  # tuples become arrays, and a closing one ends a scalar
 
@@ -32,7 +32,7 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 _BARE_KEY = re.compile(r"[\w$.\-/@]+\Z")
 _TOKEN = re.compile(r"([ \t\n\r]+)|([{}\[\]:,\"'])|([\w$.+\-/@]+)")
 _TOKEN_PARENS = re.compile(r"([ \t\n\r]+)|([{}\[\]():,\"'])|([\w$.+\-/@]+)")
-# What stands between these quotes and passes as it is: plain text, and escapes that are whole.
+# Content of a string that passes unchanged: plain text and complete escapes.
 _IN_DOUBLE, _IN_SINGLE = r'[^"\\\x00-\x1f]*', r"[^'\"\\\x00-\x1f]*"
 _ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _PASSES = {
@@ -42,12 +42,12 @@ _PASSES = {
 _PLAIN_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CLOSES = {"}": "{", "]": "["}
-_MAX_DEPTH = 400  # brackets: deeper, no reader of ours or of a client would follow
-_MAX_SCALAR_CHARS = 2000  # characters of a number, literal or bare key
+_MAX_DEPTH = 400  # nested brackets: more than any JSON parser of ours or a client accepts
+_MAX_SCALAR_CHARS = 2000  # of a number, literal or bare key
 
 
 def escape_json(text: str) -> str:
-    """The text as it stands inside a JSON string."""
+    """Escape a text for use inside a JSON string."""
     return encode_basestring(text)[1:-1]
 
 
@@ -76,24 +76,26 @@ class JsonValidator:
         self._token = _TOKEN_PARENS if dialect.parens else _TOKEN
         self._stack: list[str] = []
         self._expect = _VALUE
-        self._quote = ""  # the delimiter of the string we are in
-        self._passing: re.Pattern[str] | None = None  # what passes in it as it is
+        self._quote = ""  # delimiter of the current string
+        self._passing: re.Pattern[str] | None = None  # content of it that passes unchanged
         self._is_key = False
-        self._escape = ""  # an escape sequence that is not complete yet
-        self._scalar = ""  # a number, literal or bare key that is not complete yet
-        self._stalled = False  # a string's delimiter is cut at the end of the text
-        self._comma: list[str] = []  # a comma and white space behind it: it may have to go
+        self._escape = ""  # an incomplete escape sequence
+        self._scalar = ""  # an incomplete number, literal or bare key
+        self._stalled = False  # a string's delimiter is truncated at the end of the text
+        self._comma: list[
+            str
+        ] = []  # a comma and white space after it, which may have to be dropped
         self.done = False
         self.failed = False
         self.repairs: list[str] = []
 
     def passes(self, text: str, start: int = 0) -> bool:
-        """Whether the text is but more of the string we are in: it goes out as it came in."""
+        """Whether the text only continues the current string and passes unchanged."""
         passing = self._passing
         return passing is not None and not self._escape and bool(passing.fullmatch(text, start))
 
     def feed(self, text: str, start: int = 0) -> tuple[str, int]:
-        """Valid JSON decoded from `text[start:]`, and how far was read."""
+        """Return valid JSON decoded from `text[start:]`, and the position up to which was read."""
         if self.passes(text, start):
             return (text[start:] if start else text), len(text)
         out: list[str] = []
@@ -109,7 +111,7 @@ class JsonValidator:
         return "".join(out), at
 
     def finish(self) -> str:
-        """The end of the text: a scalar that stands alone is complete now."""
+        """End the text: a top-level scalar is complete now."""
         out: list[str] = []
         if self._scalar and not (self._stack or self.done or self.failed):
             self._end_scalar(out)
@@ -135,7 +137,7 @@ class JsonValidator:
         return end + 1
 
     def _in_raw_string(self, text: str, at: int, out: list[str]) -> int:
-        """A string between delimiters of their own; one that is cut at the end waits."""
+        """Read a string between custom delimiters; a truncated delimiter waits."""
         end = text.find(self._quote, at)
         if end < 0:
             end = len(text) - overlap_length(text, self._quote, at)
@@ -225,7 +227,7 @@ class JsonValidator:
             out.append(token)
 
     def _open_raw(self, text: str, at: int, out: list[str]) -> int:
-        """Reads a string's opening delimiter; one that is cut at the end waits for its rest."""
+        """Read a string's opening delimiter; a truncated one waits for its rest."""
         quote = self._dialect.quote
         part = text[at : at + len(quote)]
         if self._expect in (_COLON, _AFTER) or not quote.startswith(part):
@@ -238,7 +240,7 @@ class JsonValidator:
         return at
 
     def _end_scalar(self, out: list[str]) -> bool:
-        """The held scalar is complete: pass it on, mended if need be. False if it is nothing."""
+        """Emit the held scalar, repaired if necessary. Return False if it is invalid."""
         scalar, self._scalar = self._scalar, ""
         if self._expect in (_KEY, _FIRST_KEY):
             if not _BARE_KEY.match(scalar):
@@ -260,7 +262,7 @@ class JsonValidator:
         return True
 
     def _take_comma(self, out: list[str]) -> None:
-        """Something follows the comma: it may go out."""
+        """Emit the held comma, since a value follows it."""
         if self._comma:
             out.extend(self._comma)
             self._comma.clear()
@@ -334,7 +336,7 @@ class JsonValidator:
 
 
 def overlap_length(text: str, marker: str, start: int = 0) -> int:
-    """How many characters at the end of `text[start:]` could be the beginning of `marker`."""
+    """Return how many characters at the end of `text[start:]` are a prefix of `marker`."""
     at = text.find(marker[0], max(start, len(text) - len(marker) + 1))
     while at >= 0:
         if marker.startswith(text[at:]):

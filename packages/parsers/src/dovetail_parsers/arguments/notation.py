@@ -1,4 +1,4 @@
-"""JSON arguments written in the notations of the families, numbers spelled as they were."""
+"""Write JSON arguments in the notations of the families, with numbers spelled unchanged."""
 
 import json
 from typing import Any
@@ -7,19 +7,19 @@ from dovetail_parsers.arguments.json_validator import Dialect
 
 
 class _NumberText(str):
-    """A number, kept as its text so that no digit is lost."""
+    """A number as its text, so that no digit is lost."""
 
 
 def load_arguments(arguments: str) -> dict[str, Any]:
-    """The arguments as a mapping. Numbers stay text, marked as such."""
+    """Load the arguments as a mapping. Numbers stay text, marked as such."""
     value = json.loads(arguments, parse_int=_NumberText, parse_float=_NumberText)
     if not isinstance(value, dict):
-        raise ValueError("arguments are not a JSON object")
+        raise ValueError("arguments must be a JSON object")
     return value
 
 
 def write_json(value: Any) -> str:
-    """JSON text, spaced as the templates of Hugging Face space it."""
+    """Write JSON with the spacing of Hugging Face's chat templates."""
     match value:
         case _NumberText():
             return str(value)
@@ -35,7 +35,7 @@ def write_json(value: Any) -> str:
 
 
 def write_raw(value: Any) -> str:
-    """A value between tags: strings as they are, everything else as JSON."""
+    """Write a value between tags: strings unchanged, everything else as JSON."""
     if isinstance(value, str):
         return str(value)
     return write_json(value)
@@ -60,7 +60,7 @@ def write_python(value: Any) -> str:
 
 
 def write_dialect(arguments: str, dialect: Dialect) -> str:
-    """The arguments object in a dialect of JSON; JSON itself passes verbatim."""
+    """Write the arguments object in a dialect of JSON; JSON itself passes verbatim."""
     if not dialect.quote:
         return arguments
     return _delimited(load_arguments(arguments), dialect.quote)
@@ -81,7 +81,7 @@ def _delimited(value: Any, quote: str) -> str:
 
 
 def loaded_type(value: Any) -> str:
-    """The JSON type of a loaded value."""
+    """Return the JSON type of a loaded value."""
     match value:
         case _NumberText():
             return "number"

@@ -1,4 +1,4 @@
-"""Whole calls as Python: `[get_weather(city="Paris", days=3), now()]`."""
+"""Complete calls as Python: `[get_weather(city="Paris", days=3), now()]`."""
 
 import re
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _MAX_WORD_CHARS = 200
 
 @dataclass(frozen=True)
 class Pythonic:
-    """`brackets`: the calls stand in a list; else one on each line, up to the closing marker.
+    """`brackets`: the calls are in a list; otherwise one per line, up to the closing marker.
 
-    `bare` is for formats without an opening marker: only tools that were offered are calls.
+    `bare` is for formats without an opening marker: only offered tools are calls.
     """
 
     brackets: bool = True
@@ -74,10 +74,10 @@ class _PythonicDecoder:
         self._bare = body.bare
         self._listed = body.brackets
         self._state = _State.START if body.brackets else _State.NAME_OF_CALL
-        self._word = ""  # a name that may not be complete yet
-        self._name = ""  # of the call being read
+        self._word = ""  # a name that may be incomplete
+        self._name = ""  # of the current call
         self._opened = False
-        self._empty = True  # the call has no parameter yet
+        self._empty = True  # whether the call has no parameter yet
         self._value = JsonValidator(PYTHON)
         self.verbatim: JsonValidator | None = None
 
@@ -110,7 +110,7 @@ class _PythonicDecoder:
         return (Progress.FAIL if value.failed else Progress.MORE), end
 
     def _feed_mark(self, text: str, at: int, sink: CallSink) -> tuple[Progress, int]:
-        """One name or mark of punctuation, with the white space before it."""
+        """Read one name or punctuation mark, with the white space before it."""
         end = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if end > at:
             if self._word:
@@ -174,7 +174,7 @@ class _PythonicDecoder:
         return self._state == _State.AFTER_VALUE or not self._word
 
     def _open(self, sink: CallSink) -> None:
-        """A name, a parenthesis, and what must follow it: only now is it surely a call."""
+        """Open the call: only a name, a parenthesis and what must follow make it certain."""
         if not self._opened:
             sink.open_call(self._name, None)
             self._opened = True

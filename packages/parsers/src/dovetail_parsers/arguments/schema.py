@@ -1,4 +1,4 @@
-"""What a tool's JSON schema says about a parameter: the JSON types that its value may have."""
+"""Read a tool's JSON schema: the JSON types that the value of a parameter may have."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "ar
 
 
 def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
-    """The schema of one property, through references and combinations; empty if it says nothing."""
+    """Return the schema of one property, through references and combinations; empty if none."""
     for part in _parts(schema, root):
         found = _mapping(part.get("properties")).get(key)
         if isinstance(found, Mapping):
@@ -23,7 +23,7 @@ def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
 
 
 def item_schema(schema: Schema, root: Schema) -> Schema:
-    """The schema of an array's items; empty if it says nothing."""
+    """Return the schema of an array's items; empty if none."""
     for part in _parts(schema, root):
         items = part.get("items")
         if isinstance(items, Mapping):
@@ -32,7 +32,7 @@ def item_schema(schema: Schema, root: Schema) -> Schema:
 
 
 def allowed_types(schema: Schema, root: Schema) -> frozenset[str]:
-    """The JSON types that a value may have. A schema that does not say allows any."""
+    """Return the JSON types that a value may have. A schema without types allows any."""
     found: set[str] = set()
     for part in _parts(schema, root):
         found |= _own_types(part)
@@ -60,7 +60,7 @@ def _own_types(schema: Schema) -> set[str]:
 
 
 def json_type(value: object) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     match value:
         case bool():
             return "boolean"
@@ -79,7 +79,7 @@ def json_type(value: object) -> str:
 
 
 def _parts(schema: Schema, root: Schema) -> Iterator[Schema]:
-    """The schema and all that it refers to or combines, each once: schemas refer to themselves."""
+    """Yield the schema and all that it refers to or combines, once: schemas may be recursive."""
     seen: set[int] = set()
     todo = [schema]
     while todo:
@@ -98,7 +98,7 @@ def _parts(schema: Schema, root: Schema) -> Iterator[Schema]:
 
 
 def resolve_reference(reference: object, root: Schema) -> Schema | None:
-    """What a `$ref` into the same document means."""
+    """Return the target of a `$ref` into the same document."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node: object = root

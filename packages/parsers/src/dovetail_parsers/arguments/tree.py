@@ -1,7 +1,7 @@
 """Arguments as a tree of tags: `<city>Paris</city><tags><item>a</item></tags>`.
 
-Objects and arrays are spelled out in tags (an array's children are called `item`); a leaf is
-raw text, typed by the schema. `token` stands before every tag, opening and closing.
+Objects and arrays are written as tags (an array's children are named `item`); a leaf is raw text,
+typed by the schema. `token` precedes every tag, opening and closing.
 """
 
 import re
@@ -25,7 +25,7 @@ _LOOK_AHEAD_CHARS = 256  # white space between a value's closer and the tag that
 
 @dataclass(frozen=True)
 class TagTree:
-    """`call` is the element whose closing tag ends the arguments, `section` the one around it."""
+    """`call` is the element whose closing tag ends the arguments, `section` its parent."""
 
     token: str
     call: str
@@ -54,7 +54,7 @@ class TagTree:
 
 
 class _Node:
-    """An element that is open: what it may be, and what it has turned out to be."""
+    """An open element: its possible types, and its actual form."""
 
     __slots__ = ("brackets", "name", "schema", "types", "value")
 
@@ -69,7 +69,7 @@ class _Node:
         return self.value is None and bool(self.types & {"object", "array"})
 
     def begin_child(self, name: str) -> str:
-        """What precedes a child's value."""
+        """Return the JSON that precedes a child's value."""
         first = not self.brackets
         if first:
             both = {"object", "array"} <= self.types
@@ -115,7 +115,7 @@ class _TreeDecoder:
         return self._read(text, start, sink, final=False)
 
     def finish(self, rest: str, sink: CallSink) -> bool:
-        """With every element closed only the call's own closing tag may be missing."""
+        """If all other elements are closed, the call's own closing tag may be missing."""
         read = self._read(rest, 0, sink, final=True)[1]
         sink.skip(rest[read:])
         half = rest[read:].lstrip()
@@ -146,7 +146,7 @@ class _TreeDecoder:
     def _step(
         self, text: str, at: int, out: list[str], sink: CallSink, final: bool
     ) -> tuple[Progress, int]:
-        """Reads up to a tag, or one tag; no progress means that a tag is not complete yet."""
+        """Read up to a tag, or one tag; no progress means that a tag is incomplete."""
         found = text.find(self._needle, at)
         if found < 0:
             found = len(text) - overlap_length(text, self._needle, at)
@@ -171,7 +171,7 @@ class _TreeDecoder:
         return progress, tag_at + 1 if progress is Progress.MORE else at
 
     def _closes(self, text: str, tag: re.Match[str], final: bool) -> bool | None:
-        """Whether a value's closer counts: only if another tag follows. None: wait for more."""
+        """Whether a value's closer counts: another tag must follow. None: wait for more."""
         if not tag[1] or len(self._stack) == 1:
             return True
         end = _SPACE.match(text, tag.end()).end()  # type: ignore[union-attr]

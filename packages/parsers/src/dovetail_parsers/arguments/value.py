@@ -1,8 +1,8 @@
-"""A raw value between tags becomes a JSON value, typed by what its schema allows.
+"""Convert a raw value between tags to a JSON value, typed by what its schema allows.
 
-A string streams from its first character. A number, boolean or null is short and waits for its
-end. Where a schema allows both, the text waits only while it could still be the other. Objects
-and arrays stream through the validator when nothing but them is allowed.
+A string streams from its first character. A number, boolean or null is short and waits for its end.
+If a schema allows both, the text waits only while it could still be either. Objects and arrays
+stream through the validator if nothing else is allowed.
 """
 
 import re
@@ -21,11 +21,11 @@ _NAMED = {
 _MAY_BE_NAMED = frozenset(name[:i] for name in _NAMED for i in range(len(name) + 1))
 _AS_JSON = {"True": "true", "False": "false", "None": "null"}
 _CONTAINERS = {"{": "object", "[": "array"}
-_MAX_NUMBER_CHARS = 128  # longer than any number: stop asking, and decide at the end
+_MAX_NUMBER_CHARS = 128  # longer than any number: decide at the end
 
 
 class RawValueDecoder:
-    """Feed it raw text, then end it; what comes out is one JSON value in fragments."""
+    """Feed it raw text, then end it; it returns one JSON value in fragments."""
 
     __slots__ = ("_held", "_json", "_types", "_waits", "diagnostics", "failed", "is_string")
 
@@ -33,7 +33,7 @@ class RawValueDecoder:
         self._types = types
         self._held: list[str] = []
         self._waits = False  # undecided until the end
-        self.is_string = False  # surely, and its opening quote is out
+        self.is_string = False  # decided, and its opening quote was emitted
         self._json: JsonValidator | None = None
         self.failed = False
         self.diagnostics: list[str] = []
@@ -50,7 +50,7 @@ class RawValueDecoder:
         return "" if self._waits else self._decide("".join(self._held))
 
     def end(self) -> str:
-        """The value is closed by its delimiter: what remains of it."""
+        """Return the rest of the value after its closing delimiter."""
         if self.is_string:
             return '"'
         if self._json is not None:
@@ -64,7 +64,7 @@ class RawValueDecoder:
         return '"' + escape_json(text) + '"'
 
     def _decide(self, text: str) -> str:
-        """Stream now if the text can only be one thing, else keep holding it."""
+        """Stream now if the text can only have one type, else keep holding it."""
         body = text.lstrip()
         kind = _CONTAINERS.get(body[:1])
         may_be_string = "string" in self._types
@@ -91,10 +91,10 @@ class RawValueDecoder:
         return text in _MAY_BE_NAMED and bool(self._types & {"boolean", "null"})
 
     def _literal(self, text: str) -> str | None:
-        """The text as a JSON literal, spelled as the model spelled it.
+        """Return the text as a JSON literal in the model's spelling; None if it is not one.
 
-        Where a string is allowed only a literal of the other allowed types is one; where none
-        is, any literal is closer to what the model meant than a string.
+        If a string is allowed, only literals of the other allowed types count; if not, any literal
+        is closer to what the model meant than a string.
         """
         kind, literal = _read_literal(text)
         if kind == "string" and kind in self._types:
@@ -130,7 +130,7 @@ class RawValueDecoder:
 
 
 def _read_literal(text: str) -> tuple[str, str | None]:
-    """The JSON type of a literal and its JSON spelling; None if the text is no literal."""
+    """Return the JSON type of a literal and its JSON spelling; None if it is not a literal."""
     if NUMBER.match(text):
         return ("integer" if text.lstrip("-").isdigit() else "number"), text
     if text in _NAMED:

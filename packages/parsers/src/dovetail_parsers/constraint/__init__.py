@@ -1,4 +1,4 @@
-"""The family tables as grammars for guided decoding."""
+"""Grammars for guided decoding, generated from the family tables."""
 
 from dovetail_parsers.constraint.guided import GuidedGrammar, build_guided_grammar
 

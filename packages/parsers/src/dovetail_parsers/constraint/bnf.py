@@ -1,6 +1,6 @@
-"""Grammars as rules: what GBNF, the notation of llama.cpp, and xgrammar's EBNF have in common.
+"""Grammars as rules: the common part of GBNF, the notation of llama.cpp, and xgrammar's EBNF.
 
-Names and literals come from users: they are only ever written between quotes, escaped.
+Names and literals come from users: they are only ever written in quotes and escaped.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t", '"': r"\"", "\\": "\\\\"}
 
 
 class RuleWriter(ABC):
-    """Write a grammar without markers. The notations differ in two things, `token` and `free`."""
+    """Writes a grammar without markers. The notations differ in `token` and `free`."""
 
     def __init__(self, spec: GrammarSpec) -> None:
         self._rules = spec.rules.nodes
@@ -32,7 +32,7 @@ class RuleWriter(ABC):
         self.lines["root"] = self.expression(spec.root)
 
     def text(self) -> str:
-        """The grammar's text: the root first, every rule that it needs once."""
+        """Return the text of the grammar: the root first, each required rule once."""
         while self._todo:
             name = self._todo.pop(0)
             if name not in self.lines:
@@ -45,7 +45,7 @@ class RuleWriter(ABC):
 
     @abstractmethod
     def free(self, name: str, free: FreeText) -> str:
-        """Adds the rules of a text, whose names begin with `name`; the one to refer to."""
+        """Add the rules of a free text, with names starting with `name`; return the one to use."""
 
     def expression(self, node: Node) -> str:
         if isinstance(node, Choice):
@@ -119,13 +119,13 @@ def char_class(ranges: tuple[tuple[str, str], ...], negated: bool = False) -> st
 
 
 def _member(char: str) -> str:
-    """A character in a class, where many mean something of their own."""
+    """Escape a character for a class, in which many characters have a meaning."""
     return char if char.isascii() and char.isalnum() else _numbered(char)
 
 
 def _numbered(char: str) -> str:
     code = ord(char)
-    if 0xD800 <= code <= 0xDFFF:  # half a character: no output can contain it
+    if 0xD800 <= code <= 0xDFFF:  # a lone surrogate, which no output can contain
         code = 0xFFFD
-    # never \x: xgrammar takes any hexadecimal digits that follow for part of the number
+    # never \x: xgrammar reads all following hexadecimal digits as part of the number
     return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

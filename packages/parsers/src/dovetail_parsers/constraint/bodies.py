@@ -1,4 +1,4 @@
-"""Grammars of bodies: whole calls as JSON or Python, arguments as JSON."""
+"""Grammars of bodies: complete calls as JSON or Python, and arguments as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,14 +38,14 @@ _KEYWORD = sequence(Chars(_LETTERS), repeat(Chars((("0", "9"), *_LETTERS))))
 
 @dataclass(frozen=True)
 class GuidedTool:
-    """A tool by the name that the model knows, and the schema of what it is shown."""
+    """A tool with the name and schema that the model sees."""
 
     name: str
     schema: Schema
 
 
 def to_guided_tool(spec: ToolSpec) -> GuidedTool:
-    """A custom tool takes one string, with its grammar as a keyword of that string's schema."""
+    """Convert a tool. The grammar of a custom tool becomes a keyword of its string's schema."""
     schema = spec.model_parameters
     if spec.custom and spec.grammar is not None:
         schema = {
@@ -56,18 +56,18 @@ def to_guided_tool(spec: ToolSpec) -> GuidedTool:
 
 
 def arguments_grammar(body: Body, tool: GuidedTool, rules: Rules) -> Node:
-    """The arguments of a call whose name stands before them."""
+    """Return the grammar of the arguments of a call whose name precedes them."""
     if isinstance(body, TagTree):
         return tree_arguments_grammar(body, tool.schema, rules)
     if isinstance(body, JsonBody):
         return ValueGrammar(tool.schema, dialect_notation(body.dialect), rules).arguments(
             tool.schema
         )
-    raise Unsupported(f"no grammar for arguments written as {type(body).__name__}")
+    raise Unsupported(f"guided decoding does not support arguments as {type(body).__name__}")
 
 
 def calls_grammar(body: Body, tools: Sequence[GuidedTool], rules: Rules, parallel: bool) -> Node:
-    """All that one body may hold: a call of one of the tools, or several."""
+    """Return the grammar of one body: one call of one of the tools, or several calls."""
     if isinstance(body, Envelope):
         one = rules.share("call", choice(*(_envelope(body, tool, rules) for tool in tools)))
         brackets, comma = ("[", "]") if body.many else ("", ""), _COMMA
@@ -76,7 +76,7 @@ def calls_grammar(body: Body, tools: Sequence[GuidedTool], rules: Rules, paralle
         brackets = ("[", "]") if body.brackets else ("", "")
         comma = _COMMA if body.brackets else text("\n")
     else:
-        raise Unsupported(f"no grammar for calls written as {type(body).__name__}")
+        raise Unsupported(f"guided decoding does not support calls as {type(body).__name__}")
     more = repeat(sequence(comma, one)) if parallel and body.holds_many else text("")
     return sequence(text(brackets[0]), one, more, text(brackets[1]))
 
@@ -122,7 +122,7 @@ def _python_call(tool: GuidedTool, rules: Rules) -> Node:
 
 
 def _any_keywords(values: ValueGrammar, schema: object) -> Node:
-    """Arguments of any name."""
+    """Arguments with arbitrary names."""
     value = values.value(schema) if isinstance(schema, Mapping) else values.any_value()
     one = sequence(_KEYWORD, text("="), value)
     return optional(sequence(one, repeat(sequence(_COMMA, one))))

@@ -1,4 +1,4 @@
-"""The grammar of calls, generated from a family's table as the writer writes them."""
+"""The grammar of calls, generated from a family's table in the form that the writer uses."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from dovetail_parsers.grammar import Channel, Mode, ToolFormat
 
 
 class CallGrammar:
-    """The calls of one table, from `entry` on."""
+    """The calls of one table, starting at `entry`."""
 
     __slots__ = ("_entry", "_rules", "_walk")
 
@@ -20,7 +20,7 @@ class CallGrammar:
         self._rules = rules
 
     def build(self, tools: Sequence[GuidedTool], parallel: bool) -> Node:
-        """One call of one of the tools, or several, with all that the format puts around them."""
+        """Return the grammar of one call, or several, including the format's framing."""
         head, first = self._walk.path_to(self._entry, _begins_call)
         body = self._walk.modes[first].body
         if body is None:
@@ -36,7 +36,7 @@ class CallGrammar:
         return sequence(head, one, more, self._leave(behind))
 
     def _named(self, name_mode: str, tools: Sequence[GuidedTool]) -> tuple[Node, str]:
-        """From the name to the end of the call. Every tool's call ends in the same mode."""
+        """Return the grammar from the name to the end of a call. All calls end in the same mode."""
         spell = self._walk.modes[name_mode].spell
         calls: list[Node] = []
         behind = ""

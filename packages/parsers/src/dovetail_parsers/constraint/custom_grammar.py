@@ -1,8 +1,8 @@
-"""A custom tool's own grammar: the subset of Lark that such tools use.
+"""The grammar of a custom tool: the subset of Lark that such tools use.
 
-Rules and terminals alike become rules; they are about characters. What is beyond this (`%ignore`,
-flags, look-around, left recursion) is not enforced. The text is written as a family writes
-strings: raw, up to a closer that must not be in it, or as the inside of a JSON string.
+Rules and terminals both become rules over characters. Other features (`%ignore`, flags,
+look-around, left recursion) are not enforced. The text is written as the family writes strings:
+raw, up to a closer that must not occur in it, or as the inside of a JSON string.
 """
 
 import json
@@ -24,7 +24,7 @@ from dovetail_parsers.constraint.nodes import (
 from dovetail_parsers.constraint.pattern import PatternReader, UnsupportedPattern, may_be_empty
 from dovetail_parsers.constraint.style import TextStyle
 
-#: The keyword of a string's schema that holds a grammar.
+#: The keyword in a string's schema that contains a grammar.
 GRAMMAR_KEYWORD = "x-lark"
 
 _MAX_GRAMMAR_CHARS = 20_000
@@ -48,7 +48,7 @@ _ANY = Chars((("\n", "\n"),), negated=True)
 
 
 def parse_lark_grammar(definition: object, style: TextStyle, rules: Rules) -> Node | None:
-    """What the grammar lets through; None, and a note, if it is beyond what is read here."""
+    """Convert the grammar; None, with a note, if it uses unsupported features."""
     try:
         if not isinstance(definition, str) or len(definition) > _MAX_GRAMMAR_CHARS:
             raise UnsupportedPattern
@@ -167,7 +167,7 @@ class _Regex(PatternReader):
 
 
 def _definitions(grammar: str) -> Iterator[tuple[str, str]]:
-    """Names and their expressions. Lines that begin with a bar go on."""
+    """Yield names and their expressions. Lines that start with a bar continue an expression."""
     for common, pattern in _imports(grammar):
         yield common, f"/{pattern}/"
     name, expression = "", ""
@@ -216,7 +216,7 @@ def _unescaped(token: str) -> str:
 
 
 def _firsts(node: Node, rules: dict[str, Node]) -> set[str]:
-    """The rules that a text of this node may begin with."""
+    """Return the rules that a text of this node may start with."""
     found: set[str] = set()
     todo = [node]
     while todo:

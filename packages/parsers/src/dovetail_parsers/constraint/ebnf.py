@@ -1,6 +1,6 @@
 """Grammars in xgrammar's EBNF: GBNF with tokens by id, and with a keyword for free text.
 
-A token matches its characters there too, so that free text must not hold a marker's spelling.
+A token also matches its characters there, so free text must not contain a marker's spelling.
 """
 
 import json
@@ -25,10 +25,10 @@ def write_ebnf(spec: GrammarSpec) -> str:
 
 class _EbnfWriter(RuleWriter):
     def token(self, token: Token) -> str:
-        """A rule, with a second way that leads nowhere and spells the id.
+        """Add a rule for a token, with a second, unreachable alternative that spells the id.
 
-        The engine (0.2.8) keeps masks of rules that look the same, whatever their tokens, for
-        later grammars too: so rules of different tokens must not look the same.
+        The engine (0.2.8) caches masks of rules by their structure, regardless of their tokens, and
+        reuses them for later grammars: rules of different tokens must therefore differ.
         """
         name = f"token-{token.id}"
         self.lines["never"] = r"[^\u0000-\U0010FFFF]"
@@ -47,7 +47,7 @@ class _EbnfWriter(RuleWriter):
 
 
 def _split_at_stop(free: FreeText) -> Node:
-    """Text that holds no stop, then a stop."""
+    """Text without a stop, followed by a stop."""
     never = dict.fromkeys((*map(_non_overlapping, free.stops), *free.never))
     body: Node = FreeText(never=tuple(never))
     if free.not_first:
@@ -56,7 +56,7 @@ def _split_at_stop(free: FreeText) -> Node:
 
 
 def _non_overlapping(stop: str) -> str:
-    """The stop, or its beginning if it ends as it begins: two may not overlap."""
+    """Return the stop, or its beginning if it ends as it starts: two stops must not overlap."""
     border = next((n for n in range(len(stop) - 1, 0, -1) if stop.endswith(stop[:n])), 0)
     return stop[: len(stop) - border]
 

@@ -1,4 +1,4 @@
-"""Grammars in GBNF, the notation of llama.cpp. Free text is an automaton, a rule per state."""
+"""Grammars in GBNF, the notation of llama.cpp. Free text is an automaton with a rule per state."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from dovetail_parsers.constraint.nodes import FreeText, GrammarSpec, Token
 
 @dataclass(frozen=True)
 class AutomatonState:
-    """`moves` leads on, character by character; every other character leads to the first state.
+    """A state. `moves` maps characters to states; other characters lead to the first state.
 
-    A move to None ends the text: a stop is complete. A character in `forbidden` is not allowed.
+    A move to None ends the text: a stop is complete. Characters in `forbidden` are not allowed.
     """
 
     moves: dict[str, int | None]
@@ -18,13 +18,13 @@ class AutomatonState:
 
 
 def first_state(free: FreeText, state: AutomatonState) -> AutomatonState:
-    """The first state as it is before anything was read."""
+    """Return the first state as it is before any character was read."""
     moves = {char: to for char, to in state.moves.items() if char not in free.not_first}
     return AutomatonState(moves, state.forbidden | frozenset(free.not_first))
 
 
 def build_automaton(free: FreeText) -> list[AutomatonState]:
-    """The states, the first one first."""
+    """Return the states, starting with the first one."""
     markers = [*free.stops, *free.never]
     numbers = {prefix: i for i, prefix in enumerate(_prefixes(markers))}
     alphabet = sorted({char for marker in markers for char in marker})
@@ -32,7 +32,7 @@ def build_automaton(free: FreeText) -> list[AutomatonState]:
 
 
 def _prefixes(markers: list[str]) -> list[str]:
-    """Every proper beginning of a marker that holds no whole one, the empty one first."""
+    """Return every proper prefix of a marker that contains no full one, the empty one first."""
     found = {"": None} | {marker[:i]: None for marker in markers for i in range(len(marker))}
     return [prefix for prefix in found if not any(marker in prefix for marker in markers)]
 
@@ -64,7 +64,7 @@ class _GbnfWriter(RuleWriter):
         return f"<[{token.id}]>"
 
     def free(self, name: str, free: FreeText) -> str:
-        """The rules go on at their ends only."""
+        """Add the rules of the automaton. They recurse only at their ends."""
         states = build_automaton(free)
         for number, state in enumerate(states):
             self.lines[f"{name}-{number}"] = _transitions(name, state, ends=not free.stops)
@@ -81,7 +81,7 @@ def _transitions(name: str, state: AutomatonState, ends: bool) -> str:
         targets[target] = targets.get(target, "") + char
     elsewhere = (
         "".join(sorted({*state.moves, *state.forbidden})) or "\0"
-    )  # an empty class is no class
+    )  # an empty class is invalid
     ways = [char_class(single_char_ranges(elsewhere), negated=True) + f" {name}-0"]
     for target, chars in targets.items():
         ways.append(

@@ -1,4 +1,4 @@
-"""Guided decoding: the constraints of a request as a grammar for the engine."""
+"""Guided decoding: convert the constraints of a request to a grammar for the engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,22 +56,22 @@ def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes
     syntax: Syntax = "gbnf",
     tokens: Mapping[str, int] = _NO_TOKENS,
 ) -> GuidedGrammar | None:
-    """Build the grammar that the output must follow, or None for a request without constraints.
+    """Build the grammar that the output must follow; None for a request without constraints.
 
     `in_reasoning`: the prompt ended inside an open reasoning span.
-    `allow_reasoning`: the model may open one.
-    `tokens`: the spelling and the id of every control token of the vocabulary; a marker that is
-    one has to be written as that token. The same request gives the same text. Raises
-    `InvalidRequest` for a choice that the tools cannot meet, `Unsupported` for a family that has
-    no grammar, or an unknown syntax.
+    `allow_reasoning`: the model may open a reasoning span.
+    `tokens`: the spelling and id of every control token of the vocabulary; a marker that is a
+    control token must be generated as that token. The same request always returns the same text.
+    Raises `InvalidRequest` for a tool choice that the tools cannot satisfy, and `Unsupported` for
+    a family without a grammar or an unknown syntax.
     """
     if syntax not in _WRITERS:
-        raise Unsupported(f"no grammar can be written as {syntax!r}")
+        raise Unsupported(f"unknown grammar syntax {syntax!r}")
     specs = _callable_tools(tuple(map(to_tool_spec, tools)), choice)
     if not _is_constrained(specs, choice, output):
         return None
     if find_plugin(tool_parser) or find_plugin(reasoning_parser):
-        raise Unsupported(f"the parser {tool_parser!r} has no grammar for guided decoding")
+        raise Unsupported(f"the parser {tool_parser!r} does not support guided decoding")
     rules = Rules()
     table = load_grammar(tool_parser, reasoning_parser)
     layout: OutputLayout = (
@@ -83,14 +83,17 @@ def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes
 
 
 def _callable_tools(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:
-    """The tools that may be called."""
+    """Return the tools that may be called."""
     if choice.mode == "named":
         named = tuple(spec for spec in specs if choice.name in (spec.name, spec.model_name))
         if not named:
-            raise InvalidRequest(f"no tool is named {choice.name!r}", param="tool_choice")
+            raise InvalidRequest(
+                f"tool_choice: there is no tool named {choice.name!r}", param="tool_choice"
+            )
         return named[:1]
     if choice.mode == "required" and not specs:
-        raise InvalidRequest("a call is required, but there are no tools", param="tool_choice")
+        message = "tool_choice: requires a tool call, but there are no tools"
+        raise InvalidRequest(message, param="tool_choice")
     return specs
 
 
@@ -104,7 +107,7 @@ def _is_constrained(specs: tuple[ToolSpec, ...], choice: ToolChoice, output: Out
 
 
 class _OutputGrammar:
-    """Compose the grammar of an output from the parts of a layout."""
+    """Composes the grammar of an output from the parts of a layout."""
 
     __slots__ = ("_allow_reasoning", "_in_reasoning", "_layout", "_rules")
 

@@ -1,12 +1,12 @@
 """Grammars in Lark, as llguidance reads it.
 
-That engine splits text into terminals before it looks at rules, and never goes back. So all
-that can be one regular expression is one terminal, however long: only tokens and schemas that
-refer to themselves are left to rules. Its terminals know intersection and complement, which
-say what free text is. Plain text never matches a token there.
+That engine splits text into terminals before it applies rules, and does not backtrack. Therefore
+everything that can be one regular expression is one terminal, however long; rules are used only for
+tokens and recursive schemas. Its terminals support intersection and complement, which define free
+text. Plain text never matches a token there.
 
-Where tokens follow, a text that ends with a marker is a lazy terminal of its own: the engine
-(1.7) fails on a token behind a terminal that ends by a complement.
+If tokens follow, a text that ends with a marker is a separate lazy terminal: the engine (1.7) fails
+on a token after a terminal that ends by a complement.
 """
 
 import json
@@ -63,7 +63,7 @@ class _LarkWriter:
     # Rules
 
     def _rule(self, node: Node) -> str:
-        """As part of a rule. What is regular is one terminal."""
+        """Write a node as part of a rule. Regular parts are one terminal."""
         if self._is_regular(node):
             return self._terminal(node)
         match node:
@@ -166,7 +166,7 @@ def _repetition(min_count: int, max_count: int | None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As JSON. Servers take a text with `::=` in it for another notation."""
+    """Quote as JSON. Servers mistake a text that contains `::=` for another notation."""
     whole = "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
     quoted = json.dumps(whole, ensure_ascii=False).replace("\x7f", r"\u007f")
     return quoted.replace("::=", r":\u003a=")
@@ -185,14 +185,14 @@ def _member(char: str) -> str:
 
 
 def _irregular(rules: dict[str, Node], lazy: bool) -> frozenset[str]:
-    """The rules that hold what is no part of a terminal, or themselves, or refer to one."""
+    """Return the rules that no terminal can contain: with tokens, recursion, or such rules."""
     left = {name: _references(node) for name, node in rules.items() if not _holds(node, (), lazy)}
     users: dict[str, list[str]] = {}
     for name, references in left.items():
         for one in references:
             users.setdefault(one, []).append(name)
     regular = [name for name, references in left.items() if not references]
-    for name in regular:  # grows: a rule is regular once all that it refers to is
+    for name in regular:  # grows: a rule is regular once all rules it refers to are
         for user in users.get(name, ()):
             left[user].discard(name)
             if not left[user]:
@@ -214,7 +214,7 @@ def _references(node: Node) -> set[str]:
 
 
 def _holds(node: Node, rules: Iterable[str], lazy: bool) -> bool:
-    """Whether a node holds a token or a lazy text, or refers to one of the rules."""
+    """Return whether a node contains a token or lazy text, or refers to one of the rules."""
     match node:
         case Token():
             return True

@@ -1,4 +1,4 @@
-"""The layouts of outputs as grammars: reasoning, prose, calls, structured output."""
+"""Grammars of the parts of an output: reasoning, prose, calls, structured output."""
 
 from collections import abc
 from typing import Protocol
@@ -22,7 +22,7 @@ from dovetail_parsers.constraint.nodes import (
 )
 from dovetail_parsers.grammar import Channel, Grammar
 
-#: Framing between reasoning and what follows it. Bounded: models can repeat white space forever.
+#: Framing between reasoning and what follows it. Bounded, since models can loop on white space.
 GAP = repeat(text("\n"), 0, 2)
 _WHITESPACE = " \t\r\n"
 
@@ -34,7 +34,7 @@ class OutputLayout(Protocol):
     """
 
     def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
-        """The reasoning span before visible output, if the model may write one."""
+        """The reasoning span before visible output, if the model may generate one."""
 
     def calls(self, tools: abc.Sequence[GuidedTool], parallel: bool) -> Node:
         """One call, or several."""
@@ -45,7 +45,7 @@ class OutputLayout(Protocol):
     def prose(
         self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool
     ) -> Node:
-        """Free output, with calls only as given, or with none."""
+        """Free output, only with the given calls, or without calls."""
 
 
 class TableLayout:
@@ -65,14 +65,14 @@ class TableLayout:
             if modes[edge.mode].channel is not Channel.TEXT
         ]
         self._openers = tuple(dict.fromkeys(mark for mark, edge in edges if not edge.peek))
-        # Where output may begin with a call that no marker announces: its first character.
+        # First characters of calls that start the output without a marker.
         self._starts = "".join(dict.fromkeys(mark[0] for mark, edge in edges if edge.peek))
 
     def reasoning(self, in_reasoning: bool, allow_reasoning: bool) -> Node:
         form = self._table.reasoning
         if form is None or not (in_reasoning or allow_reasoning):
             return EMPTY
-        # a call or a frame inside reasoning would end it, so reasoning ends before
+        # a call or frame marker inside reasoning would end it, so it is excluded
         others = (
             mark for mark in self._table.states["reasoning"].edges if mark not in form.closers
         )
@@ -84,7 +84,7 @@ class TableLayout:
     def calls(self, tools: abc.Sequence[GuidedTool], parallel: bool) -> Node:
         table = self._table
         if table.tools is None:
-            raise Unsupported("guided tool calls need a tool parser, and this model has none")
+            raise Unsupported("guided tool calls require a tool parser, but the model has none")
         return CallGrammar(table.name, table.tools, table.entry, self._rules).build(tools, parallel)
 
     def structured_output(self, form: Node) -> Node:
@@ -108,7 +108,7 @@ class TableLayout:
         return sequence(begin, plain if calls is None else choice(calls, plain))
 
     def _until(self, calls: Node) -> tuple[Node, ...]:
-        """Text that ends where the calls begin: with their first marker, and then the rest."""
+        """Text up to the first marker of the calls, followed by the rest of the calls."""
         parts = calls.parts if isinstance(calls, Sequence) else (calls,)
         first = parts[0]
         if not isinstance(first, Marker):

@@ -1,4 +1,4 @@
-"""Members in a fixed order, some of which may be left out: keys of an object, parameters."""
+"""Members in a fixed order, some of them optional: keys of an object, or parameters."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class ObjectMember:
 
 @dataclass(frozen=True)
 class MemberDelimiters:
-    """What stands around members: before the first, between two, behind the last, and alone."""
+    """Delimiters: before the first member, between two, after the last, and without members."""
 
     first: Node = EMPTY
     between: Node = EMPTY
@@ -29,7 +29,7 @@ class MemberDelimiters:
 
 
 def ordered_members(members: list[ObjectMember], frame: MemberDelimiters, rules: Rules) -> Node:
-    """The members in their order. The size grows with their number, not with its square."""
+    """Return the members in order. The size is linear in their number, not quadratic."""
     starts: list[Node] = []
     must = next((i for i, member in enumerate(members) if member.required), len(members))
     rests = _rests(members, frame, rules)
@@ -41,10 +41,10 @@ def ordered_members(members: list[ObjectMember], frame: MemberDelimiters, rules:
 
 
 def _rests(members: list[ObjectMember], frame: MemberDelimiters, rules: Rules) -> list[Node]:
-    """For each place, what may follow from there on once something stands before it.
+    """Return for each position what may follow, once a member precedes it.
 
-    The end is part of it: an engine that reads terminals must see it next to a member that may be
-    left out, or it takes the beginning that they have in common for that member's.
+    The end is included: an engine that matches terminals must see it next to an optional member,
+    otherwise it takes their common prefix for the member's.
     """
     rest = frame.end
     rests = [rest]

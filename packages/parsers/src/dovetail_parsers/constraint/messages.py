@@ -1,7 +1,7 @@
-"""Families that write messages with headers: reasoning, text and calls, each in its own message.
+"""Families that write messages with headers: reasoning, text and calls in separate messages.
 
-Their headers cannot be generated from the tables, so they are repeated here; a test compares
-them with what the families' writers write. The last message's end may be missing: it is the
+Their headers cannot be generated from the tables, so they are repeated here; a test compares them
+with the output of the families' writers. The end of the last message may be missing: it is the
 token that ends the turn, which engines do not return.
 """
 
@@ -27,10 +27,10 @@ from dovetail_parsers.grammar import Grammar
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """How a family opens its messages. `call` holds the tool's name where `{}` stands.
+    """How a family opens its messages. In `call`, `{}` is replaced by the tool's name.
 
-    `end` closes a message, `join` leads to the next, `last` closes the turn; `call_end` a call.
-    `mode` is where a call's own table begins, if it has one.
+    `end` closes a message, `join` leads to the next, `last` closes the turn, `call_end` a call.
+    `mode` is the mode in which a call's own table starts, if it has one.
     """
 
     reasoning: str
@@ -109,7 +109,7 @@ class MessageLayout:
     def prose(
         self, calls: Node | None, parallel: bool, in_reasoning: bool, allow_reasoning: bool
     ) -> Node:
-        """Messages that are no calls, then the calls or a message that ends the turn."""
+        """Messages other than calls, then the calls or a message that ends the turn."""
         kinds = [self._format.text, *([self._format.reasoning] if allow_reasoning else [])]
         message = sequence(choice(*map(marker, kinds)), self._body(), self._join())
         unended = sequence(
@@ -120,7 +120,7 @@ class MessageLayout:
         return sequence(before, repeat(message), optional(end))
 
     def _body(self) -> Node:
-        """A message's text and its end; no other message inside."""
+        """A message's text and its end, without another message inside."""
         end = self._format.end
         return FreeText(stops=(end,), never=tuple(m for m in self._markers() if m != end))
 

@@ -1,8 +1,8 @@
 """Grammars of outputs, before they are written in an engine's notation.
 
-A grammar is context-free, with two additions that engines spell differently: text that
-runs up to a marker, and literals that are markers (special tokens, in many vocabularies).
-Everything is a frozen value, so equal parts are found to be equal and written once.
+A grammar is context-free, with two additions that engines write differently: text up to a marker,
+and literals that are markers (special tokens in many vocabularies). All nodes are frozen values, so
+equal parts are written once.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """These characters."""
+    """Literal characters."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A marker of the family: these characters, perhaps as a special token."""
+    """A marker of the family: literal characters, possibly a special token."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of the vocabulary by its id; its spelling in characters will not do."""
+    """A token of the vocabulary by its id, which does not match its spelling in characters."""
 
     text: str
     id: int
@@ -33,7 +33,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of these ranges, or of none of them."""
+    """One character in these ranges, or outside of them if negated."""
 
     ranges: tuple[tuple[str, str], ...]
     negated: bool = False
@@ -51,7 +51,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`max_count` is None where there is no limit."""
+    """`max_count` is None if there is no limit."""
 
     part: "Node"
     min_count: int
@@ -60,16 +60,16 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A rule by its name."""
+    """A reference to a rule by its name."""
 
     rule: str
 
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """Any text up to and with the first of `stops`, none of `never` in it.
+    """Any text up to and including the first of `stops`, without any of `never` in it.
 
-    Without `stops` it may end anywhere. It does not begin with a character of `not_first`.
+    Without `stops` it may end anywhere. It does not start with a character of `not_first`.
     """
 
     stops: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ EMPTY = Sequence(())
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """A whole output: `root`, and the rules that it refers to."""
+    """The grammar of an output: `root`, and the rules that it refers to."""
 
     root: Node
     rules: "Rules"
@@ -92,9 +92,9 @@ class GrammarSpec:
 
 @dataclass
 class Rules:
-    """Rules by name. The same content gets the same name.
+    """Rules by name. Equal content gets the same name.
 
-    `notes` say what was demanded and could not be expressed, each once, for the client to see.
+    `notes` list requested constraints that could not be expressed, each once, for the client.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Rules:
     _names: dict[Node, str] = field(default_factory=dict)
 
     def share(self, hint: str, node: Node) -> Node:
-        """A reference to a rule with this content; small parts stay where they are."""
+        """Return a reference to a rule with this content; small parts are inlined."""
         if isinstance(node, Text | Marker | Token | Chars | Ref) or node == EMPTY:
             return node
         name = self._names.get(node)
@@ -115,7 +115,7 @@ class Rules:
         self.notes[what] = None
 
     def reserve(self, hint: str) -> str:
-        """A new name, for a rule that will refer to itself."""
+        """Return a new name, for a rule that refers to itself."""
         name = f"{hint}-{len(self.nodes)}"
         self.nodes[name] = EMPTY
         return name
@@ -125,7 +125,7 @@ class Rules:
         return Ref(name)
 
     def define_once(self, name: str, build: Callable[[], Node]) -> Node:
-        """The rule of this name, built when first needed. It may refer to itself."""
+        """Return the rule of this name, built on first use. It may refer to itself."""
         if name not in self.nodes:
             self.nodes[name] = EMPTY
             self.define(name, build())
@@ -146,7 +146,7 @@ def _flatten(parts: Iterable[Node]) -> Iterator[Node]:
 
 
 def choice(*options: Node) -> Node:
-    """One of these, each once, in the order given."""
+    """Return one of these options, without duplicates, in the given order."""
     flat: dict[Node, None] = {}
     for option in options:
         flat |= dict.fromkeys(option.options if isinstance(option, Choice) else (option,))
@@ -174,9 +174,9 @@ def any_of(characters: str) -> Chars:
 
 
 def non_empty_text(never: tuple[str, ...], not_first: str = "") -> Node:
-    """Some text that holds none of `never`, and begins with no character of `not_first`.
+    """Non-empty text without any of `never`, not starting with a character of `not_first`.
 
-    Where it begins as something forbidden does, the second character settles that it is not.
+    If it starts like a forbidden text, the second character decides that it is not one.
     """
     starts = "".join(dict.fromkeys(marker[0] for marker in never))
     seconds = "".join(dict.fromkeys(marker[1:2] for marker in never))
@@ -190,5 +190,5 @@ def non_empty_text(never: tuple[str, ...], not_first: str = "") -> Node:
 
 
 def _none_of(chars: str) -> Chars:
-    """No class is empty: a character that no output holds stands for none."""
+    """Exclude characters; an empty set excludes a character that never occurs instead."""
     return Chars(tuple((char, char) for char in dict.fromkeys(chars or "\0")), negated=True)

@@ -20,7 +20,7 @@ from dovetail_parsers.constraint.nodes import (
     text,
 )
 
-# Bounded: models that lose their way repeat digits without end.
+# Bounded: models that fail repeat digits without end.
 _DIGIT = Chars((("0", "9"),))
 _COUNTING = sequence(Chars((("1", "9"),)), repeat(_DIGIT, 0, 39))
 _FRACTION = sequence(text("."), repeat(_DIGIT, 1, 39))
@@ -32,9 +32,9 @@ NUMBER = sequence(optional(text("-")), POSITIVE)
 
 _HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))
 _ESCAPE = sequence(text("\\"), choice(any_of('"\\/bfnrt'), sequence(text("u"), repeat(_HEX, 4, 4))))
-#: A character of a JSON string that stands for itself.
+#: A character of a JSON string that is not escaped.
 PLAIN = Chars((('"', '"'), ("\\", "\\"), ("\0", "\x1f")), negated=True)
-# Runs of plain characters, not characters that are plain or not: xgrammar needs 100 ms for a mask
+# Runs of plain characters instead of a choice for each character: xgrammar needs 100 ms for a mask
 # of the latter, and 0.1 ms for one of the former.
 _PLAIN_RUN = repeat(PLAIN)
 _JSON_STRING = sequence(text('"'), _PLAIN_RUN, repeat(sequence(_ESCAPE, _PLAIN_RUN)), text('"'))
@@ -46,8 +46,8 @@ _BARE_KEY = Chars((("0", "9"), ("A", "Z"), ("a", "z"), *((c, c) for c in "_$.-/@
 
 @dataclass(frozen=True)
 class Notation:
-    """`literal` writes a constant, `key` a key. One space may follow a colon or a comma, where
-    the notation has any: more would be room for a model to get lost in.
+    """`literal` writes a constant, `key` a key. One space may follow a colon or comma, if the
+    notation has any: with more, a model could loop on white space.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Notation:
     literal: Callable[[Any], Node]
     space: Node
     words: tuple[str, str, str] = ("true", "false", "null")
-    quoted: bool = True  # strings are written as JSON writes them
+    quoted: bool = True  # strings are written as in JSON
     quote: str = '"'
 
 
@@ -87,7 +87,7 @@ PYTHON = Notation(
 
 
 def dialect_notation(dialect: Dialect) -> Notation:
-    """The notation of a dialect of JSON."""
+    """Return the notation of a dialect of JSON."""
     if not dialect.quote:
         return JSON
     return Notation(
@@ -103,6 +103,6 @@ def dialect_notation(dialect: Dialect) -> Notation:
 
 
 def _delimited(value: Any, dialect: Dialect) -> Node:
-    """A constant, written as the value of some key and cut out again."""
+    """Write a constant: written as the value of a key, from which it is then extracted."""
     written = write_dialect(_dump({"k": value}), dialect)
     return text(written[len("{k:") : -1])

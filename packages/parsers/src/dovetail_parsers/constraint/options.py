@@ -1,4 +1,4 @@
-"""A JSON schema taken apart: the constants and the single-typed schemas that it allows."""
+"""Split a JSON schema into the constants and single-typed schemas that it allows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dovetail_parsers.arguments.schema import ANY, Schema, json_type, resolve_re
 
 _COMBINED = ("anyOf", "oneOf")
 _ANNOTATION_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
-_MAX_STEPS = 20_000  # a few lines of references can describe more than any engine could hold
+_MAX_STEPS = 20_000  # a few lines of references can describe more than any engine could store
 _MAX_DEPTH = 64
 
 
@@ -19,7 +19,7 @@ class ConstantOption:
 
 @dataclass(frozen=True)
 class TypedOption:
-    """A schema of one type, references and combinations resolved. `any`: it does not say."""
+    """A schema of one type, with references and combinations resolved. `any`: no type given."""
 
     kind: str
     schema: Schema
@@ -29,7 +29,7 @@ Option = ConstantOption | TypedOption
 
 
 class SchemaReader:
-    """Reads the schemas under one root, up to a limit: beyond it a schema says nothing."""
+    """Reads the schemas under one root, up to a limit: schemas beyond it allow any value."""
 
     __slots__ = ("_steps_left", "root")
 
@@ -39,15 +39,15 @@ class SchemaReader:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the limit was reached: some schema was not read."""
+        """Whether the limit was reached, so that some schema was not read."""
         return self._steps_left <= 0
 
     def options(self, schema: Schema) -> list[Option]:
-        """Every way in which a value may satisfy the schema, as far as we can tell."""
+        """Return every known way in which a value may satisfy the schema."""
         return list(self._options(schema, ())) or [TypedOption("any", {})]
 
     def _options(self, schema: Schema, around: tuple[int, ...]) -> Iterator[Option]:
-        """`around` are the schemas of which this one is an alternative: no news if it is one."""
+        """`around` are the schemas that contain this one as an alternative, to detect recursion."""
         schema = self.resolve(schema)
         if id(schema) in around:
             return
@@ -65,7 +65,7 @@ class SchemaReader:
         yield from _simple(schema)
 
     def resolve(self, schema: Schema, depth: int = 0) -> Schema:
-        """The schema with what it refers to, and all that it must satisfy, merged into it."""
+        """Return the schema merged with its references and all that it must satisfy."""
         self._steps_left -= 1
         if depth > _MAX_DEPTH or self._steps_left <= 0:
             return {}
@@ -80,10 +80,10 @@ class SchemaReader:
 
 
 def merge_schemas(one: Schema, other: Schema) -> Schema:
-    """Both at once: properties and required keys of both; else the first that says something.
+    """Merge two schemas: properties and required keys of both, other keywords of the first.
 
-    The other itself, where the first says nothing: a schema that refers to itself is then met
-    again as the same object, and found to be so.
+    If the first is empty, return the other itself: a recursive schema is then the same object
+    again and is detected.
     """
     if one.keys() <= _ANNOTATION_KEYWORDS:
         return other
@@ -97,16 +97,16 @@ def merge_schemas(one: Schema, other: Schema) -> Schema:
 
 
 def properties(schema: Schema) -> Mapping[str, Any]:
-    """The properties that a schema names, its required ones among them."""
+    """Return the properties that a schema names, including required ones."""
     named = schema.get("properties")
     found = dict(named) if isinstance(named, Mapping) else {}
     return found | {name: {} for name in required_keys(schema) if name not in found}
 
 
 def has_open_keys(schema: Schema) -> bool:
-    """Whether an object's keys are left open: no property is named, and others are not forbidden.
+    """Return whether an object's keys are open: none is named, and others are not forbidden.
 
-    An empty list of properties that says nothing of others means an object without any.
+    An empty `properties` without a statement on others means an object without any.
     """
     if properties(schema):
         return False

@@ -1,4 +1,4 @@
-"""Parameters in tags: each by its name, its value between what the table puts around it."""
+"""Grammars of parameters in tags: each with its name and its delimited value."""
 
 from collections.abc import Iterator, Mapping
 
@@ -28,7 +28,7 @@ _ANY_KEY = repeat(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "
 def parameters_grammar(
     walk: TableWalk, name_mode: str, tool: GuidedTool, rules: Rules
 ) -> tuple[Node, str]:
-    """All that follows a tool's name up to the end of the call, and where it leads."""
+    """Return the grammar from a tool's name to the end of the call, and the mode after it."""
     return _Parameters(walk, tool, rules).build(name_mode)
 
 
@@ -56,7 +56,7 @@ class _Parameters:
         return choice(*lists), behind
 
     def _list(self, option: TypedOption, frame: MemberDelimiters) -> Node:
-        """The parameters in the order of the schema; any, where it names none."""
+        """The parameters in the order of the schema; any parameters if it names none."""
         named = properties(option.schema)
         if has_open_keys(option.schema):
             others = option.schema.get("additionalProperties")
@@ -72,7 +72,7 @@ class _Parameters:
         return ordered_members(members, frame, self._rules)
 
     def _parameter(self, key: Node, schema: object) -> Node:
-        """A key and its value. Formats that say a value's type have a way for each."""
+        """A key and its value. Formats with typed values have one path per type."""
         groups: dict[tuple[Node, str], list[Option]] = {}
         options = self._values.options(schema if isinstance(schema, Mapping) else {})
         for option in _each_kind(options):
@@ -96,7 +96,7 @@ class _Parameters:
         return sequence(raw_value(options, closers, self._values, never), text(edge.pad))
 
     def _longer_openers(self) -> Iterator[str]:
-        """What would make another marker of the one that leads to a value, behind it."""
+        """Yield the suffixes that would turn the marker before a value into another marker."""
         marks = self._walk.modes[self._key_mode].edges
         for mark in marks:
             longer = (other[len(mark) :].strip() for other in marks if other.startswith(mark))
@@ -108,7 +108,7 @@ class _Parameters:
 
 
 def _each_kind(options: list[Option]) -> list[Option]:
-    """The options, with a value of any type taken apart."""
+    """Return the options, with a value of any type split into one option per type."""
     anything: Schema = {}
     found: list[Option] = []
     for option in options:
@@ -120,7 +120,7 @@ def _each_kind(options: list[Option]) -> list[Option]:
 
 
 def _kind(option: Option) -> str:
-    """The type's name as the writer knows it."""
+    """Return the type's name as the writer knows it."""
     kind = json_type(option.value) if isinstance(option, ConstantOption) else option.kind
     return "number" if kind == "integer" else kind
 

@@ -1,7 +1,7 @@
-"""Strings that must match a pattern: the part of regular expressions that schemas really use.
+"""Strings that must match a pattern: the subset of regular expressions that schemas use.
 
-Anchored patterns of literals, classes, groups, alternatives and bounded or unbounded repetition.
-A pattern with anything else is not enforced.
+Supported are anchored patterns of literals, classes, groups, alternatives and repetition, bounded
+or not. A pattern with other features is not enforced.
 """
 
 from dovetail_parsers.arguments.schema import Schema
@@ -33,16 +33,16 @@ _ESCAPABLE = frozenset("\\/.*+?()[]{}|^$-")
 _SPECIAL = frozenset("\\*+?()[]{}|^$.")
 _NEVER_PLAIN = ('"', "\\")  # in a JSON string
 _MAX_REPETITIONS = 100  # repetitions that are counted
-_MAX_WEIGHT = 1_000  # characters, repetitions written out: engines choke on many more
+_MAX_WEIGHT = 1_000  # characters with repetitions expanded: engines fail on many more
 _MAX_PATTERN_CHARS = 400
 
 
 class UnsupportedPattern(Exception):
-    """The pattern is beyond what is read here."""
+    """The pattern uses unsupported features."""
 
 
 def string_pattern(schema: Schema) -> Node | None:
-    """The string, quotes and all, that the schema's pattern or format allows; None if any."""
+    """Return the quoted string that the schema's pattern or format allows; None if any."""
     pattern = schema.get("pattern") or _FORMATS.get(str(schema.get("format")))
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN_CHARS:
         return None
@@ -55,7 +55,7 @@ def string_pattern(schema: Schema) -> Node | None:
 
 
 class PatternReader:
-    """Reads a pattern without its anchors, of characters that stand for themselves in JSON."""
+    """Reads a pattern without its anchors, over characters that JSON does not escape."""
 
     __slots__ = ("_at", "_pattern")
 
@@ -64,7 +64,7 @@ class PatternReader:
         self._at = 0
 
     def whole(self) -> Node:
-        """One sequence: a bar outside a group would leave each side with one anchor only."""
+        """Read one sequence: outside a group, each side of a bar would have only one anchor."""
         form = self._sequence()
         if self._at < len(self._pattern):
             raise UnsupportedPattern
@@ -163,7 +163,7 @@ class PatternReader:
             char
         ) or self._counts()
         lazy_or_twice = self._peek() and self._peek() in "?+*{"
-        if lazy_or_twice or may_be_empty(part):  # engines refuse to repeat nothing
+        if lazy_or_twice or may_be_empty(part):  # engines reject repetitions of the empty text
             raise UnsupportedPattern
         if max(min_count, max_count or 1) * _weight(part) > _MAX_WEIGHT:
             raise UnsupportedPattern
@@ -200,7 +200,7 @@ def may_be_empty(node: Node) -> bool:
 
 
 def _weight(node: Node) -> int:
-    """The characters of a pattern, repetitions written out."""
+    """Return the number of characters of a pattern, with repetitions expanded."""
     match node:
         case Sequence():
             return sum(map(_weight, node.parts))
@@ -212,7 +212,7 @@ def _weight(node: Node) -> int:
 
 
 def _plain(char: str) -> str:
-    """A character that stands for itself in a JSON string."""
+    """Return a character that JSON does not escape."""
     if char in _NEVER_PLAIN or char < " ":
         raise UnsupportedPattern
     return char

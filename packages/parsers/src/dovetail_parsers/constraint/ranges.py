@@ -1,4 +1,4 @@
-"""Whole numbers between bounds, digit by digit."""
+"""Integers between bounds, digit by digit."""
 
 from dovetail_parsers.constraint.nodes import Chars, Node, choice, repeat, sequence, text
 
@@ -6,7 +6,7 @@ _MAX_DIGITS = 40  # of a number without an upper bound
 
 
 def integer_between(low: int | None, high: int | None) -> Node | None:
-    """The integers from `low` to `high`, written as JSON does; None if there are none."""
+    """Return the integers from `low` to `high`, as written in JSON; None if there are none."""
     ways: list[Node] = []
     if low is None or low < 0:
         smallest = 1 if high is None or high >= 0 else -high
@@ -23,7 +23,7 @@ def integer_between(low: int | None, high: int | None) -> Node | None:
 
 
 def _counting(low: int, high: int | None) -> Node:
-    """From `low`, at least 1, to `high`."""
+    """Return the integers from `low`, at least 1, to `high`."""
     first = len(str(low))
     if high is None:
         more = repeat(_digits("0", "9"), first, _MAX_DIGITS - 1)
@@ -40,7 +40,7 @@ def _counting(low: int, high: int | None) -> Node:
 
 
 def _same_length(low: str, high: str) -> Node:
-    """The numbers between two of the same number of digits."""
+    """Return the numbers between two numbers with the same number of digits."""
     if not low:
         return text("")
     rest = len(low) - 1

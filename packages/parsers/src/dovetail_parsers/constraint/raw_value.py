@@ -1,4 +1,4 @@
-"""Values between tags: strings as they are, everything else as JSON, then the closer."""
+"""Values between tags: strings unchanged, everything else as JSON, followed by the closer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +17,8 @@ def raw_value(
     values: ValueGrammar,
     never: tuple[str, ...] = (),
 ) -> Node:
-    """One of these values and its closer. Free text ends at the first closer, whatever follows:
-    a grammar cannot look ahead as the parser does. It holds none of `never`.
+    """Return one of these values and its closer. Free text ends at the first closer: unlike the
+    parser, a grammar cannot look ahead. It contains none of `never`.
     """
     texts = [o for o in options if isinstance(o, TypedOption) and o.kind in ("string", "any")]
     if len(texts) == 1 and GRAMMAR_KEYWORD in texts[0].schema:

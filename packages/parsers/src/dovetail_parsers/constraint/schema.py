@@ -1,7 +1,7 @@
-"""A tool's JSON schema as a grammar, in the notation in which a family writes values.
+"""Convert a tool's JSON schema to a grammar, in the notation in which a family writes values.
 
-Properties come in the order in which the schema names them; only those, where it names any.
-What a grammar cannot say is left to the model, and noted.
+Properties come in the order of the schema, and only those, if it names any. Constraints that a
+grammar cannot express are noted and not enforced.
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,9 +47,9 @@ from dovetail_parsers.constraint.ranges import integer_between
 from dovetail_parsers.constraint.schema_cache import SchemaFormCache
 from dovetail_parsers.constraint.style import JsonStringStyle, RawStyle
 
-_MAX_ITEMS = 100  # more are not counted: engines write repetitions out
-# Schemas of one tool that are followed, and properties of one object: beyond, any value will do.
-# Each property is a rule within the rule before it, and llguidance dies of 1,500 such levels.
+_MAX_ITEMS = 100  # larger counts are not enforced: engines expand repetitions
+# Schemas per tool and properties per object; beyond the limit any value is allowed. Each property
+# is a rule within the rule before it, and llguidance crashes at 1,500 such levels.
 MAX_VALUES = 1_000
 _MAX_PROPERTIES = 250
 MAX_DEPTH = 32
@@ -69,7 +69,7 @@ class ValueGrammar:
         self._count = 0
 
     def options(self, schema: Schema) -> list[Option]:
-        """The constants and the single-typed schemas that a schema allows."""
+        """Return the constants and the single-typed schemas that a schema allows."""
         found = [self._within_limits(option) for option in self._reader.options(schema)]
         if self._reader.exhausted:
             self._note_size()
@@ -84,10 +84,10 @@ class ValueGrammar:
         return _OPEN
 
     def _note_size(self) -> None:
-        self.rules.note("a schema is too large or too deep to be enforced as a whole")
+        self.rules.note("a schema is too large or too deep and is only partly enforced")
 
     def value(self, schema: Schema, depth: int = 0) -> Node:
-        """Any value that satisfies the schema."""
+        """Return the grammar of any value that satisfies the schema."""
         self._count += 1
         if self._count > MAX_VALUES or depth > MAX_DEPTH:
             self._note_size()
@@ -101,11 +101,11 @@ class ValueGrammar:
         return self._cache.get_or_build(hint, option.schema, lambda: self._typed(option, depth))
 
     def arguments(self, schema: Schema) -> Node:
-        """The arguments of a call: always an object."""
+        """Return the grammar of the arguments of a call, which are always an object."""
         return choice(*map(self.option, self.objects(schema)))
 
     def objects(self, schema: Schema) -> list[TypedOption]:
-        """The objects that a schema allows; any, if it names none."""
+        """Return the objects that a schema allows; any object if it names none."""
         found = [
             option
             for option in self.options(schema)
@@ -114,11 +114,11 @@ class ValueGrammar:
         return found or [TypedOption("object", {})]
 
     def any_value(self) -> Node:
-        """Any value at all."""
+        """Return the grammar of any value."""
         return self.rules.define_once(f"{self._notation.name}-any", self._any_value)
 
     def note_raw(self, schema: Schema) -> None:
-        """A string that is written as it is: nothing is demanded of it."""
+        """Note the constraints of a raw string, none of which is enforced."""
         self._note(present_keywords(schema, "pattern", "minLength", "maxLength"))
 
     def _note(self, keywords: Iterable[str]) -> None:
@@ -153,7 +153,7 @@ class ValueGrammar:
         return INTEGER if form is None else form
 
     def _number(self, schema: Schema) -> Node:
-        """Of the bounds only that it is not negative."""
+        """A number. Of its bounds, only non-negativity is enforced."""
         if is_bounded(schema) and not is_only_non_negative(schema):
             self.rules.note("minimum and maximum of numbers are not enforced")
         return POSITIVE if is_non_negative(schema) else NUMBER
@@ -201,7 +201,7 @@ class ValueGrammar:
         return sequence(text(","), self._notation.space)
 
     def _map(self, values: object, depth: int) -> Node:
-        """An object with any keys."""
+        """An object with arbitrary keys."""
         if values is False:
             return text("{}")
         value = self.value(values, depth + 1) if isinstance(values, Mapping) else self.any_value()
@@ -210,7 +210,7 @@ class ValueGrammar:
         return sequence(text("{"), self._list(pair, 0, None), text("}"))
 
     def _list(self, item: Node, min_count: int, max_count: int | None) -> Node:
-        """Items between commas."""
+        """Items separated by commas."""
         if max_count == 0:
             return EMPTY
         rest = None if max_count is None else max_count - 1
@@ -229,7 +229,7 @@ class ValueGrammar:
         return sequence(text("["), self._list(item, min_items, max_items), text("]"))
 
     def _tuple(self, first: "list[Any] | tuple[Any, ...]", schema: Schema, depth: int) -> Node:
-        """All of the first items; more only where the schema says what they are."""
+        """All of the first items; more only if the schema describes them."""
         parts = [self.value(_schema(item), depth + 1) for item in first]
         form: Node = parts[0]
         for part in parts[1:]:
@@ -257,7 +257,7 @@ def _schema(value: object) -> Schema:
 
 
 def _limit(value: object) -> int | None:
-    """A bound on the number of items, if it is one that can be written out."""
+    """Return a limit on the number of items if it can be enforced."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ITEMS:
         return None
     return value

@@ -1,4 +1,4 @@
-"""A cache of the grammars of schemas, which may refer to themselves."""
+"""A cache of the grammars of schemas, which may be recursive."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from dovetail_parsers.constraint.nodes import Node, Ref, Rules
 
 
 class SchemaFormCache:
-    """Grammars by the identity of their schema, which is stored too so that its id stays unique."""
+    """Grammars by the identity of their schema, which is stored so that its id stays unique."""
 
     __slots__ = ("_forms", "_rules")
 
@@ -16,7 +16,7 @@ class SchemaFormCache:
         self._rules = rules
 
     def get_or_build(self, hint: str, schema: Schema, build: Callable[[], Node]) -> Node:
-        """What `build` makes of the schema, made once; a named rule where it refers to itself."""
+        """Return the result of `build`, built once; a named rule if the schema is recursive."""
         key = (hint, id(schema))
         if key in self._forms:
             return self._forms[key][1] or self._name(key, schema)
@@ -31,7 +31,7 @@ class SchemaFormCache:
         return shared
 
     def _name(self, key: tuple[str, int], schema: Schema) -> Node:
-        """It is being built, and met inside itself."""
+        """Name the rule of a schema that is met inside itself while it is built."""
         form = Ref(self._rules.reserve(key[0]))
         self._forms[key] = (schema, form)
         return form

@@ -1,4 +1,4 @@
-"""How the characters of a custom tool's text are written: as they are, or in a JSON string."""
+"""The encoding of characters in a custom tool's text: raw, or in a JSON string."""
 
 import json
 from typing import Protocol
@@ -19,18 +19,18 @@ from dovetail_parsers.constraint.pattern import UnsupportedPattern
 
 
 class TextStyle(Protocol):
-    """How the characters of a text are written."""
+    """The encoding of the characters of a text."""
 
     def literal(self, characters: str) -> Node: ...
 
     def chars(self, chars: Chars) -> Node: ...
 
     def line(self, min_count: int) -> Node:
-        """Any text in one line."""
+        """Any text on one line."""
 
 
 class RawStyle:
-    """As they are; none of the closers among them."""
+    """Raw characters, without any of the closers."""
 
     def __init__(self, closers: tuple[str, ...]) -> None:
         self._never = ("\n", *closers)
@@ -46,7 +46,7 @@ class RawStyle:
 
 
 class JsonStringStyle:
-    """As in a JSON string, without its quotes."""
+    """Characters as in a JSON string, without the quotes."""
 
     def literal(self, characters: str) -> Node:
         return text(json.dumps(characters, ensure_ascii=False)[1:-1])
@@ -75,7 +75,7 @@ class JsonStringStyle:
 
 _HEX = Chars((("0", "9"), ("a", "f"), ("A", "F")))
 _HIGH = Chars((("1", "9"), ("a", "f"), ("A", "F")))
-# no line break, not even by its number
+# no line break, not even as an escape
 _BEYOND = choice(sequence(text("0"), _HIGH), sequence(_HIGH, _HEX))
 _LINE_ESCAPE = sequence(
     text("\\"), choice(any_of('"\\/bfrt'), sequence(text("u"), _BEYOND, _HEX, _HEX))

@@ -1,9 +1,9 @@
-"""Replace markers in a grammar by the tokens of the vocabulary.
+"""Replace markers in a grammar by tokens of the vocabulary.
 
-In many vocabularies `<tool_call>` is a token of its own, and that token is what a model was
-trained to write; a parser may take the same characters, spelled out, for prose. So where a
-marker holds a token, the grammar requires the token. Free text holds neither the token nor its
-spelling: engines disagree on whether a token matches the characters that it stands for.
+In many vocabularies `<tool_call>` is a token, and models are trained to generate that token; a
+parser may take the same characters, spelled out, for prose. Therefore the grammar requires the
+token where a marker contains one. Free text contains neither the token nor its spelling: engines
+disagree on whether a token matches its characters.
 """
 
 import re
@@ -27,7 +27,7 @@ from dovetail_parsers.constraint.nodes import (
 
 
 def resolve_markers(spec: GrammarSpec, tokens: Mapping[str, int]) -> GrammarSpec:
-    """The grammar without markers: tokens where the vocabulary has them, else characters."""
+    """Return the grammar without markers: tokens if the vocabulary has them, else characters."""
     resolver = _MarkerResolver(tokens)
     rules = Rules(
         {name: resolver.node(node) for name, node in spec.rules.nodes.items()}, spec.rules.notes
@@ -68,7 +68,7 @@ class _MarkerResolver:
         return self._known[marker]
 
     def _free(self, free: FreeText) -> Node:
-        """A text that ends with a token: the text without it, then the token."""
+        """Text that ends with a token: the text without it, then the token."""
         plain = tuple(stop for stop in free.stops if self._is_plain(stop))
         if len(plain) == len(free.stops):
             return FreeText(plain, self._signs(free.never), free.not_first)
@@ -86,13 +86,13 @@ class _MarkerResolver:
         return tuple(dict.fromkeys(map(self._sign, markers)))
 
     def _sign(self, marker: str) -> str:
-        """What identifies a marker: the token that it begins with, or all of it."""
+        """Return what identifies a marker: the token at its start, or all of it."""
         first = self._pieces(marker)[0]
         return first.text if isinstance(first, Token) else marker
 
 
 def _joined(parts: Iterable[Node]) -> Node:
-    """One sequence, with neighbouring characters in one literal."""
+    """Return one sequence, with adjacent characters joined to one literal."""
     joined: list[Node] = []
     flat = sequence(*parts)
     for part in flat.parts if isinstance(flat, Sequence) else (flat,):

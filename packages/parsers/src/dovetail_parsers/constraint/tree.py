@@ -30,7 +30,7 @@ from dovetail_parsers.constraint.schema_cache import SchemaFormCache
 
 
 def tree_arguments_grammar(body: TagTree, schema: Schema, rules: Rules) -> Node:
-    """The parameters' tags, and the tag that closes the call."""
+    """Return the grammar of the parameters' tags and the closing tag of the call."""
     form = _TreeGrammar(body, schema, rules)
     end = marker(f"{body.token}</{body.call}>")
     return sequence(form.children(form.values.objects(schema)), end)
@@ -57,7 +57,7 @@ class _TreeGrammar:
         members = []
         for name, sub in properties(schema).items():
             options = [o for o in self.values.options(_schema(sub)) if not _is_null(o)]
-            # a null is written by leaving the tag out
+            # a null is written by omitting the tag
             needed = name in must and len(options) == len(self.values.options(_schema(sub)))
             if options:
                 members.append(ObjectMember(self._tag(name, options), needed))
@@ -71,7 +71,7 @@ class _TreeGrammar:
         return sequence(opener, contents)
 
     def _contents(self, name: str, options: list[Option]) -> list[Node]:
-        """What the tag holds, with its closer."""
+        """Return the possible contents of a tag, with its closer."""
         closer = sequence(marker(self._token), text(f"</{name}>"))
         self._count += 1
         spell_out = self._count < MAX_VALUES and self._depth < MAX_DEPTH
@@ -94,7 +94,7 @@ class _TreeGrammar:
         closer = f"{self._token}</{name}>"
         form = raw_value(options, (closer,), self.values)
         if isinstance(form, FreeText) and self._token:
-            # the token is in no data, so that one automaton does for all tags
+            # data never contains the token, so one automaton serves all tags
             return sequence(FreeText(stops=(f"{self._token}</",)), text(f"{name}>"))
         return form
 

@@ -21,7 +21,7 @@ Spell = Callable[[str, int], str]
 _DIGIT = Chars((("0", "9"),))
 _OWN_ID = repeat(Chars((("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"), ("-", "-"))))
 
-#: A number that only the model can know: how many calls it has made.
+#: A number that only the model knows: how many calls it has made.
 CALL_COUNT = repeat(_DIGIT, 1, 4)
 
 
@@ -38,10 +38,12 @@ class TableWalk:
     def path_to(
         self, start: str, goal: Callable[[Mode], bool], until: CallAction = CallAction.NONE
     ) -> tuple[Node, str]:
-        """The shortest way to a mode, or across an edge with an act, and where it leads."""
+        """Return the shortest path to a mode, or across an edge with an action, and its end."""
         way = shortest_path(self.modes, start, goal, until)
         if way is None:
-            raise Unsupported(f"no grammar for calls of {self._family}: {start} leads nowhere")
+            raise Unsupported(
+                f"guided decoding of {self._family} calls: no path from mode {start!r}"
+            )
         parts: list[Node] = []
         at = start
         for mark, edge in way:
@@ -50,7 +52,7 @@ class TableWalk:
         return sequence(*parts), at
 
     def _before(self, at: str) -> Node:
-        """What the writer writes in a mode before it leaves it."""
+        """Return what the writer writes in a mode before leaving it."""
         mode = self.modes[at]
         if mode.channel is Channel.TEXT:
             return self._lead
@@ -62,12 +64,12 @@ class TableWalk:
 
 
 def edge_grammar(mark: str, edge: Edge) -> Node:
-    """An edge as it is written: its marker, unless the next mode reads that, and its pad."""
+    """Return an edge as written: its marker, unless the next mode reads it, and its padding."""
     return sequence(EMPTY if edge.peek else marker(mark), text(edge.pad))
 
 
 def spelled_grammar(spell: Spell | None, word: str) -> Node:
-    """A word as its mode spells it, with any number where the writer counts calls."""
+    """Return a word as its mode spells it, with any number where the writer counts calls."""
     if spell is None:
         return text(word)
     one, two = spell(word, 1), spell(word, 2)

@@ -1,4 +1,4 @@
-"""Every family, written out. A test compares this list with the folder."""
+"""The list of all families. A test compares it with the folder."""
 
 from dovetail_parsers.families import (
     apertus,

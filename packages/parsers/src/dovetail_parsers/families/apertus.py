@@ -1,4 +1,4 @@
-"""Apertus: a JSON list of one-key objects, the key being the name."""
+"""Apertus: a JSON list of objects with one key, the tool's name."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family

@@ -1,4 +1,4 @@
-"""Apriel: reasoning announced in words, closed by a bracketed line."""
+"""Apriel: reasoning announced by a sentence, closed by a bracketed line."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2: DSML tags that say whether a value is a string. The blank line is framing."""
+"""DeepSeek-V3.2: DSML tags that state whether a value is a string. The blank line is framing."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, ToolFormat
@@ -8,7 +8,7 @@ _CLOSER = ("</｜DSML｜parameter>",)
 
 
 def dsml_format(section: str) -> ToolFormat:
-    """The format of the DSML models, which name their section differently."""
+    """Return the format of the DSML models, which use different section names."""
     return TaggedFormat(
         section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
         name=('<｜DSML｜invoke name="', '">'),

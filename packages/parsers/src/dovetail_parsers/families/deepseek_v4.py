@@ -1,4 +1,4 @@
-"""DeepSeek-V4: the DSML of V3.2 in a section of another name."""
+"""DeepSeek-V4: the DSML of V3.2 with another section name."""
 
 from dovetail_parsers.families.deepseek_v3_2 import dsml_format
 from dovetail_parsers.family import Family

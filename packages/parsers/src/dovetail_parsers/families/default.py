@@ -1,4 +1,4 @@
-"""For models of no known family: JSON calls behind any of the common markers, or bare."""
+"""For models of unknown families: JSON calls after any of the common markers, or bare."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family

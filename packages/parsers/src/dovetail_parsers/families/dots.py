@@ -1,4 +1,4 @@
-"""Dots: MiniMax-M2's form under its own section tags."""
+"""Dots: MiniMax-M2's format with its own section tags."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.shared_formats import TaggedFormat, raw_value

@@ -1,4 +1,4 @@
-"""Ernie 4.5: Hermes calls; the answer stands in an element of its own."""
+"""Ernie 4.5: Hermes calls; visible text is in a separate element."""
 
 from dovetail_parsers.families.hermes import FAMILY as HERMES
 from dovetail_parsers.family import Family

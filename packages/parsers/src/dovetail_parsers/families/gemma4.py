@@ -1,4 +1,4 @@
-"""Gemma 4: calls in a notation of its own, strings between tokens; reasoning in a channel."""
+"""Gemma 4: calls in its own notation, with strings between tokens; reasoning in a channel."""
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.json_validator import Dialect

@@ -1,4 +1,4 @@
-"""GigaChat 3: a JSON call behind a token; 3.0 writes it as a message of its own role."""
+"""GigaChat 3: a JSON call after a token; 3.0 writes it as a message with its own role."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family

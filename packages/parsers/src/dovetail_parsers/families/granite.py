@@ -1,4 +1,4 @@
-"""Granite 3: a marker and a JSON list of calls; reasoning announced in words, 3.3: in tags."""
+"""Granite 3: a marker and a JSON list of calls; reasoning announced in words, in 3.3 in tags."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family

@@ -1,4 +1,4 @@
-"""gpt-oss (harmony): messages with a header; the channel in it says what the message is.
+"""gpt-oss (harmony): messages with a header, whose channel determines the kind of message.
 
 `analysis` is reasoning, `final` and a `commentary` without recipient are text, a recipient
 `functions.NAME` makes the message a call.
@@ -53,7 +53,7 @@ FAMILY = Family(
     tools=ToolFormat(
         entry="start",
         modes={
-            # the prompt ends with `<|start|>assistant`, so a recipient may come first
+            # the prompt ends with `<|start|>assistant`, so the output may start with a recipient
             "start": Mode(Channel.GAP, on=_HEADER, tolerate={"to=": Edge("header", peek=True)}),
             "text": Mode(Channel.TEXT, on=_HEADER | _ENDS, tolerate=_STRAY),
             "header": Mode(

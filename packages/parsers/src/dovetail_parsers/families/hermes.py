@@ -1,4 +1,4 @@
-"""Hermes, Qwen2.5, Qwen3: a JSON envelope between tags, one pair of tags for each call."""
+"""Hermes, Qwen2.5, Qwen3: a JSON envelope between tags, one pair of tags per call."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family

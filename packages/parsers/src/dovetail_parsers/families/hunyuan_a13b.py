@@ -1,4 +1,4 @@
-"""Hunyuan-A13B: reasoning in `<think>`, visible text in an element of its own."""
+"""Hunyuan-A13B: reasoning in `<think>`, visible text in a separate element."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

@@ -1,7 +1,7 @@
-"""Hunyuan 3: GLM's pairs in a section, the name set off by a separator.
+"""Hunyuan 3: GLM's pairs in a section, with a separator after the name.
 
-Released checkpoints suffix every tag (`<tool_call:opensource>`); a list of JSON calls in the
-section is the older models' form. Both are read, neither is written.
+Released checkpoints add a suffix to every tag (`<tool_call:opensource>`); older models write a list
+of JSON calls in the section. Both are parsed, neither is written.
 """
 
 from dovetail_parsers.arguments.envelope import Envelope
@@ -12,7 +12,7 @@ SUFFIX = ":opensource"
 
 
 def _mode(channel: Channel, edges: dict[str, Edge]) -> Mode:
-    """A mode with these edges, and the same with suffixed tags."""
+    """Return a mode with these edges, and the same edges with suffixed tags."""
     suffixed = {marker[:-1] + SUFFIX + ">": edge for marker, edge in edges.items()}
     return Mode(channel, on=edges, tolerate=suffixed)
 

@@ -1,4 +1,4 @@
-"""Inkling: messages whose first token says what they hold."""
+"""Inkling: messages whose first token determines their content."""
 
 from collections.abc import Sequence
 

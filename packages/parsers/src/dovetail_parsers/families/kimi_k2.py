@@ -1,6 +1,6 @@
 """Kimi K2 and K2.5: a section of calls, each with its id and a JSON object.
 
-The id holds the name: `functions.NAME:INDEX`. The section's tags also occur in the singular.
+The id contains the name: `functions.NAME:INDEX`. The section's tags also occur in the singular.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Kimi K3: elements opened and closed by tokens; arguments say their type.
+"""Kimi K3: elements opened and closed by tokens; arguments state their type.
 
-A call may instead hold one JSON object, in an element `json`.
+A call may instead contain one JSON object, in an element `json`.
 """
 
 from dovetail_parsers.arguments.json_body import JsonBody
@@ -17,7 +17,7 @@ def _number(_: str, index: int) -> str:
 
 
 def _read(text: str) -> tuple[str, str | None]:
-    """An attribute's value, its two escapes undone."""
+    """Return an attribute's value with its two escapes undone."""
     return text.replace("&quot;", '"').replace("&amp;", "&"), None
 
 

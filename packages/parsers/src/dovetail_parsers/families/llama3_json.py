@@ -1,4 +1,4 @@
-"""Llama 3 and 4 with JSON calls: behind a token, or as the whole answer, split by semicolons."""
+"""Llama 3 and 4 with JSON calls: after a token, or as the full output, joined by semicolons."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family

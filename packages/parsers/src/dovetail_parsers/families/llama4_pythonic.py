@@ -1,4 +1,4 @@
-"""Llama 4: a Python list of calls between tokens, or as the whole answer."""
+"""Llama 4: a Python list of calls between tokens, or as the full output."""
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family

@@ -1,4 +1,4 @@
-"""MiniCPM5: one element for each call; a value may stand in a CDATA section."""
+"""MiniCPM5: one element per call; a value may be a CDATA section."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.shared_formats import TaggedFormat, raw_value

@@ -1,4 +1,4 @@
-"""MiniMax-M3: a token before every tag; parameters are tags, nested ones included."""
+"""MiniMax-M3: a token before every tag; parameters are tags, including nested ones."""
 
 from dovetail_parsers.arguments.tree import TagTree
 from dovetail_parsers.family import Family
@@ -8,7 +8,7 @@ TOKEN = "]<]minimax[>["
 
 
 def tree_format(token: str) -> ToolFormat:
-    """The format with this token before its tags; models without it write the bare tags."""
+    """Return the format with this token before its tags; models without it write bare tags."""
     begin, end = f"{token}<tool_call>", f"{token}</tool_call>"
     invoke = f'{token}<invoke name="'
     return ToolFormat(

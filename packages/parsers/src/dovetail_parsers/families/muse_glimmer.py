@@ -1,5 +1,5 @@
-"""Muse Glimmer: messages to a recipient. To itself is reasoning, to the user is text, to a tool
-it writes an invocation; only there is an invocation a call.
+"""Muse Glimmer: messages to a recipient. A message to itself is reasoning, one to the user is text,
+and one to a tool contains an invocation; an invocation is a call only there.
 """
 
 import re
@@ -70,7 +70,7 @@ FAMILY = Family(
         entry="start",
         modes={
             **_INVOKE.modes,
-            # the prompt ends with `<|start|>assistant`, so a recipient comes first
+            # the prompt ends with `<|start|>assistant`, so the output starts with a recipient
             "start": Mode(
                 Channel.GAP,
                 on=_MESSAGE,

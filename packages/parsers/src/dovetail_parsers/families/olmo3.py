@@ -1,4 +1,4 @@
-"""Olmo 3: Python calls between tags, one on each line."""
+"""Olmo 3: Python calls between tags, one per line."""
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family

@@ -1,4 +1,4 @@
-"""Llama 3.2, ToolACE and others: a Python list of calls as the whole answer."""
+"""Llama 3.2, ToolACE and others: a Python list of calls as the full output."""
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family

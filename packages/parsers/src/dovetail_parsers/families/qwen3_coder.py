@@ -1,6 +1,6 @@
-"""Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step 3.5: tags with raw values on lines of their own.
+"""Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step 3.5: tags with raw values on separate lines.
 
-The wrapper is sometimes left out.
+Models sometimes omit the wrapper.
 """
 
 from dovetail_parsers.family import Family

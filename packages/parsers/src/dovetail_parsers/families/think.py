@@ -1,4 +1,4 @@
-"""Reasoning between `<think>` tags: the common form. The opener may be part of the prompt."""
+"""Reasoning between `<think>` tags, the most common form. The prompt may contain the opener."""
 
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import ReasoningFormat

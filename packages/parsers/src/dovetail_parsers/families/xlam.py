@@ -1,4 +1,4 @@
-"""xLAM: a JSON list of calls as the whole answer: bare, fenced, or behind another's marker."""
+"""xLAM: a JSON list of calls as the full output: bare, fenced, or after another marker."""
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
