@@ -163,7 +163,7 @@ def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
     ("name", "options", "message"),
     [
         ("skripted", {}, "unknown engine 'skripted': use llamacpp, openai"),
-        ("scripted", {}, "needs a script: --script FILE"),
+        ("scripted", {}, "requires a script: set --script FILE"),
         ("scripted", {"script": "/no/such"}, "/no/such: cannot be read"),
         ("scripted", {"script": __file__, "speed": 1}, "unknown field `speed`"),
         ("scripted", {"script": __file__, "chunk": "x"}, r"\$.chunk"),

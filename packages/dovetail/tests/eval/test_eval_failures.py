@@ -78,7 +78,11 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
 @pytest.mark.parametrize(
     ("models", "options", "words"),
     [
-        (rejection(401, "who are you?"), {}, "refuses our key (401): pass its own with --api-key"),
+        (
+            rejection(401, "who are you?"),
+            {},
+            "rejected the configured API key (401): pass its own with --api-key",
+        ),
         (FakeResponse(body=b'{"data": []}'), {}, "serves no model yet"),
         (rejection(404, "no"), {}, "does not list its models: name one (--model)"),
         (listed(), {"model": "other"}, "no model 'other', only m"),

@@ -71,7 +71,7 @@ async def inspect_target(options: EvalOptions) -> EvalTarget:
         if found.names and model in found.names and model != found.name:
             size = await find_context_length(endpoint, model, await list_models(endpoint))
     except DovetailError as error:
-        hint = ": pass its own with --api-key" if "our key" in error.message else ""
+        hint = ": pass its own with --api-key" if "configured API key" in error.message else ""
         raise EvalError(f"{error.message}{hint}") from error
     _validate(options, found, model, size)
     references = _load_references(options, model, found)

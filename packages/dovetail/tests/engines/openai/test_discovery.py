@@ -110,9 +110,13 @@ def test_a_server_without_a_list_needs_a_name() -> None:
 @pytest.mark.parametrize(
     ("response", "kind", "words"),
     [
-        (FakeResponse(401, b'{"error": {"message": "Who?"}}'), EngineError, "refuses our key"),
+        (
+            FakeResponse(401, b'{"error": {"message": "Who?"}}'),
+            EngineError,
+            "rejected the configured API key",
+        ),
         (FakeResponse(body=b'{"data": []}'), EngineUnavailable, "no model yet"),
-        (FakeResponse(body=b"<html>"), EngineError, "does not list models"),
+        (FakeResponse(body=b"<html>"), EngineError, "invalid model list"),
         (FakeResponse(503, b"Loading"), EngineUnavailable, "not ready"),
     ],
 )

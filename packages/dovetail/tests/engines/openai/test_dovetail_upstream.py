@@ -223,7 +223,7 @@ def test_a_model_that_is_not_there_is_the_upstreams_fault() -> None:
             engine = upstream(
                 Endpoint(port=stage.port), "other", api="chat", reasoning_field="none"
             )
-            with pytest.raises(EngineError, match="no such model"):
+            with pytest.raises(EngineError, match="does not have the model"):
                 await fetch_message(engine, user("Hi."))
 
     run(check)

@@ -363,7 +363,10 @@ class TestFailures:
             async with fake_upstream(lambda _: FakeResponse(401, b"Who?")) as fake:
                 engine = engine_factory()(fake)
                 health = await engine.health()
-                assert (health.ready, "refuses our key" in health.detail) == (False, True)
+                assert (health.ready, "rejected the configured API key" in health.detail) == (
+                    False,
+                    True,
+                )
             assert not (await engine.health()).ready
 
         run(check)
@@ -403,9 +406,9 @@ class TestProbe:
             (counting("reasoning", reasoning_content=rejection(400, "?")), "reasoning"),
             (
                 fixed(FakeResponse(body=b'{"choices": []}')),
-                "reasoning_content, unproved: it does not count tokens",
+                "reasoning_content, assumed: the server does not report token counts",
             ),
-            (fixed(rejection(500, "no tools")), "reasoning_content, unproved: status 500"),
+            (fixed(rejection(500, "no tools")), "reasoning_content, assumed: status 500"),
         ],
     )
     def test_results(self, server: Responder, fact: str) -> None:
@@ -553,7 +556,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("body", ["[", "[]"])
     def test_fields_that_are_none(self, body: str) -> None:
-        with pytest.raises(EngineSetupError, match="no JSON object"):
+        with pytest.raises(EngineSetupError, match="must be a JSON object"):
             upstream(None, body=body)  # type: ignore[arg-type]
 
 
@@ -563,7 +566,7 @@ RAW = {"raw": True, "tool_parser": "hermes", "reasoning_parser": "qwen3"}
 
 def test_unparsed_text_has_one_api() -> None:
     options = {"raw": True, "api": "responses", "tool_parser": "hermes"}
-    with pytest.raises(EngineSetupError, match="Chat Completions alone"):
+    with pytest.raises(EngineSetupError, match="requires Chat Completions"):
         create(UpstreamSetup(Endpoint(), RemoteModel("m"), options))
     assert create(UpstreamSetup(Endpoint(), RemoteModel("m"), {})).name == "openai"
 
@@ -668,7 +671,7 @@ class TestRaw:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({}, "nothing is known about"),
+            ({}, "syntax of tool calls and reasoning is not known"),
             ({"tool_parser": "hermes", "reasoning_parser": "gpt_oss"}, "are incompatible"),
         ],
     )

@@ -90,7 +90,7 @@ def test_rules_may_have_turns_of_their_own() -> None:
 
 
 def test_request_without_a_matching_rule() -> None:
-    with pytest.raises(EngineError, match="no rule takes it"):
+    with pytest.raises(EngineError, match="no rule matches it"):
         play(engine("[{when: {text: x}, text: a}]"), request("y"))
 
 
@@ -281,8 +281,8 @@ def test_others_run_while_it_plays_as_fast_as_possible() -> None:
 KINDS = [
     ("fail: no luck", EngineError, "no luck"),
     ("fail: {kind: overloaded, message: full}", Overloaded, "full"),
-    ("fail: {kind: timeout}", EngineTimeout, "the script says"),
-    ("fail: {kind: unavailable}", EngineUnavailable, "the script says"),
+    ("fail: {kind: timeout}", EngineTimeout, "the script makes this request fail"),
+    ("fail: {kind: unavailable}", EngineUnavailable, "the script makes this request fail"),
     ("die: true", EngineUnavailable, "died"),
 ]
 

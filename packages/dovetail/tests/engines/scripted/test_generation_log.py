@@ -74,7 +74,7 @@ def test_cancelled_generation_is_logged_as_far_as_sent(
 def test_failed_generation_is_logged(tmp_path: Path) -> None:
     file = tmp_path / "record"
     scripted = engine("- text: abcdef\n  fail: {after: 3}", record=str(file))
-    with pytest.raises(Exception, match="fails"):
+    with pytest.raises(Exception, match="makes this request fail"):
         play(scripted, request())
     assert [recorded.output_text for recorded in read_generation_log(file)] == ["abc"]
 

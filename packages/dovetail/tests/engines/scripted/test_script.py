@@ -143,23 +143,27 @@ def test_logprobs_are_reported_when_requested() -> None:
     ("script", "location", "message"),
     [
         ("[", "s.yaml", "not YAML"),
-        ("[]", "s.yaml, line 1", "nothing to play"),
+        ("[]", "s.yaml, line 1", "must contain turns or rules"),
         ("hello", "s.yaml, line 1", "Expected `object`"),
         ("turns:\n- text: a\n- txet: b\n", "line 3, turns[1]", "unknown field `txet`"),
         ("- text: a\n- text: 5\n", "line 2, [1].text", "got `int`"),
         ("- text: a\n  tokens: [1]\n", "line 1, [0]", "only one of text, tokens"),
-        ("- delay: 1\n", "line 1, [0]", "there is no answer"),
+        ("- delay: 1\n", "line 1, [0]", "a reply is required"),
         ("- text: a\n  delay: -1\n", "line 2, [0].delay", ">= 0"),
         ("- text: a\n  chunks: 0\n", "line 2, [0].chunks", ">= 1"),
-        ("- text: a\n  chunks: [b]\n", "line 2, [0].chunks", "no text beside them"),
-        ("- chunks: [b, 1]\n", "line 1, [0].chunks", "either sizes or pieces"),
+        ("- text: a\n  chunks: [b]\n", "line 2, [0].chunks", "cannot be combined with text"),
+        ("- chunks: [b, 1]\n", "line 1, [0].chunks", "either all sizes or all pieces"),
         ("- text: a\n  finish: end\n", "line 2, [0].finish", "Invalid enum value 'end'"),
         ("- text: a\n  die: true\n  hang: 3\n", "line 1, [0]", "only one of die, hang"),
         ("- text: a\n  when:\n    regex: '('\n", "line 3, [0].when.regex", "regular expression"),
-        ("turns:\n- text: a\n  when: {text: b}\n", "line 2, turns[0]", "makes a rule"),
+        ("turns:\n- text: a\n  when: {text: b}\n", "line 2, turns[0]", "use a rule"),
         ("rules:\n- text: a\n  turns: [{text: b}]\n", "line 2, rules[0]", "not both"),
         ("- text: a\n- file: gone.txt\n", "line 2, [1].file", "cannot be read"),
-        ("- text: a\n- {when: {text: x}, turns: [{}]}\n", "line 2, [1].turns[0]", "no answer"),
+        (
+            "- text: a\n- {when: {text: x}, turns: [{}]}\n",
+            "line 2, [1].turns[0]",
+            "a reply is required",
+        ),
     ],
 )
 def test_errors_name_their_location(script: str, location: str, message: str) -> None:
@@ -173,9 +177,9 @@ def test_errors_name_their_location(script: str, location: str, message: str) ->
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("- text: a\n- tokens: [1, 99999]\n", "line 2, [1]: this model has no token 99999"),
-        ("- {text: a, stop: '<|nope|>'}\n", "line 1, [0]: '<|nope|>' is not one token"),
-        ("- {text: a, stop: 99999}\n", "line 1, [0]: 99999 is not one token"),
+        ("- text: a\n- tokens: [1, 99999]\n", "line 2, [1]: token id 99999 is not in the"),
+        ("- {text: a, stop: '<|nope|>'}\n", "line 1, [0]: '<|nope|>' is not a single token"),
+        ("- {text: a, stop: 99999}\n", "line 1, [0]: 99999 is not a single token"),
     ],
 )
 def test_unknown_tokens_fail_at_the_start(script: str, message: str) -> None:

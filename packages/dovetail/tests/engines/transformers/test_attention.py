@@ -104,7 +104,9 @@ def test_kernels_are_rejected_without_a_gpu(tmp_path: Path) -> None:
         python=PYTHON, attention="dovetail", load_format="dummy", device_map="cpu", threads=1
     )
     engine = TransformersEngine(tmp_path, options=options)
-    with pytest.raises(EngineUnavailable, match="attention is 'dovetail', and the model is on cpu"):
+    with pytest.raises(
+        EngineUnavailable, match="`attention` cannot be 'dovetail': the model is on cpu"
+    ):
         asyncio.run(engine.start())
 
 

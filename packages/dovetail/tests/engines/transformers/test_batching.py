@@ -215,7 +215,7 @@ def test_loop_that_accepts_no_requests() -> None:
     manager.accepting = False
 
     async def main() -> None:
-        with pytest.raises(EngineUnavailable, match="takes no more"):
+        with pytest.raises(EngineUnavailable, match="does not accept requests"):
             await anext(iter_deltas(engine(manager), make_request()))
 
     asyncio.run(main())

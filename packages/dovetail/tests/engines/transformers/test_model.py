@@ -309,9 +309,9 @@ def test_a_gpu_that_is_not_there(bench: Bench) -> None:
         except EngineUnavailable as error:
             return error.message
         await engine.stop()
-        return "sees no GPU"  # but it does
+        return "finds no GPU"  # but it does
 
-    assert "sees no GPU" in bench.run(scene())
+    assert "finds no GPU" in bench.run(scene())
 
 
 @pytest.mark.long
@@ -332,7 +332,7 @@ def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
     config |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     (folder / "config.json").write_text(json.dumps(config))
     engine = TransformersEngine(folder, options=TransformersOptions(python=PYTHON))
-    with pytest.raises(EngineUnavailable, match=r"the weights lack model\.layers\.2\."):
+    with pytest.raises(EngineUnavailable, match=r"the weights do not contain model\.layers\.2\."):
         bench.run(engine.start())
 
 
@@ -340,7 +340,7 @@ def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["foo", "nn"])
 def test_a_dtype_that_is_none(bench: Bench, name: str) -> None:
     options = TransformersOptions(python=PYTHON, dtype=name)
-    with pytest.raises(EngineUnavailable, match=f"dtype is '{name}': auto, float32"):
+    with pytest.raises(EngineUnavailable, match=f"got '{name}'"):
         bench.run(TransformersEngine(bench.folder, options=options).start())
 
 

@@ -1,4 +1,4 @@
-"""Engine for a server that renders and parses by itself, over Chat Completions or Responses."""
+"""Engine for a server that renders and parses itself, over Chat Completions or Responses."""
 
 from dovetail.engines.openai.discovery import discover
 from dovetail.engines.openai.options import OpenAIOptions
@@ -9,12 +9,14 @@ __all__ = ["OpenAIOptions", "OpenAIUpstream", "create", "discover"]
 
 
 def create(setup: UpstreamSetup) -> OpenAIUpstream:
-    """The upstream engine for one model of a server."""
+    """Create the upstream engine for one model of a server."""
     if not setup.remote.name:
         raise EngineSetupError(
-            f"the server at {setup.endpoint} lists no models: name the one to ask"
+            f"the server at {setup.endpoint} lists no models: specify the model name"
         )
     options = parse_options(setup.options, OpenAIOptions)
     if options.raw and options.api == "responses":
-        raise EngineSetupError("unparsed text is asked for over Chat Completions alone")
+        raise EngineSetupError(
+            "the option raw requires Chat Completions: it cannot be combined with api=responses"
+        )
     return OpenAIUpstream(setup.endpoint, setup.remote, options)

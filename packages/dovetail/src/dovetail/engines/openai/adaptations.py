@@ -1,8 +1,8 @@
 """Adapt requests to a server: fields that it rejected once are not sent again.
 
-Servers of one API differ in the fields they accept, and some reject a request for an optional
-field. Such a field is dropped from then on, and the request is sent again. What changes the meaning
-of a request is never dropped: tools, formats and the history itself.
+Servers of one API differ in the fields that they accept, and some reject a request because of an
+optional field. Such a field is omitted from then on, and the request is sent again. Fields that
+change the meaning of a request are never omitted: tools, formats and the history.
 """
 
 import re
@@ -24,9 +24,9 @@ _OPTIONAL_FIELDS = (
     "include",
 )
 _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
-_IMAGES, _CALL_IDS = "images", "ids"  # learned in addition to names of fields
+_IMAGES, _CALL_IDS = "images", "ids"  # adaptations other than dropped fields
 
-#: Messages of servers that accept no images, and of those that cannot read one image.
+#: Messages of servers that do not support images, and of servers that cannot read a given image.
 _NO_IMAGES_PATTERN = re.compile(
     r"\b(?:not?|cannot|only)\b[^.]{0,60}(?:support|accept|allow|enabled|multimodal|vision|text)"
     r"|n't (?:support|accept|allow)|unsupported|unknown variant|at most 0|missing data",
@@ -39,7 +39,7 @@ _BAD_IMAGE_PATTERN = re.compile(
 
 
 class RequestAdaptations:
-    """What is changed in requests to one server: dropped fields, images, the format of call ids."""
+    """The changes to requests for one server: dropped fields, images, the format of call ids."""
 
     __slots__ = ("_dropped", "_use_max_completion_tokens", "call_id_format", "images")
 
@@ -54,7 +54,7 @@ class RequestAdaptations:
         return sorted(self._dropped)
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that this server accepts."""
+        """Return the fields that this server accepts."""
         accepted = {
             name: value for name, value in fields.items() if not self._is_dropped(name, value)
         }
@@ -65,7 +65,7 @@ class RequestAdaptations:
     def learn_from_rejection(
         self, sent: Mapping[str, Any], rejection: UpstreamRejection
     ) -> set[str]:
-        """What is dropped from now on; nothing where the request cannot be sent again."""
+        """Record and return new adaptations; an empty set if the request cannot be sent again."""
         if self.images and _has_images(sent) and _rejects_images(rejection):
             self.images = False
             return {_IMAGES}
@@ -89,7 +89,7 @@ class RequestAdaptations:
         return learned
 
     def revert(self, learned: set[str]) -> None:
-        """Restore what was dropped in vain: the message only happened to contain its name."""
+        """Undo adaptations that did not help: the message only happened to name the field."""
         self._dropped -= learned
         self._use_max_completion_tokens = (
             self._use_max_completion_tokens and _MAX_TOKENS not in learned
@@ -103,7 +103,7 @@ class RequestAdaptations:
 
 
 def is_limit_too_large(sent: Mapping[str, Any], rejection: UpstreamRejection) -> bool:
-    """Whether the prompt itself would fit, but not prompt and output together."""
+    """Return whether the prompt would fit, but not the prompt and the output limit together."""
     if not any(name in sent for name in (_MAX_TOKENS, _MAX_COMPLETION_TOKENS, "max_output_tokens")):
         return False
     if rejection.status != 400:
@@ -117,13 +117,13 @@ def is_limit_too_large(sent: Mapping[str, Any], rejection: UpstreamRejection) ->
 
 
 def drop_limit(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The request without a token limit: the context window is the limit."""
+    """Remove the token limit from the request, so that the context window is the limit."""
     limits = (_MAX_TOKENS, _MAX_COMPLETION_TOKENS, "max_output_tokens")
     return {name: value for name, value in fields.items() if name not in limits}
 
 
 def _drop_key(name: str, value: object) -> str:
-    """The key of a dropped field. A rejected effort does not drop other efforts."""
+    """Return the key of a dropped field. A rejected effort does not drop other effort values."""
     return f"{name}={value}" if isinstance(value, str) else name
 
 
@@ -132,7 +132,7 @@ def _mentions_field(rejection: UpstreamRejection, name: str) -> bool:
 
 
 def _rejects_images(rejection: UpstreamRejection) -> bool:
-    """Whether the server accepts no images at all, rather than rejecting a broken one."""
+    """Return whether the server supports no images at all, rather than rejecting a broken one."""
     message = rejection.message
     if (
         rejection.status == 429

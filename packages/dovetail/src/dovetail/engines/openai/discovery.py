@@ -1,6 +1,6 @@
-"""Discover a server's models, their context lengths, and the field it reads reasoning from.
+"""Discover a server's models, their context lengths, and the field that carries reasoning.
 
-All servers have `/v1/models`; few report the context length there. The field differs:
+All servers have `/v1/models`, but few report the context length there, and the field differs:
 
 | server | where |
 |---|---|
@@ -39,7 +39,7 @@ ModelCard = Mapping[str, Any]
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """The first model of a server, and the names of all; an empty name if it lists none."""
+    """Return a server's first model and the names of all; the name is empty if it lists none."""
     cards = await list_models(endpoint)
     if not cards:
         return RemoteModel("")
@@ -55,7 +55,7 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 
 
 async def list_models(endpoint: Endpoint) -> list[ModelCard]:
-    """The models that `/v1/models` lists; none where a server has no such list."""
+    """Return the models that `/v1/models` lists; an empty list if the server has no such path."""
     server_name = f"the server at {endpoint}"
     try:
         status, content = await fetch(
@@ -70,7 +70,7 @@ async def list_models(endpoint: Endpoint) -> list[ModelCard]:
     listing = _decode_object(content)
     cards = [card for card in _list(listing, "data") if card.get("id")]
     if not cards and "data" not in listing:
-        raise EngineError(f"{server_name} does not list models as OpenAI's API does")
+        raise EngineError(f"{server_name} returned an invalid model list")
     if not cards:
         raise EngineUnavailable(f"{server_name} serves no model yet")
     return cards
@@ -79,7 +79,7 @@ async def list_models(endpoint: Endpoint) -> list[ModelCard]:
 async def find_context_length(
     endpoint: Endpoint, name: str, cards: Iterable[ModelCard]
 ) -> int | None:
-    """The context length of the model of that name, where it can be found."""
+    """Return the context length of a model, if it can be determined."""
     card = next((card for card in cards if card.get("id") == name), {})
     found = None if "meta" in card else _context_length_field(card)
     if found is None:
@@ -89,7 +89,7 @@ async def find_context_length(
 
 
 async def _probe_context_length(endpoint: Endpoint, name: str) -> int | None:
-    """The context length from endpoints that only one kind of server has, tried in turn."""
+    """Query the endpoints that only one kind of server has, in turn, for the context length."""
     settings = (await _fetch_json(endpoint, "/props")).get("default_generation_settings")
     found = _number(settings.get("n_ctx")) if isinstance(settings, dict) else None
     if found is None:
@@ -139,7 +139,7 @@ def _context_length_field(card: ModelCard) -> int | None:
 
 
 def _number(value: object) -> int | None:
-    """A positive number of tokens. LiteLLM writes some as text."""
+    """Return a positive number of tokens. LiteLLM encodes some as strings."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     return value if type(value) is int and value > 0 else None
@@ -154,7 +154,8 @@ _log = logging.getLogger(__name__)
 PROBE_REASONING = " ".join(
     f"Consider stone {number}, then the river and the mill." for number in range(6)
 )
-MIN_GROWTH_TOKENS = 40  # the probe's reasoning has twice as many, markup has fewer
+# the probe's reasoning has twice as many tokens, additional markup has fewer
+MIN_GROWTH_TOKENS = 40
 _CALL = {
     "id": "call_probe",
     "type": "function",
@@ -173,14 +174,15 @@ _TOOL = {
     },
 }
 CountPromptTokens = Callable[[dict[str, Any]], Awaitable[int | UpstreamRejection | None]]
-"""Counts a request's prompt tokens; None where a server reports none, or its rejection."""
+"""Counts a request's prompt tokens; None if the server reports no count, or its rejection."""
 
 
 @dataclass(frozen=True)
 class ReasoningFieldResult:
-    """The field that is read, None if none is. Where it is not `known`, it is the usual one.
+    """The field from which the server reads reasoning; None if it reads none.
 
-    `retryable` says that the probe failed and may be repeated.
+    `known`: False if the field is only assumed, because most servers use it.
+    `retryable`: the probe failed and may be repeated.
     """
 
     field: ReasoningField | None
@@ -192,10 +194,10 @@ class ReasoningFieldResult:
 async def probe_reasoning_field(
     count_tokens: CountPromptTokens, model: str
 ) -> ReasoningFieldResult:
-    """Find the field from which the server reads the reasoning of a history."""
+    """Find the field from which the server reads the reasoning of earlier turns."""
     baseline = await count_tokens(_probe_request(model, {}))
     if baseline is None:
-        return unknown_result("it does not count tokens", retryable=False)
+        return unknown_result("the server does not report token counts", retryable=False)
     if isinstance(baseline, UpstreamRejection):
         return unknown_result(f"status {baseline.status}")
     for field in ("reasoning_content", "reasoning"):
@@ -213,7 +215,7 @@ async def probe_reasoning_field(
 
 
 def unknown_result(reason: str, *, retryable: bool = True) -> ReasoningFieldResult:
-    """The result of a failed probe: the field that most servers use."""
+    """Return the result of a failed probe: the field that most servers use."""
     return ReasoningFieldResult(
         "reasoning_content", known=False, reason=reason, retryable=retryable
     )
@@ -228,7 +230,7 @@ def log_probe_result(server: str, result: ReasoningFieldResult) -> None:
 
 
 def _has_grown(baseline: int, found: int | UpstreamRejection | None) -> bool:
-    """Whether the reasoning is in the prompt. A server that rejects the field does not read it."""
+    """Return whether the reasoning is in the prompt. A server that rejects a field ignores it."""
     return isinstance(found, int) and found - baseline >= MIN_GROWTH_TOKENS
 
 

@@ -1,7 +1,7 @@
-"""Map error responses of an upstream to our errors.
+"""Map error responses of an upstream to Dovetail's errors.
 
-A rejection that the client can fix is a client error. A wrong key or a missing model must be fixed
-by the operator: to the client the upstream is at fault.
+A rejection that the client can fix is a client error. A wrong API key or a missing model must be
+fixed by the operator, so it is reported to the client as an upstream error.
 """
 
 import re
@@ -25,8 +25,8 @@ from dovetail_model import (
 
 _MAX_QUOTE_CHARS = 500
 
-#: Codes and phrases for a prompt that does not fit: OpenAI, vLLM, llama.cpp,
-#: SGLang, LM Studio, Ollama, TRT-LLM, LiteLLM in this order, as far as they differ.
+#: Codes and phrases for a prompt that does not fit: OpenAI, vLLM, llama.cpp, SGLang, LM Studio,
+#: Ollama, TRT-LLM and LiteLLM, in this order, if they differ.
 _CONTEXT_OVERFLOW_PHRASES = (
     "context_length_exceeded",
     "maximum context length",
@@ -54,7 +54,7 @@ _TOKEN_COUNT_PATTERNS = tuple(
 
 @dataclass(frozen=True)
 class UpstreamRejection:
-    """An error response. `code` and `param` are the server's own, where it has them."""
+    """An error response. `code` and `param` are the server's own values, if it has them."""
 
     status: int
     message: str
@@ -69,7 +69,7 @@ class UpstreamRejection:
 
     @property
     def token_counts(self) -> tuple[int, int] | None:
-        """The prompt's tokens and the context length, where the message has both."""
+        """Return the prompt tokens and the context length, if the message contains both."""
         found = next(
             (match for each in _TOKEN_COUNT_PATTERNS if (match := each.search(self.message))), None
         )
@@ -79,7 +79,7 @@ class UpstreamRejection:
 def parse_rejection(
     status: int, content: bytes, headers: Mapping[str, str] | None = None
 ) -> UpstreamRejection:
-    """The rejection in a response, in the format of the server or of a proxy in front of it."""
+    """Parse the rejection in a response, in the format of the server or of a proxy before it."""
     body = _decode_body(content)
     if isinstance(body, dict):
         body = next((body[key] for key in ("error", "detail", "message") if body.get(key)), body)
@@ -99,39 +99,43 @@ def parse_rejection(
 def error_from_rejection(
     server_name: str, model: str, rejection: UpstreamRejection
 ) -> DovetailError:
-    """The error for a status that is not 200."""
+    """Return the error for a status other than 200."""
     status, message = rejection.status, rejection.message
     if rejection.is_context_overflow:
         return ContextOverflow(_overflow_message(rejection))
     if status in (401, 403):
-        # Without the server's message: some servers quote the key, and clients see this.
-        return EngineError(f"{server_name} refuses our key ({status})")
+        # The server's message is not forwarded: clients see this error, and some servers quote the
+        # key.
+        return EngineError(f"{server_name} rejected the configured API key ({status})")
     if status == 404:
         return EngineError(
-            f"{server_name} has no such model or path, asked for {model!r}: {message}"
+            f"{server_name} does not have the model {model!r} or the path: {message}"
         )
     if status == 408 or status == 504:
-        return EngineTimeout(f"{server_name} was too slow ({status}): {message}")
+        return EngineTimeout(f"{server_name} timed out ({status}): {message}")
     if status in (429, 529):
-        text = f"{server_name} has no room now ({status}): {message}"
+        text = f"{server_name} is overloaded ({status}): {message}"
         return Overloaded(text, retry_after=rejection.retry_after)
     if status in (502, 503):
         text = f"{server_name} is not ready ({status}): {message}"
         return EngineUnavailable(text, retry_after=rejection.retry_after)
     if status >= 500:
         return EngineError(f"{server_name} failed ({status}): {message}")
-    return InvalidRequest(f"{server_name} refuses the request ({status}): {message}")
+    return InvalidRequest(f"{server_name} rejected the request ({status}): {message}")
 
 
 def error_from_stream_failure(server_name: str, failure: Failure) -> DovetailError:
-    """The error for a stream that failed. Client errors are only those that a client can fix."""
+    """Return the error for a failed stream.
+
+    Only errors that the client can fix are client errors.
+    """
     rejection = UpstreamRejection(500, failure.message)
     if failure.kind == "context_overflow" or rejection.is_context_overflow:
         return ContextOverflow(_overflow_message(rejection))
     if failure.kind == "rate_limited":
-        return Overloaded(f"{server_name} has no room now: {failure.message}")
+        return Overloaded(f"{server_name} is overloaded: {failure.message}")
     if failure.kind in ("unauthenticated", "forbidden", "not_found"):
-        return EngineError(f"{server_name} refuses the request: {failure.message}")
+        return EngineError(f"{server_name} rejected the request: {failure.message}")
     text = f"{server_name}: {failure.message}"
     if failure.kind in ("invalid_request", "unsupported", "too_large"):
         return InvalidRequest(text, param=failure.param)
@@ -139,7 +143,7 @@ def error_from_stream_failure(server_name: str, failure: Failure) -> DovetailErr
 
 
 def _overflow_message(rejection: UpstreamRejection) -> str:
-    """The phrase that harnesses recognize, so that they compact their conversation."""
+    """Return a message with the phrase that makes harnesses compact their history."""
     if rejection.token_counts is None:
         return f"prompt is too long: {rejection.message}"
     prompt, context_length = rejection.token_counts

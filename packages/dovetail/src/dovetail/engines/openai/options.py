@@ -8,13 +8,13 @@ from dovetail.engines.registry import EngineSetupError
 
 
 class OpenAIOptions(msgspec.Struct, frozen=True):
-    """The engine's own options, as its page documents them.
+    """The engine's options, by the names in its documentation.
 
-    `raw` says that the server returns unparsed text; `tool_parser` and `reasoning_parser` then
-    name our parsers. `reasoning_field` is the field from which the server reads the reasoning of
-    a history; by default it is probed. `custom_tools` says that the server supports tools with
-    free-text input; None detects it. `body` is a JSON object of fields that are added to every
-    request.
+    `raw`: the server returns unparsed text, which `tool_parser` and `reasoning_parser` parse.
+    `reasoning_field`: the field from which the server reads the reasoning of earlier turns. It is
+    probed by default.
+    `custom_tools`: the server supports tools with free-text input. None detects it.
+    `body`: a JSON object of fields that are added to every request.
     """
 
     api: Literal["auto", "chat", "responses"] = "auto"
@@ -30,8 +30,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True):
     body: str = ""
 
     def extra_fields(self) -> dict[str, object]:
-        """The fields of `body`. Raises where it is not an object."""
+        """Return the fields of `body`. Raise an error if it is not a JSON object."""
         try:
             return msgspec.json.decode(self.body or "{}", type=dict[str, object])
         except msgspec.DecodeError as error:
-            raise EngineSetupError(f"the option body is no JSON object: {error}") from error
+            raise EngineSetupError(f"the option body must be a JSON object: {error}") from error

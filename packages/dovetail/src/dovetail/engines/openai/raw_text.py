@@ -1,7 +1,7 @@
-"""Parse and write messages for a server without parsers of its own.
+"""Parse and write messages for a server without parsers.
 
-Assistant turns are sent to it as text in the model's own syntax. So interleaved reasoning and calls
-keep their order, which a chat message cannot express.
+Assistant turns are sent to the server as text in the model's own syntax. This preserves the order
+of interleaved reasoning and tool calls, which a chat message cannot express.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from dovetail_protocols import ToolNames
 
 
 class ModelSyntax:
-    """A model's syntax of reasoning and calls: by the names of parsers, else by the model's id."""
+    """A model's syntax for reasoning and tool calls, by parser names or by the model's id."""
 
     __slots__ = ("_family", "_reasoning_parser", "_tool_parser")
 
@@ -42,8 +42,8 @@ class ModelSyntax:
         family = resolve_family(tool or reasoning or model)
         if family is None:
             raise EngineSetupError(
-                f"nothing is known about how {model!r} writes calls and thoughts: "
-                "name its --tool-call-parser and --reasoning-parser"
+                f"the syntax of tool calls and reasoning is not known for {model!r}: "
+                "set --tool-call-parser and --reasoning-parser"
             )
         if tool is None and reasoning is None:
             tool, reasoning = family.tool_parser, family.reasoning_parser
@@ -54,7 +54,7 @@ class ModelSyntax:
         self.create_parser(Request(model))
 
     def create_parser(self, request: Request, in_reasoning: bool | None = None) -> Parser:
-        """A parser for one response. Raises where tool and reasoning parser do not fit."""
+        """Create a parser for one response. Raise if tool and reasoning parser are incompatible."""
         try:
             return Parser(
                 self._tool_parser,
@@ -66,14 +66,14 @@ class ModelSyntax:
             raise EngineSetupError(str(error)) from error
 
     def write(self, blocks: Sequence[OutputBlock]) -> str:
-        """The blocks in the model's syntax. Raises `ValueError` if it cannot express them."""
+        """Write the blocks in the model's syntax. Raise `ValueError` if it cannot express them."""
         return write_message(blocks, self._family)
 
 
 class AssistantTurnWriter:
-    """Writes the assistant turns of one request.
+    """Writes the assistant turns of one request as text.
 
-    `not_carried` are codes of what could not be written.
+    `not_carried`: codes of the content that could not be written.
     """
 
     __slots__ = ("_names", "_syntax", "not_carried")
@@ -111,7 +111,10 @@ class AssistantTurnWriter:
 
 
 class RawTextReader:
-    """Parses the text of a response. Events that the server has parsed are passed through."""
+    """Parses the text of a response.
+
+    Events that the server has already parsed are passed through.
+    """
 
     __slots__ = (
         "_call_indexes",
@@ -129,7 +132,7 @@ class RawTextReader:
         self._request = request
         self._parser = syntax.create_parser(request)
         self._restorer = ToolNameRestorer(ToolNames(request.tools))
-        self._parser_is_new = False  # whether finishing it would emit nothing
+        self._parser_is_new = False  # whether finishing it would emit no events
         self._call_indexes: dict[tuple[str, int], int] = {}
         self._calls = self._closed = 0
 
@@ -154,7 +157,10 @@ class RawTextReader:
         return out
 
     def _flush(self) -> list[Event]:
-        """The parser's pending events. A new parser, outside of reasoning, reads what follows."""
+        """Return the parser's pending events.
+
+        The next text goes to a new parser, outside of reasoning.
+        """
         if self._parser_is_new:
             return []
         self._parser_is_new = True
@@ -164,7 +170,7 @@ class RawTextReader:
         return events
 
     def _renumber(self, source: str, events: list[Event]) -> list[Event]:
-        """The events with calls numbered consecutively, whoever parsed them."""
+        """Number the calls consecutively, no matter whether the server or our parser found them."""
         out: list[Event] = []
         for event in events:
             if isinstance(event, CallOpen):
@@ -179,7 +185,7 @@ class RawTextReader:
         return out
 
     def _finish(self, finish: Finish) -> Finish:
-        """The finish reason, corrected for calls that the server does not know."""
+        """Correct the finish reason for calls that the server did not detect."""
         if finish.reason not in ("stop", "tool_calls") or not self._calls:
             return finish
         return Finish("tool_calls" if self._closed == self._calls else "length")

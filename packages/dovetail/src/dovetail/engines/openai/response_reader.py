@@ -1,4 +1,4 @@
-"""Read one response of an upstream: bytes to events, with a guaranteed end."""
+"""Read one response of an upstream: convert bytes to events, ending with exactly one finish."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,10 @@ from dovetail_protocols import ChatReader, ResponsesReader
 
 
 class UpstreamResponseReader:
-    """Reads one response. `not_carried` is reported with its first events.
+    """Reads one response.
 
-    `unlimited` says that no token limit was sent, so that "length" means the context window.
+    `not_carried`: reported with the first events.
+    `unlimited`: no token limit was sent, so that "length" means the context window.
     """
 
     __slots__ = (
@@ -42,15 +43,15 @@ class UpstreamResponseReader:
         self.is_finished = False
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes complete. Raises where they report a failure."""
+        """Return the events that these bytes complete. Raise an error if they report a failure."""
         return self._process(self._reader.feed(chunk))
 
     def read_body(self, body: bytes) -> list[Event]:
-        """The events of a response that was not streamed."""
+        """Return the events of a non-streaming response."""
         return self._process(self._reader.whole(body))
 
     def finish(self) -> list[Event]:
-        """The events that the end of the connection completes."""
+        """Return the events that the end of the connection completes."""
         return self._process(self._reader.finish())
 
     def _process(self, events: list[Event]) -> list[Event]:
@@ -71,7 +72,7 @@ class UpstreamResponseReader:
         return out
 
     def _finish_events(self, finish: Finish) -> list[Event]:
-        """The finish, after the usage; with a diagnostic where the server reported no usage."""
+        """Return the finish after the usage, with a diagnostic if the server reported no usage."""
         self.is_finished = True
         if self._unlimited and finish.reason == "length":
             finish = Finish("context_window")

@@ -1,10 +1,10 @@
-"""Call ids and tool names in the form that an upstream requires.
+"""Convert call ids and tool names to the form that an upstream requires.
 
-Most upstreams accept any id. Templates of Mistral's models reject what is not nine letters and
-digits, and Kimi's print the id, which the model expects in a form of its own. Another Dovetail
-takes an id in our format that it never issued as a sign that the turn is not its own, and does
-not search further. Such ids are numbered by the call's position in the conversation, so they are
-the same in every request.
+Most upstreams accept any id. The templates of Mistral's models reject ids that are not nine letters
+and digits. Kimi's templates print the id, and the model expects its own form. Another Dovetail
+server interprets an id in Dovetail's format that it never issued as a sign that the turn is not its
+own, and stops searching for it. Such ids are numbered by the call's position in the conversation,
+so they are the same in every request.
 """
 
 import json
@@ -32,13 +32,13 @@ from dovetail_protocols import ToolNames
 CallIdFormat = Literal["any", "nine", "kimi"]
 
 DOVETAIL_OWNER = "dovetail"
-"""The `owned_by` of models on our own servers."""
+"""The `owned_by` of models on Dovetail servers."""
 
 _FORMATS: dict[str, CallIdFormat] = {"*kimi-k2*": "kimi", "*mistral*": "nine", "*stral-*": "nine"}
 
 
 def call_id_format(remote: RemoteModel) -> CallIdFormat:
-    """The format that a model requires, judged by its name and its server."""
+    """Return the format that a model requires, judged by its name and its server."""
     if remote.version == DOVETAIL_OWNER:
         return "nine"
     name = remote.name.lower()
@@ -48,13 +48,13 @@ def call_id_format(remote: RemoteModel) -> CallIdFormat:
 
 
 def requires_nine_chars(rejection: UpstreamRejection) -> bool:
-    """Whether a server rejects an id for its length, as Mistral's templates do."""
+    """Return whether a server rejects an id because of its length, as Mistral's templates do."""
     message = rejection.message.lower()
     return "id" in message and "length" in message and "9" in message and "alphanumeric" in message
 
 
 def rewrite_call_ids(request: Request, id_format: CallIdFormat) -> Request:
-    """The request with its calls, and their results, under ids of that format."""
+    """Rewrite the ids of calls and of their results to this format."""
     if id_format == "any":
         return request
     names = ToolNames(request.tools)
@@ -87,7 +87,7 @@ def _replace_call_id(block: Block, new_ids: dict[str, str]) -> Block:
 
 
 class ToolNameRestorer:
-    """Restores the original names of calls. A custom tool's input is emitted as a whole."""
+    """Restores the original names of tools. The input of a custom tool is emitted in one piece."""
 
     __slots__ = ("_names", "_pending_arguments")
 
@@ -129,7 +129,7 @@ class ToolNameRestorer:
 
 
 def _extract_input(arguments: str) -> str:
-    """The string in `{"input": "..."}`; arguments of another shape are returned as they are."""
+    """Return the string in `{"input": "..."}`; arguments of another shape are not changed."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

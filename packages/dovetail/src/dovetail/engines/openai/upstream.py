@@ -1,7 +1,7 @@
-"""An upstream that renders and parses by itself. Its events are mapped, not parsed again.
+"""An upstream that renders and parses itself. Its events are mapped, not parsed again.
 
-Turns are not exact there: the rendered prompt and the sampled tokens are not known. What its API
-can carry of the model's order is carried, and what it cannot is counted.
+Turns are not exact here, because the rendered prompt and the sampled tokens are not known. The
+model's output order is preserved as far as the upstream's API can express it; the rest is counted.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ from dovetail_protocols import (
 UpstreamApi = Literal["chat", "responses"]
 API_PATHS: dict[UpstreamApi, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 MAX_PROBES = 3
-MAX_SESSION_ID_CHARS = 512  # servers reject requests with longer headers
-MAX_ATTEMPTS = 6  # of a request from which rejected fields are dropped
+MAX_SESSION_ID_CHARS = 512  # servers reject longer headers
+MAX_ATTEMPTS = 6  # of one request, dropping rejected fields in between
 _UNSUPPORTED_STATUSES = (404, 405, 501)
 
 
@@ -91,7 +91,7 @@ class OpenAIUpstream:
         )
 
     async def start(self) -> None:
-        """Detect the API and the reasoning field. Raises if no server responds."""
+        """Detect the API and the reasoning field. Raise an error if no server responds."""
         length = await find_context_length(
             self._endpoint, self._model, await list_models(self._endpoint)
         )
@@ -99,7 +99,7 @@ class OpenAIUpstream:
         await self._ensure_probed()
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
-        """Batches of events as they arrive. Closing it closes the connection."""
+        """Yield batches of events as they arrive. Closing the generator closes the connection."""
         api, dialect = await self._ensure_probed()
         unlimited = self._is_limit_beyond_context(request)
         learned: set[str] = set()
@@ -133,10 +133,10 @@ class OpenAIUpstream:
                 self._adaptations.revert(learned)
                 raise error_from_rejection(self._server_name, self._model, rejection)
         self._adaptations.revert(learned)
-        raise EngineError(f"{self._server_name} refuses the request in every form")
+        raise EngineError(f"{self._server_name} rejected the request after {MAX_ATTEMPTS} attempts")
 
     async def health(self) -> EngineHealth:
-        """Whether the server responds, and what was detected about it."""
+        """Return whether the server responds, and what was detected about it."""
         facts = {
             "api": self._api or "not known yet",
             "model": self._model,
@@ -159,7 +159,7 @@ class OpenAIUpstream:
         )
 
     async def stop(self) -> None:
-        """Nothing to release: each response has its own connection."""
+        """Do nothing: each response has its own connection."""
 
     async def _events(
         self, response: ClientResponse, reader: UpstreamResponseReader
@@ -197,12 +197,12 @@ class OpenAIUpstream:
         return UpstreamRequest(encoded.fields, (*encoded.dropped, *writer.not_carried))
 
     def _is_limit_beyond_context(self, request: Request) -> bool:
-        """Whether the limit exceeds the context window: some servers reject such a limit."""
+        """Return whether the limit exceeds the context window, which some servers reject."""
         limit, length = request.sampling.max_tokens, self.capabilities.context_length
         return limit is not None and length is not None and limit >= length
 
     async def _ensure_probed(self) -> tuple[UpstreamApi, UpstreamDialect]:
-        """The API and the dialect; probed once, and again where that failed."""
+        """Return the API and the dialect. They are probed once, and again if the probe failed."""
         async with self._probe_lock:
             if self._api is None:
                 self._api = await self._detect_api()
@@ -213,22 +213,22 @@ class OpenAIUpstream:
         field = self._reasoning_field.field
         custom = self._options.custom_tools
         if custom is None:
-            # Only our servers read `reasoning_segments`.
+            # Only Dovetail servers read `reasoning_segments`.
             custom = self._is_dovetail or field == "reasoning_segments"
         return self._api, UpstreamDialect(field, custom, seals=self._api == "responses")
 
     def _model_name(self, request: Request) -> str:
-        """The model to request: the one that the client names, if the server has it."""
+        """Return the model name to request: the client's if the server has it, else the default."""
         return request.model if request.model in self._names else self._model
 
     async def _detect_api(self) -> UpstreamApi:
-        """Chat Completions where it is offered: every server parses best for that API."""
+        """Prefer Chat Completions if the server offers it: servers parse best for that API."""
         for api, path in API_PATHS.items():
             client_request = ClientRequest("POST", path, b"{}", timeouts=DISCOVERY_TIMEOUTS)
             status, _ = await fetch(self._endpoint, client_request)
             if status not in _UNSUPPORTED_STATUSES:
                 return api
-        raise EngineError(f"{self._server_name} offers neither Chat Completions nor Responses")
+        raise EngineError(f"{self._server_name} supports neither Chat Completions nor Responses")
 
     async def _probe_reasoning_field(self, api: UpstreamApi) -> ReasoningFieldResult:
         if api == "responses" or self._syntax is not None:
@@ -242,7 +242,7 @@ class OpenAIUpstream:
         return result
 
     async def _count_prompt_tokens(self, body: dict[str, Any]) -> int | UpstreamRejection | None:
-        """The tokens of a prompt, see `CountPromptTokens`."""
+        """Return the number of tokens of a prompt, see `CountPromptTokens`."""
         fields = {**body, **self._extra_fields, "stream": False}
         client_request = ClientRequest(
             "POST", API_PATHS["chat"], msgspec.json.encode(fields), timeouts=self._timeouts
@@ -260,7 +260,7 @@ class OpenAIUpstream:
         if self._reasoning_field is None:
             return "not known yet"
         if not self._reasoning_field.known:
-            return f"{self._reasoning_field.field}, unproved: {self._reasoning_field.reason}"
+            return f"{self._reasoning_field.field}, assumed: {self._reasoning_field.reason}"
         if self._syntax is not None:
             return "written into the text"
         return "items" if self._api == "responses" else self._reasoning_field.field or "none"
@@ -275,7 +275,7 @@ class _CountResponse(msgspec.Struct, frozen=True):
 
 
 def _configured_reasoning_field(options: OpenAIOptions) -> ReasoningFieldResult | None:
-    """The field that the operator configured."""
+    """Return the field that the operator configured."""
     match options.reasoning_field:
         case "auto":
             return None
@@ -286,7 +286,7 @@ def _configured_reasoning_field(options: OpenAIOptions) -> ReasoningFieldResult 
 
 
 def _session_headers(request: Request) -> dict[str, str]:
-    """The session as a header: servers that route by it know it, all others ignore it."""
+    """Return the session as a header for servers that route by it. Others ignore it."""
     session = (request.identity.session or "").strip()
     if not session.isascii() or not session.isprintable():
         return {}

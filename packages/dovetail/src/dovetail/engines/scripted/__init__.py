@@ -1,11 +1,11 @@
-"""The scripted engine: replies from a file, in place of a model.
+"""The scripted engine: generates replies from a file instead of a model.
 
-It ships with the product: the demo, the tests and load tests run on it. It simulates what is around
-a model (a prefix cache, prefill and decode times, failures), never a model. In process it is
+It is part of the product: the demo, the tests and load tests use it. It simulates the environment
+of a model (a prefix cache, prefill and decode times, failures), but not a model. In process it is
 `ScriptedEngine`; as a separate process (`python -m dovetail.engines.scripted`) it serves vLLM's
 completions protocol.
 
-A plain text file is the reply to every request. A YAML file holds turns and rules:
+A plain text file is the reply to every request. A YAML file contains turns and rules:
 
     rules:
       - when: {text: "title for this conversation", tail: 400}
@@ -18,9 +18,9 @@ A plain text file is the reply to every request. A YAML file holds turns and rul
         delay: {first: 0.2, between: 0.01}
       - text: "It is sunny."
 
-A request gets the reply of the first rule that matches it, else the next turn of its session. Text
-is tokenized with the model's tokenizer, so that a control token is written as its text; the token
-that ends a turn is added automatically. The page docs/scripts.md has every key.
+A request gets the reply of the first rule that matches it, or else the next turn of its session.
+Text is tokenized with the model's tokenizer, so control tokens can be written as text. The token
+that ends a turn is added automatically. See docs/scripts.md for all keys.
 """
 
 from pathlib import Path
@@ -44,11 +44,11 @@ __all__ = [
 
 
 def create(setup: EngineSetup) -> ScriptedEngine:
-    """The engine for the registry. The path of the `script` is one of the options."""
+    """Create the engine for the registry. The option `script` is the path of the script."""
     options: dict[str, Any] = dict(setup.options)
     path = options.pop("script", None)
     if not isinstance(path, str | Path):
-        raise EngineSetupError("the scripted engine needs a script: --script FILE")
+        raise EngineSetupError("the scripted engine requires a script: set --script FILE")
     options.setdefault("context_length", setup.context_length)
     try:
         return ScriptedEngine(

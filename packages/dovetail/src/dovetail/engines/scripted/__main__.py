@@ -1,4 +1,4 @@
-"""`python -m dovetail.engines.scripted`: the scripted engine as a process of its own."""
+"""`python -m dovetail.engines.scripted`: run the scripted engine as a separate process."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ BYTE_CONTROL_TOKENS = (
 
 @dataclass(frozen=True)
 class ScriptedServerOptions:
-    """Options of the process. Without a model, text is tokenized byte by byte."""
+    """Options of the process. Without a model, each byte of text is one token."""
 
     script: Path
     model: Path | None = None
@@ -43,7 +43,7 @@ class ScriptedServerOptions:
 
 
 def run_server(options: ScriptedServerOptions) -> None:
-    """Serve until interrupted. Prints the address once connections are accepted."""
+    """Serve until interrupted. Print the address when the server accepts connections."""
     model = load_served_model(options)
     script = load_script(options.script)
     engine = ScriptedEngine(model.tokenizer, script, options=options.engine, stop_ids=model.eos_ids)
@@ -61,7 +61,7 @@ def run_server(options: ScriptedServerOptions) -> None:
 
 
 def load_served_model(options: ScriptedServerOptions) -> CompletionModel:
-    """The model of the folder; options take precedence."""
+    """Return the model of the folder. Options take precedence."""
     if options.model is not None:
         return read_completion_model(
             options.model, options.served_model_name, options.max_model_len
@@ -73,7 +73,7 @@ def load_served_model(options: ScriptedServerOptions) -> CompletionModel:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and serve. An error in it or in the script is printed in one line."""
+    """Parse the command line and serve. Print errors in it or in the script as one line."""
     try:
         run_server(_parse_arguments(arguments))
     except (ScriptError, OSError, ValueError) as error:
@@ -88,21 +88,26 @@ def _parse_arguments(arguments: Sequence[str] | None) -> ScriptedServerOptions:
     defaults = ScriptedOptions()
     parser = argparse.ArgumentParser(prog="dovetail engine scripted", description=__doc__)
     add = parser.add_argument
-    add("--script", type=Path, required=True, help="what to play: plain text, or YAML")
-    add("--model", type=Path, help="folder with the tokenizer (default: one token a byte)")
+    add("--script", type=Path, required=True, help="the replies: a plain text or YAML file")
+    add("--model", type=Path, help="folder with the tokenizer (default: one token per byte)")
     add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8000, help="0 takes a free one and prints it")
-    add("--uds", type=Path, help="listen on this unix socket instead")
-    add("--api-key", help="answer only requests that carry this key")
+    add("--port", type=int, default=8000, help="port; 0 selects a free port and prints it")
+    add("--uds", type=Path, help="listen on this unix socket instead of a port")
+    add("--api-key", help="reject requests that do not carry this key")
     add("--served-model-name", nargs="+", default=[])
     add("--max-model-len", type=int)
     add("--prefill-rate", type=float, default=defaults.prefill_rate, help="tokens/s; 0: no limit")
-    add("--decode-rate", type=float, default=defaults.decode_rate, help="tokens/s of a stream")
-    add("--chunk", type=int, default=defaults.chunk, help="tokens of a delta")
-    add("--continues", action="store_true", help="go on with answers that a prompt ends with")
+    add(
+        "--decode-rate",
+        type=float,
+        default=defaults.decode_rate,
+        help="tokens/s per stream; 0: no limit",
+    )
+    add("--chunk", type=int, default=defaults.chunk, help="tokens per delta")
+    add("--continues", action="store_true", help="continue a reply that the prompt ends with")
     add("--cache-blocks", type=int, default=defaults.cache_blocks)
     add("--block-size", type=int, default=defaults.block_size)
-    add("--record", help="write prompts and answers into this file, as lines of JSON")
+    add("--record", help="write prompts and outputs to this file, as JSON lines")
     parsed = parser.parse_args(arguments)
     return ScriptedServerOptions(
         script=parsed.script,

@@ -1,4 +1,4 @@
-"""The scripted engine: generates replies from a script in place of a model."""
+"""The scripted engine: generates replies from a script instead of a model."""
 
 import asyncio
 import time
@@ -42,10 +42,12 @@ from dovetail_tokenizers import Tokenizer
 
 
 class RecordedGeneration(msgspec.Struct, frozen=True):
-    """A request and its output, as tokens and as text. `output` is what had been sent.
+    """A request and its output, as tokens and as text.
 
-    `began` is the time at which the request arrived, as Unix time. The encoded field names are the
-    format of the file.
+    `began`: when the request arrived, as Unix time.
+    `output`: the tokens that were sent, which may be only a part of the reply.
+
+    The encoded field names are the format of the file.
     """
 
     began: float
@@ -58,19 +60,20 @@ class RecordedGeneration(msgspec.Struct, frozen=True):
 
 
 class GenerationLog:
-    """Writes a line of JSON for each request, when its output has ended."""
+    """Writes one line of JSON per request, when its output has ended."""
 
     __slots__ = ("_path", "_tokenizer")
 
     def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
         self._path = path
         self._tokenizer = tokenizer
-        path.touch(0o600)  # fails now, and not at the first request, if it cannot be written
+        # fails now, instead of at the first request, if the file cannot be written
+        path.touch(0o600)
 
     def add(
         self, started: float, request: EngineRequest, cached: int, output: Sequence[int]
     ) -> None:
-        """Write in one call, so that a reader never sees half a line."""
+        """Write the line in one call, so that a reader never sees an incomplete line."""
         prompt = tuple(request.prompt)
         output_text = self._tokenizer.decode(output)
         text = self._tokenizer.decode(prompt)
@@ -85,14 +88,17 @@ POLL_INTERVAL_SECONDS = 0.02
 
 
 class InterruptibleTimer:
-    """Sleeps of an engine's generations, which can all be interrupted with an error."""
+    """Sleeps of an engine's generations, all of which can be interrupted with an error."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
         self.interrupt_reason: str | None = None
 
     async def sleep(self, seconds: float | None) -> None:
-        """Sleep; forever for None. With 0 or less, only yield to other tasks."""
+        """Sleep, or wait forever if `seconds` is None.
+
+        With 0 or less, only yield to other tasks.
+        """
         if seconds is not None and seconds <= 0:
             await asyncio.sleep(0)
         else:
@@ -155,11 +161,12 @@ ERROR_TYPES: dict[ErrorKind, type[EngineError]] = {
 class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Simulated speed and cache. A rate of 0 is as fast as possible.
 
-    Rates are tokens per second, of one stream. `cache_blocks` is the prefix cache's capacity,
-    `chunk` the tokens of a delta where the script does not say. `continues`: a prompt that ends
-    with the beginning of its reply is continued, as by a model. `record` is a file to which
-    prompts and outputs are written. `remember` is how many requests are retained in
-    `ScriptedEngine.requests`.
+    `prefill_rate`, `decode_rate`: tokens per second, per stream.
+    `chunk`: tokens per delta, if the script does not set it.
+    `cache_blocks`: the capacity of the prefix cache.
+    `continues`: a prompt that ends with the beginning of its reply is continued, as by a model.
+    `remember`: how many requests `ScriptedEngine.requests` retains.
+    `record`: a file to which prompts and outputs are written.
     """
 
     prefill_rate: NonNegativeFloat = 0.0
@@ -174,7 +181,7 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedCounters:
-    """Requests and tokens since the start, for measurements."""
+    """Counts of requests and tokens since the start, for measurements."""
 
     __slots__ = ("cached", "finished", "generated", "prompt", "running")
 
@@ -193,9 +200,9 @@ class ScriptedCounters:
 
 
 class ScriptedEngine:
-    """A token engine without a model. `requests` are the last requests.
+    """A token engine without a model. `requests` contains the last requests.
 
-    A constraint is recorded with its request and not enforced: the script defines the output.
+    A constraint is recorded with its request but not enforced: the script defines the output.
     """
 
     name = "scripted"
@@ -229,7 +236,7 @@ class ScriptedEngine:
         )
 
     async def start(self) -> None:
-        """Ready at once; also restarts an engine that has died."""
+        """Make the engine ready immediately. Also restarts an engine that has died."""
         self._timer.resume()
 
     async def stop(self) -> None:
@@ -255,7 +262,7 @@ class ScriptedEngine:
     async def generate_batches(
         self, request: EngineRequest
     ) -> AsyncGenerator[list[TokenDelta], None]:
-        """The same deltas, those that are due together in one list."""
+        """Yield the same deltas in lists, one per batch of deltas that are due together."""
         reply = self._admit(request)
         cached = self.cache.look_up(request.prompt, request.cache_salt)
         playback = ReplyPlayback(reply, self.options.decode_rate, cached)
@@ -309,14 +316,14 @@ class ScriptedEngine:
 
 
 def _start_time(now: float, delay: ReplyDelay) -> float:
-    """When a reply begins: now, or with the next step of all replies."""
+    """Return when a reply begins: now, or at the next step that all replies share."""
     if not delay.in_step or not delay.between:
         return now
     return ceil(now / delay.between) * delay.between
 
 
 def _limit_to_context(request: EngineRequest, context_length: int) -> EngineRequest:
-    """The request with no more tokens than the context window has room for."""
+    """Limit the request's tokens to the room in the context window."""
     length = len(request.prompt)
     if length >= context_length:
         raise ContextOverflow(

@@ -28,7 +28,7 @@ _PATH_STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
 def load_script(path: str | Path) -> Script:
-    """The script in a file. A file that is neither YAML nor JSON by its name is one plain reply."""
+    """Load a script. A file whose name ends in neither YAML nor JSON is one plain reply."""
     path = Path(path)
     text = _read_text(path, str(path))
     if path.suffix.lower() not in STRUCTURED_SUFFIXES:
@@ -37,12 +37,12 @@ def load_script(path: str | Path) -> Script:
 
 
 def parse_script(text: str, name: str = "the script", folder: Path | None = None) -> Script:
-    """The script in a YAML text. `folder` is where the files that it names are looked up."""
+    """Parse a script from YAML text. `folder` is where the files that it names are looked up."""
     return _ScriptLoader(name, text, folder or Path()).load()
 
 
 class _ScriptLoader:
-    """Loads one file. Paths are those of msgspec: `.turns[2].chunks`."""
+    """Loads one file. Paths have msgspec's format: `.turns[2].chunks`."""
 
     def __init__(self, name: str, text: str, folder: Path) -> None:
         self._name = name
@@ -78,7 +78,7 @@ class _ScriptLoader:
         if turns:
             built.append(ScriptRule(self._build_turns(turns)))
         if not built:
-            raise self._error("", "there is nothing to play: no turns and no rules")
+            raise self._error("", "the script must contain turns or rules")
         return Script(tuple(built))
 
     def _build_rule(self, path: str, entry: ScriptEntry) -> ScriptRule:
@@ -86,7 +86,7 @@ class _ScriptLoader:
         if entry.turns is None:
             return ScriptRule((self._build_reply(path, entry),), entry.when, entry.times)
         if _reply_keys(entry):
-            raise self._error(path, "a rule has `turns` or an answer of its own, not both")
+            raise self._error(path, "a rule must have either `turns` or its own reply, not both")
         turns = [(f"{path}.turns[{n}]", turn) for n, turn in enumerate(entry.turns)]
         return ScriptRule(self._build_turns(turns), entry.when, entry.times)
 
@@ -104,7 +104,7 @@ class _ScriptLoader:
 
     def _build_turn(self, path: str, entry: ScriptEntry) -> ScriptedReply:
         if entry.when is not None or entry.turns is not None:
-            raise self._error(path, "a turn has neither `when` nor `turns`: that makes a rule")
+            raise self._error(path, "a turn cannot have `when` or `turns`: use a rule")
         return self._build_reply(path, entry)
 
     def _build_reply(self, path: str, entry: ScriptEntry) -> ScriptedReply:
@@ -126,7 +126,7 @@ class _ScriptLoader:
     def _reply_pieces(self, path: str, entry: ScriptEntry) -> tuple[str | tuple[int, ...], ...]:
         keys = _reply_keys(entry)
         if len(keys) > 1:
-            raise self._error(path, f"only one of {', '.join(keys)} can be the answer")
+            raise self._error(path, f"only one of {', '.join(keys)} can define the reply")
         if entry.file is not None:
             file = self._folder / entry.file
             return (_read_text(file, self._location(f"{path}.file")).removesuffix("\n"),)
@@ -134,28 +134,32 @@ class _ScriptLoader:
             return (entry.tokens,)
         if entry.text is not None or self._interruption(path, entry) is not None:
             return (entry.text or "",)
-        raise self._error(path, "there is no answer: text, file, tokens, chunks, fail, die or hang")
+        raise self._error(
+            path, "a reply is required: text, file, tokens, chunks, fail, die or hang"
+        )
 
     def _chunks(
         self, path: str, entry: ScriptEntry
     ) -> tuple[tuple[int, ...] | None, tuple[str | tuple[int, ...], ...]]:
-        """The sizes of deltas, or the deltas themselves."""
+        """Return the sizes of deltas, or the deltas themselves."""
         chunks = entry.chunks
         if not isinstance(chunks, tuple):
             return (None if chunks is None else (chunks,)), ()
         sizes = tuple(item for item in chunks if isinstance(item, int))
         pieces = tuple(item for item in chunks if not isinstance(item, int))
         if (sizes and pieces) or not chunks:
-            raise self._error(f"{path}.chunks", "either sizes or pieces are wanted")
+            raise self._error(f"{path}.chunks", "must be either all sizes or all pieces")
         if pieces and _reply_keys(entry):
-            raise self._error(f"{path}.chunks", "pieces are the whole answer: no text beside them")
+            raise self._error(
+                f"{path}.chunks", "pieces are the complete reply and cannot be combined with text"
+            )
         return sizes or None, pieces
 
     def _interruption(self, path: str, entry: ScriptEntry) -> ReplyInterruption | None:
         interruptions = _interruptions(entry)
         if len(interruptions) > 1:
             modes = ", ".join(found.mode for found in interruptions)
-            raise self._error(path, f"only one of {modes} can happen")
+            raise self._error(path, f"only one of {modes} can be set")
         return interruptions[0] if interruptions else None
 
     def _translate_error(self, message: str) -> ScriptError:
@@ -167,7 +171,7 @@ class _ScriptLoader:
         return ScriptError(f"{self._location(path)}: {message}")
 
     def _location(self, path: str) -> str:
-        """A path as the file, the line and the path of the entry."""
+        """Convert a path to the file, the line and the path of the entry."""
         node, line = self._tree, 1
         for index, key in _PATH_STEP.findall(path):
             node = _child_node(node, index, key)
@@ -191,7 +195,7 @@ def _reply_keys(entry: ScriptEntry) -> list[str]:
 
 
 def _interruptions(entry: ScriptEntry) -> list[ReplyInterruption]:
-    """The interruptions that an entry names. True means at once, False not at all."""
+    """Return the interruptions that an entry sets. True means immediately, False means none."""
     found = []
     if entry.fail is not None:
         fail = ReplyFailure(message=entry.fail) if isinstance(entry.fail, str) else entry.fail

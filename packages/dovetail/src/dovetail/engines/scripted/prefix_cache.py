@@ -1,11 +1,12 @@
 """A simulated paged prefix cache: which blocks of a prompt are cached.
 
-A block is 16 tokens after one exact prefix. When there are more blocks than the capacity, the
-least recently used one is evicted, the deeper first of those used together, so that what is left
-is always prefixes.
+A block is 16 tokens after one exact prefix. When there are more blocks than the capacity, the least
+recently used one is evicted. Of blocks that were used together the deepest is evicted first, so
+that the remaining blocks always form prefixes.
 
-Blocks that were only ever used together are one node, a run of bytes: a look-up compares memory and
-takes as many Python steps as there are forks and turns on its way, not blocks or tokens.
+Blocks that were only ever used together form one node, a run of bytes. A look-up compares memory,
+and takes as many Python steps as there are forks and turns on its path, not as many as blocks or
+tokens.
 """
 
 from array import array
@@ -18,7 +19,7 @@ ID_SIZE_BYTES = array(ID_TYPECODE).itemsize
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A run of blocks after its parent's. A root has no parent and no run, but a salt."""
+    """A run of blocks that follows its parent's run. A root has only a salt: no parent, no run."""
 
     run: bytes
     parent: "_Node | None"
@@ -27,15 +28,15 @@ class _Node:
 
 
 class PrefixCache:
-    """Cached blocks, separately for each salt."""
+    """Cached blocks, separate for each salt."""
 
     def __init__(self, capacity: int, block_size: int = 16) -> None:
         self._block_size = block_size
         self._block_bytes = block_size * ID_SIZE_BYTES
         self._capacity = capacity
         self._roots: dict[str | None, _Node] = {}
-        # Every node but the roots, the next to evict first: a child is before its parent.
-        # Not an `LruCache`: a node is evicted block by block, from the end of its run.
+        # All nodes except the roots, the next to evict first: a child is before its parent. It is
+        # not an `LruCache` because a node is evicted block by block, from the end of its run.
         self._eviction_order: OrderedDict[_Node, None] = OrderedDict()
         self.blocks = 0
 
@@ -45,7 +46,7 @@ class PrefixCache:
         return self.blocks / self._capacity if self._capacity else 0.0
 
     def look_up(self, prompt: "array[int]", salt: str | None = None) -> int:
-        """How many tokens of a prompt need no prefill: whole blocks, never the whole prompt."""
+        """Return how many prompt tokens are cached: complete blocks, never the complete prompt."""
         root = self._roots.get(salt)
         if root is None or not prompt:
             return 0
@@ -57,7 +58,7 @@ class PrefixCache:
         )
 
     def add(self, tokens: "array[int]", salt: str | None = None) -> None:
-        """Add the whole blocks of these tokens, which have been computed."""
+        """Add the complete blocks of these tokens, which have been computed."""
         data = _to_bytes(tokens)
         end = len(data) - len(data) % self._block_bytes
         if not end:
@@ -71,7 +72,10 @@ class PrefixCache:
             self._evict()
 
     def _walk(self, root: _Node, data: bytes) -> tuple[list[_Node], int]:
-        """The cached nodes on the path, the last one split where data diverges, and their bytes."""
+        """Return the cached nodes on the path of `data` and their total bytes.
+
+        The last node is split where `data` diverges from it.
+        """
         path: list[_Node] = []
         node, at = root, 0
         while child := node.children.get(data[at : at + self._block_bytes]):
@@ -83,7 +87,7 @@ class PrefixCache:
         return path, at
 
     def _common(self, run: bytes, data: bytes, at: int) -> int:
-        """The bytes of whole blocks that a run shares with data: some, and not all."""
+        """Return the bytes of complete blocks that a run shares with data: some, but not all."""
         low, high = 1, len(run) // self._block_bytes
         while high - low > 1:
             middle = (low + high) // 2
@@ -94,7 +98,10 @@ class PrefixCache:
         return low * self._block_bytes
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Split a run in two and return the upper part. The lower one keeps its eviction order."""
+        """Split a run in two and return the upper part.
+
+        The lower part retains its eviction order.
+        """
         assert node.parent is not None
         upper = _Node(node.run[:at], node.parent)
         node.parent.children[node.run[: self._block_bytes]] = upper

@@ -17,12 +17,12 @@ from dovetail_model import TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
 MAX_REMEMBERED = 1_024
-STOP_LOOKBACK_TOKENS = 256  # of a prompt's end in which a stop token is searched
+STOP_LOOKBACK_TOKENS = 256  # at the end of a prompt, in which a stop token is searched
 
 
 @dataclass(frozen=True)
 class PreparedReply:
-    """Deltas of `ids` up to each of `delta_ends`, then the finish or the interruption."""
+    """The ids of a reply, split into deltas that end at `delta_ends`, and how it ends."""
 
     source: ScriptedReply
     ids: list[int]
@@ -32,9 +32,10 @@ class PreparedReply:
 
 
 class ReplyBuilder:
-    """Prepares replies. Every reply is tokenized once, at the start, so that errors show then.
+    """Prepares replies. Every reply is tokenized once, at the start, so that errors appear early.
 
-    `stop_ids` are the model's own, the usual one first; `chunk` is the default size of a delta.
+    `stop_ids`: the model's own, the most common one first.
+    `chunk`: the default size of a delta.
     `continues`: a prompt that ends with the beginning of its reply is continued.
     """
 
@@ -63,11 +64,11 @@ class ReplyBuilder:
         )
 
     def resume(self, request: EngineRequest) -> PreparedReply | None:
-        """The rest of a reply, for a request that continues one.
+        """Return the rest of a reply, for a request that continues one.
 
-        A server that closes a reasoning span for the model stops the generation, and sends a new
-        request with the same id for what follows. The script continues after its own end of the
-        span. There may be several spans, each closed in its turn.
+        A server that closes a reasoning span for the model stops the generation and sends a new
+        request with the same id for the rest. The script then continues after its own end of the
+        span. There may be several spans, each closed in turn.
         """
         reply, offsets = self._progress.peek(request.id) or (None, {})
         length = max((known for known in offsets if known < len(request.prompt)), default=None)
@@ -83,14 +84,14 @@ class ReplyBuilder:
         return _truncate(_skip_tokens(rest, start + skipped), request.max_tokens)
 
     def build(self, source: ScriptedReply, request: EngineRequest) -> PreparedReply:
-        """The reply as this request gets it."""
+        """Return the reply to this request."""
         whole = self._full_reply(source, request)
         replayed = _replayed_tokens(whole.ids, request.prompt) if self._continues else 0
         self._progress.put(request.id, (source, {len(request.prompt): replayed}))
         return _truncate(_skip_tokens(whole, replayed), request.max_tokens)
 
     def _full_reply(self, source: ScriptedReply, request: EngineRequest) -> PreparedReply:
-        """The whole reply with its stop token. Requests are mostly alike, so it is cached."""
+        """Return the complete reply with its stop token. It is cached: most requests are alike."""
         stop = self._stop_id(source, request)
         key = (source, stop, request.stop_ids)
         reply = self._full_replies.peek(key)
@@ -116,7 +117,7 @@ class ReplyBuilder:
         return PreparedReply(source, ids, _delta_ends(sizes, len(ids)), finish, source.interruption)
 
     def _stop_id(self, source: ScriptedReply, request: EngineRequest) -> int | None:
-        """The token after the reply, if there is one."""
+        """Return the stop token of the reply; None if it has none."""
         if source.stop is False or source.finish == "length":
             return None
         explicit = self._explicit_stop_ids[source]
@@ -132,7 +133,9 @@ class ReplyBuilder:
         pieces = [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in source.pieces]
         unknown = next((id for piece in pieces for id in piece if id >= tokenizer.size), None)
         if unknown is not None:
-            raise ScriptError(f"{source.location}: this model has no token {unknown}")
+            raise ScriptError(
+                f"{source.location}: token id {unknown} is not in the model's vocabulary"
+            )
         return pieces
 
     def _explicit_stop_id(self, source: ScriptedReply) -> int | None:
@@ -141,12 +144,12 @@ class ReplyBuilder:
             return None
         ids = [stop] if isinstance(stop, int) else self._tokenizer.encode(stop)
         if len(ids) != 1 or ids[0] >= self._tokenizer.size:
-            raise ScriptError(f"{source.location}: {stop!r} is not one token of this model")
+            raise ScriptError(f"{source.location}: {stop!r} is not a single token of this model")
         return ids[0]
 
 
 def _default_stop_id(prompt: "array[int]", stop_ids: frozenset[int]) -> int:
-    """The stop id that last ended a turn of the prompt, else the lowest."""
+    """Return the stop id that last ended a turn of the prompt, else the lowest."""
     if len(stop_ids) > 1:
         for id in reversed(prompt[-STOP_LOOKBACK_TOKENS:]):
             if id in stop_ids:
@@ -155,14 +158,14 @@ def _default_stop_id(prompt: "array[int]", stop_ids: frozenset[int]) -> int:
 
 
 def _delta_ends(sizes: Iterable[int], length: int) -> list[int]:
-    """Where deltas end; the last size is repeated. There is always one, for the finish."""
+    """Return where deltas end. The last size is repeated. There is at least one, for the finish."""
     sizes = tuple(sizes)
     ends = accumulate(chain(sizes, repeat(sizes[-1])))
     return [*takewhile(lambda end: end < length, ends), length]
 
 
 def _truncate(reply: PreparedReply, max_tokens: int) -> PreparedReply:
-    """The reply up to a limit or an interruption."""
+    """Truncate the reply at a limit or an interruption."""
     length, finish, interruption = len(reply.ids), reply.finish, reply.interruption
     if length > max_tokens:
         length, finish = max(0, max_tokens), "length"
@@ -179,14 +182,14 @@ def _truncate(reply: PreparedReply, max_tokens: int) -> PreparedReply:
 
 
 def _replayed_tokens(ids: Sequence[int], prompt: "array[int]") -> int:
-    """How many tokens of a reply a prompt ends with."""
+    """Return how many tokens of the reply the prompt ends with."""
     longest = min(len(ids) - 1, len(prompt))
     tail = prompt[len(prompt) - longest :].tolist()
     return next((n for n in range(longest, 0, -1) if tail[longest - n :] == ids[:n]), 0)
 
 
 def _skip_tokens(reply: PreparedReply, count: int) -> PreparedReply:
-    """A reply without its first tokens."""
+    """Return the reply without its first tokens."""
     if not count:
         return reply
     interruption = reply.interruption
@@ -197,7 +200,7 @@ def _skip_tokens(reply: PreparedReply, count: int) -> PreparedReply:
 
 
 def _resume_offset(ids: Sequence[int], added_ids: Sequence[int]) -> int | None:
-    """Where to continue after a prompt that grew by a part of the reply and a closing of it."""
+    """Return where to continue after a prompt that grew by a part of the reply and its closing."""
     common = next((n for n, (a, b) in enumerate(zip(ids, added_ids, strict=False)) if a != b), None)
     if common is None:
         common = min(len(ids), len(added_ids))
@@ -219,7 +222,7 @@ MAX_BATCH_DELTAS = 16  # sent together before other tasks may run
 
 
 class ReplyPlayback:
-    """Plays a prepared reply once. Times are seconds since the first token was due.
+    """Plays back a prepared reply once. Times are seconds since the first token was due.
 
     With a `logprob_tokenizer`, every token has the logprob that the script sets.
     """
@@ -260,11 +263,11 @@ class ReplyPlayback:
 
     @property
     def next_due(self) -> float:
-        """When the next delta is to be sent."""
+        """When the next delta is due."""
         return self._due_at(self._index, self.emitted_tokens)
 
     def next_batch(self, now: float) -> list[TokenDelta]:
-        """The deltas that are due by now, at least one."""
+        """Return the deltas that are due by now, at least one."""
         reply, first = self._reply, self._index
         self._index = last = self._batch_end(now)
         ends = reply.delta_ends[first:last]

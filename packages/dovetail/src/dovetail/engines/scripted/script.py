@@ -1,8 +1,8 @@
 """The types of a script: rules, and replies with their timing and interruptions.
 
-The types whose fields are a script's keys (`ScriptEntry` and what is in it) are as they stand in
-the file; `ScriptRule` and `ScriptedReply` are what they mean. The page docs/scripts.md explains
-every key.
+The types whose fields are the keys of a script (`ScriptEntry` and the types in it) match the file
+format; `ScriptRule` and `ScriptedReply` are the result of loading it. See docs/scripts.md for all
+keys.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ EndBehavior = Literal["last", "first", "fail"]
 
 
 class ScriptError(Exception):
-    """An invalid script. The message says where and why."""
+    """An invalid script. The message contains the location and the reason."""
 
 
 class RuleCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A condition on a request. Fields that are None match anything.
+    """A condition on a request. Fields that are None match any request.
 
     `text` and `regex` are searched in the decoded prompt, or in its last `tail` characters.
     """
@@ -43,7 +43,7 @@ class RuleCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReplyDelay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds to wait, in addition to the engine's rates.
 
-    With `in_step` all replies emit at the same moments, as those that are decoded in one batch do.
+    With `in_step` all replies emit at the same moments, like replies that are decoded in one batch.
     """
 
     first: NonNegativeFloat = 0.0
@@ -55,15 +55,15 @@ NO_DELAY = ReplyDelay()
 
 
 class ReplyFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An error in place of the rest of a reply."""
+    """An error instead of the rest of a reply."""
 
     after: NonNegativeInt = 0
     kind: ErrorKind = "engine"
-    message: str = "the script says that this request fails"
+    message: str = "the script makes this request fail"
 
 
 class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One item of a script as it is written: a turn, or a rule if it has `when`."""
+    """One item of a script as written: a turn, or a rule if it has `when`."""
 
     when: RuleCondition | None = None
     times: PositiveInt | None = None
@@ -83,7 +83,7 @@ class ScriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A script as a mapping. A bare list of entries means the same without the keys."""
+    """A script as a mapping. A list of entries has the same meaning without the keys."""
 
     rules: tuple[ScriptEntry, ...] = ()
     turns: tuple[ScriptEntry, ...] = ()
@@ -92,7 +92,7 @@ class ScriptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ReplyInterruption:
-    """How a reply is interrupted, once `after` of its tokens have been sent."""
+    """How a reply is interrupted after `after` of its tokens have been sent."""
 
     mode: InterruptionMode
     after: int = 0
@@ -102,11 +102,13 @@ class ReplyInterruption:
 
 @dataclass(frozen=True, eq=False)
 class ScriptedReply:
-    """One reply. `pieces` are texts or token ids, tokenized one by one and joined.
+    """One reply.
 
-    `chunk_sizes` are the tokens of each delta, the last one repeated; None leaves it to the
-    engine. With `one_delta_per_piece` every piece is one delta. The last delta waits until the
-    file `wait_for` exists.
+    `pieces`: texts or token ids, tokenized one by one and joined.
+    `chunk_sizes`: the tokens of each delta, the last one repeated. None selects the engine's
+    default.
+    `one_delta_per_piece`: every piece is one delta.
+    `wait_for`: a file; the last delta is sent when it exists.
     """
 
     pieces: tuple[str | tuple[int, ...], ...]
@@ -123,7 +125,7 @@ class ScriptedReply:
 
 @dataclass(frozen=True, eq=False)
 class ScriptRule:
-    """Replies for the requests that meet a condition, one after the other in each session."""
+    """Replies for the requests that meet a condition, in order within each session."""
 
     replies: tuple[ScriptedReply, ...]
     when: RuleCondition | None = None
@@ -132,17 +134,17 @@ class ScriptRule:
 
 @dataclass(frozen=True)
 class Script:
-    """Rules in the order in which they are tried. `end` says what follows the last turn."""
+    """Rules in the order in which they are tried. `end` defines what follows the last turn."""
 
     rules: tuple[ScriptRule, ...]
     end: EndBehavior = "last"
 
     @classmethod
     def from_text(cls, text: str) -> "Script":
-        """The same reply to every request."""
+        """Create a script with the same reply to every request."""
         return cls.from_replies([ScriptedReply((text,))])
 
     @classmethod
     def from_replies(cls, replies: Sequence[ScriptedReply], end: EndBehavior = "last") -> "Script":
-        """The turns of every session."""
+        """Create a script with these turns for every session."""
         return cls((ScriptRule(tuple(replies)),), end)

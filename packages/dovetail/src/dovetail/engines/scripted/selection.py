@@ -13,7 +13,7 @@ from dovetail_tokenizers import Tokenizer
 
 MAX_SESSIONS = 65_536
 MAX_PROMPTS = 4_096
-MAX_TOKENS_PER_CHAR = 4  # tokens that one character may be spread over
+MAX_TOKENS_PER_CHAR = 4  # tokens that one character may be split into
 
 
 class ReplySelector:
@@ -24,16 +24,16 @@ class ReplySelector:
         self._tokenizer = tokenizer
 
     def select(self, request: EngineRequest) -> ScriptedReply:
-        """The reply to a request. Raises `EngineError` where the script has none."""
+        """Return the reply to a request. Raise `EngineError` if the script has none."""
         prompt = _PromptText(self._tokenizer, request.prompt)
         for rule_state in self._rules:
             if rule_state.matches(request, prompt):
                 return rule_state.next_reply(request)
-        raise EngineError("the script has no answer for this request: no rule takes it")
+        raise EngineError("the script has no reply to this request: no rule matches it")
 
 
 class _PromptText:
-    """A prompt as text, decoded no further than rules need."""
+    """A prompt as text, decoded only as far as the rules require."""
 
     def __init__(self, tokenizer: Tokenizer, ids: "array[int]") -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class _PromptText:
         return self._tokenizer.decode(self._ids)
 
     def tail(self, characters: int) -> str:
-        """The last characters. The first one may be incomplete, so one more is decoded."""
+        """Return the last characters. One more is decoded, because the first may be incomplete."""
         tokens = characters + 1
         while True:
             text = self._tokenizer.decode(self._ids[-tokens:])
@@ -82,7 +82,9 @@ class _RuleState:
         if turn < len(replies):
             return replies[turn]
         if self._end == "fail":
-            raise EngineError(f"the script has no more turns: this session had all {len(replies)}")
+            raise EngineError(
+                f"the script has no more turns: this session has used all {len(replies)}"
+            )
         return replies[-1] if self._end == "last" else replies[turn % len(replies)]
 
     def _matches_text(self, when: RuleCondition, prompt: _PromptText) -> bool:
@@ -94,7 +96,7 @@ class _RuleState:
         return self._regex is None or self._regex.search(text) is not None
 
     def _turn_index(self, request: EngineRequest) -> int:
-        """How many turns of its session came before this request."""
+        """Return how many turns of its session came before this request."""
         if request.session is None:
             return self._prompts.depth(request.prompt)
         turn = self._sessions.peek(request.session) or 0
@@ -112,16 +114,16 @@ def _matches_request(when: RuleCondition, request: EngineRequest) -> bool:
 
 
 class _PromptHistory:
-    """Prompts seen, each with its depth: a prompt that extends another is one turn later.
+    """The prompts seen, each with its depth: a prompt that extends another is one turn later.
 
-    The same prompt again is the same turn again, and a fork continues from its branching point.
+    A repeated prompt is the same turn again, and a fork continues from its branching point.
     """
 
     def __init__(self) -> None:
         self._depths: LruCache[tuple[int, bytes], int] = LruCache(MAX_PROMPTS)
 
     def depth(self, prompt: "array[int]") -> int:
-        """The length of the chain of seen prompts that this one extends."""
+        """Return the length of the chain of seen prompts that this one extends."""
         view = memoryview(prompt).cast("B")
         digest, at, depth = blake2b(digest_size=16), 0, 0
         for length in sorted({length for length, _ in self._depths if length < len(view)}):

@@ -1,4 +1,4 @@
-"""Engine for models that transformers runs, on a GPU or a CPU, in a child process."""
+"""Engine that runs models with transformers, on a GPU or a CPU, in a child process."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ __all__ = ["TransformersEngine", "TransformersOptions", "create"]
 
 
 def create(setup: EngineSetup) -> TransformersEngine:
-    """The engine for a folder of weights in Hugging Face's layout."""
+    """Create the engine for a folder of weights in the Hugging Face layout."""
     if setup.model is None or not (setup.model / "config.json").is_file():
         raise EngineSetupError(_missing_weights_message(setup.model))
     return TransformersEngine(
@@ -22,9 +22,9 @@ def create(setup: EngineSetup) -> TransformersEngine:
 
 
 def _missing_weights_message(path: Path | None) -> str:
-    wanted = "the engine 'transformers' needs a folder with config.json and weights"
+    wanted = "the engine 'transformers' requires a folder with config.json and weights"
     if path is None:
         return wanted
     if not path.exists():
-        return f"{wanted}, and there is no {path}"
-    return f"{wanted}, and {path} is a {'folder without them' if path.is_dir() else 'file'}"
+        return f"{wanted}, but {path} does not exist"
+    return f"{wanted}, but {path} is a {'folder without them' if path.is_dir() else 'file'}"

@@ -1,4 +1,4 @@
-"""transformers as a token engine: the model in a child process that serves vLLM's protocol."""
+"""transformers as a token engine: the model runs in a child process that serves vLLM's protocol."""
 
 import json
 import re
@@ -20,17 +20,17 @@ from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
-#: The child sends nothing while it prefills a long prompt.
+#: The child sends no data while it prefills a long prompt.
 GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
 _METRIC_PATTERN = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 
 
 class TransformersEngine:
-    """The engine for one folder of weights. Its context length is the model's, or what memory
-    allows.
+    """The engine for one folder of weights.
 
-    Its capabilities are known once the model is loaded. Without a `tokenizer` the tokens of
-    logprobs are named by their ids.
+    The context length is the model's, or the largest that fits into memory. The capabilities are
+    known when the model is loaded. Without a `tokenizer`, the tokens of logprobs are identified by
+    their ids.
     """
 
     name = "transformers"
@@ -56,12 +56,12 @@ class TransformersEngine:
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """Where the process listens, with its key; None while it does not."""
+        """The address of the process, with its key; None if it is not running."""
         return self._endpoint
 
     @property
     def pid(self) -> int | None:
-        """The process that has the model."""
+        """The id of the process that runs the model."""
         return self._process.pid
 
     async def start(self) -> None:
@@ -89,7 +89,10 @@ class TransformersEngine:
         self._endpoint, self._ready = endpoint, ready
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive. Cancelling closes the connection, which stops the model."""
+        """Push deltas as they arrive.
+
+        Cancelling closes the connection, which aborts the generation.
+        """
         client, process = self._client, self._process
         if client is None:
             raise EngineUnavailable("the engine 'transformers' is not running")
@@ -100,7 +103,7 @@ class TransformersEngine:
             await process.raise_exit_error(fault)
 
     async def health(self) -> EngineHealth:
-        """Whether the process responds, and how many generations run and wait there."""
+        """Return whether the process responds, and how many generations run and wait there."""
         endpoint, ready = self._endpoint, self._ready
         if endpoint is None or ready is None:
             return EngineHealth(False, "not started")
@@ -120,13 +123,13 @@ class TransformersEngine:
         return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
 
     async def stop(self) -> None:
-        """End the process, and with it everything that runs there."""
+        """Stop the process, which ends all running generations."""
         self._endpoint = self._client = None
         await self._process.stop()
 
 
 def read_context_length(folder: Path) -> int | None:
-    """The context length of a model; None if its folder does not say."""
+    """Return the context length of a model; None if its folder does not contain it."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -8,20 +8,22 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options by the names that the documentation uses. None selects a default for the machine.
+    """The engine's options, by the names in the documentation. None selects a default.
 
-    `python` is the interpreter that has torch; None is the one that runs the server.
-    `device_map` is a device (`cpu`, `cuda`, `cuda:1`) or `auto`, `dtype` and `attention` are
-    transformers' own names; `attention` may also be `dovetail`, our own kernels, which None
-    selects on a GPU where the model allows them. `load_format` `dummy` creates random weights
-    from the config alone, for measurements. `cuda_graphs` replays a decode step instead of
-    launching it anew, with our kernels.
-
-    `max_batch` generations run at once, the others wait. A prompt is prefilled
-    `max_batch_tokens` at a time; between two of those a generation can be cancelled.
-    `cache_tokens` is the capacity of the KV cache, in pages of `page_size` tokens, which are
-    also the units in which prefixes are shared. `logs` forwards the log of the process; `tcp`
-    makes it listen on a loopback port, which is required where there are no unix sockets.
+    `python`: the interpreter that has torch; by default, the one that runs the server.
+    `device_map`: a device (`cpu`, `cuda`, `cuda:1`) or `auto`.
+    `dtype`: by transformers' names.
+    `load_format`: `dummy` creates random weights from the config alone, for measurements.
+    `attention`: by transformers' names, or `dovetail` for Dovetail's own kernels, which are the
+    default on a GPU if the model allows them.
+    `cuda_graphs`: replay decode steps instead of launching each kernel. Requires Dovetail's
+    kernels.
+    `max_batch`: generations that run at once. Others wait.
+    `max_batch_tokens`: tokens per prefill batch. Between two batches a generation can be cancelled.
+    `cache_tokens`: the capacity of the KV cache.
+    `page_size`: tokens per page of the KV cache. Prefixes are shared in units of pages.
+    `logs`: forward the log of the process.
+    `tcp`: listen on a loopback port, which is required on systems without unix sockets.
     """
 
     python: str | None = None

@@ -1,7 +1,8 @@
-"""The child process with torch and the model.
+"""The child process that runs torch and the model.
 
-Its server is private: it listens on a unix socket in a folder that only this user can enter, or on
-a loopback port that the system picks, and requires a key that is generated at each start.
+Its server is private: it listens on a unix socket in a folder that only the current user can
+access, or on a loopback port that the system selects. It requires a key that is generated at each
+start.
 """
 
 import importlib.util
@@ -27,7 +28,7 @@ ERROR_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*")  # the last l
 
 
 class TransformersChildReady(msgspec.Struct, frozen=True):
-    """The child's response once it serves. `facts` are for the engine's health."""
+    """The child's response when it is ready. `facts` are reported with the engine's health."""
 
     address: str
     context_length: int
@@ -38,7 +39,7 @@ class TransformersChildReady(msgspec.Struct, frozen=True):
 
 
 class TransformersProcess(EngineProcess):
-    """One running model. A process is not started twice."""
+    """The process of one model, which can be started only once."""
 
     __slots__ = ("_options",)
 
@@ -56,7 +57,7 @@ class TransformersProcess(EngineProcess):
     async def start(
         self, model: Path, context_length: int | None
     ) -> tuple[Endpoint, TransformersChildReady]:
-        """Load the model. Raises `EngineUnavailable` with the reason if that fails."""
+        """Load the model. Raise `EngineUnavailable` with the reason if that fails."""
         if self._options.python is None:
             check_packages()
         key = secrets.token_urlsafe(32)
@@ -80,30 +81,31 @@ class TransformersProcess(EngineProcess):
         return Endpoint.parse(ready.address, {"authorization": f"Bearer {key}"}), ready
 
     def describe_exit(self) -> str:
-        """How the process ended, and its last error."""
+        """Describe how the process ended, with its last error."""
         error = last_error_line(self._child.log)
         exit_text = self._child.describe_exit()
         return f"{exit_text}: {error}" if error and not self.alive else exit_text
 
 
 def check_packages() -> None:
-    """Raise where this interpreter has no torch or no transformers."""
+    """Raise an error if this interpreter does not have torch or transformers."""
     for package in REQUIRED_PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise EngineUnavailable(
-                f"the engine 'transformers' needs the package {package}: "
-                f"{install_command('transformers')}, or name the interpreter that has it (python)"
+                f"the engine 'transformers' requires the package {package}: "
+                f"{install_command('transformers')}, "
+                "or set the option python to an interpreter that has it"
             )
 
 
 def package_roots() -> tuple[str, ...]:
-    """Where our own packages are, for an interpreter that does not have them."""
+    """Return the import paths of Dovetail's packages, for an interpreter without them."""
     specs = [importlib.util.find_spec(name) for name in DOVETAIL_PACKAGES]
     roots = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
     return tuple(dict.fromkeys(roots))
 
 
 def last_error_line(log: Iterable[str]) -> str:
-    """The last error in a log."""
+    """Return the last error in a log."""
     found = [line for line in log if ERROR_LINE.match(line)]
     return found[-1][:300] if found else ""

@@ -1,8 +1,9 @@
 """The child process: loads a model and serves it until the parent closes its stdin.
 
-It is run by its path, by an interpreter that has torch and may not have Dovetail: the parent passes
-its path. In: one line of JSON on stdin, a `TransformersChildConfig`. Out: one line of JSON on
-stdout, the address or an error. The end of stdin ends the process, so it never outlives its parent.
+It is run by its path, with an interpreter that has torch but may not have Dovetail: the parent
+passes Dovetail's import paths. Input: one line of JSON on stdin, a `TransformersChildConfig`.
+Output: one line of JSON on stdout, the address or an error. The process exits at the end of stdin,
+so it never outlives its parent.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 
 def main() -> None:
     report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to the log
+    os.dup2(2, 1)  # output of libraries goes to the log
     config = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     sys.path.extend(config["paths"])
@@ -23,14 +24,17 @@ def main() -> None:
     try:
         response, serve = _prepare(config)
     except ModuleNotFoundError as fault:
-        hint = "pip install 'dovetail[transformers]', or name the interpreter that has it: python"
+        hint = (
+            "pip install 'dovetail[transformers]', "
+            "or set the option python to an interpreter that has it"
+        )
         response = {"error": f"{fault} ({hint})"}
     except Exception as fault:
         response = {"error": f"{fault}"}
     print(json.dumps(response), file=report, flush=True)
     if serve is not None:
         serve()
-    # Generations may be running: the operating system ends them faster than the server would.
+    # Generations may be running: exiting at once ends them faster than stopping the server.
     os._exit(0 if serve is not None else 1)
 
 

@@ -1,8 +1,8 @@
-"""Attention over a paged batch, as transformers calls it, with our own kernels.
+"""Attention over a paged batch, as transformers calls it, with Dovetail's kernels.
 
-Without the flash-attention package the library gathers the cache anew in every layer and masks
-each sequence against all others. Ours reads each key once, in place. Long runs of new tokens,
-which share each key, use torch's flash attention: its matrix multiplication is faster.
+Without the flash-attention package, transformers gathers the KV cache again in every layer and
+masks each sequence against all others. These kernels read each key once, in place. Long runs of new
+tokens, which share each key, use torch's flash attention, whose matrix multiplication is faster.
 """
 
 from functools import cache
@@ -19,16 +19,16 @@ try:
 except ImportError:  # torch before 2.10
     varlen_attn = None
 
-#: The library creates no mask for a name that contains "flash". Its older versions require the
+#: transformers creates no mask for a name that contains "flash". Its older versions require the
 #: prefix for paged attention.
 NAME, OLD_NAME = "dovetail_flash", "paged|dovetail_flash"
 
 QUERY_TILE_ROWS, DECODE_TILE_ROWS = 64, 16  # rows of queries and heads
 KEYS_PER_STEP = 64
-#: Programs per streaming multiprocessor, for prefill and decode: a launch ends with its last
-#: program, so there should be many where each takes long.
+#: Programs per streaming multiprocessor, for prefill and decode. A launch ends with its last
+#: program, so long-running programs should be split into many.
 PREFILL_PROGRAMS_PER_SM, DECODE_PROGRAMS_PER_SM = 16, 4
-SPLIT_COUNTS = (64, 16, 8, 4, 2)  # few values: each is a kernel to compile
+SPLIT_COUNTS = (64, 16, 8, 4, 2)  # few values, because each requires compiling a kernel
 MIN_KEYS_PER_SPLIT = 128
 MIN_FLASH_TOKENS = 1024  # new tokens
 
@@ -42,10 +42,10 @@ class NewTokens(NamedTuple):
 
 
 class KvPages(NamedTuple):
-    """A layer's part of the KV cache: a row for each slot, `page_size` of them per page.
+    """A layer's part of the KV cache: one row per slot, `page_size` slots per page.
 
-    `group` is the index of its kind of layers in the lists of a batch, `trash_slot` a slot that
-    padding is written to.
+    `group`: the index of its kind of layers in the lists of a batch.
+    `trash_slot`: a slot to which padding is written.
     """
 
     keys: torch.Tensor
@@ -56,11 +56,12 @@ class KvPages(NamedTuple):
 
 
 class PagedBatch(NamedTuple):
-    """Where the sequences of a batch are, among the queries and in the cache.
+    """The positions of a batch's sequences in the queries and in the cache.
 
-    With a `block_table` every sequence has one query. Otherwise `read_slots` has the slot of
-    each position of each sequence, and `write_slots` those of the new ones. `max_lengths` are
-    the lengths of the longest sequence and of the longest new part.
+    `block_table`: if set, every sequence has one query.
+    `read_slots`: otherwise, the slot of each position of each sequence.
+    `write_slots`: the slots of the new positions.
+    `max_lengths`: the lengths of the longest sequence and of the longest new part.
     """
 
     starts_q: torch.Tensor
@@ -72,12 +73,12 @@ class PagedBatch(NamedTuple):
 
 
 class FlashAttention:
-    """torch's flash attention, where it is available and supports the model."""
+    """torch's flash attention, if it is available and supports the model."""
 
     def __init__(self) -> None:
         self.is_usable = varlen_attn is not None
         known = signature(varlen_attn).parameters if varlen_attn is not None else {}
-        # Newer versions need a flag for heads that share keys.
+        # Newer versions require a flag for heads that share keys.
         self._extra_arguments = {"enable_gqa": True} if "enable_gqa" in known else {}
 
     def attend(
@@ -94,7 +95,7 @@ class FlashAttention:
         return found
 
     def check_support(self, query: torch.Tensor, pages: KvPages, batch: PagedBatch) -> None:
-        """Try it once, where a failure is harmless: it supports few dtypes and few GPUs."""
+        """Try it once, when a failure is harmless: it supports few dtypes and few GPUs."""
         if self.is_usable and query.is_cuda:
             try:
                 self.attend(query, pages, batch, 1.0)
@@ -136,14 +137,14 @@ def _build_batch(arguments: dict[str, Any], group: int) -> PagedBatch:
         arguments["cu_seq_lens_q"],
         _full_attention_value(arguments["cu_seq_lens_k"]),
         table[group] if table is not None else None,
-        read[group] if read[group].numel() else written[group],  # nothing but new tokens
+        read[group] if read[group].numel() else written[group],  # only new tokens
         written[group],
         (_max_length(arguments, "k"), _max_length(arguments, "q")),
     )
 
 
 def pages_of(cache: Any, layer: int) -> KvPages:
-    """A layer's keys and values in the library's cache, in the two layouts that it has had."""
+    """Return a layer's keys and values in the library's cache, for both of its known layouts."""
     if hasattr(cache, "layer_to_allocator"):
         allocator = cache.layer_to_allocator[layer]
         keys, values = allocator._kv_token_views[layer]
@@ -157,8 +158,9 @@ def pages_of(cache: Any, layer: int) -> KvPages:
 def attend(
     new: NewTokens, pages: KvPages, batch: PagedBatch, scale: float, splits: int | None = None
 ) -> torch.Tensor:
-    """The attention output of the new tokens, [tokens, heads, size]. `splits` are chosen to fill
-    the GPU.
+    """Return the attention output of the new tokens, [tokens, heads, size].
+
+    `splits` are chosen to fill the GPU.
     """
     _store(new, pages, batch)
     query = new.query
@@ -237,7 +239,7 @@ def _store(new: NewTokens, pages: KvPages, batch: PagedBatch) -> None:
 
 
 def _choose_splits(wanted: int, max_length: int | None) -> int:
-    """How many parts the keys are split into. `max_length` may not be known."""
+    """Return how many parts the keys are split into. `max_length` may be unknown."""
     if max_length is not None:
         wanted = min(wanted, max_length // MIN_KEYS_PER_SPLIT)
     return next((splits for splits in SPLIT_COUNTS if splits <= wanted), 1)
@@ -255,12 +257,12 @@ def _block_size(size: int) -> int:
 
 
 def _full_attention_value(lengths: Any) -> Any:
-    """The value of the layers with full attention, where several kinds are listed."""
+    """Return the value for layers with full attention, if several kinds of layers are listed."""
     return lengths["full_attention"] if isinstance(lengths, dict) else lengths
 
 
 def _max_length(arguments: dict[str, Any], of: str) -> int:
-    """The length of the longest sequence, by the two names that the library has had for it."""
+    """Return the length of the longest sequence, by either of the library's names for it."""
     name = f"max_length_{of}"
     return int(
         _full_attention_value(
@@ -281,7 +283,7 @@ class BlockTables:
         allocator.fill_block_table = self.fill
 
     def fill(self, name: str, past_length: int, query_length: int, row: torch.Tensor) -> None:
-        """Replaces the allocator's own method. `row` says which one it is."""
+        """Fill one row of the table, identified by `row`. Replaces the allocator's own method."""
         blocks: list[int] = self._allocator.block_table[name]
         place = (row.storage_offset() - self._device.storage_offset()) // self._device.stride(0)
         self._filled = max(self._filled, place + 1)
@@ -291,13 +293,13 @@ class BlockTables:
             self._host[place, : len(blocks)] = entries
 
     def send(self) -> None:
-        """Copy to the device. The host waits, so that what runs on any stream comes after."""
+        """Copy to the device. The host waits, so that all streams see the copied data."""
         if self._filled:
             self._device[: self._filled].copy_(self._host[: self._filled])
             self._filled = 0
 
     def _page_stride(self) -> int:
-        """The distance in pages between a layer's blocks, in the newer of the library's layouts."""
+        """Return the distance in pages between a layer's blocks, in the library's newer layout."""
         stride = getattr(self._allocator, "block_physical_stride", None)
         return 1 if stride is None else int(stride // self._allocator.tokens_per_page)
 

@@ -22,7 +22,7 @@ from dovetail_model import Sampling
 
 CPU_PAGE_TOKENS, DEFAULT_PAGE_TOKENS, OWN_ATTENTION_PAGE_TOKENS = 32, 256, 64
 CPU_BATCH_TOKENS, OWN_ATTENTION_BATCH_TOKENS = 512, 8192
-CPU_CACHE_MEMORY_FRACTION = 0.5  # of this machine's memory, for a cache on the CPU
+CPU_CACHE_MEMORY_FRACTION = 0.5  # of the machine's memory, for a cache on the CPU
 DEFAULT_SAMPLING = Sampling()  # of a request that sets no parameters
 NO_EOS_ID = -1  # no id ends the generation
 
@@ -30,7 +30,7 @@ NO_EOS_ID = -1  # no id ends the generation
 def create_batch_manager(
     loaded: LoadedModel, options: TransformersOptions, context_length: int
 ) -> tuple[Any, int]:
-    """The library's manager with its cache allocated, and the capacity of the cache in tokens."""
+    """Create the library's manager with an allocated cache. Return it and the cache's capacity."""
     generation = import_module("transformers").GenerationConfig(
         do_sample=False, eos_token_id=NO_EOS_ID
     )
@@ -43,13 +43,13 @@ def create_batch_manager(
             generation_config=generation,
             continuous_batching_config=_batching_config(loaded, options, context_length, page),
         )
-        manager.logit_processor = sampler  # in the place of the library's own
-        # Here, where a failure can be reported.
+        manager.logit_processor = sampler  # replaces the library's own
+        # Done here, where a failure can be reported.
         _create_cache(manager, loaded, ceil(context_length / page))
         _warm_up(manager, loaded, sampler)
     except (RuntimeError, ValueError, MemoryError) as fault:
         raise TransformersLoadError(describe_error(fault)) from fault
-    # The library allocates a page more than a sequence needs, and fails if there is none.
+    # The library allocates one more page than a sequence needs, and fails if there is none.
     return manager, (manager.batch_processor.cache.num_blocks - 1) * page
 
 
@@ -61,7 +61,7 @@ def _page_tokens(loaded: LoadedModel) -> int:
 
 def _create_cache(manager: Any, loaded: LoadedModel, pages: int) -> None:
     if loaded.own_attention:
-        # The library has decode batches only for the flash-attention package.
+        # The library creates decode batches only for the flash-attention package.
         manager.continuous_batching_config.max_blocks_per_request = pages
     manager.batch_processor = manager._create_batch_processor()
     _unblock_after_cancel(manager.batch_processor.scheduler)
@@ -70,8 +70,8 @@ def _create_cache(manager: Any, loaded: LoadedModel, pages: int) -> None:
 def _unblock_after_cancel(scheduler: Any) -> None:
     """Accept new requests after a cancellation.
 
-    With a full cache the library blocks new requests until one has finished, which a cancelled one
-    never does.
+    With a full cache, the library blocks new requests until a running one has finished. A cancelled
+    request never finishes.
     """
     clear = scheduler.clear_cancelled_requests
 
@@ -85,11 +85,11 @@ def _unblock_after_cancel(scheduler: Any) -> None:
 
 
 def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
-    """Compile our kernels, and record the CUDA graphs of decode batches.
+    """Compile Dovetail's kernels, and record the CUDA graphs of decode batches.
 
-    The library's own warm-up would also run a batch as long as the whole cache, which takes long
+    The library's own warm-up would also run a batch as long as the complete cache, which takes long
     and is not needed. Graphs are recorded for greedy requests, for the model's defaults and for
-    plain sampling; others are recorded on their first use.
+    plain sampling. Others are recorded on their first use.
     """
     processor = manager.batch_processor
     runner, cache = processor.model_runner, processor.cache
@@ -114,12 +114,12 @@ def _warm_up(manager: Any, loaded: LoadedModel, sampler: BatchSampler) -> None:
                 ):
                     runner.run_one_warmup(manager.model, requests, None)
     if hasattr(cache, "reset"):
-        cache.reset()  # of the blocks of the warm-up
+        cache.reset()  # removes the blocks of the warm-up
     manager.warmed_up = True
 
 
 def _graph_batch_sizes(max_requests: int) -> list[int]:
-    """The batch sizes that graphs are recorded for: powers of two, and the largest."""
+    """Return the batch sizes for which graphs are recorded: powers of two, and the largest."""
     return [
         *(1 << power for power in range(max_requests.bit_length()) if 1 << power < max_requests),
         max_requests,
@@ -142,10 +142,10 @@ def _batching_config(
         "max_batch_tokens": options.max_batch_tokens or _batch_tokens(loaded),
         "max_requests_per_batch": options.max_batch,
         "allow_block_sharing": True,
-        "auto_switch_to_flash": False,  # the option `attention` decides
+        "auto_switch_to_flash": False,  # the option `attention` selects the implementation
         "use_cuda_graph": (False, loaded.own_attention and options.cuda_graphs),
         "use_async_batching": False,  # a constraint's mask depends on the previous token
-        # A batch that is not replayed needs no padding, but cannot be without any.
+        # A batch that is not replayed needs no padding, but the library requires some.
         "q_padding_interval_size": 16,
         "kv_padding_interval_size": page,
     }
@@ -159,7 +159,7 @@ def _batch_tokens(loaded: LoadedModel) -> int | None:
 
 
 def _cpu_cache_tokens(loaded: LoadedModel, context_length: int, page: int) -> int:
-    """Room for two context windows, as far as memory allows."""
+    """Return room for two context windows, limited by the available memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(
         min(

@@ -1,14 +1,14 @@
-"""Sample the tokens of a whole batch, each row with its own request's parameters.
+"""Sample the tokens of a batch, each row with its own request's parameters.
 
-It replaces the library's list of logits processors, and has the same methods. The library takes
-the argmax of what it returns, so a token is sampled by adding noise to the scores: the argmax of
-`scores + temperature * Gumbel noise` is distributed as `softmax(scores / temperature)`. The
-noise is a function of a request's seed, of its number of tokens, and of the token: other
-requests in the batch change nothing.
+The sampler replaces the library's list of logits processors and has the same methods. The library
+takes the argmax of the returned scores, so tokens are sampled by adding noise to the scores: the
+argmax of `scores + temperature * Gumbel noise` is distributed as `softmax(scores / temperature)`.
+The noise is a function of the request's seed, its number of tokens, and the token, and does not
+depend on other requests in the batch.
 
 `__call__` may be recorded as a CUDA graph: it uses buffers that never move, and branches only on
 `steps`, which is known before each step and is part of the graph's key (`key_graphs_by_steps`).
-So what no request in a batch needs costs nothing.
+Work that no request in a batch needs is therefore skipped.
 """
 
 from importlib import import_module
@@ -24,7 +24,7 @@ from dovetail.engines.transformers.child.sampling_params import (
     generated_length,
 )
 
-#: What a step has to do. The number of rows with logprobs, rounded up, is above these bits.
+#: The work of a step. The number of rows with logprobs, rounded up, is stored above these bits.
 NOISE, MIN_P, PARTIAL_SORT, FULL_SORT, MASK, PENALTY, LOGPROBS, TOP_LOGPROBS = (
     1,
     2,
@@ -36,13 +36,13 @@ NOISE, MIN_P, PARTIAL_SORT, FULL_SORT, MASK, PENALTY, LOGPROBS, TOP_LOGPROBS = (
     128,
 )
 LOGPROB_ROWS_UNIT = 256
-#: Up to this top_k no row has to be sorted as a whole.
+#: Up to this top_k, no row has to be sorted completely.
 MAX_PARTIAL_TOP_K = 128
 #: The rows of the arguments. Those before TOP_K are floats.
 TEMPERATURE, INVERSE_TEMPERATURE, MIN_P_GAP, TOP_P, PRESENCE, FREQUENCY, REPETITION = range(7)
 TOP_K, NOISE_FACTOR, NOISE_OFFSET, PENALTY_SLOT = range(7, 11)
 ARGUMENT_ROWS = 11
-#: More than the whole: rounding cannot drop a token of a request without top_p.
+#: Greater than 1, so that rounding cannot drop a token of a request without top_p.
 NO_TOP_P = 2.0
 MASK_WORD_BITS = 32
 _MIX, _MIX_2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
@@ -50,7 +50,7 @@ _STIR = 0x2C1B3C6D  # odd
 
 
 class BatchSampler:
-    """For at most `rows` requests at once. Ids from `tokenizer_vocab_size` on are never sampled."""
+    """Samples for at most `rows` requests. Ids from `tokenizer_vocab_size` on are never sampled."""
 
     do_processing = True
     tensors_required = ARGUMENT_ROWS
@@ -84,17 +84,17 @@ class BatchSampler:
         self._tokens = torch.from_numpy(mixed).to(self._device)
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
-        """Nothing to check: all requests are our own."""
+        """Accept all arguments: every request comes from this engine."""
 
     def fill_defaults(self, int32_tensor: Any) -> None:
-        """Greedy sampling."""
+        """Fill in greedy sampling."""
         values = self._numpy.zeros(ARGUMENT_ROWS, self._numpy.int32)
         values.view(self._numpy.float32)[:TOP_K] = (0.0, 1.0, -inf, NO_TOP_P, 0.0, 0.0, 1.0)
         values[TOP_K:] = (self._vocabulary, 1, 0, self._counts.empty_slot)
         int32_tensor.copy_(self._torch.from_numpy(values).unsqueeze(1))
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: Any) -> Any:
-        """Copy the arguments of a step to the device. Runs before the step, on the host."""
+        """Copy the arguments of a step to the device. Runs on the host before each step."""
         states = [request.state for request in requests_in_batch if request.has_new_token]
         batch_params = [
             state.logit_processor_kwargs.get(PARAMS_KEY, self.warmup_params) for state in states
@@ -139,7 +139,7 @@ class BatchSampler:
         return scores
 
     def _load_params(self, params: list[SamplingParams]) -> None:
-        """Load what stays the same while the same requests are in the batch."""
+        """Load the parameters that stay the same as long as the batch has the same requests."""
         count = len(params)
         seeds = [request_params.seed & 0xFFFFFFFFFFFFFFFF for request_params in params]
         self._seeds = _mix64(self._numpy, self._numpy.array(seeds, self._numpy.uint64))
@@ -165,7 +165,7 @@ class BatchSampler:
         self._params = params
 
     def _update_noise_keys(self, count: int, states: list[Any]) -> None:
-        """New noise for each new token: two numbers for each row, from its seed and position."""
+        """Create new noise for each new token: two numbers per row, from its seed and position."""
         numpy = self._numpy
         places = numpy.array([generated_length(state) for state in states], numpy.uint64)
         keys = _mix64(numpy, self._seeds + places).view(numpy.int32).reshape(count, 2)
@@ -173,7 +173,7 @@ class BatchSampler:
         self._integers[NOISE_OFFSET, :count] = keys[:, 1]
 
     def _load_masks(self, states: list[Any], params: list[SamplingParams]) -> None:
-        """Load the grammar masks. Rows that are no longer masked allow everything again."""
+        """Load the grammar masks. Rows that are no longer masked allow all tokens again."""
         words = self._words.numpy()
         masked = {
             row for row, request_params in enumerate(params) if request_params.guide is not None
@@ -195,12 +195,12 @@ class BatchSampler:
         return scores.masked_fill(forbidden, -inf)
 
     def _score_threshold(self, scores: Any, top_k: Any, reals: Any) -> Any:
-        """The lowest score that passes top_k, and then top_p of the rest."""
+        """Return the lowest score that passes top_k, and then top_p of the rest."""
         torch, vocabulary = self._torch, scores.shape[1]
         few = min(MAX_PARTIAL_TOP_K, vocabulary) if not self.steps & FULL_SORT else vocabulary
         ranked = torch.topk(scores, few)[0] if few < vocabulary else scores.sort(descending=True)[0]
         at = torch.clamp(top_k, max=few).long() - 1
-        # A row with more than `few` wants all, or `few` would be the whole vocabulary.
+        # A top_k above `few` means no filter: with any other, `few` is the whole vocabulary.
         lowest = ranked.gather(1, at).masked_fill(top_k > few, -inf)
         shares = torch.exp((ranked - ranked[:, :1]) * reals[INVERSE_TEMPERATURE])
         shares.masked_fill_(ranked < lowest, 0.0)
@@ -211,11 +211,11 @@ class BatchSampler:
         return torch.maximum(lowest, nucleus)
 
     def _exponentials(self, factor: Any, offset: Any) -> Any:
-        """Exponentially distributed numbers, the same for the same key and token everywhere.
+        """Return exponentially distributed numbers, always the same for the same key and token.
 
         32-bit integers wrap around. The final arithmetic shift clears the sign, which makes the
-        result a 31-bit number. It is mapped to the small end of (0, 1), where floats are dense:
-        the smallest ones win.
+        result a 31-bit number. It is mapped to the small end of (0, 1), where floats are dense,
+        because the smallest numbers win.
         """
         torch = self._torch
         mixed = torch.addcmul(offset, self._tokens, factor)
@@ -229,7 +229,7 @@ class BatchSampler:
 
 
 def required_steps(params: list[SamplingParams]) -> int:
-    """What a step with these requests has to do."""
+    """Return the work that a step with these requests has to do."""
     steps = 0
     for request_params in params:
         steps |= NOISE if request_params.temperature > 0 else 0
@@ -252,7 +252,7 @@ def required_steps(params: list[SamplingParams]) -> int:
 
 
 def key_graphs_by_steps(inputs_and_outputs: Any, sampler: BatchSampler) -> None:
-    """Record separate graphs for different `steps`. Those of plain noise keep their keys."""
+    """Record separate graphs for different `steps`. Graphs of plain noise retain their keys."""
     plain = inputs_and_outputs._get_graph_key
 
     def keyed() -> tuple[Any, ...]:
@@ -263,7 +263,7 @@ def key_graphs_by_steps(inputs_and_outputs: Any, sampler: BatchSampler) -> None:
 
 
 def _mix64(numpy: Any, numbers: Any) -> Any:
-    """Mix 64-bit numbers, so that neighbours have nothing in common (SplitMix's finalizer)."""
+    """Mix 64-bit numbers so that similar inputs give unrelated outputs (SplitMix's finalizer)."""
     mixed = (numbers + numpy.uint64(1)) * numpy.uint64(_GOLDEN)
     mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(_MIX)
     mixed = (mixed ^ (mixed >> numpy.uint64(27))) * numpy.uint64(_MIX_2)

@@ -1,7 +1,7 @@
 """Deliver tokens from the library's generation loop to sinks, and record their logprobs.
 
-The loop runs in a thread of its own and calls back in the server's, which needs the interpreter
-lock just as the loop does. So little is done there for each token, and at a chosen time.
+The loop runs in its own thread and calls back into the server's thread. Both need the interpreter
+lock, so the work per token is kept small and is done at a chosen time.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from dovetail_model import TokenLogprob
 
 
 class OutputDelivery:
-    """One request's outputs, pushed in the very call that brings them.
+    """Pushes the outputs of one request to its sink, in the same call that delivers them.
 
-    Each output has all tokens so far: while the sink has no room, only the latest one is retained.
-    `logprobs` is what the loop has recorded for tokens that are not pushed yet, where requested.
+    Each output contains all tokens so far. While the sink is full, only the latest output is
+    retained. `logprobs` contains those that the loop has recorded for tokens that are not pushed
+    yet, if they were requested.
     """
 
     __slots__ = (
@@ -47,14 +48,14 @@ class OutputDelivery:
         self._eos_ids = eos_ids
         self._cached_tokens = cached_tokens
         self._pushed_tokens = 0
-        self._paused = False  # whether the sink has no room, or was closed
+        self._paused = False  # whether the sink is full or was closed
         self._latest: Any = None
         self.finished = False  # whether the library has finished the request
         self._fault: Exception | None = None
         self._waiter: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
     def deliver(self, output: Any) -> None:
-        """Runs for every token. It never raises: other requests' outputs come in the same call."""
+        """Deliver an output. Never raises: the same call delivers outputs of other requests."""
         if self._paused:
             self._latest = output
             return
@@ -65,7 +66,10 @@ class OutputDelivery:
             self._wake(None)
 
     async def wait(self) -> str | None:
-        """Wait for the last output, or until no more is wanted. Returns why the request failed."""
+        """Wait for the last output, or until the sink ends the generation.
+
+        Return a failure's reason.
+        """
         while True:
             reason = await self._waiter
             if self._fault is not None:
@@ -81,7 +85,7 @@ class OutputDelivery:
                 self.deliver(output)
 
     def close(self) -> None:
-        """Push no more. An output may still be on its way."""
+        """Stop pushing. An output may still be in transit."""
         self._paused = True
 
     def _push(self, output: Any) -> None:
@@ -102,7 +106,7 @@ class OutputDelivery:
             self._wake(None)
 
     def _take_logprobs(self, logprobs: list[Any], ids: list[int]) -> tuple[TokenLogprob, ...]:
-        """The logprobs of these ids. The loop may have recorded more already."""
+        """Return the logprobs of these ids. The loop may already have recorded more."""
         taken = logprobs[: len(ids)]
         del logprobs[: len(ids)]
         return tuple(
@@ -121,16 +125,16 @@ class OutputDelivery:
 
 
 def _token_name(id: int) -> str:
-    """The id as a token's name: the parent process has the texts."""
+    """Return the id as the name of a token: only the parent process has the texts."""
     return f"{TOKEN_ID_PREFIX}{id}"
 
 
 class DeferredDelivery:
     """Delivers tokens while the device computes the next ones.
 
-    Delivered at once, the server's thread would process them while the loop prepares its next
-    step, and the device would wait for both. Only the first token of a request is delivered at
-    once, for the time to first token.
+    If they were delivered immediately, the server's thread would process them while the loop
+    prepares its next step, and the device would wait for both. Only the first token of a request is
+    delivered immediately, to minimize the time to first token.
     """
 
     __slots__ = ("_deferred", "_deliver", "_deliver_batch")
@@ -151,13 +155,13 @@ class DeferredDelivery:
 
         def retrieved() -> None:
             self.flush()
-            retrieve()  # which waits for the device
+            retrieve()  # waits for the device
 
         processor.prepare_next_batch = prepared
         transfers.retrieve_device_outputs = retrieved
 
     def deliver(self, output: Any) -> None:
-        """Deliver a failure, after what came before it."""
+        """Deliver a failure after all earlier outputs."""
         self.flush()
         self._deliver(output)
 
@@ -175,9 +179,9 @@ class DeferredDelivery:
 
 
 def defer_delivery(manager: Any) -> DeferredDelivery | None:
-    """Install it, where there is a device to wait for and the library's methods are known.
+    """Install deferred delivery, if there is a device and the library's methods are known.
 
-    On a CPU there is no better time than at once.
+    On a CPU there is no better time than immediately.
     """
     processor, router = manager.batch_processor, getattr(manager, "output_router", None)
     transfers = getattr(processor, "inputs_and_outputs", None)
@@ -198,10 +202,10 @@ COLUMN_COUNT = IDS_COLUMN + MAX_TOP_LOGPROBS
 
 
 class LogprobRecorder:
-    """For at most `rows` requests at once. Ids from `tokenizer_vocab_size` on are never in the top.
+    """Records the logprobs of at most `rows` requests.
 
-    `compute` and `record` run on the device and may be recorded as a graph; their buffers never
-    move.
+    Ids from `tokenizer_vocab_size` on are never among the top logprobs. `compute` and `record` run
+    on the device and may be recorded as a CUDA graph: their buffers never move.
     """
 
     def __init__(self, rows: int, tokenizer_vocab_size: int, device: Any) -> None:
@@ -214,7 +218,7 @@ class LogprobRecorder:
         self._values = self._buffer.view(torch.float32)  # the same memory
 
     def load_params(self, params: list[SamplingParams]) -> None:
-        """Load which rows need logprobs. Runs when the batch has changed, on the host."""
+        """Load which rows need logprobs. Runs on the host when the batch has changed."""
         rows = [
             row for row, request_params in enumerate(params) if request_params.logprobs is not None
         ]
@@ -224,12 +228,12 @@ class LogprobRecorder:
             self._rows[: len(padded)].copy_(self._torch.tensor(padded))
 
     def compute(self, scores: Any, count: int) -> Any:
-        """The logprobs of the first `count` rows that need them, by the model's raw scores."""
+        """Compute the logprobs of the first `count` rows that need them, from raw scores."""
         logprobs = scores.index_select(0, self._rows[:count])
         return logprobs.sub_(logprobs.logsumexp(-1, keepdim=True))
 
     def record(self, known: Any, scores: Any, best: bool) -> None:
-        """Store those of the tokens that the final scores select, and the top ones with `best`."""
+        """Store the logprobs of the selected tokens, and the top logprobs if `best` is set."""
         count = len(known)
         sampled = scores.index_select(0, self._rows[:count]).argmax(-1, keepdim=True)
         self._values[:count, :VALUES_COLUMN].copy_(known.gather(1, sampled))
@@ -240,7 +244,7 @@ class LogprobRecorder:
             self._buffer[:count, IDS_COLUMN : IDS_COLUMN + top_count].copy_(ids)
 
     def hand_out(self) -> None:
-        """Give each request the logprobs of its new token. Runs after each step, on the host."""
+        """Pass each request the logprobs of its new token. Runs on the host after each step."""
         if not self._requesting:
             return
         recorded = self._buffer[: len(self._requesting)].cpu()
@@ -261,12 +265,12 @@ class LogprobRecorder:
 
 
 def next_power_of_two(count: int) -> int:
-    """The smallest power of two that is not less; 0 for 0."""
+    """Return the smallest power of two that is not less than `count`; 0 for 0."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
 def install_logprob_hook(manager: Any) -> bool:
-    """Install the hook that hands out logprobs. False: the library's methods are not known."""
+    """Install the hook that passes logprobs to requests. Return False if the library is unknown."""
     transfers = getattr(manager.batch_processor, "inputs_and_outputs", None)
     update = getattr(transfers, "prepare_batch_update", None)
     if update is None:
@@ -283,5 +287,5 @@ def install_logprob_hook(manager: Any) -> bool:
 
 
 def _clamp_finite(value: float) -> float:
-    """The value without infinities and NaN, which JSON cannot represent."""
+    """Replace infinities and NaN, which JSON cannot represent."""
     return max(value, UNKNOWN_LOGPROB) if value == value else UNKNOWN_LOGPROB

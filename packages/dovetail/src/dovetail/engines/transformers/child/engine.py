@@ -1,8 +1,9 @@
 """transformers' continuous batching as a token engine.
 
-The library's loop runs in a thread of its own and hands results to ours. What it does not offer is
-reached by hooks in few places, each marked: the hits in the prefix cache, the capacity, and the end
-of a step. The names are those of its versions from 5.17 on.
+The library's loop runs in its own thread and passes results to the server's thread. Features that
+the library does not offer are implemented by hooks in a few places, each of them marked: prefix
+cache hits, the capacity, and the end of a step. The hooked names are those of transformers 5.17 and
+later.
 """
 
 import asyncio
@@ -31,17 +32,17 @@ from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsup
 MAX_LIVENESS_CHECKS = 40  # of a loop that may be ending
 LIVENESS_CHECK_SECONDS = 0.05
 CANCEL_RETRY_SECONDS = 1.0
-SWITCH_INTERVAL_SECONDS = 0.0005  # the loop's and the server's threads take turns
+SWITCH_INTERVAL_SECONDS = 0.0005  # the loop's and the server's threads alternate
 
 
 def create_batching_engine(
     folder: Path, loaded: LoadedModel, options: TransformersOptions, context_length: int
 ) -> tuple["BatchingEngine", int]:
-    """The engine of a model, not yet started, and the capacity of its cache in tokens."""
+    """Create the engine of a model without starting it. Return it and its cache's capacity."""
     manager, capacity = create_batch_manager(loaded, options, context_length)
     if capacity <= 0:
         raise TransformersLoadError(
-            "the cache has no room for a prompt beside a page to spare (cache_tokens)"
+            "the KV cache is too small for a prompt and one spare page: increase cache_tokens"
         )
     constraints = GrammarCompiler(folder, loaded.vocab_size, loaded.eos_ids)
     sampler = SamplingDefaults(loaded.defaults, loaded.vocab_size)
@@ -95,7 +96,7 @@ class BatchingEngine:
         return EngineHealth(self._failure_reason is None, self._failure_reason or "", facts)
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive; those for which there was no room are merged."""
+        """Push deltas as they arrive. Deltas that arrive while the sink is full are merged."""
         self._check(request)
         guide = await self._create_guide(request)
         params = self._sampling_defaults.resolve(request.sampling, guide)
@@ -122,16 +123,18 @@ class BatchingEngine:
             self._prefix_cache.forget(name)
 
     def _check(self, request: EngineRequest) -> None:
-        """Reject what would fail in the loop, and with it all generations."""
+        """Reject requests that would fail in the loop, and end all other generations with it."""
         wanted = request.sampling.logprobs
         if wanted is not None and not self.capabilities.logprobs:
-            raise Unsupported("the engine 'transformers' has no logprobs with this library")
+            raise Unsupported(
+                "the engine 'transformers' does not support logprobs with this transformers version"
+            )
         check_top_logprobs(wanted)
         if (last := max_token_id(request.prompt)) >= self._sampling_defaults.vocab_size:
-            raise InvalidRequest(f"token id {last} is out of the model's vocabulary")
+            raise InvalidRequest(f"token id {last} is not in the model's vocabulary")
 
     async def _create_guide(self, request: EngineRequest) -> GrammarGuide | None:
-        """Compile the grammar in a thread: it may take a while."""
+        """Compile the grammar in a thread, because it may take long."""
         if request.constraint is None:
             return None
         create_guide = self._grammars.create_guide
@@ -153,7 +156,7 @@ class BatchingEngine:
         )
         if request_id is None:
             self._forget(name)
-            raise EngineUnavailable("the generation loop takes no more requests")
+            raise EngineUnavailable("the generation loop does not accept requests")
 
     def _cancel(self, name: str) -> None:
         self._manager.cancel_request(name)
@@ -164,12 +167,12 @@ class BatchingEngine:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """Remove the handler, which the library keeps for a request that never finishes."""
+        """Remove the handler, which the library retains for requests that never finish."""
         self._manager.output_router.result_handlers.pop(name, None)
         self._prefix_cache.forget(name)
 
     async def _classify_failure(self, reason: str) -> EngineError:
-        """Whether a request failed, or the loop with all of them."""
+        """Determine whether only this request failed, or the loop with all requests."""
         for _ in range(MAX_LIVENESS_CHECKS):
             if not self._manager.is_running():
                 self._failure_reason = reason

@@ -1,8 +1,8 @@
 """Fuse small operations of a model.
 
-With single tokens, a GPU spends half its time on tiny operations: eight for a norm, ten for the
-rotary embedding, in every layer. What a model does there is compared rather than looked up: an
-operation is replaced where it gives the result of the fused one.
+With single tokens, a GPU spends half its time on tiny operations: eight for a norm and ten for the
+rotary embedding, in every layer. Operations are compared by their results, not by names: an
+operation is replaced if it computes the same result as the fused one.
 """
 
 import sys
@@ -22,7 +22,7 @@ RotationFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def fuse(model: Any) -> dict[str, int]:
-    """Replace what can be replaced. Returns how many norms and rotations were."""
+    """Replace the operations that can be fused. Return the numbers of norms and rotations."""
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     fused = {"norms": sum(_fuse_norm(module) for module in norms), "rotations": 0}
     modeling = sys.modules[type(model).__module__]
@@ -39,7 +39,7 @@ def rotate(
     """Apply the rotary embedding to queries and keys [1, heads, tokens, size]."""
     size, tokens = q.shape[-1], q.shape[2]
     if len(q) != 1 or unsqueeze_dim != 1 or cos.shape[-1] != size:
-        raise ValueError(f"shapes that were not tried: {q.shape}, {cos.shape}")
+        raise ValueError(f"the fused rotation does not support the shapes {q.shape}, {cos.shape}")
     cos, sin = cos.contiguous(), sin.contiguous()
     q_out, k_out = (x.new_empty((1, tokens, x.shape[1], size)) for x in (q, k))
     kernels.rotate[(tokens,)](

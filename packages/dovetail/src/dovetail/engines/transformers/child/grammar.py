@@ -1,4 +1,4 @@
-"""Constrain outputs with llguidance: which tokens each request's output may continue with."""
+"""Constrain outputs with llguidance: which tokens may continue each request's output."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -12,9 +12,9 @@ from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail.storage.lru import LruCache
 from dovetail_model import InvalidRequest, Unsupported
 
-#: The syntaxes that llguidance reads, the best first.
+#: The syntaxes that llguidance supports, best first.
 GRAMMAR_SYNTAXES: tuple[ConstraintSyntax, ...] = ("lark", "json_schema")
-#: As in our own grammars: a model must not loop in white space.
+#: As in Dovetail's own grammars: a model must not loop in white space.
 JSON_GRAMMAR_OPTIONS = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -45,10 +45,10 @@ class GrammarGuide:
         self._is_finished = False
 
     def fill(self, generated: list[int], words: Any) -> None:
-        """Write one bit for each token that may come next, given all generated tokens.
+        """Write one bit per token that may come next, given all generated tokens.
 
-        A complete output may only end, and so may one that the grammar cannot continue, whatever
-        the reason: this runs in the loop that all requests share, and raises nothing.
+        A complete output may only end. So may one that the grammar cannot continue, for any reason:
+        this runs in the loop that all requests share, and must not raise.
         """
         try:
             self._is_finished = self._is_finished or not self._advance(generated, words)
@@ -88,31 +88,35 @@ class GrammarCompiler:
 
     @property
     def syntaxes(self) -> tuple[ConstraintSyntax, ...]:
-        """The supported syntaxes; none without llguidance or a vocabulary that it can read."""
+        """The supported syntaxes; empty without llguidance or a vocabulary that it can read."""
         return GRAMMAR_SYNTAXES if find_spec("llguidance") and self._file.is_file() else ()
 
     def create_guide(self, constraint: Constraint, stop_ids: Collection[int]) -> GrammarGuide:
-        """A guide that lets a complete output end by `stop_ids`, or by the model's own.
+        """Create a guide that allows a complete output to end by `stop_ids`, or by the model's own.
 
-        Takes about a second the first time, then milliseconds for a new grammar; most of it
-        without the interpreter lock, so that it may run in any thread. Raises for a grammar that
-        cannot be used: none fails later.
+        This takes about a second the first time, then milliseconds for a new grammar. Most of it
+        runs without the interpreter lock, so it may run in any thread. Raises for a grammar that
+        cannot be used: a grammar that was accepted does not fail later.
         """
         if not self.syntaxes:
-            raise Unsupported("the engine 'transformers' needs llguidance for constraints")
+            raise Unsupported(
+                "the engine 'transformers' requires the package llguidance for constraints"
+            )
         if constraint.syntax not in GRAMMAR_SYNTAXES:
-            raise Unsupported(f"the engine 'transformers' reads no {constraint.syntax}")
+            raise Unsupported(
+                f"the engine 'transformers' does not support {constraint.syntax} constraints"
+            )
         with self._lock:
             matcher = self._get_matcher(constraint).deep_copy()
         eos_ids = sorted(id for id in stop_ids if 0 <= id < self._vocabulary) or self._eos_ids
         if not eos_ids:
             raise Unsupported(
-                "a constraint needs an id that ends the answer, and the model has none"
+                "a constraint requires a token id that ends the output, but the model has none"
             )
         return GrammarGuide(matcher, eos_ids, [id for id in self._eos_ids if id not in eos_ids])
 
     def _get_matcher(self, constraint: Constraint) -> Any:
-        """The matcher in its initial state, from an LRU cache."""
+        """Return the matcher in its initial state, from an LRU cache."""
         matcher = self._matchers.get(constraint)
         if matcher is None:
             matcher = self._compile(constraint)
@@ -150,7 +154,7 @@ class GrammarCompiler:
 
 
 def tokenizer_vocab_size(folder: Path, vocabulary: int) -> int:
-    """How many ids of a model's vocabulary its tokenizer has. The rest is padding."""
+    """Return how many ids of a model's vocabulary its tokenizer has. The rest is padding."""
     try:
         tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
         ids: list[int] = [token["id"] for token in tokenizer["added_tokens"]]
@@ -167,7 +171,7 @@ def tokenizer_vocab_size(folder: Path, vocabulary: int) -> int:
 
 
 def _bit_positions(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """The word and the bit of each id, as signed numbers."""
+    """Return the word and the bit of each id, as signed numbers."""
     positions = []
     for id in ids:
         bit = 1 << id % MASK_WORD_BITS

@@ -1,16 +1,17 @@
 """Attention over a paged KV cache, and rotary embedding, in Triton.
 
-Three kernels for attention: store new keys and values, attend, and combine the partial results of
-the splits of a long cache. A query tile holds all heads that share one KV head, so that keys are
-read once. Where few queries meet a long cache, the cache is split over the processors of the GPU.
+Attention has three kernels: store new keys and values, attend, and combine the partial results of
+the splits of a long cache. A query tile contains all heads that share one KV head, so that keys are
+read once. If there are few queries for a long cache, the cache is split over the processors of the
+GPU.
 
 The sequences of a batch are concatenated: `starts_q` and `starts_k` are their cumulative lengths.
-The place of a key in the cache is given in one of two ways: in a batch of single queries by
-`table`, the pages of each sequence; in any other by `slots`, the slot of each position.
+The position of a key in the cache is given in one of two ways: in a batch of single queries by
+`table`, the pages of each sequence; otherwise by `slots`, the slot of each position.
 """
 
 # ruff: noqa: PLR0913, PLR0915
-# A kernel takes single arguments; those that are known at compile time are in capitals.
+# A kernel takes individual arguments. Those that are known at compile time are in capitals.
 
 import triton
 import triton.language as tl
@@ -45,7 +46,7 @@ def store(
 
 @triton.jit
 def _find_sequence(tile, starts_q, sequences, TOKENS: tl.constexpr):
-    """The sequence of a tile. Each sequence begins a new tile."""
+    """Return the sequence of a tile. Each sequence begins a new tile."""
     low, high = 0, sequences
     while low < high:
         middle = (low + high) // 2
@@ -64,7 +65,7 @@ def _attend_keys(
     PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SINGLE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One pass over the keys from `first` to `last`, with online softmax."""
+    """Process the keys from `first` to `last` in one pass, with online softmax."""
     dim = tl.arange(0, BLOCK_D)[None, :]
     for start in range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
@@ -132,7 +133,8 @@ def attend(
     loaded = tl.load(q + q_place, inside, other=0.0)
     scaled = (loaded.to(tl.float32) * (scale * LOG2_E)).to(loaded.dtype)
 
-    before = keys - queries + tile_token  # every query of the tile sees the keys up to this one
+    # every query of the tile attends to the keys up to this one
+    before = keys - queries + tile_token
     end = tl.minimum(keys, before + TOKENS)
     chunk = tl.cdiv(tl.cdiv(end, SPLITS), BLOCK_N) * BLOCK_N
     first = split * chunk
@@ -189,7 +191,7 @@ def rotate(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the queries and keys of one token by its position, half against half."""
+    """Rotate the queries and keys of one token by its position, with paired halves."""
     token = tl.program_id(0)
     head = tl.arange(0, BLOCK_H)[:, None]
     dim = tl.arange(0, BLOCK_D)[None, :]

@@ -14,19 +14,19 @@ from dovetail.engines.transformers.options import TransformersOptions
 
 MULTI_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 OWN_ATTENTION = "dovetail"
-DEFAULT_CONTEXT_TOKENS = 1 << 20  # where a model does not say
-#: Not needed for text, and one that does not fit torch breaks the import of transformers.
+DEFAULT_CONTEXT_TOKENS = 1 << 20  # if the model's config does not contain it
+#: Not needed for text. A version that does not match torch breaks the import of transformers.
 BLOCKED_MODULES = ("torchaudio", "torchcodec", "torchvision")
 _OUT_OF_MEMORY_PHRASES = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class TransformersLoadError(Exception):
-    """Why a model cannot be served, for the operator."""
+    """The reason why a model cannot be served, for the operator."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run. `defaults` is its own generation config."""
+    """A model that is ready to run. `defaults` is its own generation config."""
 
     model: Any
     device: str
@@ -41,7 +41,7 @@ class LoadedModel:
 
 
 def load_model(folder: Path, options: TransformersOptions) -> LoadedModel:
-    """The model of a folder. Raises with the reason if it cannot be loaded."""
+    """Load the model of a folder. Raise an error with the reason if that fails."""
     for name in BLOCKED_MODULES:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     torch, transformers = import_module("torch"), import_module("transformers")
@@ -51,7 +51,8 @@ def load_model(folder: Path, options: TransformersOptions) -> LoadedModel:
     try:
         model = _load(transformers, folder, device, options)
         if model.device.type == "cuda":
-            torch.cuda.set_device(model.device)  # our own kernels are launched on the current one
+            # Dovetail's kernels are launched on the current device
+            torch.cuda.set_device(model.device)
         own = _use_own_attention(model, options.attention)
     except (RuntimeError, MemoryError) as fault:
         raise TransformersLoadError(describe_error(fault)) from fault
@@ -75,7 +76,7 @@ def load_model(folder: Path, options: TransformersOptions) -> LoadedModel:
 
 
 def describe_error(error: BaseException) -> str:
-    """An error of torch in one line."""
+    """Describe an error of torch in one line."""
     message = str(error).strip() or type(error).__name__
     first = message.splitlines()[0]
     if isinstance(error, MemoryError) or any(
@@ -86,7 +87,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of torch and transformers."""
+    """Return the versions of torch and transformers."""
     return {name: str(import_module(name).__version__) for name in ("torch", "transformers")}
 
 
@@ -97,7 +98,7 @@ def _choose_device(torch: Any, wanted: str | None) -> str:
         return "mps" if torch.backends.mps.is_available() else "cpu"
     if wanted.startswith("cuda") and not torch.cuda.is_available():
         raise TransformersLoadError(
-            f"device_map is {wanted!r}, and torch {torch.__version__} sees no GPU"
+            f"`device_map` is {wanted!r}, but torch {torch.__version__} finds no GPU"
         )
     return wanted
 
@@ -107,7 +108,7 @@ def _check_dtype(wanted: str | None) -> str | None:
     known = wanted in (None, "auto") or isinstance(getattr(torch, wanted, None), torch.dtype)
     if not known:
         raise TransformersLoadError(
-            f"dtype is {wanted!r}: auto, float32, bfloat16 or float16 is wanted"
+            f"`dtype` must be auto, float32, bfloat16 or float16, got {wanted!r}"
         )
     return wanted
 
@@ -121,7 +122,7 @@ def _load(transformers: Any, folder: Path, device: str, options: TransformersOpt
             transformers, folder, device, {"dtype": dtype, "attn_implementation": attention}
         )
     arguments: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
-    # Accelerate puts weights on their device as they are read.
+    # With Accelerate, weights are put on their device as they are read.
     load_on_device = (
         device in MULTI_DEVICE_MAPS or importlib.util.find_spec("accelerate") is not None
     )
@@ -129,9 +130,9 @@ def _load(transformers: Any, folder: Path, device: str, options: TransformersOpt
         arguments["device_map"] = device
     from_pretrained = transformers.AutoModelForCausalLM.from_pretrained
     model, info = from_pretrained(folder, output_loading_info=True, **arguments)
-    if missing_keys := sorted(info["missing_keys"]):  # the library would initialize them at random
+    if missing_keys := sorted(info["missing_keys"]):  # the library would initialize them randomly
         raise TransformersLoadError(
-            f"the weights lack {missing_keys[0]}, and {len(missing_keys) - 1} more"
+            f"the weights do not contain {missing_keys[0]} and {len(missing_keys) - 1} more"
         )
     return (model if load_on_device else model.to(device)).eval()
 
@@ -139,7 +140,7 @@ def _load(transformers: Any, folder: Path, device: str, options: TransformersOpt
 def _create_dummy_model(
     transformers: Any, folder: Path, device: str, arguments: dict[str, Any]
 ) -> Any:
-    """A model of random weights, created on its device."""
+    """Create a model with random weights on its device."""
     config = transformers.AutoConfig.from_pretrained(folder)
     if arguments["dtype"] == "auto":
         arguments["dtype"] = config.dtype or "bfloat16"
@@ -148,18 +149,21 @@ def _create_dummy_model(
 
 
 def _use_own_attention(model: Any, wanted: str | None) -> bool:
-    """Use our kernels where they were requested or suit the model. Returns whether it does."""
+    """Use Dovetail's kernels if requested, or if they support the model.
+
+    Return whether they are.
+    """
     if wanted not in (None, OWN_ATTENTION):
         return False
     obstacle = _own_attention_obstacle(model)
     if obstacle is not None:
         if wanted == OWN_ATTENTION:
-            raise TransformersLoadError(f"attention is {OWN_ATTENTION!r}, and {obstacle}")
+            raise TransformersLoadError(f"`attention` cannot be {OWN_ATTENTION!r}: {obstacle}")
         return False
     attention = import_module("dovetail.engines.transformers.child.attention")
     name = attention.NAME if has_batching_option("auto_switch_to_flash") else attention.OLD_NAME
     import_module("transformers").AttentionInterface.register(name, attention.paged_attention)
-    # Set directly: the library's checks would look for the flash-attention package.
+    # Set directly, because the library's checks require the flash-attention package.
     for config in (model.config, model.config.get_text_config()):
         config._attn_implementation = name
     import_module("dovetail.engines.transformers.child.fusion").fuse(model)
@@ -167,29 +171,29 @@ def _use_own_attention(model: Any, wanted: str | None) -> bool:
 
 
 def has_batching_option(name: str) -> bool:
-    """Whether the library's batching has an option of this name: its versions differ."""
+    """Return whether the library's batching has this option, which depends on its version."""
     module = import_module("transformers.generation.configuration_utils")
     return name in {field.name for field in fields(module.ContinuousBatchingConfig)}
 
 
 def _own_attention_obstacle(model: Any) -> str | None:
-    """Why our kernels cannot serve a model; None if they can."""
+    """Return why Dovetail's kernels cannot serve a model; None if they can."""
     config = model.config.get_text_config()
     if model.device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
         return f"the model is on {model.device.type}"
     if importlib.util.find_spec("triton") is None:
-        return "there is no triton"
+        return "triton is not installed"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
-        return "the model's layers do not all attend to everything"
+        return "not all layers of the model have full attention"
     if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
-        return "the model attends within a window"
+        return "the model has sliding-window attention"
     if getattr(config, "attn_logit_softcapping", None) or hasattr(config, "kv_lora_rank"):
-        return "the model's attention is of another kind"
+        return "the model has an unsupported kind of attention"
     return None
 
 
 def _eos_ids(*configs: Any) -> tuple[int, ...]:
-    """The ids that end a turn, from the first config that names some."""
+    """Return the ids that end a turn, from the first config that has any."""
     for config in configs:
         eos_ids = getattr(config, "eos_token_id", None)
         if eos_ids is not None:
@@ -198,7 +202,7 @@ def _eos_ids(*configs: Any) -> tuple[int, ...]:
 
 
 def _kv_bytes_per_token(config: Any, item: int) -> int:
-    """Bytes of one token in the KV cache."""
+    """Return the KV cache bytes per token."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

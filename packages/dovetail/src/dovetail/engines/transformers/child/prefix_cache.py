@@ -1,12 +1,12 @@
 """Hooks into the library's prefix cache: cached tokens per request, salts, eviction order.
 
-The library reports no hits, and has no tenants. Its cache finds blocks by the hashes of their
-tokens, each chained to the one before and the first to nothing: here the first is chained to the
-salt, so that requests with different salts have no hash in common. All of it happens in the
-generation thread, one request at a time.
+The library does not report cache hits, and has no tenants. Its cache finds blocks by the hashes of
+their tokens. Each hash is chained to the one before it, and the first to nothing. Here, the first
+is chained to the salt, so that requests with different salts have no hash in common. All of this
+happens in the generation thread, one request at a time.
 
-The salt is part of a request's id, for the id is all that is known wherever a hash is computed: it
-cannot be lost while the library still holds blocks of a request that was cancelled.
+The salt is part of a request's id, because only the id is known at every place where a hash is
+computed. This way the salt is available as long as the library holds blocks of a cancelled request.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ HashFunction = Callable[..., int]
 
 
 class PrefixCacheHook:
-    """Wraps a cache. Where the library has other names, salted requests share nothing."""
+    """Wraps a cache. If the library's names are unknown, salted requests share no blocks."""
 
     def __init__(self, cache: Any) -> None:
         self.is_supported = hasattr(cache, "search_prefix_match")
@@ -41,7 +41,7 @@ class PrefixCacheHook:
         _use_lru_eviction(cache)
 
     def create_request_id(self, salt: str | None) -> str:
-        """An id for a new request."""
+        """Create an id for a new request."""
         name = uuid4().hex
         if salt:
             name += "-" + blake2b(salt.encode(), digest_size=SALT_BYTES, key=self._key).hexdigest()
@@ -49,7 +49,7 @@ class PrefixCacheHook:
         return name
 
     def cached_tokens(self, name: str) -> int:
-        """How many tokens of its prompt were cached."""
+        """Return how many tokens of the request's prompt were cached."""
         return self._cached.get(name) or 0
 
     def forget(self, name: str) -> None:
@@ -64,7 +64,7 @@ class PrefixCacheHook:
                 return 0
             self._salt = salt
             found: int = search(request_id, prompt_ids)
-            # A request that is restarted finds its own blocks: only the first search counts.
+            # A restarted request finds its own blocks, so only the first search counts.
             if self._cached.get(request_id, 0) is None:
                 self._cached[request_id] = min(found, len(prompt_ids) - 1)
             return found
@@ -84,7 +84,7 @@ class PrefixCacheHook:
         setattr(cache, name, salted)
 
     def _hook_hashes(self, cache: Any) -> bool:
-        """Whether the function that computes the hashes was found."""
+        """Hook the hash function. Return whether it was found."""
         blocks = getattr(cache, "_block_manager", None)
         if hasattr(blocks, "compute_hash"):
             blocks.compute_hash = self._salted_hash(blocks.compute_hash)  # type: ignore[union-attr]
@@ -114,8 +114,9 @@ class _FifoDict(dict[int, None]):
 def _use_lru_eviction(cache: Any) -> None:
     """Evict the least recently used blocks, a sequence's end before its beginning.
 
-    Up to 5.18 the library evicts what it used last, the very prefix that all requests share.
-    From 5.19 on it evicts everything that is not in use, which cannot be changed from here.
+    Up to 5.18, the library evicts the most recently used blocks, which are the prefix that all
+    requests share. From 5.19 on, it evicts all blocks that are not in use, which cannot be changed
+    from here.
     """
     blocks = getattr(cache, "_block_manager", None)
     if blocks is None or not hasattr(blocks, "_init_block_ids"):
@@ -126,10 +127,10 @@ def _use_lru_eviction(cache: Any) -> None:
 
 
 def _as_unfinished(state: Any) -> Any:
-    """A request that has not finished yet.
+    """Return the state as a request that has not finished yet.
 
-    The library leaves out the blocks of a request's last step, which is the whole prompt of a
-    request for a single token: they might be gone, but only where steps overlap, as ours do not.
+    The library omits the blocks of a request's last step, which is the complete prompt of a request
+    for a single token. These blocks could be gone, but only if steps overlap, and here they do not.
     """
     return SimpleNamespace(
         request_id=state.request_id,

@@ -1,6 +1,6 @@
 """Sampling parameters of requests, and token counts on the device for penalties.
 
-A request that the library has to restart has its generated tokens moved to the end of its prompt.
+When the library restarts a request, it moves the generated tokens to the end of the prompt.
 """
 
 from collections.abc import Mapping
@@ -10,26 +10,27 @@ from typing import Any, Protocol
 
 from dovetail_model import Sampling
 
-PARAMS_KEY = "draw"  # of the one keyword argument that the library passes through
-#: Lower temperatures are greedy: their scores would overflow.
+PARAMS_KEY = "draw"  # the only keyword argument that the library passes through
+#: Lower temperatures are greedy, because their scores would overflow.
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e3
 MAX_PENALTY = 1e4
 
 
 class TokenMask(Protocol):
-    """Which tokens may come next."""
+    """Defines which tokens may come next."""
 
     def fill(self, generated: list[int], words: Any) -> None:
-        """Write one bit for each token, given the generated tokens."""
+        """Write one bit per token, given the generated tokens."""
 
 
 class SamplingParams:
     """One request's parameters. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 filter nothing.
 
-    Compared by identity: the same object from the first token to the last. `logprobs` is the
-    number of top logprobs per token, None for no logprobs; `recorded_logprobs` has the logprob
-    of each token and its top logprobs, from sampling until delivery.
+    Instances are compared by identity: a request has the same one from the first token to the last.
+    `logprobs`: the number of top logprobs per token, None for no logprobs.
+    `recorded_logprobs`: the logprob of each token and its top logprobs, from sampling until
+    delivery.
     """
 
     __slots__ = (
@@ -64,12 +65,12 @@ class SamplingParams:
         return (self.presence, self.frequency, self.repetition) != (0.0, 0.0, 1.0)
 
     def __deepcopy__(self, memo: Any) -> "SamplingParams":
-        """The library copies a request that it restarts. Its grammar continues where it was."""
+        """Return the same object: a request that the library restarts continues its grammar."""
         return self
 
 
 class SamplingDefaults:
-    """Fills what a request leaves open from the model's own generation config."""
+    """Fills in unset parameters from the model's own generation config."""
 
     __slots__ = ("_defaults", "_random", "vocab_size")
 
@@ -79,7 +80,7 @@ class SamplingDefaults:
         self.vocab_size = vocabulary
 
     def resolve(self, sampling: Sampling, guide: TokenMask | None = None) -> SamplingParams:
-        """The parameters of a request, clamped to their ranges: nothing fails once it runs."""
+        """Return the parameters of a request, clamped to valid ranges so that no step fails."""
         temperature = self._value(sampling, "temperature", 1.0)
         greedy = temperature < MIN_TEMPERATURE
         top_k = int(self._value(sampling, "top_k", 0))
@@ -110,15 +111,15 @@ def _clamp(low: float, value: float, high: float) -> float:
 
 
 MAX_COUNT = 32_767  # of one token
-PROMPT_ONLY = -1  # in the prompt and not generated
+PROMPT_ONLY = -1  # the token is in the prompt but was not generated
 
 
 class TokenCounts:
-    """A row of counts for each request with penalties.
+    """Token counts on the device, one row per request with penalties.
 
-    Rows of a batch change from step to step, so a request has a slot of its own. The end of a
-    request is not reported: its slot is reused when there is no other left. A request that
-    returns is counted anew.
+    The rows of a batch change from step to step, so each request has its own slot. The library does
+    not report the end of a request: its slot is reused when no other is free. A request that
+    returns after that is counted from the start.
     """
 
     def __init__(self, slots: int, vocabulary: int, device: Any) -> None:
@@ -130,7 +131,7 @@ class TokenCounts:
         self._requests: list[_RequestCounts | None] = [None] * slots
 
     def update(self, states: list[Any], params: list[SamplingParams]) -> list[int]:
-        """The slots of a batch, with all generated tokens counted."""
+        """Count all generated tokens of a batch and return its slots."""
         slots = [self.empty_slot] * len(params)
         places: list[tuple[int, int]] = []
         times: list[int] = []
@@ -162,8 +163,9 @@ class TokenCounts:
         return scores - (frequency * count + presence * (count > 0))
 
     def _slot(self, request_params: SamplingParams, in_batch: set[SamplingParams]) -> int:
-        """Its own slot; else a free one, or one whose request is not in this batch: there always
-        is.
+        """Return the request's own slot, else a free one, else one of a request outside the batch.
+
+        There is always such a slot.
         """
         slot = self._slots.get(request_params)
         if slot is None:
@@ -178,21 +180,21 @@ class TokenCounts:
 
 
 def generated_ids(state: Any) -> list[int]:
-    """What a request has generated. Must not be changed."""
+    """Return the generated ids of a request, which must not be modified."""
     first = state._true_initial_tokens
     generated: list[int] = state.generated_tokens
     return state.initial_tokens[first:] + generated if first else generated
 
 
 def generated_length(state: Any) -> int:
-    """The number of generated tokens."""
+    """Return the number of generated tokens."""
     first = state._true_initial_tokens
     moved = len(state.initial_tokens) - first if first else 0
     return moved + len(state.generated_tokens)
 
 
 class _RequestCounts:
-    """The counts of one request, as on the device."""
+    """The counts of one request, as they are on the device."""
 
     __slots__ = ("_counted", "_counts")
 
@@ -203,7 +205,7 @@ class _RequestCounts:
         self._counted: int | None = None
 
     def changes(self, state: Any) -> dict[int, int]:
-        """All counts at first, then those that changed."""
+        """Return all counts at first, then those that changed."""
         begin = self._counted or 0
         new_ids = generated_ids(state)[begin:]
         for id in new_ids:
