@@ -102,7 +102,7 @@ def test_tokens_prefilled_come_first_then_milliseconds_then_the_ratio() -> None:
 def test_every_table_has_its_numbers() -> None:
     made = tables(named([results()]))
     assert "| 2 | 133 | 1,433 | 99.0 |" in made["turns"]
-    assert "3,900 tokens of prefill, 300.0 ms" in made["turns"]
+    assert "saves 3,900 tokens of prefill and 300.0 ms" in made["turns"]
     assert "Attention: made_up." in made["turns"]
     assert (
         "| 1 | made_up | messages | 54.5 | 53.5 to 55.5 | 3 | 0.982x | 10 | 5.5x |"
@@ -247,9 +247,7 @@ def test_other_numbers_make_another_page(tmp_path: Path) -> None:
 
 def test_short_prompts_are_marked_as_no_results() -> None:
     text = page.written(named([results()]))
-    assert (
-        "- TTFT: as it was taken.\n- options of the engine, attention made_up: `page=64`." in text
-    )
+    assert "- TTFT: as it was taken.\n- engine options, attention made_up: `page=64`." in text
     assert "no results" not in text
     assert "no results" in page.written(named([{**results(), "settings": {"tokens": 2_000}}]))
 
@@ -264,6 +262,6 @@ def test_sections_without_results_are_left_out() -> None:
     del document["experiments"]["G"], document["experiments"]["I"]
     text = page.written(named([document]))
     assert "## Interleaved turns" not in text
-    assert "## Tokens a second" not in text
+    assert "## Tokens per second" not in text
     assert "## The next turn" in text
     assert "<!--" not in text

@@ -11,11 +11,22 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 INTRO = """\
 # Models and parser names
 
-Made from the families by `make docs`; do not edit.
+The server selects the parsers from the model's id and chat template. To select them yourself, use
+`--tool-call-parser NAME` and `--reasoning-parser NAME` with any name of the first table. Names in
+one row mean the same family. Both parsers run as one parser over the output.
 
-A tool parser and a reasoning parser are chosen by name, and the two read one output together. Any
-name in a row means the same family. "Beside it" is the reasoning parser that a family's models use
-unless the table of models says otherwise.
+`make docs` generates this page from the families; do not edit it.
+"""
+FAMILIES = """\
+The default reasoning parser is the one that the models of a family use, unless the table of models
+names another.
+"""
+MODELS = """\
+The patterns match model ids. If several patterns match an id, the most specific one is used.
+"""
+SAMPLES = """\
+One tool call, or one reasoning span where a family has no tool calls, as models of the family write
+it.
 """
 
 
@@ -37,7 +48,7 @@ def main() -> int:
 def render() -> str:
     known = sorted(families(), key=lambda family: family.name)
     names = table(
-        ("family", "tool parser", "reasoning parser", "beside it"),
+        ("family", "tool parser", "reasoning parser", "default reasoning parser"),
         (
             (
                 family.name,
@@ -58,9 +69,9 @@ def render() -> str:
     )
     samples = "\n".join(f"### {f.name}\n\n~~~~text\n{f.sample}\n~~~~\n" for f in known)
     return (
-        f"{INTRO}\n## Families\n\n{names}\n"
-        f"## Models\n\nThe most specific pattern that an id matches decides.\n\n{models}\n"
-        f"## What they write\n\n{samples}"
+        f"{INTRO}\n## Families\n\n{FAMILIES}\n{names}\n"
+        f"## Models\n\n{MODELS}\n{models}\n"
+        f"## Output formats\n\n{SAMPLES}\n{samples}"
     )
 
 

@@ -20,19 +20,19 @@ FOLDER = "experiments"
 _MARKER = re.compile(r"<!-- (\w+) -->")
 _SECTION = re.compile(r"(?m)^(?=## )")
 _LONG = 50_000  # tokens of a prompt that is as long as the published ones
-_QUICK = "**A run with short prompts, to try the scripts out: its figures are no results.**"
+_QUICK = "**A run with short prompts to test the scripts: its figures are no results.**"
 
 #: What a run's settings are called on the page.
 _WORDS = {
-    "tokens": "tokens of the system text and tools, about",
-    "repeats": "rounds, at least",
+    "tokens": "tokens of system text and tools, approximately",
+    "repeats": "minimum number of rounds",
     "ttft": "TTFT",
-    "throughput": "tokens a second",
+    "throughput": "tokens per second",
 }
 
 
 def write(sources: Sequence[Path], out: Path) -> None:
-    """The page, and beside it the plots and the raw results."""
+    """Write the page, its plots and the raw results."""
     runs = read_runs(sources)
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,8 +79,8 @@ def _pictures(runs: Sequence[Run]) -> dict[str, str]:
 def _links(runs: Sequence[Run]) -> dict[str, str]:
     drawn = _pictures(runs)
     titles = {
-        "ttft": "Time to the first token by case, with the tokens prefilled",
-        "turns": "Tokens prefilled and time to the first token in each turn, ledger on and off",
+        "ttft": "Time to first token by case, with the tokens prefilled",
+        "turns": "Tokens prefilled and time to first token in each turn, ledger on and off",
     }
     return {
         f"plot_{name}": f"![{title}]({FOLDER}/{name}.svg)" if f"{name}.svg" in drawn else ""
@@ -93,7 +93,7 @@ def _raw(runs: Sequence[Run]) -> str:
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    """What runs say about themselves in words, each thing once."""
+    """Describe the settings of the runs, each of them once."""
     lines: list[str] = []
     for run in runs:
         settings = run.document.get("settings", {})
@@ -101,7 +101,7 @@ def _settings(runs: Sequence[Run]) -> str:
         lines += [f"{_WORDS[key]}: {settings[key]}." for key in _WORDS if settings.get(key)]
         options = settings.get("engine_options") or {}
         given = ", ".join(f"`{key}={value}`" for key, value in options.items())
-        lines += [f"options of the engine, attention {run.name}: {given}."] if given else []
+        lines += [f"engine options, attention {run.name}: {given}."] if given else []
     return "\n".join(f"- {one}" for one in dict.fromkeys(lines))
 
 

@@ -61,7 +61,7 @@ def first_tokens(runs: Sequence[Run]) -> str:
     height = ROW * len(shown) + 22
     bottom = TOP + height * len(cases)
     parts = [
-        text(16, 24, "Time to the first token at the client", "start", size=15),
+        text(16, 24, "Time to first token at the client", "start", size=15),
         *_legend([run.name for run in shown]),
         *_grid_across(scale, bottom),
         text((scale.start + scale.stop) / 2, bottom + 38, "milliseconds, logarithmic", kind="soft"),

@@ -19,8 +19,8 @@ FACTS = {
     "transformers": "transformers",
     "model": "model",
     "dtype": "dtype",
-    "page": "tokens a page",
-    "cache_tokens": "tokens of cache",
+    "page": "tokens per page",
+    "cache_tokens": "cache size, tokens",
     "commit": "commit",
     "date": "date",
 }
@@ -54,11 +54,12 @@ def machine(runs: Sequence[Run]) -> str:
 
 def first_tokens(runs: Sequence[Run], cases: Sequence[str], reference: str) -> str:
     """Cases of the time to the first token, each over the reference of its own run."""
-    head = ["case", "attention", "tokens prefilled", "of the prompt's", "TTFT, ms", "min to max"]
-    head += ["n", f"over {reference}", "over A", "engine alone, ms", "server adds, ms"]
-    head += ["published, B200", "engine alone before, sdpa"]
+    head = ["case", "attention", "tokens prefilled", "prompt tokens", "TTFT, ms", "min to max"]
+    head += ["n", f"relative to {reference}", "relative to A", "engine alone, ms"]
+    head += ["server adds, ms"]
+    head += ["published, B200", "earlier engine alone, sdpa"]
     if reference == "A":
-        head.remove("over A")
+        head.remove("relative to A")
     made = [(run, case) for case in cases for run in runs if run.values(case, "client_ms")]
     return _table(head, [_first_token(run, case, reference) for run, case in made])
 
@@ -66,8 +67,8 @@ def first_tokens(runs: Sequence[Run], cases: Sequence[str], reference: str) -> s
 def parts(runs: Sequence[Run]) -> str:
     """Where the time to the first token goes, as the server's own clock has it."""
     keys = ("before_ms", "seam_ms", "after_ms", "client_ms")
-    head = ["case", "attention", "before the engine is asked, ms", "until its first token"]
-    head += ["from there to the client", "in all"]
+    head = ["case", "attention", "until the engine request, ms", "until its first token, ms"]
+    head += ["from there to the client, ms", "total, ms"]
     rows = []
     for case in CASES:
         for run in runs:
@@ -83,8 +84,8 @@ def turns(run: Run) -> str:
     on, off = sides.get("on"), sides.get("off")
     if on is None or off is None:
         return ""
-    head = ["turn", "tokens prefilled, ledger on", "ledger off", "TTFT, ms, on", "min to max"]
-    head += ["off", "min to max", "n", "TTFT, off over on"]
+    head = ["turn", "tokens prefilled, ledger on", "ledger off", "TTFT on, ms", "min to max"]
+    head += ["TTFT off, ms", "min to max", "n", "TTFT, off / on"]
     rows = []
     for ours, theirs in zip(on["turns"], off["turns"], strict=True):
         took = [turn["all"]["client_ms"] for turn in (ours, theirs)]
@@ -101,9 +102,9 @@ def turns(run: Run) -> str:
 
 
 def throughput(runs: Sequence[Run]) -> str:
-    """Tokens a second of all streams together."""
+    """Tokens per second of all streams together."""
     head = ["streams", "attention", "through", "tokens/s", "min to max", "n"]
-    head += ["over the engine alone", "engine alone before, sdpa", "over that"]
+    head += ["relative to the engine alone", "earlier engine alone, sdpa", "relative to that"]
     rows = []
     for run in runs:
         alone = {row["streams"]: row["median"] for row in run.rows("I") if row["via"] == "alone"}
@@ -119,8 +120,8 @@ def throughput(runs: Sequence[Run]) -> str:
 
 def timeline(run: Run) -> str:
     """When events arrive, and how long after the token that brings them about."""
-    head = ["event", "ms after the request", "min to max", "n", "its token left the engine"]
-    head += ["behind it, ms", "published"]
+    head = ["event", "ms after the request", "min to max", "n", "token left the engine, ms"]
+    head += ["delay after it, ms", "published"]
     rows = []
     for row in run.rows("T"):
         known = TIMELINE.get(row["event"])
@@ -133,7 +134,7 @@ def timeline(run: Run) -> str:
 def dispatch(run: Run) -> str:
     """From a call's last token to its frame, and how long before the end of the turn that is."""
     head = ["API", "streams", "calls", "median, ms", "p90", "max"]
-    head += ["first call before the turn's end, ms", "min to max"]
+    head += ["first call before the end of the turn, ms", "min to max"]
     rows = []
     for row in run.rows("H"):
         late, leads = row["dispatch_ms"], row["lead_ms"]
@@ -150,7 +151,7 @@ def wanted(runs: Sequence[Run]) -> str:
     if all(one.holds is None for one in found):
         return ""
     rows = [[one.wanted, one.measured, words[one.holds]] for one in found]
-    return _table(["target", f"measured, attention {runs[0].name}", "holds"], rows)
+    return _table(["target", f"measured, attention {runs[0].name}", "met"], rows)
 
 
 def _first_token(run: Run, case: str, reference: str) -> list[str]:
@@ -178,13 +179,13 @@ def _saved(run: Run) -> str:
     if not saved:
         return ""
     tokens, took = _count(saved["prefilled_tokens"]), _ms(saved["client_ms"])
-    return f"\nSaved by the ledger: {tokens} tokens of prefill, {took} ms to first tokens.\n"
+    return f"\nThe ledger saves {tokens} tokens of prefill and {took} ms of TTFT.\n"
 
 
 def _each(runs: Sequence[Run], name: str, make: Callable[[Run], str], on_model: bool) -> str:
     """The table of an experiment for each run that made it.
 
-    The attention is named where there is a model, and where runs have to be told apart.
+    The attention is named where there is a model, and where several runs are shown.
     """
     made = [(run.name, made) for run in runs if run.rows(name) and (made := make(run))]
     with_name = on_model or len(made) > 1

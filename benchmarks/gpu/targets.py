@@ -1,4 +1,4 @@
-"""What was wanted of a run, what was found, and whether it holds."""
+"""The targets of a run: what was measured, and whether it meets them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ STRIPPED = 1.02  # C over A
 ADDED = 5.0  # milliseconds
 REWRITTEN = 1.05  # D and F, the larger over the smaller
 NEXT_TURN = 1.1  # D and F over A
-THROUGH = 0.97  # of the engine's tokens a second
-FASTER = 5.0  # times the tokens a second of one stream that were known before
+THROUGH = 0.97  # of the engine's tokens per second
+FASTER = 5.0  # times the tokens per second of one stream that were known before
 WARM = ("A", "C", "D", "F")  # cases whose prompt is cached but for its end
 
 
@@ -31,12 +31,12 @@ def targets(run: Run) -> Iterator[Target]:
         f"C within {STRIPPED}x of A", STRIPPED, {"C / A": ratio(took["C"], took["A"])}
     )
     added = {case: run.added(case) for case in WARM}
-    wanted = f"the server adds at most {ADDED:g} ms to the engine's own time to the first token"
+    wanted = f"the server adds at most {ADDED:g} ms to the TTFT of the engine"
     yield _maximum_target(wanted, ADDED, added, " ms")
     published = TTFT["C"]
     below = {case: value for case in ("A", "C") if (value := took[case]) is not None}
     holds = all(value < published for value in below.values())
-    yield _target(f"A and C under the published {published:g} ms", below, holds, " ms")
+    yield _target(f"A and C below the published {published:g} ms", below, holds, " ms")
     apart = [value for case in ("D", "F") if (value := took[case]) is not None]
     both = ratio(max(apart), min(apart)) if len(apart) == 2 else None
     yield _maximum_target(f"D = F, within {REWRITTEN}x", REWRITTEN, {"larger / smaller": both})
@@ -53,7 +53,7 @@ def _through(run: Run) -> Target:
         for (streams, via), rate in rates.items()
         if via != "alone"
     }
-    wanted = f"tokens a second through the server: at least {THROUGH}x of the engine alone"
+    wanted = f"tokens per second through the server at least {THROUGH}x of the engine alone"
     return _minimum_target(wanted, THROUGH, shares)
 
 
@@ -61,7 +61,7 @@ def _faster(run: Run) -> Target:
     known = DECODE[1]
     one = {f"{row['via']}": row["median"] / known for row in run.rows("I") if row["streams"] == 1}
     return _minimum_target(
-        f"one stream at least {FASTER:g}x of {known:g} tokens a second", FASTER, one
+        f"one stream at least {FASTER:g}x of {known:g} tokens per second", FASTER, one
     )
 
 

@@ -76,7 +76,7 @@ def test_no_preserved_turn_is_prefilled_again(pair: Pair) -> None:
 
 def test_the_document_has_a_cell_for_every_model_and_agent() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    head = next(line for line in lines if line.startswith("| model | when the user speaks"))
+    head = next(line for line in lines if line.startswith("| model | at a user message"))
     assert all(f"{kind.name} ({kind.codec.name})" in head for kind in AGENTS)
     for pair in PAIRS:
         name = re.escape(pair.name) + (r"\*" if pair.surrogate else "")

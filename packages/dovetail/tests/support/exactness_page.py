@@ -17,67 +17,74 @@ _TAG = re.compile(r"<\|[^<>]+\|>|</?think>|\[/?[A-Z_]{3,}\]")
 INTRO = """\
 # Exactness
 
-Made from the test of the same name by `make docs`; do not edit.
+This page measures how far [exact turns](exact-turns.md) hold: whether the tokens that the model
+generated in turn N are, token for token, a part of the prompt of turn N+1. A step from one prompt
+to the next is exact if the next prompt starts with the previous prompt and everything that was
+generated after it. The engine then finds all of it in its prefix cache, and the model reads what
+it wrote.
 
-What the model said on turn N is, token for token, a part of the prompt of turn N+1: the next prompt
-begins with the prompt before it and with everything that was generated behind it. Then an engine
-finds all of it in its cache, and the model reads what it wrote, not what somebody made of it.
+`make docs` generates this page from the test `test_exactness.py`; do not edit it.
 
-Here is how far that holds. For every model family whose chat template and tokenizer are at hand, a
-scripted session of {turns} turns is played through the whole way of a request, from the client's
-bytes to token ids and from generated ids back to the client's bytes. Nothing is left out but the
-engine: what it would sample is given. The script has in it what is hard to keep: thoughts between
-calls, text between calls, parallel calls, calls without thoughts, white space around markers and
-inside JSON, several alphabets, control tokens spelled out by the user, by tools and by the model,
-tokens that no tokenizer would choose. The agents are not the programs themselves but short copies
-of how each sends its history back: Claude Code rewrites inputs and moves calls behind text,
-OpenCode and plain clients lose the thoughts, OpenClaw rewrites ids.
+For every model family whose chat template and tokenizer are available, the test runs a scripted
+session of {turns} turns through the complete path of a request: from the client's bytes to token
+ids, and from generated ids back to the client's bytes. Only the engine is replaced: the script
+provides what it would sample. The script contains what is hard to preserve:
+
+- reasoning between calls, text between calls, parallel calls, calls without reasoning;
+- white space around markers and inside JSON, several alphabets;
+- control tokens that the user, tools and the model spell out;
+- tokens that no tokenizer would choose.
+
+The agents are not the real programs, but short implementations of how each returns its history:
+Claude Code rewrites inputs and moves calls after text, OpenCode and plain clients drop the
+reasoning, OpenClaw rewrites ids.
 
 ## Matrix
 
-A cell says how many steps from one prompt to the next were exact, of those in which the model's own
-template keeps the turn. The column before says what the template does with earlier turns when the
-user speaks. Where that is not to keep them, those steps are not in the cell; they are explained
-below.
+A cell is the number of exact steps of those in which the model's own template keeps the turn. The
+second column is what the template does with earlier turns at a new user message. If it does not
+keep them, these steps are not counted in the cell; they are explained below.
 """
 
 POLICIES = {
-    "keeps": "kept",
-    "drops at a user turn": "drops thoughts",
-    "drops at the answer": "drops thoughts of answered loops",
+    "keeps": "keeps everything",
+    "drops at a user turn": "drops reasoning",
+    "drops at the answer": "drops reasoning of finished loops",
     "moves the tools": "moves the tool list",
 }
 
 EXCEPTIONS = """\
-## Exceptions, and why
+## Exceptions
 
-A step within a tool loop, from a call to its result, is always kept: no exception. When the user
-speaks, some templates change what stands before, because their models were trained so. That is
-followed, once, and the test asserts what it costs: everything before the last loop stays a token
-prefix, and the prompt is the very one that a server without any memory would make of the request.
+A step within a tool loop, from a call to its result, is always exact. At a new user message, some
+templates change the earlier turns, because their models were trained this way. Dovetail follows
+the template once, and the test asserts the cost: everything before the last loop stays a token
+prefix, and the prompt is the one that a server without a ledger would build from the request.
 
 """
 
 COST = """\
-## What it is worth
+## Re-prefilled tokens
 
-Tokens that an engine has to prefill although it has seen them: all of a prompt behind what it has
-in common with the previous prompt and turn, less what is new in it. Sums over one session, mean of
-all agents, without the ledger (`--replay client`) and with it. Without it they are lost on the way
-through client and template: inputs rewritten, thoughts gone, spacing and order changed. "Clean" is
-the same session with a model that writes as its template and its tokenizer would.
+The table counts tokens that the engine must prefill although it has computed them before:
+everything in a prompt after what it shares with the previous prompt and turn, without what is new.
+The numbers are sums over one session, averaged over all agents, with the ledger and without it
+(`--replay client`). Without the ledger, the client and the template change the tokens: rewritten
+inputs, missing reasoning, different spacing and order. *Clean* is the same session with a model
+that writes exactly as its template and its tokenizer would.
 
-"Policy" are the steps in which the template does not keep the turn. There the last loop is
-prefilled again with or without the ledger. Only for a client that had lost the thoughts before it
-is not: its model has worked without them all the time, and there was nothing left to drop.
+*Policy* counts the steps in which the template does not keep the turn. In these steps the last
+loop is prefilled again with or without the ledger. The exception is a client that dropped the
+reasoning before: its model has worked without the reasoning all the time, so there is nothing left
+to drop.
 
 """
 WHY = {
-    "drops at a user turn": "the template leaves out the thoughts of earlier turns as soon as a "
-    "new question comes.",
-    "drops at the answer": "the template leaves out the thoughts of a loop once it is answered.",
-    "moves the tools": "the template writes the list of tools before the last question, so that it "
-    "moves with every question.",
+    "drops at a user turn": "the template drops the reasoning of earlier turns at a new user "
+    "message.",
+    "drops at the answer": "the template drops the reasoning of a loop once the loop is finished.",
+    "moves the tools": "the template writes the list of tools before the last user message, so it "
+    "moves with every user message.",
 }
 
 
@@ -89,7 +96,7 @@ def page(rows: Sequence[Row], long: LongSessionCost) -> str:
 
 
 def _matrix(rows: Sequence[Row]) -> str:
-    head = ("model", "when the user speaks", *(f"{k.name} ({k.codec.name})" for k in AGENTS))
+    head = ("model", "at a user message", *(f"{k.name} ({k.codec.name})" for k in AGENTS))
     lines = ((_name(row.pair), POLICIES[row.policy], *map(_cell, row.cells)) for row in rows)
     steps = [step for row in rows for cell in row.cells for step in cell.steps]
     preserved = [step for step in steps if step.preserved]
@@ -99,8 +106,8 @@ def _matrix(rows: Sequence[Row]) -> str:
     return (
         table(head, lines)
         + f"\n{exact:,} of {len(preserved):,} steps are exact ({_share(exact, len(preserved))}). "
-        + f"{grown:,} of {len(tool):,} steps within a tool loop only added to the prompt before: "
-        + "nothing of it was rendered or tokenized again.\n"
+        + f"{grown:,} of {len(tool):,} steps within a tool loop only appended to the previous "
+        + "prompt: no part of it was rendered or tokenized again.\n"
     )
 
 
@@ -120,19 +127,20 @@ def _exceptions(rows: Sequence[Row]) -> str:
     )
     if switched:
         points.append(
-            f"{switched}: the template has a switch that keeps all thoughts. It is set for a "
-            "client that asks for it, as Claude Code does."
+            f"{switched}: the template has a switch that keeps all reasoning. The server sets it "
+            "for a client that requests it, as Claude Code does."
         )
     for missing in sorted({what for row in rows for what in row.left_out}):
         named = _names(row for row in rows if missing in row.left_out)
-        points.append(f"{named}: no {missing} can be written; the script is shortened by that.")
+        points.append(f"{named}: the format cannot express {missing}; the script is shortened.")
     silent = _names(row for row in rows if row.pair.reasoning_parser == "none")
-    points.append(f"{silent}: no notation for thoughts; the script is played without them.")
+    points.append(f"{silent}: the format has no reasoning; the script runs without it.")
     return "".join(f"- {point}\n" for point in points)
 
 
 def _costs(rows: Sequence[Row]) -> str:
-    head = ("model", "generated", "kept: without", "clean", "with", "policy: without", "with")
+    head = ("model", "generated", "without ledger", "without, clean", "with ledger")
+    head += ("policy: without", "policy: with")
     lines = ((_name(row.pair), *map(_number, _mean(row))) for row in rows)
     return table(head, lines) + "\n" + headline(rows)
 
@@ -152,25 +160,25 @@ def headline(rows: Sequence[Row]) -> str:
     left = [s for row in rows for cell in row.cells for s in cell.steps if not s.preserved]
     policy_off, policy_on = sum(s.reprefilled_off for s in left), sum(s.reprefilled for s in left)
     return (
-        f"**Over all {sessions} sessions the models generated {generated:,} tokens that the "
-        f"next prompt keeps. Without the ledger {off:,} tokens are prefilled again for them "
+        f"**In all {sessions} sessions the models generated {generated:,} tokens that the next "
+        f"prompt keeps. Without the ledger, {off:,} tokens are prefilled again for them "
         f"({_share(off, generated)}; {_share(clean, generated)} if the models write cleanly), "
-        f"with it {on:,}.** In the steps that a policy does not keep it is {policy_off:,} "
-        f"without and {policy_on:,} with: there the thoughts of a loop are dropped which a "
-        f"client that loses them would never have sent. All steps together: "
-        f"{off + policy_off:,} without, {on + policy_on:,} with.\n"
+        f"with the ledger {on:,}.** In the policy steps the numbers are {policy_off:,} without the "
+        f"ledger and {policy_on:,} with it: the template drops reasoning there that a client "
+        f"without reasoning would not have sent. For all steps together they are "
+        f"{off + policy_off:,} without and {on + policy_on:,} with the ledger.\n"
     )
 
 
 def _long(long: LongSessionCost) -> str:
     text = "## A long session\n\n"
     text += f"Claude Code with {long.pair.name}, {long.turns} turns, {long.generated:,} tokens "
-    text += f"generated, {long.prompt:,} in the last prompt. Tokens prefilled in all:\n\n"
+    text += f"generated, {long.prompt:,} tokens in the last prompt. Tokens prefilled in total:\n\n"
     return text + table(
         ("", "prefilled"),
         [
-            ("with ledger and stable prompts", _number(long.with_ledger)),
-            ("stable prompts, no ledger", _number(long.without)),
+            ("ledger and prompt normalization", _number(long.with_ledger)),
+            ("prompt normalization, no ledger", _number(long.without)),
             ("no ledger, and the client's billing line left in the prompt", _number(long.naive)),
         ],
     )
@@ -196,19 +204,20 @@ def _surrogates(pairs: Sequence[Pair]) -> str:
     text = """\
 ## Models and tokenizers
 
-The templates are the models' own. Tokenizers are those that can be had without weights. Where the
-model's own cannot be had so, another one stands in, with the model's markers added as special
-tokens: such a pair is a surrogate, marked with a star. Some are of an earlier model of the family,
-which lacks a few markers of the later one: there those are spelled out in ordinary tokens.
+The templates are the models' own. The tokenizers are those that are available without the weights.
+If the model's own tokenizer is not, another one replaces it, with the model's markers added as
+special tokens: such a pair is a surrogate, marked with a star. Some tokenizers are of an earlier
+model of the family, which lacks a few markers of the later one: these markers are then spelled out
+in ordinary tokens.
 
 """
     lines = ((_name(pair), pair.template, pair.tokenizer, _origin(pair)) for pair in pairs)
-    return text + table(("model", "template", "tokenizer", ""), lines)
+    return text + table(("model", "template", "tokenizer", "origin of the tokenizer"), lines)
 
 
 def _origin(pair: Pair) -> str:
     if pair.surrogate:
-        return "stands in"
+        return "replacement"
     lacking = ", ".join(f"`{marker}`" for marker in spelled_out_markers(pair))
     return f"of an earlier model, without {lacking}" if lacking else "of the family"
 
