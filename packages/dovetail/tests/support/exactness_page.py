@@ -139,8 +139,8 @@ def _exceptions(rows: Sequence[Row]) -> str:
 
 
 def _costs(rows: Sequence[Row]) -> str:
-    head = ("model", "generated", "without ledger", "without, clean", "with ledger")
-    head += ("policy: without", "policy: with")
+    head = ["model", "generated", "without ledger", "without, clean", "with ledger"]
+    head += ["policy: without", "policy: with"]
     lines = ((_name(row.pair), *map(_number, _mean(row))) for row in rows)
     return table(head, lines) + "\n" + headline(rows)
 
