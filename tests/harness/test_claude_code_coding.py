@@ -1,4 +1,4 @@
-"""The real Claude Code at a coding task: tools run, files are there, turns are exact."""
+"""The real Claude Code with a coding task: tools run, files exist, turns are exact."""
 
 import subprocess
 from pathlib import Path
@@ -12,7 +12,7 @@ from server_setup import QWEN3_5, QWEN3_CODER, ServerSetup, server_setup
 
 from dovetail.engines.scripted.engine import RecordedGeneration
 
-#: A line for each turn; the one with Read and Bash is the subagent's.
+#: One line per turn; the line with Read and Bash is the subagent's.
 TOOLS = """
     Bash Bash
     Write
@@ -33,14 +33,14 @@ def test_claude_code_codes(sandbox: Sandbox, tmp_path: Path, report_run: ReportR
 
 @pytest.mark.harness
 @pytest.mark.timeout(300)
-def test_claude_code_codes_and_goes_on(
+def test_claude_code_codes_and_continues(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
     before, after = _codes_and_commits(setup, sandbox)
     assert continues_after_system_text(before, after)
-    # Begin anew: the conversation, the subagent's, and the second prompt if Claude Code tells the
-    # status of the repository anew, inside of its system text: 2.1.197 does when it resumes.
+    # New prompts: the conversation, the subagent's, and the second prompt if Claude Code renders
+    # the repository's status again within its system text, as 2.1.197 does when it resumes.
     report_run(
         assert_exact(setup.generations, new=2 + (_system_text(before) != _system_text(after)))
     )
@@ -51,7 +51,7 @@ def test_claude_code_codes_and_goes_on(
 def test_claude_code_codes_with_earlier_reasoning_dropped(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    """This model's template opens each thought, and lets thoughts before the last prompt go."""
+    """This model's template opens each reasoning span, and drops those before the last prompt."""
     setup = server_setup(tmp_path / "server", QWEN3_5)
     before, after = _codes_and_commits(setup, sandbox)
     for one, has_reasoning in ((before, True), (after, False)):
@@ -61,20 +61,22 @@ def test_claude_code_codes_with_earlier_reasoning_dropped(
 
 
 def _codes(setup: ServerSetup, sandbox: Sandbox, url: str) -> list[Row]:
-    """The task, worked on to its end."""
+    """Run the task to its end."""
     run = claude(sandbox, url, TASK)
     assert run.result == "The table is written, and its tests pass: ✓"
     assert run.failed == []
     assert run.tools == TOOLS.split()
     assert _files(sandbox.work) == project_files()
     assert max(len(one.output) for one in setup.generations) > 4_000
-    return assert_exact(setup.generations, new=2)  # the conversation's first, and the subagent's
+    return assert_exact(
+        setup.generations, new=2
+    )  # the first of the conversation, and the subagent's
 
 
 def _codes_and_commits(
     setup: ServerSetup, sandbox: Sandbox
 ) -> tuple[RecordedGeneration, RecordedGeneration]:
-    """The task and a second prompt. Gives the requests on both sides of it."""
+    """Run the task and a second prompt. Return the requests on both sides of it."""
     with setup.server(coding_script(setup.family, sandbox.work)) as server:
         done = len(_codes(setup, sandbox, server.url))
         assert claude(sandbox, server.url, COMMIT, "--continue").result == "Committed."

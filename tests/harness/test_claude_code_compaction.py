@@ -1,4 +1,4 @@
-"""The real Claude Code in a small window: it sums up what was said, before or after it is full."""
+"""The real Claude Code in a small window compacts before or after the window is full."""
 
 import json
 from collections.abc import Sequence
@@ -16,17 +16,20 @@ from dovetail_model import OutputBlock
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
 FAMILY = QWEN3_CODER
-WINDOW = 50_000  # it compacts at 30,750 of them, as `dovetail launch` sets it up
+WINDOW = 50_000  # it compacts at 30,750 of them, as configured by `dovetail launch`
 SUMS_UP = "Your task is to create a detailed summary"
 SUMMARY = (
     "<analysis>\nIt counts.\n</analysis>\n<summary>\nCounted, and noted in note.txt.\n</summary>"
 )
-#: As if the user had said that the model is a large one.
-BELIEF = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "200000", "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "200000"}
+#: As if the user had configured a model with a large window.
+LARGE_WINDOW = {
+    "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "200000",
+    "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "200000",
+}
 
 
 def script(counts: int) -> dict[str, Any]:
-    """So many long results, a note, and a look at the note. Each result is 7,000 tokens long."""
+    """Return a script of long results, a note, and a look at it. Each result has 7,000 tokens."""
     count = call("Bash", command="seq 1000 2400", description="Count")
     note = call("Bash", command="echo gezählt > note.txt", description="Note it")
     look = call("Bash", command="cat note.txt", description="Look at the note")
@@ -54,9 +57,9 @@ def test_claude_code_compacts_before_an_overflow(
     with setup.server(script(counts=3)) as server:
         run = claude(sandbox, server.url, "Count.")
         assert "status=400" not in server.log.read_text()
-    _went_on(sandbox, setup, run)
-    # What begins anew is the conversation behind the summary. The request for it leaves out the
-    # last turn, which the client keeps: it goes on from the one before.
+    _check_compacted(sandbox, setup, run)
+    # The conversation after the summary is a new prompt. The request for the summary omits the last
+    # turn, which the client stores: it continues the turn before.
     report_run(assert_exact(setup.generations, new=2))
 
 
@@ -64,16 +67,16 @@ def test_claude_code_compacts_after_an_overflow(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
     setup = server_setup(tmp_path / "server", FAMILY, WINDOW)
-    settings = json.dumps({"env": BELIEF})
+    settings = json.dumps({"env": LARGE_WINDOW})
     with setup.server(script(counts=6)) as server:
         run = claude(sandbox, server.url, "Count.", "--settings", settings)
         assert server.log.read_text().count("status=400") == 1
-    _went_on(sandbox, setup, run)
+    _check_compacted(sandbox, setup, run)
     report_run(assert_exact(setup.generations, new=2))
 
 
-def _went_on(sandbox: Sandbox, setup: ServerSetup, run: ClaudeRun) -> None:
-    """It compacted once, and worked on."""
+def _check_compacted(sandbox: Sandbox, setup: ServerSetup, run: ClaudeRun) -> None:
+    """Check that it compacted once and continued."""
     assert run.result == "It says: gezählt."
     assert run.failed == []
     assert (sandbox.work / "note.txt").read_text() == "gezählt\n"

@@ -1,7 +1,7 @@
-"""The real Claude Code runs a tool while the model still speaks.
+"""The real Claude Code runs a tool while the model still generates.
 
-The engine itself waits: it says the rest of its turn only when the file that the first call writes
-is there. A server that held the call back until the end of the stream would wait for ever.
+The engine waits: it generates the rest of its turn only when the file that the first call writes
+exists. With a server that held the call back until the end of the stream, it would wait forever.
 """
 
 from pathlib import Path

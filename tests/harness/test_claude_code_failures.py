@@ -1,7 +1,7 @@
-"""Engines that fail under the real Claude Code, and what becomes of its work.
+"""Engine failures under the real Claude Code, and their effect on its work.
 
-Every call adds a line to a file and tells how many there are: what was lost or done twice would be
-seen. The scripted model goes by that number, as a real one would.
+Every call adds a line to a file and returns the number of lines, so that lost or repeated calls are
+visible. The scripted model responds to that number, as a real one would.
 """
 
 import json
@@ -49,7 +49,7 @@ DONE: Sequence[OutputBlock] = (think("All there."), text("Three lines."))
 
 
 def script(**broken: Any) -> dict[str, Any]:
-    """Answers by the number of lines. The turn with two calls breaks off once, as is said."""
+    """Respond by the number of lines. The turn with two calls fails once, as specified."""
     pair = FAMILY.spell(*PAIR)
     one_line = {"regex": r"\n1\n</tool_response>\s*<\|im_end\|>\s*<\|im_start\|>assistant\s*$"}
     rules = [
@@ -67,11 +67,11 @@ def script(**broken: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("after", "output"),
     [
-        # Nothing was said: an HTTP error, which the client tries again.
+        # No output: an HTTP error, which the client retries.
         pytest.param(0, "", id="before"),
-        # No block was whole: the client asks again, without streaming.
-        pytest.param(3, "<think>\nNow", id="in the thought"),
-        # The first call has run: the client goes on with its result.
+        # No complete block: the client retries without streaming.
+        pytest.param(3, "<think>\nNow", id="in reasoning"),
+        # The first call has run: the client continues with its result.
         pytest.param(60, "</think>\n\n<tool_call>\n<function", id="in a marker"),
         pytest.param(
             90,
@@ -88,17 +88,17 @@ def test_claude_code_survives_a_failure(
         assert claude(sandbox, server.url, PROMPT).result == "Three lines."
     assert setup.generations[1].output_text.endswith(output)
     _has_three(sandbox)
-    # What the client did not take of the turn that failed need not stand in later prompts.
+    # Later prompts need not contain what the client dropped of the failed turn.
     report_run(assert_exact(setup.generations, new=1))
 
 
-def test_claude_code_goes_on_after_a_failure(
+def test_claude_code_continues_after_a_failure(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    """Broken off between a whole thought and a whole call, a turn can end the client's run.
+    """A failure between complete reasoning and a complete call can end the client's run.
 
-    It does in 2.1.197, whether the stream ends with an error or is cut, and the session can be gone
-    on with. Later versions tell the model that it was cut off.
+    It does in 2.1.197, whether the stream ends with an error or is interrupted; the session can be
+    resumed. Later versions report the interruption to the model.
     """
     ignore_in_git(sandbox, "lines.txt")
     setup = server_setup(tmp_path / "server", FAMILY)
@@ -114,12 +114,12 @@ def test_claude_code_goes_on_after_a_failure(
     report_run(assert_exact(setup.generations, new=1))
 
 
-def test_claude_code_outlives_an_engine(
+def test_claude_code_survives_an_engine_crash(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    """The engine is another process, dies in the middle of a call and is started again.
+    """The engine is another process, crashes in the middle of a call and is started again.
 
-    The server waits for it, and goes on with the very token: the client does not notice.
+    The server waits for it and continues with the next token: the client does not notice.
     """
     setup = server_setup(tmp_path / "server", FAMILY)
     create_model_folder(FAMILY, setup.folder / "model", setup.window)
@@ -132,7 +132,7 @@ def test_claude_code_outlives_an_engine(
                 out, err = client.communicate(timeout=TIMEOUT_SECONDS)
         assert client.returncode == 0, f"{out} {err}"
     _has_three(sandbox)
-    # The server tries a new engine with prompts of its own, of a few tokens.
+    # The server tests a new engine with its own prompts of a few tokens.
     requests = [one for one in setup.generations if len(one.prompt) > 1_000]
     _, broken, rest, _ = requests
     assert rest.prompt == broken.prompt + broken.output
@@ -148,7 +148,7 @@ def _has_three(sandbox: Sandbox) -> None:
 def _engine(
     setup: ServerSetup, port: int, script_: dict[str, Any]
 ) -> Iterator["subprocess.Popen[str]"]:
-    """The scripted engine as a process of its own, in place of a vLLM server."""
+    """Run the scripted engine as a separate process, in place of a vLLM server."""
     path = setup.folder / "script.json"
     path.write_text(json.dumps(script_))
     command = [sys.executable, "-m", "dovetail.engines.scripted", "--script", str(path)]

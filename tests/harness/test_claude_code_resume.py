@@ -1,7 +1,7 @@
-"""Sessions of the real Claude Code that go on on another server.
+"""Sessions of the real Claude Code that continue on another server.
 
-What a server knows of a session is in its store; what it needs to open the seals that the client
-brings back is its key. Both outlive it, or the key alone, or neither.
+A server stores its sessions in its data folder; to open the seals that the client sends back it
+needs its key. The tests retain both, only the key, or neither.
 """
 
 from collections.abc import Sequence
@@ -39,14 +39,14 @@ def test_claude_code_resumes_with_the_key(
     resumed = setup.generations[2].text
     for output in (_wrote(sandbox.work), SUMMARY):
         assert f"assistant\n{FAMILY.spell(*output)}<|im_end|>" in resumed
-    # The seals hold so much that nothing is lost: each carries the end of the turn before it, too.
+    # No token is re-prefilled: each seal also contains the end of the turn before it.
     report_run(assert_exact(setup.generations, new=1, cold=[2]))
 
 
-def test_claude_code_resumes_with_nothing(
+def test_claude_code_resumes_without_store_and_key(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    """What the client's copy alone gives: every word, and not as the model wrote it."""
+    """With only the client's copy, all text is present, but not in the model's own tokens."""
     setup = _resumed(sandbox, tmp_path, "turns.sqlite*", "seal.key")
     resumed = setup.generations[2].text
     for word in ("I look at", "später", "Both at once", "eins > out/a", "zwei > out/b", "Both are"):
@@ -56,7 +56,7 @@ def test_claude_code_resumes_with_nothing(
 
 
 def _resumed(sandbox: Sandbox, folder: Path, *forgotten: str) -> ServerSetup:
-    """A session with a restart of the server in it, which forgets these files of its data."""
+    """Run a session with a server restart, which deletes these files of its data folder."""
     setup = server_setup(folder / "server", FAMILY)
     (sandbox.work / "out").mkdir()
     ignore_in_git(sandbox, "out")
@@ -77,10 +77,10 @@ def _resumed(sandbox: Sandbox, folder: Path, *forgotten: str) -> ServerSetup:
 
 
 def _wrote(work: Path) -> Sequence[OutputBlock]:
-    """Two calls with a thought and a text between them."""
+    """Two calls with reasoning and a text between them."""
     return (
         think("I look at the folder."),
-        # Claude Code takes `cd <here> &&` away when it sends the call back.
+        # Claude Code removes `cd <here> &&` when it sends the call back.
         call("Bash", command=f"cd {work} && echo eins > out/a", description="Write"),
         think("And write another — später."),
         text("Both at once."),

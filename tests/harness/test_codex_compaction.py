@@ -1,6 +1,6 @@
-"""The real Codex makes room: before the window is full, and after it was.
+"""The real Codex compacts before the window is full, and after an overflow.
 
-The window that `dovetail launch` tells it is the served model's own: that is what makes it compact.
+`dovetail launch` reports the served model's own window to it, on which it bases the compaction.
 """
 
 import json
@@ -18,7 +18,7 @@ from dovetail_model import OutputBlock
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
-WINDOW = 18_000  # Codex's own prompt is a third of it
+WINDOW = 18_000  # Codex's own prompt takes a third of it
 SMALLER = 16_384
 COMPACTION_PROMPT = "CONTEXT CHECKPOINT COMPACTION"
 SUMMARY = "Steps 0 to 2 are taken, für alle. One is missing."
@@ -27,7 +27,7 @@ DONE = "All steps are taken ✅."
 
 
 def _script() -> dict[str, Any]:
-    """Steps that each bring thousands of tokens, and a summary when one is asked for."""
+    """Return steps that each add thousands of tokens, and a summary on request."""
     steps: list[list[OutputBlock]] = [
         [think(f"Step {at}."), call("exec_command", cmd=f"echo {at} >> steps.txt; seq 1 950")]
         for at in range(STEPS)
@@ -54,8 +54,8 @@ def test_codex_compacts_before_the_window_is_full(
     compacted = [at for at, one in enumerate(generations) if COMPACTION_PROMPT in one.text]
     assert compacted == [3]
     assert SUMMARY in generations[4].text
-    # Three begin anew: the task, the compaction, which Codex asks for without any tools, and the
-    # history that it makes of the summary.
+    # Three new prompts: the task, the compaction, which Codex requests without any tools, and the
+    # history that it builds from the summary.
     report_run(assert_exact(generations, new=3))
 
 
@@ -68,7 +68,7 @@ def test_codex_compacts_after_an_overflow(
         failed = codex(sandbox, server.url, "Take all steps.", *wrong)
         assert failed.status == 1
         assert failed.events[-1]["type"] == "turn.failed"
-        assert ["context window" in error for error in failed.errors] == [True]  # it asked once
+        assert ["context window" in error for error in failed.errors] == [True]  # one request
         assert server.log.read_text().count("context_overflow") == 1
         run = codex_resume(sandbox, server.url, "Go on.")
         assert run.result == DONE
@@ -86,7 +86,7 @@ def _all_steps(sandbox: Sandbox) -> None:
 
 
 def _catalog_with_a_larger_window(server: Running, path: Path) -> tuple[str, ...]:
-    """Settings with which Codex believes in a window that the model does not have."""
+    """Return settings by which Codex assumes a larger window than the model has."""
     models = server.request("GET", "/v1/models?client_version=0").json["models"]
     window = {"context_window": 200_000, "max_context_window": 200_000}
     window["auto_compact_token_limit"] = 180_000

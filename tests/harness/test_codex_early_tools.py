@@ -1,4 +1,4 @@
-"""A tool of the real Codex starts while the model is still speaking."""
+"""A tool of the real Codex starts while the model is still generating."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ DONE = "It began early: früh."
 def test_codex_starts_a_tool_before_the_stream_ends(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    """The end of the turn is said when the tool has run, and not before: else both would wait."""
+    """The turn ends only after the tool has run; otherwise both would wait for each other."""
     early = sandbox.work / "early.txt"
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
     first = QWEN3_CODER.spell(think("Early."), call("exec_command", cmd=f"echo früh > {early}"))

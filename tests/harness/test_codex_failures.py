@@ -1,4 +1,4 @@
-"""The engine fails in the middle of the real Codex's work: the task ends right all the same."""
+"""The engine fails in the middle of the real Codex's work, and the task still succeeds."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ TURNS = turns(
     [think("Once."), call("exec_command", cmd="echo once >> log.txt")],
     [think("Done."), text(DONE)],
 )
-BEHIND_A_CALL = turns(
+AFTER_A_CALL = turns(
     QWEN3_CODER,
     [
         think("I write all of it."),
@@ -38,22 +38,22 @@ def _fails(turn: dict[str, Any], after: int, kind: str = "engine") -> dict[str, 
 
 
 FAILURES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
-    "before anything": ([_fails(TURNS[1], 0), *TURNS[1:]], [0, 1, 2, 3]),
+    "before any output": ([_fails(TURNS[1], 0), *TURNS[1:]], [0, 1, 2, 3]),
     "overloaded": ([_fails(TURNS[1], 0, "overloaded"), *TURNS[1:]], [0, 1, 2, 3]),
-    "away": ([_fails(TURNS[1], 0, "unavailable"), *TURNS[1:]], [0, 1, 2, 3]),
-    "in a thought": ([_fails(TURNS[1], 4), *TURNS[1:]], [0, 0, 2, 3]),
+    "unavailable": ([_fails(TURNS[1], 0, "unavailable"), *TURNS[1:]], [0, 1, 2, 3]),
+    "in reasoning": ([_fails(TURNS[1], 4), *TURNS[1:]], [0, 0, 2, 3]),
     "at a call": ([_fails(TURNS[1], 13), *TURNS[1:]], [0, 0, 2, 3]),
-    # Codex keeps a thought that was whole and drops the call. The model goes on behind the thought.
+    # Codex stores complete reasoning and drops the call. The model continues after the reasoning.
     "in a call": ([_fails(TURNS[1], 90), *TURNS[1:]], [0, 0, 2, 3]),
     "in a call, overloaded": ([_fails(TURNS[1], 90, "overloaded"), *TURNS[1:]], [0, 0, 2, 3]),
-    # A whole call was made by then: it goes on from its result. An endless thought is not kept.
-    "behind a call": ([_fails(BEHIND_A_CALL, 400), *TURNS[2:]], [0, 0, 2]),
+    # A complete call exists: Codex continues with its result, and drops incomplete reasoning.
+    "after a call": ([_fails(AFTER_A_CALL, 400), *TURNS[2:]], [0, 0, 2]),
 }
-"""How the script goes on, and from which request each but the first goes on."""
+"""The rest of the script, and which request each request but the first continues."""
 
 
 @pytest.mark.parametrize(("script", "sources"), FAILURES.values(), ids=FAILURES)
-def test_codex_goes_on_after_a_failure(
+def test_codex_continues_after_a_failure(
     sandbox: Sandbox,
     tmp_path: Path,
     report_run: ReportRun,
@@ -61,16 +61,16 @@ def test_codex_goes_on_after_a_failure(
     sources: list[int],
 ) -> None:
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
-    goes_on = ("--engine-option", "continues=true")  # from a beginning of the answer, as models do
-    with setup.server({"turns": [TURNS[0], *script]}, *goes_on) as server:
+    continues = ("--engine-option", "continues=true")  # from a prefix of the response, as models do
+    with setup.server({"turns": [TURNS[0], *script]}, *continues) as server:
         run = codex(sandbox, server.url, "Write the greetings.")
         assert re.findall(r" error=(\w+)", server.log.read_text()) != []
     assert run.result == DONE
     changed = [item for item in run.items if item["type"] == "file_change"]
-    assert [item["status"] for item in changed] == ["completed"]  # and not twice
+    assert [item["status"] for item in changed] == ["completed"]  # and only once
     assert (sandbox.work / "grüße.txt").read_bytes() == TEXT.encode()
     assert (sandbox.work / "log.txt").read_text() == "begun\nonce\n"
     found = assert_exact(setup.generations, new=1)
-    if has_template(QWEN3_CODER):  # the tokenizer's own has another notation for calls
+    if has_template(QWEN3_CODER):  # the tokenizer's own template has another notation for calls
         assert [row.source for row in found[1:]] == sources
     report_run(found)

@@ -1,4 +1,4 @@
-"""The real Codex in a whole tool loop, short enough to run with all other tests."""
+"""The real Codex in a complete tool loop, short enough for the default test run."""
 
 from pathlib import Path
 

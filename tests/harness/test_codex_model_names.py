@@ -1,4 +1,4 @@
-"""Names with slashes, as gateways give them to models, in the real Codex."""
+"""Model names with slashes, as gateways use them, in the real Codex."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 @pytest.mark.parametrize(
     "name", ["openai/openai/gpt-5.5", "some-org/öffentlich/Model_1.5:fast"], ids=["plain", "odd"]
 )
-def test_codex_knows_a_model_by_a_name_with_slashes(
+def test_codex_accepts_a_model_name_with_slashes(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun, name: str
 ) -> None:
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
@@ -25,11 +25,11 @@ def test_codex_knows_a_model_by_a_name_with_slashes(
     with setup.server(script, *named) as server, front_of(server.url) as front:
         run = codex(sandbox, front.url, TASK, flags=("--model", name))
     assert run.result == DONE
-    assert run.errors == []  # of a name that it does not know it warns
+    assert run.errors == []  # it warns about unknown names
     assert "metadata" not in run.err
     bodies = front.bodies("/v1/responses")
     assert {body["model"] for body in bodies} == {name}
-    # Only a model of the catalog has this tool.
+    # Only models of the catalog have this tool.
     assert {"custom"} == {
         tool["type"] for tool in bodies[0]["tools"] if tool.get("name") == "apply_patch"
     }

@@ -1,7 +1,7 @@
-"""The real Codex as it speaks to OpenAI itself: a login, compressed requests, a WebSocket first.
+"""The real Codex as it connects to OpenAI: a login, compressed requests, a WebSocket first.
 
-So it comes to servers that stand in OpenAI's place behind a login of ChatGPT's kind. The login here
-is made up, and nothing but this machine can be reached.
+Servers that replace OpenAI behind a ChatGPT login see these requests. The login here is made up,
+and only this machine can be reached.
 """
 
 import base64
@@ -33,25 +33,25 @@ def test_codex_sends_compressed_requests_and_compacts_remotely(
 ) -> None:
     setup = server_setup(tmp_path / "server", QWEN3_CODER, window=WINDOW)
     _log_in(sandbox)
-    off = "--no-enable-responses-websocket"  # the front between them knows HTTP only
+    off = "--no-enable-responses-websocket"  # the recording proxy only supports HTTP
     with setup.server(_script(), off) as server, front_of(server.url) as front:
         run = codex(sandbox, front.url, "Take all steps.", *_as_openai(front.url))
     assert run.result == DONE
     assert (sandbox.work / "steps.txt").read_text() == "".join(f"{at}\n" for at in range(STEPS))
     requests = [one for one in front.requests if one.path.startswith("/v1/responses")]
-    # The WebSocket is refused so that Codex does not try it again.
+    # The WebSocket is rejected such that Codex does not retry it.
     assert [(one.method, one.status) for one in requests] == [("GET", 426), *[("POST", 200)] * 6]
     assert requests[0].sent["upgrade"] == "websocket"
     assert {one.sent.get("content-encoding") for one in requests[1:]} == {"zstd"}
     assert all(
         one.raw.startswith(b"\x28\xb5\x2f\xfd") for one in requests[1:]
-    )  # zstd's first bytes
+    )  # magic number of zstd
     assert [_kind(one) for one in requests[1:]] == ["turn"] * 3 + ["compaction"] + ["turn"] * 2
     generations = setup.generations
     assert TRIGGER in generations[3].text
     assert SUMMARY in generations[4].text
-    # Tools stay in this kind of compaction, which so goes on exactly. What begins anew is the task,
-    # and the history that Codex makes of the summary.
+    # This kind of compaction keeps the tools, so it continues exactly. New prompts are the task
+    # and the history that Codex builds from the summary.
     report_run(assert_exact(generations, new=2))
 
 
@@ -87,7 +87,7 @@ def _script() -> dict[str, Any]:
 
 
 def _log_in(sandbox: Sandbox) -> None:
-    """A login that nobody has given: Codex looks at its form and at its dates alone."""
+    """Write a made-up login: Codex checks only its form and its dates."""
     now = int(time.time())
     account = {"chatgpt_plan_type": "pro", "chatgpt_account_id": "a", "chatgpt_user_id": "u"}
     claims = {"iat": now, "exp": now + 10**7, "https://api.openai.com/auth": account}
@@ -105,7 +105,7 @@ def _packed(part: Any) -> str:
 
 
 def _as_openai(url: str) -> list[str]:
-    """Settings that make Codex take the server for OpenAI's own."""
+    """Return settings by which Codex takes the server for OpenAI's own."""
     provider = f'name="OpenAI", base_url="{url}/v1", wire_api="responses"'
     more = "requires_openai_auth=true, supports_websockets=true"
     settings = [

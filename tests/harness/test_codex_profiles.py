@@ -1,7 +1,7 @@
-"""The real Codex with no catalog, with ours, and under a profile of its own.
+"""The real Codex without a catalog, with Dovetail's, and with a profile.
 
-A real server plays a model that runs one command of 100 KB of output. What is compared is what
-Codex then asks: how much of the output, which instructions, which tools, how much thinking.
+A real server with a scripted model runs one command with 100 KB of output. The tests compare the
+requests of Codex: how much of the output, which instructions, which tools, how much reasoning.
 """
 
 import json
@@ -19,7 +19,7 @@ from recording_frontend import RecordingFrontend, front_of
 from server_process import Running, dovetail, qwen_folder, served
 
 pytestmark = pytest.mark.harness
-MODEL = "openai/openai/gpt-5.5"  # slashed: Codex alone would not know it
+MODEL = "openai/openai/gpt-5.5"  # with slashes: Codex alone does not know it
 ALIAS = "short"
 PROFILE = "gpt-5.5"
 OUTPUT = "python3 -c \"print(('y' * 79 + chr(10)) * 1300)\""  # 104,000 characters
@@ -56,7 +56,7 @@ END = "<think>\nSeen.\n</think>\n\nThat was long."
 
 @dataclass(frozen=True)
 class CodexSession:
-    """What Codex asked in a session of two calls: the first request and the last one."""
+    """The first and the last request of a Codex session with two calls."""
 
     first: Any
     last: Any
@@ -64,7 +64,7 @@ class CodexSession:
 
     @property
     def output(self) -> int:
-        """How many characters of the command's output came back."""
+        """How many characters of the command's output were sent back."""
         outputs = [i["output"] for i in self.last["input"] if i["type"] == "function_call_output"]
         return len(outputs[0])
 
@@ -86,7 +86,7 @@ def codex() -> str:
 
 @pytest.fixture(scope="module")
 def server(codex: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A thinking model with a window of 200,000 tokens, under a slashed name and a short one."""
+    """A reasoning model with a window of 200,000 tokens, under a name with slashes and an alias."""
     folder = tmp_path_factory.mktemp("catalog")
     model = qwen_folder(folder / "model")
     (model / "config.json").write_text('{"max_position_embeddings": 200000}')
@@ -113,7 +113,7 @@ def session(
     model: str = MODEL,
     auth: bool = False,
 ) -> CodexSession:
-    """A whole session. With `auth` a command makes the key: then Codex asks for the list itself."""
+    """Run a session. With `auth` a command creates the key; then Codex requests the list itself."""
     for name in ("home", "work"):
         (folder / name).mkdir(exist_ok=True)
     provider = ['name = "Lab"', f'base_url = "{front.url}/v1"', 'wire_api = "responses"']
@@ -141,7 +141,7 @@ def session(
 
 
 def written(server: Running, folder: Path, *flags: str) -> Path:
-    """The catalog as the command writes it, with the real Codex on the path."""
+    """Return the catalog as the command writes it, with the real Codex on the path."""
     path = {"PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
     arguments = ("catalog", "codex", "--url", server.url, *flags)
     ended = dovetail(*arguments, home=folder, environment=path)
@@ -150,7 +150,7 @@ def written(server: Running, folder: Path, *flags: str) -> Path:
     return folder / "catalog.json"
 
 
-def test_without_a_catalog_codex_knows_nothing(front: RecordingFrontend, tmp_path: Path) -> None:
+def test_codex_without_a_catalog_uses_defaults(front: RecordingFrontend, tmp_path: Path) -> None:
     seen = session(front, tmp_path)
     assert "Model metadata for `openai/openai/gpt-5.5` not found" in seen.output_text
     assert 10_000 <= seen.output <= 10_500
@@ -166,16 +166,16 @@ def test_catalog_entry_sets_what_codex_knows_of_the_model(
     seen = session(front, tmp_path, catalog=path)
     (own, _) = json.loads(path.read_text())["models"]
     assert "not found" not in seen.output_text
-    assert 40_000 <= seen.output <= 40_500  # 10,000 tokens, at the four bytes that Codex reckons
+    assert 40_000 <= seen.output <= 40_500  # 10,000 tokens, estimated by Codex at four bytes each
     assert seen.instructions == own["base_instructions"]
     assert ("custom", "apply_patch") in seen.tools
     assert seen.first["reasoning"] == {"effort": "medium", "summary": "auto"}
-    assert "text" not in seen.first  # no verbosity: nothing reads it
-    assert "I look at it all." in seen.output_text  # thoughts are shown
+    assert "text" not in seen.first  # no verbosity: the model does not support it
+    assert "I look at it all." in seen.output_text  # reasoning is shown
     assert (tmp_path / "work" / "greeting.txt").read_text() == "grüße\n"
 
 
-def test_the_alias_of_a_profile_has_its_ways(
+def test_alias_of_a_profile_uses_its_settings(
     server: Running, front: RecordingFrontend, tmp_path: Path
 ) -> None:
     path = written(server, tmp_path, "--codex-profile", PROFILE)
@@ -190,10 +190,10 @@ def test_the_alias_of_a_profile_has_its_ways(
     assert (tmp_path / "work" / "greeting.txt").read_text() == "grüße\n"
 
 
-def test_an_image_is_left_out_for_a_model_that_sees_none(
+def test_image_is_omitted_for_a_text_only_model(
     server: Running, front: RecordingFrontend, tmp_path: Path
 ) -> None:
-    """Without an entry Codex sends it, and the server has to refuse the whole request."""
+    """Without an entry Codex sends it, and the server has to reject the request."""
     image = tmp_path / "red.png"
     image.write_bytes(b64decode(IMAGE))
     seen = session(front, tmp_path, "-i", image, catalog=written(server, tmp_path))
@@ -203,7 +203,7 @@ def test_an_image_is_left_out_for_a_model_that_sees_none(
 
 
 def test_codex_fetches_the_catalog_by_itself(front: RecordingFrontend, tmp_path: Path) -> None:
-    """It does so where a command makes its key. With the right tag it asks only at its start."""
+    """It does so if a command creates its key. With a matching tag it requests it only at start."""
     seen = session(front, tmp_path, auth=True, model=ALIAS)
     assert "not found" not in seen.output_text
     assert seen.first["reasoning"]["effort"] == "medium"
@@ -218,7 +218,9 @@ def test_codex_fetches_the_catalog_by_itself(front: RecordingFrontend, tmp_path:
     assert not [one for one in front.requests[first:] if one.method == "GET"]
 
 
-def test_another_tag_makes_codex_fetch_it_anew(front: RecordingFrontend, tmp_path: Path) -> None:
+def test_codex_fetches_the_catalog_again_if_the_tag_changes(
+    front: RecordingFrontend, tmp_path: Path
+) -> None:
     front.more["x-models-etag"] = 'W/"another"'
     session(front, tmp_path, auth=True)
     responses = [at for at, one in enumerate(front.requests) if one.path == "/v1/responses"]
@@ -235,10 +237,10 @@ def test_unknown_profile_is_reported_with_the_known_ones(
     assert PROFILE in ended.err
 
 
-def test_a_server_shows_its_models_under_a_profile(
+def test_server_lists_its_models_with_a_profile(
     codex: str, server: Running, tmp_path: Path
 ) -> None:
-    """The same entries, whether the server was told the profile or the command is."""
+    """The entries are the same whether the server or the command has the profile."""
     script = tmp_path / "script.txt"
     script.write_text("Hello.")
     model = qwen_folder(tmp_path / "model")

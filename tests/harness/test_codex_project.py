@@ -1,6 +1,6 @@
-"""The real Codex builds a small project, its model speaking Kimi's notation, then gpt-oss's.
+"""The real Codex builds a small project with a model in Kimi's notation, then in gpt-oss's.
 
-All tools are real: commands run, patches are applied, an agent of its own writes the tests.
+All tools are real: commands run, patches are applied, a sub-agent writes the tests.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from server_setup import GPT_OSS, KIMI, ServerSetup, server_setup
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
-LONG = 4_000  # tokens of a call at least
+LONG = 4_000  # minimum tokens of a call
 
 
 def test_codex_builds_a_project_with_an_agent_on_kimi(
@@ -35,8 +35,8 @@ def test_codex_builds_a_project_with_an_agent_on_kimi(
         check_project(sandbox.work, TAKES_LEAVE)
     _check_agent_messages(setup)
     _wrote_long(setup)
-    # Two begin: the task and the agent. With a new question Kimi's template drops the thoughts of
-    # all that came before: that is the model's own policy, and all behind them is computed again.
+    # Two new prompts: the task and the agent. With a new question Kimi's template drops all earlier
+    # reasoning: that is the model's own policy, and everything after it is computed again.
     report_run(assert_exact(setup.generations, new=2, again=1))
 
 
@@ -57,17 +57,17 @@ def test_codex_builds_a_project_on_gpt_oss(
     _wrote_long(setup)
     report_run(
         assert_exact(setup.generations, new=1, again=1)
-    )  # as with Kimi: thoughts fall with a new question
+    )  # as with Kimi: a new question drops earlier reasoning
 
 
 def _worked(run: CodexRun) -> None:
-    """No tool was refused, no patch failed; a command may."""
+    """Check that no tool was rejected and no patch failed; commands may fail."""
     assert run.errors == []
     assert [item for item in run.failed if item["type"] != "command_execution"] == []
 
 
 def _codes(run: CodexRun, expected: list[int]) -> None:
-    """What the commands ended with; the tests ran among them, and passed in the end."""
+    """Check the exit codes of the commands; the tests are among them and pass in the end."""
     commands = [item for item in run.items if item["type"] == "command_execution"]
     assert [item["exit_code"] for item in commands] == expected
     tests = [item for item in commands if RUN_TESTS in item["command"]]

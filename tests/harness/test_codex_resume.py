@@ -1,4 +1,4 @@
-"""A session of the real Codex goes on after the server was started anew."""
+"""A session of the real Codex continues after a restart of the server."""
 
 from pathlib import Path
 
@@ -17,15 +17,15 @@ STILL = "It still does: grüße."
 
 @pytest.fixture
 def setup(sandbox: Sandbox, tmp_path: Path) -> ServerSetup:
-    """A session that has ended, and so has its server."""
-    # The template keeps thoughts where a new question comes: they can be looked for then.
+    """Return a session that has ended, like its server."""
+    # This template retains reasoning after a new question, so that it can be checked.
     if not has_template(QWEN3_CODER):
         pytest.skip(f"no template {QWEN3_CODER.template} at hand: set DOVETAIL_TEMPLATES")
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
     first, *others = greeting_turns(QWEN3_CODER)
     between = "</tool_call><think>"
     assert between in first["text"]
-    # No client keeps such blank lines. Where they are found again, they came from the server.
+    # No client retains such blank lines. If they are restored, they came from the server.
     odd = {**first, "text": first["text"].replace(between, "</tool_call>\n\n\n\n<think>")}
     with setup.server({"turns": [odd, *others]}) as server:
         assert codex(sandbox, server.url, TASK).result == DONE
@@ -35,7 +35,7 @@ def setup(sandbox: Sandbox, tmp_path: Path) -> ServerSetup:
 def test_codex_resumes_exactly_with_the_store(
     sandbox: Sandbox, setup: ServerSetup, report_run: ReportRun
 ) -> None:
-    _go_on(sandbox, setup)
+    _continue_session(sandbox, setup)
     report_run(assert_exact(setup.generations, new=1, cold=[5]))
 
 
@@ -45,7 +45,7 @@ def test_codex_resumes_in_order_with_only_the_seal_key(
     for path in setup.data.glob("*.sqlite*"):
         path.unlink()
     assert [path.name for path in setup.data.iterdir()] == ["seal.key"]
-    _go_on(sandbox, setup)
+    _continue_session(sandbox, setup)
     resumed = setup.generations[5]
     places = [resumed.text.index(one.output_text) for one in setup.generations[:5]]
     assert places == sorted(places)
@@ -53,11 +53,11 @@ def test_codex_resumes_in_order_with_only_the_seal_key(
     assert positions == sorted(positions)
     report_run(
         assert_exact(setup.generations, new=1, cold=[5])
-    )  # all of it was sealed, and found to the token
+    )  # all of it was sealed and is restored to the token
 
 
-def _go_on(sandbox: Sandbox, setup: ServerSetup) -> None:
-    """A new server, a new question in the old session."""
+def _continue_session(sandbox: Sandbox, setup: ServerSetup) -> None:
+    """Start a new server and send a new question in the old session."""
     script = turns(
         QWEN3_CODER,
         [think("I look."), call("exec_command", cmd=f"cat {FILE}")],

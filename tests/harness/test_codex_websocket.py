@@ -1,4 +1,4 @@
-"""The real Codex over a WebSocket: one connection, what is new in each message, exact prefixes."""
+"""The real Codex over a WebSocket: one connection, only new items per message, exact prefixes."""
 
 import time
 from collections import Counter
@@ -32,7 +32,7 @@ from dovetail.engines.scripted.engine import RecordedGeneration
 from dovetail_model import OutputBlock
 
 SOCKETS = ("--api", "websocket")
-WINDOW = 18_000  # Codex's own prompt is a third of it
+WINDOW = 18_000  # Codex's own prompt takes a third of it
 COMPACTION = "CONTEXT CHECKPOINT COMPACTION"
 STEPS = "Take all steps."
 SUMMARY = "Three steps are taken, für alle."
@@ -47,14 +47,14 @@ def test_codex_writes_a_file_over_a_socket(
         run = codex(sandbox, server.url, TASK, flags=SOCKETS)
         log = _responses(server)
     _wrote(run, sandbox)
-    # One socket, the warm-up that Codex begins with, and a message for each of five turns.
+    # One socket, the initial warm-up of Codex, and one message for each of five turns.
     assert log == Counter({("websocket", 101): 1, ("websocket", 200): 6})
     generations = _turns(setup)
     report_run(assert_exact(generations, new=1))
     assert len(generations) == 5
 
 
-def test_codex_goes_on_over_http_where_sockets_are_switched_off(
+def test_codex_continues_over_http_if_websockets_are_disabled(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
@@ -89,7 +89,7 @@ def test_codex_builds_a_project_with_an_agent_over_sockets(
 
 @pytest.mark.harness
 @pytest.mark.timeout(300)
-def test_codex_makes_room_over_a_socket(
+def test_codex_compacts_over_a_socket(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
     setup = server_setup(tmp_path / "server", QWEN3_CODER, window=WINDOW)
@@ -107,17 +107,17 @@ def test_codex_makes_room_over_a_socket(
         log = _responses(server)
     assert (run.result, run.errors) == ("All are taken.", [])
     assert (sandbox.work / "steps.txt").read_text() == "0\n1\n2\n3\n"
-    # Codex asks for the summary over a socket of its own.
+    # Codex requests the summary over a separate socket.
     assert log == Counter({("websocket", 101): 2, ("websocket", 200): 7})
     report_run(assert_exact([one for one in setup.generations if STEPS in one.text], new=3))
 
 
 @pytest.mark.harness
 @pytest.mark.timeout(300)
-def test_codex_goes_on_after_the_server_was_started_again(
+def test_codex_continues_after_a_server_restart(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
-    """What the old socket held is gone: Codex sends everything, and the ledger knows the turns."""
+    """The state of the old socket is gone: Codex sends all items, the ledger knows the turns."""
     setup, port = server_setup(tmp_path / "server", QWEN3_CODER), str(free_port())
     wait = "touch began; until [ -e goes-on ]; do sleep 0.1; done"
     steps: list[list[OutputBlock]] = [
@@ -147,7 +147,7 @@ def _waits(steps: list[list[OutputBlock]]) -> dict[str, Any]:
 
 
 def _greets(family: Family) -> dict[str, Any]:
-    """The turns of the task, apart from what is read before the task is known."""
+    """Return the turns of the task, without the warm-up before the task is known."""
     task = {"when": {"text": TASK}, "turns": greeting_turns(family)}
     return {"rules": [task], "turns": turns(family, [])}
 
@@ -159,12 +159,12 @@ def _builds() -> dict[str, Any]:
 
 
 def _turns(setup: ServerSetup) -> list[RecordedGeneration]:
-    """What was asked for the task, without what the engine has read before it."""
+    """Return the requests of the task, without the warm-up."""
     return [one for one in setup.generations if TASK in one.text]
 
 
 def _responses(server: Running) -> "Counter[tuple[str, int]]":
-    """How often responses were asked for: by which way, with which status."""
+    """Count the responses by transport and status."""
     found: Counter[tuple[str, int]] = Counter()
     for line in server.log.read_text().splitlines():
         fields = dict(part.split("=", 1) for part in line.split(" ") if "=" in part)

@@ -1,4 +1,4 @@
-"""OpenAI's agents library over both of its APIs: function tools, a handoff, a streamed run."""
+"""OpenAI's agents library with both of its APIs: function tools, a handoff, a streamed run."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,7 +21,7 @@ from server_setup import MODEL, QWEN3_CODER, ServerSetup, call, server_setup, te
 
 from dovetail_model import OutputBlock
 
-#: Traces would go to the library's own server.
+#: Traces would be sent to the library's own server.
 QUIET = RunConfig(tracing_disabled=True)
 DONE = "In Köln, es sind 21° ✓"
 CLERK = "You hand questions on to the meteorologist."
@@ -61,11 +61,11 @@ def api(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def question(request: pytest.FixtureRequest) -> str:
-    """A question that no other test asks, which is how its requests are known."""
+    """A question that only one test sends, which identifies its requests."""
     return f"Where is it warmer, in Oslo or in Köln? ({request.node.name})"
 
 
-def test_an_agent_runs_its_tools(
+def test_agent_runs_its_tools(
     api: str, question: str, server: Running, setup: ServerSetup, report_run: ReportRun
 ) -> None:
     cities: list[str] = []
@@ -107,10 +107,10 @@ def test_streamed_run_has_its_items_in_order(
     report_run(assert_exact(generations, new=1))
 
 
-def test_one_agent_hands_on_to_another(
+def test_handoff_to_another_agent(
     api: str, question: str, server: Running, setup: ServerSetup, report_run: ReportRun
 ) -> None:
-    """The second one's prompt has another head: it begins anew, with the first one's turn in it."""
+    """The second agent's prompt has another head: it is new, and contains the first one's turn."""
     cities: list[str] = []
 
     async def use_model(model: Model) -> None:
@@ -130,7 +130,7 @@ def test_one_agent_hands_on_to_another(
 def _meteorologist(model: Model, cities: list[str]) -> "Agent[None]":
     @function_tool
     def weather(city: str) -> str:
-        """Tells the weather of a city."""
+        """Returns the weather of a city."""
         cities.append(city)
         return f"{city}: 21° ✓"
 

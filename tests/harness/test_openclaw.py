@@ -1,9 +1,9 @@
-"""The real OpenClaw over the three APIs: a task with its tools, and a question afterwards.
+"""The real OpenClaw with the three APIs: a task with its tools, and a question afterwards.
 
-It ends each request with a context of its own (what runs, which subagents there are), which it
-takes away again when there is more to say. So the client changes history: what came before that
-context is kept, and the turns behind it are computed anew, though they are the model's own tokens.
-Over Responses the context stays where it was for the whole task and moves with the next question.
+It ends each request with its own context (running processes, available subagents), which it removes
+in later requests. The client thus changes the history: the prefix before that context is reused,
+and the turns after it are computed again although they are the model's own tokens. With Responses
+the context stays in place for the task and moves with the next question.
 """
 
 import json
@@ -29,7 +29,7 @@ from small_task import (
 
 from dovetail.engines.scripted.engine import RecordedGeneration
 
-#: Tokens of its context, and of the heads of the message that it is in and of the answer.
+#: Tokens of its context, and of the headers of the message around it and of the response.
 MOVED = 70
 TOOLS = pi_tools("exec")
 
@@ -53,7 +53,7 @@ def test_openclaw_does_a_task(
     assert read_files(sandbox.work) == FILES
     assert len(setup.generations) == 4
     for before, after in pairwise(setup.generations):
-        _goes_on_behind_its_context(before, after)
+        _check_continues_after_context(before, after)
     report_run(classify(setup.generations))
 
 
@@ -72,15 +72,15 @@ def test_openclaw_continues_a_session(
     assert read_files(workplace) == FILES
     generations = setup.generations
     assert len(generations) == 8
-    # The question begins anew: the context has gone from the task to the question.
+    # The question is a new prompt: the context has moved from the task to the question.
     found = assert_exact(generations, new=2)
     assert [at for at, row in enumerate(found) if row.kind == "new"] == [0, 6]
     _check_shared_up_to_context(generations[0], generations[6])
     report_run(found)
 
 
-def _goes_on_behind_its_context(before: RecordedGeneration, after: RecordedGeneration) -> None:
-    """All up to the context is kept, and the model's turn is in the next prompt to the token."""
+def _check_continues_after_context(before: RecordedGeneration, after: RecordedGeneration) -> None:
+    """Check that all up to the context is reused, and that the next prompt has the model's turn."""
     _check_shared_up_to_context(before, after)
     output = array("I", before.output[:-1])  # the token that ended the turn may be the template's
     assert output.tobytes() in array("I", after.prompt).tobytes(), table(classify([before, after]))

@@ -1,4 +1,4 @@
-"""The real OpenCode over its two APIs: a task with its tools, then a question in the session."""
+"""The real OpenCode with its two APIs: a task with its tools, then a question in the session."""
 
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from small_task import (
     small_task,
 )
 
-#: Its list of models comes from the network, for which it would wait.
+#: It would wait for its list of models from the network.
 OFFLINE = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
-#: What the model is told that names a new session, beside its first turn.
+#: The prompt of the request that names a new session, in parallel with its first turn.
 TITLE = "You are a title generator"
 
 
@@ -53,7 +53,7 @@ def test_opencode_does_a_task(
 
 
 def _tools(work: Path) -> Tools:
-    """Its files are named by whole paths."""
+    """Its files are named by absolute paths."""
     return Tools(
         shell=lambda command: call("bash", command=command, description="Does it"),
         write=lambda path, content: call("write", filePath=str(work / path), content=content),

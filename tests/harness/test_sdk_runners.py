@@ -1,6 +1,6 @@
-"""The official SDKs' own tool runners, in whole loops: their tools run, their turns are exact.
+"""The tool runners of the official SDKs in complete loops: their tools run, their turns are exact.
 
-Unlike the agents they are libraries, so the tools are functions of this file.
+They are libraries, so the tools are functions of this file.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ OUTPUTS: list[list[OutputBlock]] = [
 
 
 class weather(BaseModel):
-    """Tells the weather."""
+    """Returns the weather."""
 
     city: str
 
@@ -59,20 +59,20 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> ServerSetup:
 
 @pytest.fixture(scope="module")
 def server(setup: ServerSetup) -> Iterator[Running]:
-    """One for all: what is asked says whose it is."""
+    """One server for all tests: the question identifies the test."""
     with setup.server({"turns": turns(KIMI, *OUTPUTS), "end": "fail"}) as running:
         yield running
 
 
 @pytest.fixture
 def question(request: pytest.FixtureRequest) -> str:
-    """A question that no other test asks."""
+    """A question that only one test sends."""
     return f"Where is it warmer, in Oslo or in Köln? ({request.node.name})"
 
 
 @pytest.fixture
 def tool_calls() -> ToolCalls:
-    """What the tools were asked for, in the order in which they ran."""
+    """The calls of the tools, in the order in which they ran."""
     return []
 
 
@@ -80,7 +80,7 @@ def tool_calls() -> ToolCalls:
 def check_run(
     setup: ServerSetup, question: str, tool_calls: ToolCalls, report_run: ReportRun
 ) -> Callable[[], None]:
-    """To be called when all is said: the tools ran, and each request went on from the last."""
+    """Return a final check: the tools ran, and each request continued the previous one."""
 
     def check() -> None:
         assert tool_calls == CALLS
@@ -119,7 +119,7 @@ def test_anthropic_tool_runner(
 def test_anthropic_tools_run_while_their_turn_is_still_streaming(
     server: Running, question: str, tool_calls: ToolCalls
 ) -> None:
-    """The first call's tool has run when the second one's block begins."""
+    """The first call's tool has run when the second one's block starts."""
     runner = server.anthropic().beta.messages.tool_runner(
         model=MODEL,
         max_tokens=2000,
@@ -170,7 +170,7 @@ def test_openai_responses_keeps_order_in_a_turn(
 def test_openai_chat_stream_parses_tools(
     server: Running, question: str, tool_calls: ToolCalls, check_run: Callable[[], None]
 ) -> None:
-    """The SDK has no runner for chat, but parses arguments as they come."""
+    """The SDK has no runner for chat, but parses arguments as they arrive."""
     tools = [pydantic_function_tool(weather), pydantic_function_tool(note)]
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
     for _ in OUTPUTS:
@@ -196,7 +196,7 @@ def test_openai_chat_stream_parses_tools(
 def _anthropic_tools(tool_calls: ToolCalls) -> list[Any]:
     @beta_tool
     def weather(city: str) -> str:
-        """Tells the weather of a city."""
+        """Returns the weather of a city."""
         return _ran(tool_calls, "weather", city)
 
     @beta_tool

@@ -1,7 +1,7 @@
-"""Real clients at a server as teams run it: HTTPS by an authority of their own, keys, limits.
+"""Real clients with a server as teams run it: HTTPS with a private CA, keys, limits.
 
-The first prompt costs more tokens than the key has in a minute. Who asks again waits until that is
-made up for, as it is told to, and the work goes on.
+The first prompt costs more tokens than the key's limit per minute. A client that retries waits as
+long as the error requests, and then continues.
 """
 
 from hashlib import sha256
@@ -24,7 +24,7 @@ TOKENS = {"claude": 18_000, "codex": 5_500}
 
 
 def secured(sandbox: Path, tokens: int) -> tuple[Authority, list[str]]:
-    """An authority, and the flags of a server with a certificate of it and a key so limited."""
+    """Return a CA, and the flags of a server with its certificate and a limited key."""
     authority = Authority(sandbox)
     issued = authority.issue("server")
     keys = sandbox / "keys"
@@ -36,7 +36,7 @@ def secured(sandbox: Path, tokens: int) -> tuple[Authority, list[str]]:
 
 
 def trusting(authority: Authority) -> dict[str, Any]:
-    """What a user sets: for programs on OpenSSL or rustls, and for those on Node."""
+    """Return the settings of a user: for programs with OpenSSL or rustls, and with Node."""
     return {
         "SSL_CERT_FILE": str(authority.file),
         "NODE_EXTRA_CA_CERTS": str(authority.file),
@@ -45,7 +45,7 @@ def trusting(authority: Authority) -> dict[str, Any]:
 
 
 def waited(log: str) -> None:
-    """Somebody was turned away, came back, and nothing was seen that must not be."""
+    """Check that a client was rejected and retried, and that the log has no secrets."""
     assert "error=rate_limited" in log
     assert "tenant=team" in log
     assert KEY not in log

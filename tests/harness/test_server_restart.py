@@ -1,7 +1,7 @@
-"""The server is replaced under a real agent: told to stop, drained, and started anew.
+"""The server is replaced under a real agent: stopped, drained, and started again.
 
-The agent's next turn comes while the old server still finishes somebody else's answer. It is told
-to come back, and finds the new server in the old one's place.
+The agent sends its next turn while the old server still finishes another client's response. It
+gets an error to retry, and reaches the new server at the old address.
 """
 
 import re
@@ -31,7 +31,7 @@ ARGUMENTS = {"claude": ("-p", "Wait.", *CLAUDE), "codex": ("exec", *CODEX, "Wait
 
 
 @pytest.mark.parametrize("agent", list(CALLS))
-def test_an_agent_comes_back_to_the_new_server(
+def test_agent_reconnects_to_the_new_server(
     agent: str, sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
@@ -46,12 +46,12 @@ def test_an_agent_comes_back_to_the_new_server(
     port = ("--http-port", str(free_port()))
     with setup.server(script, *port) as old:
         with sandbox.start(agent, old.url, *ARGUMENTS[agent]) as client:
-            with _somebody_else(old):
+            with _other_client(old):
                 _until(lambda: (sandbox.work / "began").exists(), old)
                 old.process.send_signal(signal.SIGTERM)
                 _until(lambda: old.request("GET", "/ready").status == 503, old)
                 (sandbox.work / "go").touch()
-                _until(lambda: _refused(old), old)
+                _until(lambda: _was_rejected(old), old)
             assert old.process.wait(TIMEOUT_SECONDS) == -signal.SIGTERM
             with setup.server(script, *port):
                 out, err = client.communicate(timeout=TIMEOUT_SECONDS)
@@ -64,8 +64,8 @@ def test_an_agent_comes_back_to_the_new_server(
 
 
 @contextmanager
-def _somebody_else(server: Running) -> Iterator[None]:
-    """An answer that does not end before its client hangs up."""
+def _other_client(server: Running) -> Iterator[None]:
+    """A response that does not end before its client disconnects."""
     messages = [{"role": "user", "content": "I am the other client."}]
     body = {"model": MODEL, "messages": messages, "stream": True}
     with server.open("POST", "/v1/chat/completions", body) as response:
@@ -73,14 +73,14 @@ def _somebody_else(server: Running) -> Iterator[None]:
         yield
 
 
-def _refused(server: Running) -> bool:
-    """Whether the agent has been told to come back."""
+def _was_rejected(server: Running) -> bool:
+    """Return whether the agent's request has been rejected with a retry."""
     lines = re.findall(r"endpoint=(messages|responses) status=503", server.log.read_text())
     return bool(lines)
 
 
 def _until(is_so: Callable[[], bool], server: Running) -> None:
-    """Waits for what comes in a while; where it does not, the log may say why."""
+    """Wait for a condition; on timeout show the log."""
     end = time.monotonic() + TIMEOUT_SECONDS
     while not is_so():
         assert time.monotonic() < end, server.log.read_text()[-5000:]

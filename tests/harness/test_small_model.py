@@ -1,7 +1,7 @@
-"""A real small model behind the real server, and a real client in front of it.
+"""A real small model behind the real server, with a real client.
 
-What such a model answers nobody knows: what is asserted is that the protocol holds and that the
-counts are right. Its window is a small one, so Pi is the client: the prompts of others fill it.
+The output of such a model is unpredictable: the tests assert that the protocol holds and that the
+counts are right. Its window is small, so Pi is the client: the prompts of others would fill it.
 """
 
 import json
@@ -21,13 +21,13 @@ WINDOW = 8192
 QUESTION = "What is the capital of France? Answer with one word."
 REQUEST_LINE = re.compile(r"endpoint=(\w+) status=(\d+) .*?input=(\d+) output=(\d+) cached=(\d+)")
 ENDPOINTS = {"chat": "chat_completions", "responses": "responses", "messages": "messages"}
-#: Pi would keep more in reserve for a summary than the whole window, and summarize all the time.
+#: Pi would reserve more for a summary than the window has, and summarize all the time.
 SETTINGS = {"compaction": {"enabled": False}, "retry": {"enabled": False}}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """What `dovetail serve` starts without more words, but for the sampling."""
+    """The server of a plain `dovetail serve`, except for the sampling."""
     if not WEIGHTS.exists():
         pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
     if find_spec("xllamacpp") is None:
@@ -47,7 +47,7 @@ def test_pi_with_a_real_model(api: str, server: Running, sandbox: Sandbox) -> No
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps(SETTINGS))
     before = len(_requests(server.log))
-    # The model may call what it likes, so its tools only look.
+    # The model may call any tool, so its tools only read.
     arguments = ("--tools", "read,ls", "--thinking", "off", "--mode", "json", "-p", QUESTION)
     ran = sandbox.run("pi", server.url, *arguments, flags=("--api", api), PI_OFFLINE="1")
     assert ran.status == 0, ran.err
@@ -73,7 +73,7 @@ def test_tool_runner_with_a_real_model(server: Running) -> None:
 
     @beta_tool
     def weather(city: str) -> str:
-        """Tells the weather of a city."""
+        """Returns the weather of a city."""
         cities.append(city)
         return "sunny"
 
@@ -95,7 +95,7 @@ def test_tool_runner_with_a_real_model(server: Running) -> None:
 
 
 @pytest.mark.harness
-def test_claude_code_is_refused_before_it_starts(server: Running, sandbox: Sandbox) -> None:
+def test_claude_code_is_rejected_before_it_starts(server: Running, sandbox: Sandbox) -> None:
     before = len(_requests(server.log))
     ran = sandbox.run("claude", server.url, "-p", QUESTION)
     assert ran.status != 0
@@ -106,7 +106,7 @@ def test_claude_code_is_refused_before_it_starts(server: Running, sandbox: Sandb
 
 
 def _is_counted(usage: dict[str, int], prompt: int, output: int, cached: int) -> None:
-    """The client has added up what the server counted."""
+    """Check that the client added up the counts of the server."""
     assert 0 < prompt < WINDOW
     assert 0 <= cached < prompt
     assert (usage["input"], usage["cacheRead"]) == (prompt - cached, cached)
@@ -114,7 +114,7 @@ def _is_counted(usage: dict[str, int], prompt: int, output: int, cached: int) ->
 
 
 def _requests(log: Path) -> list[tuple[str, int, int, int, int]]:
-    """Endpoint, status, prompt, output and cached tokens of every answer so far."""
+    """Return endpoint, status, prompt, output and cached tokens of every response so far."""
     return [
         (endpoint, int(status), int(prompt), int(output), int(cached))
         for endpoint, status, prompt, output, cached in REQUEST_LINE.findall(log.read_text())

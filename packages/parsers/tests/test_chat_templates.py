@@ -1,9 +1,9 @@
-"""Against real chat templates: a rendered assistant turn, parsed, is the turn again.
+"""Real chat templates: parsing a rendered assistant turn returns the turn.
 
-Each template renders reasoning, text and two calls. The assistant's part is cut out as the model
-would have generated it (behind the generation prompt) and parsed by the family that `resolve`
-finds in the template's own text. What a template does not show cannot come back; what it shows
-must. Runs where the templates are at hand.
+Each template renders reasoning, text and two calls. The assistant's part is extracted as the model
+would have generated it (after the generation prompt) and parsed by the family that `resolve_family`
+finds in the template's text. Everything that a template shows must be restored. The tests are
+skipped if the templates are not available.
 """
 
 import json
@@ -66,7 +66,7 @@ TOOLS = [
     }
 ]
 
-#: Templates that do not render calls, or not in any form that a model writes.
+#: Templates that do not render calls, or not in a form that a model generates.
 EXCUSED = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "writes calls as a fenced list in prose",
     "HuggingFaceTB-SmolLM3-3B": "does not render calls in history",
@@ -90,7 +90,7 @@ TEXT_IN_REASONING = {"openai-gpt-oss-120b"}
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's part; for rendering it is nothing."""
+    """`{% generation %}` marks the assistant's part; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -135,7 +135,7 @@ def _turn(strings: bool, calls: int) -> dict[str, Any]:
 
 
 def _render(template: Template) -> tuple[str, str, str]:
-    """The conversation up to the assistant, with a generation prompt, and with the turn."""
+    """Return the conversation up to the assistant, with a generation prompt, and with the turn."""
     user = {"role": "user", "content": USER}
     for strings, calls in ((False, 2), (True, 2), (False, 1)):
         shared = {
@@ -155,13 +155,13 @@ def _render(template: Template) -> tuple[str, str, str]:
 
 
 def _shared(one: str, other: str) -> str:
-    """The beginning that two texts have in common."""
+    """Return the common prefix of two texts."""
     differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return one[: next(differs, min(len(one), len(other)))]
 
 
 def _generated(plain: str, prompt: str, turn: str, markers: set[str]) -> tuple[str, str]:
-    """What the prompt ends with and what the model would have written, without the stop token."""
+    """Return the end of the prompt and the model's output, without the stop token."""
     shared = _shared(prompt, turn)
     if shared.endswith("<"):
         shared = shared[:-1]
@@ -181,7 +181,7 @@ def _seen(message: Message) -> list[object]:
 
 
 def _opened(opening: str, output: str, form: ReasoningFormat | None) -> bool:
-    """Whether the output begins inside a thought: it was opened before, or closes unopened."""
+    """Whether the output starts inside reasoning: opened before, or closed without an opener."""
     if form is None:
         return False
     if opening.rstrip().endswith(tuple(opener.rstrip() for opener in form.openers)):
@@ -192,7 +192,7 @@ def _opened(opening: str, output: str, form: ReasoningFormat | None) -> bool:
 
 
 def _expected(output: str, text_kind: str) -> list[object]:
-    """What the template showed, in the order in which it showed it."""
+    """Return what the template rendered, in order."""
     shown: list[tuple[int, object]] = []
     if REASONING in output:
         shown.append((output.index(REASONING), ("reasoning", REASONING)))
@@ -205,7 +205,7 @@ def _expected(output: str, text_kind: str) -> list[object]:
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_a_rendered_turn_parses_to_itself(path: Path) -> None:
+def test_rendered_turn_parses_to_itself(path: Path) -> None:
     if path.stem in EXCUSED:
         pytest.skip(EXCUSED[path.stem])
     family = resolve_family(path.read_text())
@@ -225,5 +225,5 @@ def test_a_rendered_turn_parses_to_itself(path: Path) -> None:
     assert message.raw == output
 
 
-def test_every_excuse_names_a_template() -> None:
+def test_every_exception_names_a_template() -> None:
     assert set(EXCUSED) | TEXT_IN_REASONING <= {path.stem for path in TEMPLATES}

@@ -1,8 +1,8 @@
-"""Grammars in the notations of other engines, read by the engines' own matchers over real
-vocabularies: sound calls are accepted, near misses are not, and whatever a model does under the
-masks, the parser reads calls that fit.
+"""Grammars in the notations of other engines, checked by the engines' matchers with real
+vocabularies: valid calls are accepted, near misses are rejected, and the parser reads valid calls
+from any output that the masks allow.
 
-`DOVETAIL_WALKS=20` takes more random walks for each family than the one that CI takes.
+`DOVETAIL_WALKS=20` runs more random walks per family than the one in CI.
 """
 
 import os
@@ -41,12 +41,12 @@ from dovetail_model import (
 from dovetail_parsers import build_guided_grammar, write_message
 
 WALKS = int(os.environ.get("DOVETAIL_WALKS", "1"))
-# a structural tag holds the same rules as the EBNF: one family is enough to see that it does
+# a structural tag contains the same rules as the EBNF: one family is sufficient
 PLACES = [
     pytest.param(
         *(syntax, name, markers),
         id=f"{syntax}-{name}-{'tokens' if markers else 'text'}",
-        # where markers are text: for all families that can write them so in `make soak`
+        # markers as text: for all families that support it in `make soak`
         marks=() if markers or name in ("hermes", "mistral", "llama3_json") else pytest.mark.long,
     )
     for syntax in READERS
@@ -84,7 +84,7 @@ class Place:
         return found.text
 
     def takes(self, grammar: str, output: str | list[OutputBlock], whole: bool = True) -> bool:
-        """Whether it is a whole output; or else, whether more may follow it."""
+        """Whether it is a complete output; with `whole=False`, whether more may follow it."""
         raw = output if isinstance(output, str) else write_message(output, self.family)
         ids = encode(raw, self.vocabulary)
         if whole:
@@ -98,7 +98,7 @@ def place(syntax: str, name: str, markers: bool) -> Place:
 
 
 @EVERYWHERE
-def test_a_call_is_required(syntax: str, name: str, markers: bool) -> None:
+def test_required_call(syntax: str, name: str, markers: bool) -> None:
     at = place(syntax, name, markers)
     rules = at.text(OFFERED, REQUIRED)
     assert at.takes(rules, [call(GOOD)])
@@ -133,8 +133,8 @@ EDIT = {
 
 
 @EVERYWHERE
-def test_parameters_may_be_left_out_behind_texts(syntax: str, name: str, markers: bool) -> None:
-    """What ends a call may begin as the parameter does that is not there."""
+def test_parameters_may_be_omitted_after_texts(syntax: str, name: str, markers: bool) -> None:
+    """The end of a call may start like the omitted parameter."""
     at = place(syntax, name, markers)
     rules = at.text([EDIT], REQUIRED)
     texts = {"path": "/a b", "text": "x = 1"}
@@ -144,14 +144,12 @@ def test_parameters_may_be_left_out_behind_texts(syntax: str, name: str, markers
 
 
 @EVERYWHERE
-def test_an_empty_list_of_properties_may_leave_others_open(
-    syntax: str, name: str, markers: bool
-) -> None:
+def test_empty_properties_may_allow_others(syntax: str, name: str, markers: bool) -> None:
     at = place(syntax, name, markers)
     counts = {"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}}
     holder = {"type": "object", "properties": {"counts": counts}, "required": ["counts"]}
     rules = at.text([{"name": "count", "parameters": holder}], REQUIRED)
-    tree = name.startswith("minimax_m3")  # such an object is JSON in a tag there
+    tree = name.startswith("minimax_m3")  # there such an object is JSON in a tag
     if not tree:
         assert at.takes(rules, [call({"counts": {}}, "count")])
         assert at.takes(rules, [call({"counts": {"a": 1, "b": 2}}, "count")])
@@ -163,7 +161,7 @@ def test_an_empty_list_of_properties_may_leave_others_open(
 
 
 def bomb(schema: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The grammar of a tool with this one parameter, and its notes."""
+    """Return the grammar of a tool with this one parameter, and its notes."""
     at = place("lark", "hermes", True)
     holder = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
     made = build_guided_grammar(
@@ -189,7 +187,7 @@ TWICE = {f"d{n}": {"allOf": [{"$ref": f"#/properties/x/$defs/d{n + 1}"}] * 2} fo
             {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}},
             {"p1": "a"},
             TOO_LARGE,
-            id="a stack's end",
+            id="too many properties",
         ),
         pytest.param(
             {"allOf": [{"$ref": "#/properties/x/$defs/d0"}], "$defs": TWICE},
@@ -211,7 +209,7 @@ TWICE = {f"d{n}": {"allOf": [{"$ref": f"#/properties/x/$defs/d{n + 1}"}] * 2} fo
         ),
     ],
 )
-def test_what_would_break_an_engine_is_let_through_and_noted(
+def test_schemas_that_break_an_engine_are_noted_and_not_enforced(
     schema: dict[str, Any], value: object, note: str
 ) -> None:
     at = place("lark", "hermes", True)
@@ -267,9 +265,7 @@ def test_reasoning_comes_first(syntax: str, name: str, markers: bool) -> None:
 
 
 @EVERYWHERE
-def test_whatever_is_done_under_the_masks_is_read_as_calls(
-    syntax: str, name: str, markers: bool
-) -> None:
+def test_any_output_under_the_masks_parses_as_calls(syntax: str, name: str, markers: bool) -> None:
     at = place(syntax, name, markers)
     insides = (False, True) if at.family.reasoning_parser else (False,)
     for inside in insides:
@@ -277,7 +273,7 @@ def test_whatever_is_done_under_the_masks_is_read_as_calls(
         for seed in range(WALKS):
             found = matcher(syntax, rules, at.vocabulary)
             ids = walk(found, at.family, at.vocabulary, Random(f"{name}{seed}"))
-            if ids is None:  # lost in a long value
+            if ids is None:  # stuck in a long value
                 continue
             events = read(ids, at.family, at.vocabulary, OFFERED, inside)
             codes = {event.code for event in events if isinstance(event, Diagnostic)}
@@ -291,7 +287,7 @@ def test_whatever_is_done_under_the_masks_is_read_as_calls(
 
 
 @pytest.mark.parametrize("syntax", ["gbnf", *READERS])
-def test_a_marker_that_is_a_token_is_demanded_as_one(syntax: Any) -> None:
+def test_marker_that_is_a_token_is_required_as_token(syntax: Any) -> None:
     made = build_guided_grammar(
         "hermes",
         None,
@@ -310,7 +306,7 @@ def test_a_marker_that_is_a_token_is_demanded_as_one(syntax: Any) -> None:
 
 
 @pytest.mark.parametrize("syntax", READERS)
-def test_a_spelled_out_marker_is_refused_where_it_is_a_token(syntax: str) -> None:
+def test_spelled_out_marker_is_rejected_if_it_is_a_token(syntax: str) -> None:
     at = place(syntax, "hermes", True)
     rules = at.text([CANCEL], REQUIRED)
     spelled = vocabulary_of("hermes", markers=False)
@@ -318,6 +314,6 @@ def test_a_spelled_out_marker_is_refused_where_it_is_a_token(syntax: str) -> Non
     assert reads(syntax, rules, at.vocabulary, ids) == "refused"
 
 
-def test_an_unknown_notation_is_refused() -> None:
+def test_unknown_notation_is_rejected() -> None:
     with pytest.raises(Unsupported, match="morse"):
         build_guided_grammar("hermes", None, tools=[], in_reasoning=False, syntax="morse")  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""What a grammar demands of numbers and strings, what it cannot demand and says so, and the
-grammars that custom tools bring along.
+"""Constraints on numbers and strings that a grammar enforces, notes on those that it does not, and
+the grammars of custom tools.
 """
 
 import json
@@ -129,11 +129,11 @@ def test_bounds(schema: Any, good: list[str], bad: list[str]) -> None:
     ],
     ids=json.dumps,
 )
-def test_what_is_not_demanded_is_noted(schema: Any, notes: tuple[str, ...]) -> None:
+def test_unenforced_constraints_are_noted(schema: Any, notes: tuple[str, ...]) -> None:
     assert output(schema).notes == notes
 
 
-def test_a_raw_string_is_free_and_that_is_noted() -> None:
+def test_constraints_of_raw_strings_are_noted() -> None:
     text = {"type": "string", "pattern": "^a$", "maxLength": 3}
     tool = ToolSpec("t", parameters={"type": "object", "properties": {"x": text}})
     required = ToolChoice("required")
@@ -163,7 +163,7 @@ def patch_call(name: str, patch: str) -> str:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_custom_tools_grammar_is_enforced(name: str) -> None:
+def test_grammar_of_a_custom_tool_is_enforced(name: str) -> None:
     made = patch_guide(name, PATCH_GRAMMAR)
     assert made.notes == ()
     rules = read(made.text)
@@ -174,7 +174,7 @@ def test_a_custom_tools_grammar_is_enforced(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "gemma4", "kimi_k3", "minimax_m3"])
 @pytest.mark.parametrize("syntax", READERS)
-def test_a_custom_tools_grammar_in_other_notations(syntax: Any, name: str) -> None:
+def test_grammar_of_a_custom_tool_in_other_notations(syntax: Any, name: str) -> None:
     words = vocabulary_of(name)
     made = patch_guide(name, PATCH_GRAMMAR, syntax=syntax, tokens=words.controls)
     assert accepts(syntax, made.text, words, encode(patch_call(name, PATCH), words))
@@ -198,7 +198,7 @@ def test_a_custom_tools_grammar_in_other_notations(syntax: Any, name: str) -> No
         "start: (/a*/)*",
     ],
 )
-def test_a_grammar_beyond_us_is_noted_and_lets_all_through(definition: str) -> None:
+def test_unsupported_grammar_is_noted_and_not_enforced(definition: str) -> None:
     made = patch_guide("qwen3_coder", definition)
     assert made.notes == ("the grammar of a custom tool is not enforced",)
     assert read(made.text).accepts(patch_call("qwen3_coder", "anything"))
@@ -218,7 +218,7 @@ def test_a_grammar_beyond_us_is_noted_and_lets_all_through(definition: str) -> N
     ],
 )
 @pytest.mark.parametrize("name", ["glm47", "hermes"])
-def test_the_part_of_lark_that_is_read(
+def test_supported_subset_of_lark(
     name: str, definition: str, good: list[str], bad: list[str]
 ) -> None:
     made = patch_guide(name, definition)

@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: what each keyword lets through, and what it does not."""
+"""JSON schemas as grammars: what each keyword allows and rejects."""
 
 import json
 from typing import Any
@@ -123,7 +123,7 @@ def test_keyword(schema: Any, good: list[str], bad: list[str]) -> None:
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 ))  # fmt: skip
-def test_any_json_is_a_value_and_its_own_constant(value: Any) -> None:
+def test_any_json_is_accepted_as_value_and_as_constant(value: Any) -> None:
     text = json.dumps(value)
     assert rules_of({}).accepts(text)
     spelled = json.dumps(value, ensure_ascii=False)
@@ -131,8 +131,8 @@ def test_any_json_is_a_value_and_its_own_constant(value: Any) -> None:
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_what_users_name_is_never_grammar(name: str, key: str) -> None:
-    """Names and keys with quotes, brackets or line ends stay what they are."""
+def test_names_from_users_are_never_interpreted_as_grammar(name: str, key: str) -> None:
+    """Names and keys with quotes, brackets or line breaks stay literal."""
     schema = {"type": "object", "properties": {key: {"enum": [key]}}, "required": [key]}
     found = build_guided_grammar(
         "hermes",
@@ -147,8 +147,8 @@ def test_what_users_name_is_never_grammar(name: str, key: str) -> None:
     assert read(found.text).accepts(call)
 
 
-def test_endless_schemas_are_limited() -> None:
-    """References that double at every step, and that never meet an object again."""
+def test_infinite_schemas_are_limited() -> None:
+    """References that double at every step and never repeat an object."""
     doubling = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
     growing = {"type": "object", "properties": {"x": {"$ref": "#", "type": "object"}}}
     deep: dict[str, Any] = {"type": "integer"}

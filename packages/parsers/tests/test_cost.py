@@ -1,4 +1,4 @@
-"""Work per chunk is bounded by the chunk: counted in function calls, never in time."""
+"""Work per chunk is bounded by the chunk. It is measured in function calls, not in time."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ TOOL_FAMILIES = [family for family in families() if family.tools]
 
 
 def count_calls(run: Callable[[], None]) -> int:
-    """How many functions, of Python and of C, are called."""
+    """Count the calls of Python and C functions."""
     count = 0
 
     def hook(frame: object, event: str, argument: object) -> None:
@@ -46,7 +46,7 @@ def calls_per_chunk(family: Family, text: str) -> float:
 
 
 @pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
-def test_a_long_argument_costs_the_same_calls_per_chunk(family: Family) -> None:
+def test_cost_per_chunk_does_not_grow_with_the_argument(family: Family) -> None:
     def text(size: int) -> str:
         content = (LINE * (size // len(LINE) + 1))[:size]
         arguments = json.dumps({"path": "a", "content": content}, ensure_ascii=False)
@@ -55,7 +55,7 @@ def test_a_long_argument_costs_the_same_calls_per_chunk(family: Family) -> None:
     assert calls_per_chunk(family, text(40_000)) < 1.1 * calls_per_chunk(family, text(4_000))
 
 
-#: Outputs of which nothing can be passed on for long, or that make the parser look twice.
+#: Outputs that the parser must hold for long, or read twice.
 HOSTILE = {
     "white_space": " \n" * 4,
     "openers": "<tool_call>",
@@ -70,15 +70,15 @@ HOSTILE = {
     "start", ["", "<tool_call>\n<function=configure>\n<parameter=options>\n{!"]
 )
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_output_is_linear(start: str, piece: str) -> None:
+def test_cost_of_hostile_output_is_linear(start: str, piece: str) -> None:
     family = next(family for family in families() if family.name == "qwen3_coder")
     short, long = start + piece * 200, start + piece * 2_000
     assert calls_per_chunk(family, long) < 1.3 * calls_per_chunk(family, short)
 
 
 @pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
-def test_repeated_markers_are_linear(family: Family) -> None:
-    """Markers that begin heads, over and over: each is given up after a bounded look."""
+def test_cost_of_repeated_markers_is_linear(family: Family) -> None:
+    """Repeated markers that start heads: each is reverted after a bounded look-ahead."""
     table = load_grammar(family.tool_parser, family.reasoning_parser)
     for marker in table.states["text"].edges:
         short, long = marker * 60, marker * 600
@@ -98,7 +98,7 @@ def cost(family: Family, text: str, size: int) -> int:
 
 
 def test_long_call_is_not_retained_in_memory() -> None:
-    """Nothing of what was passed on stays in the parser."""
+    """The parser retains nothing of the text that it has passed on."""
     parser = Parser("qwen3_coder", "qwen3", tools=TOOLS)
     parser.feed("<tool_call>\n<function=write_file>\n<parameter=content>\n")
     parser.feed("x" * 1_000_000)

@@ -1,4 +1,4 @@
-"""Every case, whole, by the character, and at random cuts: the same blocks, the same raw text."""
+"""Every case in one piece, per character and in random pieces: the same blocks and raw text."""
 
 import random
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def test_case(case: Case) -> None:
         assert message.raw == whole.raw == case.text
 
 
-def test_every_family_has_its_cases() -> None:
+def test_every_family_has_cases() -> None:
     count = {family.name: 0 for family in families()}
     for case in CASES:
         count[case.family] += 1

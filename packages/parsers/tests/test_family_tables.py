@@ -1,4 +1,4 @@
-"""Lint of the tables: what the machine and the writer rely on."""
+"""Lint of the tables: the properties that the machine and the writer rely on."""
 
 import json
 import pkgutil
@@ -20,7 +20,7 @@ def table_of(family: Family) -> Grammar:
 
 
 def exits(mode: Mode) -> set[str]:
-    """The modes that a mode can lead to by itself."""
+    """Return the modes that a mode can lead to."""
     found = {edge.mode for edge in mode.edges.values()}
     found |= {edge.mode for edge in (mode.otherwise, mode.end) if edge is not None}
     if mode.channel is Channel.GAP and mode.otherwise is None:
@@ -40,7 +40,7 @@ def reachable(table: Grammar, start: str) -> set[str]:
     return seen
 
 
-def test_the_list_is_the_folder() -> None:
+def test_list_of_families_matches_the_folder() -> None:
     folder = import_module("dovetail_parsers.families")
     modules = [module.name for module in pkgutil.iter_modules(folder.__path__)]
     in_folder = [import_module(f"dovetail_parsers.families.{name}").FAMILY for name in modules]
@@ -55,7 +55,7 @@ def test_table(family: Family) -> None:
     for name, state in table.states.items():
         assert "" not in state.edges
         assert exits(state.mode) <= names, f"{name} leads nowhere"
-        if name == "lost":  # entered by failure, left by whatever the family offers
+        if name == "lost":  # entered on failure, left by any of the family's edges
             continue
         assert "text" in reachable(table, name), f"{name} cannot return"
         assert name in from_entry, f"{name} cannot be reached"
@@ -64,7 +64,7 @@ def test_table(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", TOOL_FAMILIES, ids=lambda family: family.name)
-def test_the_sample_is_what_the_writer_writes(family: Family) -> None:
+def test_sample_equals_the_output_of_the_writer(family: Family) -> None:
     message = parse(
         family.sample,
         tool_parser=family.tool_parser,

@@ -1,4 +1,4 @@
-"""Grammars of all families: what the writer writes is accepted, violations are not."""
+"""Grammars of all families: they accept what the writer writes and reject violations."""
 
 import json
 from functools import cache
@@ -60,7 +60,7 @@ def grammar(
 
 
 def in_order(call: ToolCallBlock) -> ToolCallBlock:
-    """The call with its arguments in the order of the schema, as its tool is shown."""
+    """Return the call with its arguments in the order of the schema."""
     if call.custom:
         return call
     spec = next(t["function"] for t in TOOLS if t.get("function", {}).get("name") == call.name)
@@ -88,7 +88,7 @@ def case_tools_grammar(name: str) -> Gbnf:
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_what_is_written_is_accepted(name: str, data: st.DataObject) -> None:
+def test_output_of_the_writer_is_accepted(name: str, data: st.DataObject) -> None:
     family = BY_NAME[name]
     blocks: list[OutputBlock] = data.draw(st.lists(calls().map(in_order), min_size=1, max_size=3))
     if family.reasoning_parser and data.draw(st.booleans()):
@@ -99,8 +99,8 @@ def test_what_is_written_is_accepted(name: str, data: st.DataObject) -> None:
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_what_is_accepted_is_read_as_calls(name: str, data: st.DataObject) -> None:
-    """Whatever a model does under the grammar, the parser finds calls that fit their schemas."""
+def test_accepted_output_parses_as_calls(name: str, data: st.DataObject) -> None:
+    """The parser reads valid calls from any output that the grammar allows."""
     family = BY_NAME[name]
     inside = bool(family.reasoning_parser) and data.draw(st.booleans())
     random = data.draw(st.randoms(use_true_random=False))
@@ -119,7 +119,7 @@ def test_what_is_accepted_is_read_as_calls(name: str, data: st.DataObject) -> No
 
 
 @EACH
-def test_a_call_is_required(name: str) -> None:
+def test_required_call(name: str) -> None:
     family, rules = BY_NAME[name], grammar(name, REQUIRED)
     good = write_message([call(GOOD)], family)
     assert rules.accepts(good)
@@ -165,7 +165,7 @@ def test_only_offered_tools_with_their_own_arguments(name: str) -> None:
 
 
 @EACH
-def test_one_call_where_one_is_allowed(name: str) -> None:
+def test_one_call_if_parallel_calls_are_disabled(name: str) -> None:
     family = BY_NAME[name]
     two = write_message([call(GOOD), call({"id": 1}, "cancel")], family)
     assert grammar(name, REQUIRED).accepts(two)
@@ -186,8 +186,8 @@ def test_reasoning_may_come_first_and_open_reasoning_is_closed(name: str) -> Non
 
 
 @EACH
-def test_prose_stays_free_and_calls_stay_sound(name: str) -> None:
-    """Auto with a strict tool, or with one call at most."""
+def test_prose_is_free_and_calls_are_constrained(name: str) -> None:
+    """Tool choice auto with a strict tool, or with at most one call."""
     family = BY_NAME[name]
     found = text_of(family, [{**BOOK, "strict": True}], ToolChoice())
     assert found is not None
@@ -205,7 +205,7 @@ def test_prose_stays_free_and_calls_stay_sound(name: str) -> None:
 
 
 @EACH
-def test_no_call_where_none_is_allowed(name: str) -> None:
+def test_no_call_if_none_is_allowed(name: str) -> None:
     family = BY_NAME[name]
     found = text_of(family, OFFERED, ToolChoice("none"))
     assert found is not None
@@ -238,7 +238,7 @@ def test_visible_output_is_json(name: str) -> None:
 
 
 @EACH
-def test_the_same_request_gives_the_same_text_of_bounded_size(name: str) -> None:
+def test_same_request_yields_the_same_grammar_of_limited_size(name: str) -> None:
     first, second = (text_of(BY_NAME[name], OFFERED, REQUIRED) for _ in range(2))
     assert first == second
     many = [{**BOOK, "name": f"book{i}"} for i in range(100)]
@@ -254,7 +254,7 @@ def test_request_without_constraints_has_no_grammar() -> None:
     assert build_guided_grammar("hermes", None, tools=[], choice=none, in_reasoning=False) is None
 
 
-def test_impossible_choice_is_refused() -> None:
+def test_impossible_choice_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="nobody"):
         build_guided_grammar(
             "hermes", None, tools=OFFERED, choice=ToolChoice("named", "nobody"), in_reasoning=False
@@ -265,7 +265,7 @@ def test_impossible_choice_is_refused() -> None:
         build_guided_grammar(None, "qwen3", tools=OFFERED, choice=REQUIRED, in_reasoning=False)
 
 
-def test_the_docs_name_every_family_with_a_grammar() -> None:
+def test_docs_name_every_family_with_a_grammar() -> None:
     page = Path(__file__).parents[3] / "docs" / "guided-decoding.md"
     table = page.read_text().partition("## Families")[2].partition("## Schemas")[0]
     rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]

@@ -1,4 +1,4 @@
-"""The incremental validator: valid JSON passes verbatim, small faults are mended going forward."""
+"""The incremental validator: valid JSON passes verbatim, small errors are repaired forward."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from dovetail_parsers.arguments.json_validator import JSON, PYTHON, Dialect, Jso
 
 GEMMA = Dialect(quote='<|"|>', bare_keys=True)
 
-MENDED = [
+REPAIRED = [
     ("raw_newline", JSON, '{"a": "x\ny"}', '{"a": "x\\ny"}', ["control_character_in_string"]),
     ("trailing_comma", JSON, '{"a": [1, 2, ], }', '{"a": [1, 2 ] }', ["trailing_comma"]),
     ("single_quotes", JSON, "{'a': 'say \"b\" it\\'s'}", '{"a": "say \\"b\\" it\'s"}',
@@ -49,7 +49,7 @@ VALUES = st.recursive(
 
 
 def read(text: str, dialect: Dialect = JSON, size: int = 10_000) -> tuple[str, JsonValidator]:
-    """Feeds the text in pieces as the machine does: what was not read is fed again."""
+    """Feed the text in pieces as the machine does: unread text is fed again."""
     reader, out, held = JsonValidator(dialect), "", ""
     for at in range(0, len(text), size):
         if reader.done or reader.failed:
@@ -63,10 +63,12 @@ def read(text: str, dialect: Dialect = JSON, size: int = 10_000) -> tuple[str, J
 @pytest.mark.parametrize("size", [1, 2, 10_000])
 @pytest.mark.parametrize(
     ("dialect", "text", "expected", "repairs"),
-    [row[1:] for row in MENDED],
-    ids=[row[0] for row in MENDED],
+    [row[1:] for row in REPAIRED],
+    ids=[row[0] for row in REPAIRED],
 )
-def test_mended(dialect: Dialect, text: str, expected: str, repairs: list[str], size: int) -> None:
+def test_repaired(
+    dialect: Dialect, text: str, expected: str, repairs: list[str], size: int
+) -> None:
     out, reader = read(text, dialect, size)
     assert out == expected
     assert reader.done
@@ -95,7 +97,7 @@ def test_valid_json_passes_verbatim(value: Any, indent: int | None, ascii: bool,
 
 @settings(deadline=None)
 @given(text=st.text(st.sampled_from("{}[]:,\"'\\ \n\t01.-eEtrufalsn/ux<>|é🦜\x00"), max_size=40))
-def test_what_is_done_is_json_and_chunks_do_not_matter(text: str) -> None:
+def test_complete_output_is_json_for_any_chunking(text: str) -> None:
     whole, reader = read("{" + text)
     piecewise, by_character = read("{" + text, size=1)
     assert (piecewise, by_character.done, by_character.failed) == (
@@ -107,12 +109,12 @@ def test_what_is_done_is_json_and_chunks_do_not_matter(text: str) -> None:
         json.loads(whole)
 
 
-def test_a_number_without_end_is_refused() -> None:
+def test_endless_number_is_rejected() -> None:
     _, reader = read('{"a": ' + "1" * 100_000, size=4)
     assert reader.failed
 
 
-def test_nesting_without_end_is_refused_and_never_raises() -> None:
+def test_endless_nesting_is_rejected_without_an_exception() -> None:
     deep = "[" * 1500 + "]" * 1500
     assert read(deep)[1].failed
     for text in (

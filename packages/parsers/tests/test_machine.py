@@ -1,4 +1,4 @@
-"""What comes out at which chunk: tables of pieces in and events out."""
+"""Events per chunk: tables of pieces and the events that they complete."""
 
 import re
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Flow:
 
 
 def summaries(events: list[Event]) -> list[str]:
-    """One line per event, without raw text."""
+    """Return one line per event, without raw text."""
     return [line for line in map(_line, events) if line]
 
 
@@ -63,28 +63,28 @@ def _line(event: Event) -> str:
 
 FLOWS = [
     Flow(
-        "text_leaves_at_once",
+        "text_is_emitted_at_once",
         "hermes",
         "qwen3",
         [("Hello", ["text Hello"]), (" there", ["text  there"]), (" <b>", ["text  <b>"])],
         ["end text"],
     ),
     Flow(
-        "white_space_waits_for_what_it_frames",
+        "white_space_is_held_until_the_next_text",
         "hermes",
         "qwen3",
         [("Hello \n", ["text Hello"]), ("\n", []), ("world", ["text  \n\nworld"])],
         ["end text"],
     ),
     Flow(
-        "half_a_marker_is_held_back",
+        "partial_marker_is_held_back",
         "hermes",
         "qwen3",
         [("a <tool", ["text a"]), ("_c", []), ("at", ["text  <tool_cat"])],
         ["end text"],
     ),
     Flow(
-        "json_arguments_stream_as_they_come",
+        "json_arguments_stream_as_they_arrive",
         "hermes",
         None,
         [
@@ -118,7 +118,7 @@ FLOWS = [
         [],
     ),
     Flow(
-        "a_thought_ends_where_a_call_may_begin",
+        "reasoning_ends_where_a_call_may_start",
         "qwen3_coder",
         "qwen3",
         [
@@ -133,7 +133,7 @@ FLOWS = [
         ["note cut_call"],
     ),
     Flow(
-        "a_closer_behind_half_a_call_is_markup",
+        "a_closer_after_an_incomplete_call_is_markup",
         "mistral",
         "mistral",
         [
@@ -159,7 +159,7 @@ FLOWS = [
         [],
     ),
     Flow(
-        "the_end_of_a_thought_is_told_when_something_else_begins",
+        "the_end_of_reasoning_is_emitted_when_something_else_starts",
         "hermes",
         "qwen3",
         [
@@ -172,7 +172,7 @@ FLOWS = [
         ["end text"],
     ),
     Flow(
-        "a_call_inside_a_thought_ends_it_once_it_is_surely_a_call",
+        "a_confirmed_call_inside_reasoning_ends_it",
         "glm47",
         "glm45",
         [
@@ -237,7 +237,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize("family", SPECIAL)
 @pytest.mark.parametrize("size", [1, 3, 10_000])
-def test_a_special_token_spelled_out_in_plain_text_is_prose(family: str, size: int) -> None:
+def test_special_token_spelled_out_in_plain_text_is_prose(family: str, size: int) -> None:
     text = SPECIAL[family]
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     parser = Parser(family, None, tools=TOOLS, in_reasoning=False)
@@ -269,7 +269,7 @@ def test_special_tokens_among_plain_text() -> None:
     ]
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_empty_input_yields_no_events() -> None:
     parser = Parser("hermes", "qwen3")
     assert parser.feed("") == []
     assert parser.finish() == []
@@ -298,8 +298,8 @@ COMPOSITE = ["kimi_k3", "gemma4", "minimax_m3", "harmony", "kimi_k2", "mistral",
 
 
 @pytest.mark.parametrize("name", COMPOSITE)
-def test_pieces_with_flags_mean_what_the_whole_text_means(name: str) -> None:
-    """As a detokenizer gives them: special tokens whole, plain text by the character."""
+def test_flagged_pieces_yield_the_same_events_as_the_full_text(name: str) -> None:
+    """As from a detokenizer: special tokens complete, plain text per character."""
     family = next(family for family in families() if family.name == name)
     text = write_message(
         [
@@ -322,7 +322,7 @@ def test_pieces_with_flags_mean_what_the_whole_text_means(name: str) -> None:
     assert [block.type for block in message.blocks] == ["reasoning", "tool_call", "text"]
 
 
-def test_a_token_spelled_out_inside_a_head_stays_prose_when_it_is_read_again() -> None:
+def test_spelled_out_token_in_a_reverted_head_stays_prose() -> None:
     parser = Parser("mistral", None)
     events = parser.feed("[TOOL_CALLS]", special=True)
     events += parser.feed('[{"x": "[TOOL_CALLS]get_time[ARGS]{}"', special=False)

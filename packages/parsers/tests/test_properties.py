@@ -1,4 +1,4 @@
-"""What holds for every family, whatever the model writes and however it is cut."""
+"""Properties that hold for every family, any model output and any chunking."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from dovetail_parsers.registry import load_grammar
 BY_NAME = {family.name: family for family in families()}
 EACH = pytest.mark.parametrize("name", BY_NAME)
 SETTINGS = settings(
-    max_examples=30,  # more of it: make fuzz
+    max_examples=30,  # `make fuzz` runs more
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -33,7 +33,7 @@ def flat(steps: list[list[Event]]) -> list[Event]:
 
 
 def exact(value: str) -> Any:
-    """JSON with its numbers as they were spelled."""
+    """Load JSON with numbers in their original spelling."""
     return json.loads(value, parse_int=lambda n: ("n", n), parse_float=lambda n: ("n", n))
 
 
@@ -49,7 +49,7 @@ def shown(blocks: tuple[OutputBlock, ...] | list[OutputBlock]) -> list[object]:
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_any_chunking_gives_the_same_message(name: str, data: st.DataObject) -> None:
+def test_any_chunking_yields_the_same_message(name: str, data: st.DataObject) -> None:
     family = BY_NAME[name]
     text = data.draw(soup(family))
     inside = data.draw(st.sampled_from([None, True, False]))
@@ -63,7 +63,7 @@ def test_any_chunking_gives_the_same_message(name: str, data: st.DataObject) -> 
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_soup_never_raises_and_never_leaks_a_closer(name: str, data: st.DataObject) -> None:
+def test_random_markers_never_raise_or_leak_a_closer(name: str, data: st.DataObject) -> None:
     family = BY_NAME[name]
     text = data.draw(soup(family))
     events = flat(stream(family, [text], data.draw(st.sampled_from([None, True, False]))))
@@ -89,7 +89,7 @@ def _reasoning_closers(family: Family) -> tuple[str, ...]:
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_what_is_written_is_read_back(name: str, data: st.DataObject) -> None:
+def test_written_message_parses_to_itself(name: str, data: st.DataObject) -> None:
     family = BY_NAME[name]
     blocks = data.draw(messages(family))
     text = write_message(blocks, family)
@@ -111,8 +111,8 @@ def _parse(family: Family, text: str) -> Message:
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_every_prefix_stands(name: str, data: st.DataObject) -> None:
-    """A prefix folds; a call once opened stays; its arguments only ever grow."""
+def test_every_prefix_is_consistent(name: str, data: st.DataObject) -> None:
+    """A prefix folds; an opened call stays; its arguments only grow."""
     family = BY_NAME[name]
     text = write_message(data.draw(messages(family)), family)
     end = data.draw(st.integers(0, len(text)))
@@ -131,7 +131,7 @@ def test_every_prefix_stands(name: str, data: st.DataObject) -> None:
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_the_grammar_of_events(name: str, data: st.DataObject) -> None:
+def test_order_of_events(name: str, data: st.DataObject) -> None:
     """Calls open once, in order, one at a time; arguments come between open and close."""
     family = BY_NAME[name]
     opened, closed = -1, -1
@@ -151,8 +151,8 @@ def test_the_grammar_of_events(name: str, data: st.DataObject) -> None:
 @EACH
 @SETTINGS
 @given(data=st.data())
-def test_a_call_closes_at_the_very_character(name: str, data: st.DataObject) -> None:
-    """Dispatch cannot come sooner or later: a call closes on the bracket that completes it."""
+def test_call_closes_at_the_completing_character(name: str, data: st.DataObject) -> None:
+    """A call closes with the character that completes it, so dispatch is neither early nor late."""
     family = BY_NAME[name]
     text = write_message(data.draw(messages(family)), family)
     steps = stream(family, list(text))

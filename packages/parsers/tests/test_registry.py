@@ -1,4 +1,4 @@
-"""Every parser name that users bring from Dynamo, vLLM or SGLang means a family."""
+"""Every parser name that users know from Dynamo, vLLM or SGLang maps to a family."""
 
 import pytest
 
@@ -214,7 +214,7 @@ def test_default_start_of_the_output(name: str) -> None:
 
 
 @pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
-def test_pairing_is_one_grammar(tool: str, reasoning: str) -> None:
+def test_pair_of_parsers_has_one_grammar(tool: str, reasoning: str) -> None:
     table = load_grammar(tool, reasoning)
     assert "reasoning" in table.states
 
@@ -226,7 +226,7 @@ def test_model_id(model: str, tool: str, reasoning: str | None) -> None:
     assert (family.tool_parser, family.reasoning_parser) == (tool, reasoning)
 
 
-def test_names_mean_one_family_each() -> None:
+def test_every_name_maps_to_one_family() -> None:
     for kind in ("tool_names", "reasoning_names"):
         names = [name for family in families() for name in getattr(family, kind)]
         assert len(names) == len(set(names))
@@ -239,13 +239,13 @@ def test_every_pairing_exists() -> None:
                 reasoning_family(name)
 
 
-def test_an_unknown_name_is_refused_with_what_is_near() -> None:
+def test_unknown_name_is_rejected_with_suggestions() -> None:
     with pytest.raises(ValueError, match="Did you mean 'hermes'"):
         parse("", tool_parser="hermez")
     assert resolve_family("no-such-family") is None
 
 
-def test_a_pair_that_does_not_fit_is_refused_with_the_pair_that_does() -> None:
+def test_incompatible_pair_is_rejected_with_the_right_one() -> None:
     with pytest.raises(ValueError, match="Use 'harmony' with 'gpt_oss'"):
         parse("", tool_parser="harmony", reasoning_parser="qwen3")
     with pytest.raises(ValueError, match="Use 'harmony' with 'gpt_oss'"):

@@ -1,4 +1,4 @@
-"""Raw values typed by what the schema allows."""
+"""Raw values typed by the types that the schema allows."""
 
 import json
 from typing import Any
@@ -98,7 +98,7 @@ def test_typed(key: str, text: str, expected: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-def test_an_object_that_is_none_fails(size: int) -> None:
+def test_invalid_object_fails(size: int) -> None:
     value = value_of("linked")
     text = '{"a": nonsense}'
     for at in range(0, len(text), size):
@@ -112,7 +112,7 @@ def test_strings_stream_from_their_first_character() -> None:
     assert [value.feed("a"), value.feed('"\n'), value.end()] == ['"a', '\\"\\n', '"']
 
 
-def test_a_choice_streams_as_soon_as_it_is_decided() -> None:
+def test_ambiguous_value_streams_once_its_type_is_known() -> None:
     value = value_of("maybe")
     assert [value.feed("nu"), value.feed("ts"), value.feed("!")] == ["", '"nuts', "!"]
 
@@ -122,7 +122,7 @@ def test_objects_stream_when_nothing_else_is_allowed() -> None:
     assert [value.feed('{"a"'), value.feed(": 1}"), value.end()] == ['{"a"', ": 1}", ""]
 
 
-def test_a_schema_that_refers_to_itself_in_many_ways_is_read_once() -> None:
+def test_recursive_schema_is_read_once() -> None:
     many = [{"$ref": "#/$defs/expression"}] * 9
     root = {"$defs": {"expression": {"anyOf": [*many, {"allOf": many}, {"type": "integer"}]}}}
     assert schemas.allowed_types({"$ref": "#/$defs/expression"}, root) == {"integer"}

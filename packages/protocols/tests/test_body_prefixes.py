@@ -1,4 +1,4 @@
-"""What a session has sent before is not decoded again, and the result is the same."""
+"""The part of a body that a session has sent before is not decoded again; the result is equal."""
 
 import json
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ ITEMS = [{"role": "user", "content": text} for text in ("a", "b,]", 'c\\"}', "d"
 
 
 def written(items: list[Any], between: str = ",", **more: Any) -> bytes:
-    """A body with these separators, its history in the middle."""
+    """Return a body with these separators, with its history in the middle."""
     history = between.join(json.dumps(item, ensure_ascii=False) for item in items)
     tail = "".join(f',"{name}":{json.dumps(value)}' for name, value in more.items())
     return f'{{"model":"m","messages":[{history}]{tail}}}'.encode()
 
 
 def read(known: BodyPrefixCache, sent: bytes, line: HistoryKey = KEY) -> tuple[list[Any], int]:
-    """All items of a body, and how many of them were left out."""
+    """Return all items of a body, and how many of them were skipped."""
     rest = known.match(line, sent)
     if rest is None:
         raws = json.loads(sent)[line.field]
@@ -45,18 +45,20 @@ def _bytes_of(sent: bytes, item: Any) -> bytes:
 
 
 @pytest.mark.parametrize("between", [",", ", ", " ,\n"])
-def test_what_was_sent_before_is_left_out(between: str) -> None:
+def test_items_sent_before_are_skipped(between: str) -> None:
     known = BodyPrefixCache(10_000, min_body_bytes=0)
     for end in range(1, len(ITEMS) + 1):
         sent = written(ITEMS[:end], between, turn=end)
         assert read(known, sent) == (ITEMS[:end], end - 1)
-    assert read(known, sent) == (ITEMS, len(ITEMS) - 1), "one is always read"
-    assert read(known, written(ITEMS[:2], between)) == (ITEMS[:2], 1), "gone back"
+    assert read(known, sent) == (ITEMS, len(ITEMS) - 1), "one item is always decoded"
+    assert read(known, written(ITEMS[:2], between)) == (ITEMS[:2], 1), "rewound"
     changed = [*ITEMS[:3], {"role": "user"}, ITEMS[4]]
-    assert read(known, written(changed, between)) == (changed, 3), "the longer one is still known"
+    assert read(known, written(changed, between)) == (changed, 3), (
+        "the longer history is still cached"
+    )
 
 
-def test_a_session_has_several_lines_and_others_have_their_own() -> None:
+def test_sessions_have_several_separate_histories() -> None:
     known, other = BodyPrefixCache(40_000, min_body_bytes=0), HistoryKey("messages", "k", "other")
     agent = [{"role": "user", "content": "sub"}, *ITEMS]
     for items, left_out in ((ITEMS[:3], 0), (agent[:3], 0), (ITEMS, 3), (agent, 3)):
@@ -65,9 +67,9 @@ def test_a_session_has_several_lines_and_others_have_their_own() -> None:
     assert len(known._young[KEY]) == 2
 
 
-def test_size_is_bounded() -> None:
+def test_size_is_limited() -> None:
     known = BodyPrefixCache(12_000, min_body_bytes=0)
-    for number in range(200):  # four sessions, whose lines fork all the time
+    for number in range(200):  # four sessions, whose histories fork all the time
         line = HistoryKey("messages", "k", str(number // 5 % 4))
         read(known, written([{"n": number, "text": "x" * 300}]), line)
         overhead = _ITEM_OVERHEAD_BYTES
@@ -119,8 +121,8 @@ def test_odd_bodies_decode_as_without_a_cache(sent: bytes, api: str) -> None:
 @pytest.mark.parametrize("api", CODECS)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) -> None:
-    """Histories grow, are cut, changed in the middle and spelled with other white space."""
+def test_any_session_decodes_as_without_a_cache(api: str, data: st.DataObject) -> None:
+    """Histories grow, are truncated, change in the middle and use other white space."""
     codec: Codec = CODECS[api]
     memory, history = DecodeCache(300_000, min_body_bytes=0), [{"role": "user", "content": "Go."}]
     for number in range(8):
@@ -147,7 +149,7 @@ def test_any_session_is_read_as_without_a_memory(api: str, data: st.DataObject) 
         )
 
 
-def test_the_place_of_a_fault_is_that_in_the_whole_history() -> None:
+def test_error_path_has_the_index_in_the_full_history() -> None:
     memory = DecodeCache(min_body_bytes=0)
     MESSAGES.decode(written(ITEMS[:3]), {}, memory)
     sent = written([*ITEMS[:3], {"role": "nobody"}])

@@ -1,4 +1,4 @@
-"""A broken response never looks complete, in any API, streamed or not."""
+"""A broken response never looks complete, in any API, streaming or not."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def request(codec: Codec) -> Request:
 
 @EACH
 @pytest.mark.parametrize("end", [Finish("cancelled"), Finish("error"), Failure("engine", "gone")])
-def test_a_broken_stream_has_no_clean_end(codec: Codec, end: Event) -> None:
+def test_broken_stream_has_no_clean_end(codec: Codec, end: Event) -> None:
     events: list[Event] = [Usage(3), TextDelta("half"), end]
     stream = codec.stream(request(codec), CountingIds(), clock).encode(events).decode()
     assert not [mark for mark in CLEAN_ENDS if mark in stream]
@@ -60,7 +60,7 @@ def test_broken_message_raises_its_error(codec: Codec, kind: type[DovetailError]
 
 
 @EACH
-def test_half_a_character_does_not_break_the_stream(codec: Codec) -> None:
+def test_lone_surrogate_does_not_break_the_stream(codec: Codec) -> None:
     events: list[Event] = [
         Usage(3),
         ReasoningDelta("a\ud83d"),
@@ -79,12 +79,12 @@ def test_half_a_character_does_not_break_the_stream(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("value", ["²", "--5", "9" * 5000, "", " ", "1.5"])
-def test_a_hint_that_is_no_number_is_no_hint(value: str) -> None:
+def test_non_numeric_hint_is_ignored(value: str) -> None:
     headers = {"x-dynamo-request-priority": value}
     assert read_nvext({"agent_hints": {"osl": value}}, headers).hints == Hints()
 
 
-def test_a_hint_beyond_all_measure_is_no_hint() -> None:
+def test_huge_hint_is_ignored() -> None:
     hints = read_nvext({"agent_hints": {"latency_sensitivity": 10**400}}, {}).hints
     assert hints.latency_sensitivity is None
 

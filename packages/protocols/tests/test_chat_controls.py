@@ -1,4 +1,4 @@
-"""What chat clients send besides messages: tools, sampling, thinking, formats, identity."""
+"""Fields of chat requests other than messages: tools, sampling, thinking, formats, identity."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class TestTools:
             tool = {"type": "function", "function": {"name": "look", **function}}
             assert decode(tools=[tool]).tools == (ToolSpec("look"),)
 
-    def test_clients_of_responses_leave_a_level_out(self) -> None:
+    def test_responses_clients_omit_the_function_object(self) -> None:
         assert decode(tools=[{"type": "function", **FUNCTION}]).tools == (LOOK_SPEC,)
 
     def test_custom_tool_with_a_grammar(self) -> None:
@@ -68,7 +68,7 @@ class TestTools:
         custom = {"name": "patch", "format": {"type": "text"}}
         assert decode(tools=[{"type": "custom", "custom": custom}]).tools[0].grammar is None
 
-    def test_a_tool_of_an_unknown_type_is_skipped_and_reported(self) -> None:
+    def test_tool_of_unknown_type_is_skipped_and_reported(self) -> None:
         request = decode(tools=[{"type": "web_search"}, LOOK])
         assert request.tools == (LOOK_SPEC,)
         assert request.ignored == ("tools[0]",)
@@ -100,7 +100,7 @@ def test_tool_choice(given: object, choice: ToolChoice) -> None:
     assert decode(tools=[LOOK, PATCH], tool_choice=given).tool_choice == choice
 
 
-def test_allowed_tools_are_the_tools_that_are_offered() -> None:
+def test_only_allowed_tools_are_offered() -> None:
     tool_choice = {"type": "allowed_tools", "allowed_tools": {**ALLOWED, "mode": "required"}}
     request = decode(tools=[LOOK, PATCH], tool_choice=tool_choice)
     assert [tool.name for tool in request.tools] == ["patch"]
@@ -179,7 +179,7 @@ def test_thinking(fields: Json, thinking: Thinking) -> None:
     assert decode(**fields).thinking == thinking
 
 
-def test_opencode_requests_glm_to_keep_reasoning() -> None:
+def test_opencode_requests_preserved_reasoning_of_glm() -> None:
     thinking = {"type": "enabled", "clear_thinking": False}
     assert decode(thinking=thinking).thinking == Thinking(True, keep="all")
 
@@ -213,7 +213,7 @@ class TestIdentity:
         assert decode(user="u", safety_identifier="s").identity.user == "u"
         assert decode(safety_identifier="s").identity.user == "s"
 
-    def test_a_user_that_is_no_text_does_no_harm(self) -> None:
+    def test_user_that_is_not_text_is_ignored(self) -> None:
         assert decode(user=17, prompt_cache_key=["x"]).identity.user is None
 
     def test_hints(self) -> None:
@@ -231,12 +231,12 @@ class TestUnknown:
         request = decode(stream_options={"include_usage": True, "continuous_usage_stats": True})
         assert request.ignored == ("stream_options.continuous_usage_stats",)
 
-    def test_what_pi_and_sdks_send_besides_is_known(self) -> None:
+    def test_other_fields_of_pi_and_sdks_are_known(self) -> None:
         assert decode(store=False, metadata={"a": "b"}, service_tier="auto").ignored == ()
 
     def test_stream_options_without_a_stream(self) -> None:
         assert not decode(stream_options={"include_usage": True}).stream
 
-    def test_javascript_cuts_an_emoji_in_half(self) -> None:
+    def test_javascript_client_sends_a_lone_surrogate(self) -> None:
         body = b'{"model": "m", "messages": [{"role": "user", "content": "a\\ud83d"}]}'
         assert CODEC.decode(body, {}).turns == (Turn("user", (TextBlock("a?"),)),)

@@ -1,4 +1,4 @@
-"""What chat clients send, and what it means. Each leniency has its name here."""
+"""Messages of chat clients and their meaning. Each tolerated form has a test."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def turns(*messages: Json) -> tuple[Turn, ...]:
 
 
 def assistant(**fields: Any) -> tuple[Block, ...]:
-    """The blocks of an assistant message."""
+    """Return the blocks of an assistant message."""
     return turns(HELLO, {"role": "assistant", **fields})[1].blocks
 
 
@@ -58,7 +58,7 @@ class TestMessages:
         found = turns(HELLO, {"role": "system", "content": "Remember."})
         assert found[1] == Turn("system", (TextBlock("Remember."),))
 
-    def test_a_later_developer_message_keeps_its_role(self) -> None:
+    def test_later_developer_message_keeps_its_role(self) -> None:
         assert turns(HELLO, {"role": "developer", "content": "b"})[1].role == "developer"
 
     def test_content_may_be_null_or_missing_or_empty(self) -> None:
@@ -66,7 +66,7 @@ class TestMessages:
         for message in empty:
             assert turns({"role": "user", **message}) == (Turn("user"),)
 
-    def test_a_name_is_reported_because_it_does_not_reach_the_model(self) -> None:
+    def test_name_is_reported_because_the_model_does_not_see_it(self) -> None:
         assert decode(messages=[{**HELLO, "name": "Ada"}]).ignored == ("messages[].name",)
 
     def test_the_name_of_a_tool_is_known_from_its_call(self) -> None:
@@ -86,7 +86,7 @@ class TestParts:
             TextBlock("c"),
         )
 
-    def test_cache_control_of_a_text_does_no_harm(self) -> None:
+    def test_cache_control_of_a_text_is_ignored(self) -> None:
         given = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
         assert parts(given) == (TextBlock("a"),)
 
@@ -112,7 +112,7 @@ class TestParts:
         given = {"type": "file", "file": {"file_data": "AAAA"}}
         assert parts(given) == (DocumentBlock(data="AAAA"),)
 
-    def test_a_file_that_was_uploaded_elsewhere_is_named(self) -> None:
+    def test_uploaded_file_becomes_a_placeholder_with_its_name(self) -> None:
         given = {"type": "file", "file": {"file_id": "file-1"}}
         assert parts(given) == (TextBlock("[file file-1 omitted]"),)
         assert parts({"type": "file", "file": {"x": 1}}) == (TextBlock("[file omitted]"),)
@@ -120,13 +120,13 @@ class TestParts:
     def test_refusal(self) -> None:
         assert parts({"type": "refusal", "refusal": "No."}) == (TextBlock("No."),)
 
-    def test_an_unknown_part_is_named_or_read_as_text(self) -> None:
+    def test_unknown_part_becomes_a_placeholder_or_text(self) -> None:
         assert parts({"type": "video_url"}, {"type": "new", "text": "a"}) == (
             TextBlock("[video_url omitted]"),
             TextBlock("a"),
         )
 
-    def test_an_image_without_a_url_is_named(self) -> None:
+    def test_image_without_a_url_becomes_a_placeholder(self) -> None:
         assert parts({"type": "image_url", "image_url": {"x": 1}}) == (
             TextBlock("[image omitted]"),
         )
@@ -142,13 +142,13 @@ class TestReasoning:
     def test_openrouter_clients_replay_reasoning(self) -> None:
         assert assistant(content="", reasoning="r") == (ReasoningBlock("r"),)
 
-    def test_both_names_are_one_reasoning(self) -> None:
+    def test_both_reasoning_fields_are_one_reasoning(self) -> None:
         assert assistant(reasoning_content="r", reasoning="r") == (ReasoningBlock("r"),)
 
-    def test_null_and_empty_reasoning_is_none(self) -> None:
+    def test_null_and_empty_reasoning_is_ignored(self) -> None:
         assert assistant(content="a", reasoning_content=None, reasoning="") == (TextBlock("a"),)
 
-    def test_segments_stand_before_their_calls(self) -> None:
+    def test_segments_precede_their_calls(self) -> None:
         found = assistant(
             content="t", reasoning_content=["r0", "r1", "r2"], tool_calls=[call("a"), call("b")]
         )
@@ -165,7 +165,7 @@ class TestReasoning:
         found = assistant(reasoning_content=["", "r1", None], tool_calls=[call("a"), call("b")])
         assert [block.type for block in found] == ["tool_call", "reasoning", "tool_call"]
 
-    def test_segments_win_over_the_joined_text(self) -> None:
+    def test_segments_take_precedence_over_joined_text(self) -> None:
         found = assistant(
             reasoning_segments=["r0", "r1", ""],
             reasoning_content="r0r1",
@@ -213,7 +213,7 @@ class TestCalls:
             ToolCallBlock("a", "patch", "*** x", custom=True),
         )
 
-    def test_results_that_follow_each_other_are_one_turn(self) -> None:
+    def test_consecutive_results_are_one_turn(self) -> None:
         found = turns(
             HELLO,
             {"role": "assistant", "tool_calls": [call("a"), call("b")]},
@@ -234,7 +234,7 @@ class TestCalls:
         )
         assert found[1].blocks == (ToolResultBlock("call1"),)
 
-    def test_a_result_may_hold_an_image(self) -> None:
+    def test_result_may_contain_an_image(self) -> None:
         image = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
         found = turns({"role": "tool", "tool_call_id": "a", "content": [image]})
         assert found[0].blocks == (ToolResultBlock("a", (ImageBlock(url="https://x/y.png"),)),)
@@ -264,8 +264,8 @@ class TestCalls:
         assert result.call_id == made.id
 
 
-def test_every_message_shape_of_the_contracts_together() -> None:
-    """A whole agent conversation, as OpenCode replays it."""
+def test_conversation_with_every_message_form() -> None:
+    """A complete agent conversation, as OpenCode replays it."""
     found = turns(
         HELLO,
         {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": [call("a")]},

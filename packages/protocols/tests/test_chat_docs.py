@@ -1,4 +1,4 @@
-"""The page on Chat Completions names what the code knows, and the example works."""
+"""The page on Chat Completions names all fields and errors, and its example works."""
 
 import re
 import subprocess
@@ -19,20 +19,20 @@ CODE = set(re.findall(r"`([^`\n]+)`", PAGE))
 
 
 @pytest.mark.parametrize("wire", [ChatRequest, ChatMessage, StreamOptions, CompletionRequest])
-def test_every_field_of_a_request_is_named(wire: type[msgspec.Struct]) -> None:
-    inner = {"role", "refusal"}  # of a message: told in other words
+def test_page_names_every_request_field(wire: type[msgspec.Struct]) -> None:
+    inner = {"role", "refusal"}  # of a message: described in other words
     assert not [name for name in wire.__struct_fields__ if name not in CODE | inner]
 
 
 @pytest.mark.parametrize("kind", ERROR_KINDS)
-def test_every_error_is_named(kind: str) -> None:
+def test_page_names_every_error(kind: str) -> None:
     status, type, code = ERROR_KINDS[kind]
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {status} |"))
     assert f"`{type}`" in row
     assert (f"`{code}`" if code else "null") in row
 
 
-def test_the_example_turns_a_chat_stream_into_a_messages_stream() -> None:
+def test_example_converts_a_chat_stream_to_a_messages_stream() -> None:
     script = ROOT / "examples" / "chat_to_messages.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, check=True)
     events = SseReader().feed(done.stdout)

@@ -31,7 +31,7 @@ OUTPUT_FIELDS = ("content", "reasoning_content", "tool_calls")
 
 
 class Sequence:
-    """Check one stream: roles first, then output, one finish per choice, then the end."""
+    """Checks one stream: roles first, then output, one finish per choice, then the end."""
 
     def __init__(self, n: int, *, include_usage: bool) -> None:
         self.choices = [ChoiceSequence() for _ in range(n)]
@@ -79,7 +79,7 @@ class Sequence:
     def follow_dispatch(self, name: str, data: Any) -> None:
         if name == "tool_call_dispatch":
             choice = self.choices[data["choice_index"]]
-            assert data["tool_call"]["index"] == choice.calls - 1, "right behind its call"
+            assert data["tool_call"]["index"] == choice.calls - 1, "directly after its call"
             assert data["tool_call"]["index"] not in choice.dispatched, "never twice"
             choice.dispatched.append(data["tool_call"]["index"])
         else:
@@ -87,7 +87,7 @@ class Sequence:
 
 
 class ChoiceSequence:
-    """One choice of it."""
+    """Checks one choice of it."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -144,7 +144,7 @@ def test_golden_sequences(transcript: Transcript) -> None:
 
 
 @given(scripts(failing=True), st.booleans(), st.booleans(), st.booleans())
-def test_any_events_make_a_valid_sequence(
+def test_any_events_yield_a_valid_sequence(
     events: list[Event], usage: bool, dispatch: bool, segments: bool
 ) -> None:
     extra = ["reasoning_segments"] if segments else []
@@ -184,7 +184,7 @@ def test_two_choices_in_one_stream(
     assert usage["completion_tokens"] == sum(m.usage.output_tokens for m in messages)
 
 
-def test_a_failure_of_one_choice_ends_all() -> None:
+def test_failure_of_one_choice_ends_all_choices() -> None:
     request = CODEC.decode(request_body(n=2, **STREAM_OPTIONS), {})
     encoder = CODEC.stream(request, CountingIds(), clock)
     stream = encoder.encode([TextDelta("a")], 1) + encoder.encode([Failure("engine", "x")], 0)
@@ -192,7 +192,7 @@ def test_a_failure_of_one_choice_ends_all() -> None:
     assert encoder.encode([TextDelta("b"), Finish("stop")], 1) == b""
 
 
-def test_finished_choice_sends_no_more() -> None:
+def test_finished_choice_sends_nothing_more() -> None:
     encoder = CODEC.stream(CODEC.decode(request_body(n=2), {}), CountingIds(), clock)
     assert encoder.encode([Finish("stop"), TextDelta("a")]).endswith(
         b'"finish_reason":"stop"}]}\n\n'
@@ -200,7 +200,7 @@ def test_finished_choice_sends_no_more() -> None:
     assert encoder.encode([Finish("stop")], 1).endswith(b"data: [DONE]\n\n")
 
 
-def test_nothing_comes_of_no_events() -> None:
+def test_no_events_yield_no_bytes() -> None:
     encoder = CODEC.stream(CODEC.decode(request_body(), {}), CountingIds(), clock)
     assert encoder.encode([]) == b""
 
@@ -211,7 +211,7 @@ def test_keep_alive_is_a_comment() -> None:
     assert SseReader().feed(encoder.keep_alive()) == []
 
 
-def test_reasoning_under_its_other_name() -> None:
+def test_reasoning_in_the_alternative_field() -> None:
     codec = ChatCodec(reasoning_field="reasoning")
     request = codec.decode(request_body(stream=True), {})
     events: list[Event] = [Usage(), ReasoningDelta("r"), SpanEnd("reasoning"), Finish("stop")]
@@ -232,7 +232,7 @@ def test_logprobs_are_sent_only_if_requested() -> None:
     assert b'"token"' not in whole
 
 
-def test_a_call_without_an_id_has_the_one_that_the_fold_gives_it() -> None:
+def test_call_without_an_id_gets_the_same_id_as_in_the_fold() -> None:
     request = CODEC.decode(request_body(stream=True), {})
     events: list[Event] = [CallOpen(0, "f"), CallClose(0), Finish("tool_calls")]
     stream = CODEC.stream(request, CountingIds(), clock).encode(events)

@@ -1,4 +1,4 @@
-"""Requests that cannot be served, and bodies that are no requests at all."""
+"""Unsupported requests, and bodies that are not valid requests."""
 
 import contextlib
 from typing import Any
@@ -61,7 +61,7 @@ FAULTS: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), FAULTS, ids=str)
-def test_a_fault_names_its_field(fields: Json, param: str) -> None:
+def test_error_names_the_field(fields: Json, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode(**fields)
     assert caught.value.param == param
@@ -74,19 +74,19 @@ REFUSED: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=str)
-def test_what_is_not_offered_is_refused_clearly(fields: Json, param: str) -> None:
+def test_unsupported_field_is_rejected_by_name(fields: Json, param: str) -> None:
     with pytest.raises(Unsupported) as caught:
         decode(**fields)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"model": "\xff"}', b"[" * 100_000])
-def test_a_body_that_is_no_object(body: bytes) -> None:
+def test_body_that_is_not_an_object(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         CODEC.decode(body, {})
 
 
-def test_arguments_nested_beyond_reason() -> None:
+def test_arguments_nested_too_deeply() -> None:
     message = b'{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": %s}}]}'
     for depth in range(1, 1100):
         body = b'{"model": "m", "messages": [' + message % (b"[" * depth + b"]" * depth) + b"]}"
@@ -122,15 +122,13 @@ FIELD = st.sampled_from(ChatRequest.__struct_fields__)
 
 
 @given(fields=st.dictionaries(FIELD, JSON, max_size=4), messages=st.lists(MESSAGE, max_size=3))
-def test_arbitrary_json_never_raises_anything_but_our_errors(
-    fields: Json, messages: list[Json]
-) -> None:
+def test_arbitrary_json_raises_only_dovetail_errors(fields: Json, messages: list[Json]) -> None:
     body = {"model": "m", "messages": messages, **fields}
     with contextlib.suppress(DovetailError):
         assert isinstance(CODEC.decode(msgspec.json.encode(body), {}), Request)
 
 
 @given(st.binary(max_size=40))
-def test_arbitrary_bytes_never_raise_anything_but_our_errors(body: bytes) -> None:
+def test_arbitrary_bytes_raise_only_dovetail_errors(body: bytes) -> None:
     with pytest.raises(DovetailError):
         CODEC.decode(body, {})

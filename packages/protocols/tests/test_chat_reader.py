@@ -1,4 +1,4 @@
-"""A chat stream read back into events, ours and other servers'."""
+"""Decoding chat streams to events, Dovetail's own and other servers'."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def read(stream: bytes, size: int = 0) -> list[Event]:
 
 
 def carried(message: Message, *, usage: bool = True) -> Message:
-    """As much of a message as a chat stream carries: spans of one kind that touch are one."""
+    """Return the part of a message that a chat stream carries: adjacent spans of a kind join."""
     blocks: list[OutputBlock] = []
     for block in message.blocks:
         last = blocks[-1] if blocks else None
@@ -54,7 +54,7 @@ def carried(message: Message, *, usage: bool = True) -> Message:
         else:
             blocks.append(block)
     if message.failure and blocks and isinstance(blocks[-1], ToolCallBlock):
-        # Only a dispatch frame says that the last call was complete when the stream broke.
+        # Only a dispatch frame shows that the last call was complete when the stream broke.
         blocks[-1] = msgspec.structs.replace(blocks[-1], complete=False)
     limits = ("context_window", "cancelled")
     return Message(
@@ -76,7 +76,7 @@ def test_golden_streams_are_read_back(transcript: Transcript) -> None:
 
 
 @given(scripts(failing=True), st.integers(0, 9), st.booleans())
-def test_any_stream_is_read_back_in_any_pieces(
+def test_any_stream_is_read_back_in_any_chunks(
     events: list[Event], size: int, dispatch: bool
 ) -> None:
     body = request_body(stream_options={"include_usage": True}, nvext={"dispatch": dispatch})
@@ -86,7 +86,7 @@ def test_any_stream_is_read_back_in_any_pieces(
     assert carried(found) == carried(message, usage=message.failure is None)
 
 
-def test_a_dispatch_frame_closes_a_call_before_anything_follows() -> None:
+def test_dispatch_frame_closes_a_call_before_the_next_event() -> None:
     dispatch = next(t for t in CHAT if t.folder.name == "dispatch")
     behind = dispatch.stream().split(b"event: tool_call_dispatch")[0]
     frame = b'event: tool_call_dispatch\ndata: {"choice_index":0}\n\n'
@@ -117,7 +117,7 @@ class TestOtherServers:
             Finish("stop"),
         ]
 
-    def test_a_whole_call_in_one_chunk(self) -> None:
+    def test_complete_call_in_one_chunk(self) -> None:
         whole = fragment(0, id="x", function={"name": "f", "arguments": "{}"})
         assert read(chunk(whole, "tool_calls") + DONE) == [
             CallOpen(0, "f", "x"),
@@ -126,12 +126,12 @@ class TestOtherServers:
             Finish("tool_calls"),
         ]
 
-    def test_calls_that_all_have_index_zero_differ_by_their_ids(self) -> None:
+    def test_calls_with_index_zero_are_distinguished_by_id(self) -> None:
         calls = [fragment(0, id=id, function={"name": "f", "arguments": "{}"}) for id in "xy"]
         message = fold(read(b"".join(map(chunk, calls)) + chunk({}, "tool_calls") + DONE))
         assert [b.id for b in message.blocks if isinstance(b, ToolCallBlock)] == ["x", "y"]
 
-    def test_an_id_that_is_repeated_is_no_new_call(self) -> None:
+    def test_repeated_id_starts_no_new_call(self) -> None:
         parts = [
             fragment(0, id="x", function={"name": "f", "arguments": "{"}),
             fragment(0, id="x", function={"name": "", "arguments": "}"}),
@@ -146,22 +146,22 @@ class TestOtherServers:
         ]
         assert read(b"".join(map(chunk, parts)))[:2] == [CallOpen(0, "f", "x"), CallArgs(0, "{}")]
 
-    def test_a_call_without_a_name_is_reported(self) -> None:
+    def test_call_without_a_name_is_reported(self) -> None:
         nameless = chunk(fragment(0, id="x", function={"arguments": "{}"}))
         assert read(nameless + chunk({}, "stop") + DONE) == [
             Diagnostic("nameless_call"),
             Finish("stop"),
         ]
 
-    def test_arguments_behind_the_end_of_a_call_are_reported(self) -> None:
+    def test_arguments_after_the_end_of_a_call_are_reported(self) -> None:
         opened = chunk(fragment(0, id="x", function={"name": "f", "arguments": "{}"}))
         late = chunk(fragment(0, function={"arguments": " "}))
         events = read(opened + chunk({"content": "a"}) + late + chunk({}, "stop") + DONE)
         assert Diagnostic("late_arguments") in events
         assert fold(events).finish == "tool_calls"
 
-    def test_calls_that_are_filled_in_turns(self) -> None:
-        """No call is over before its arguments are: a client would run it without them."""
+    def test_calls_with_alternating_fragments(self) -> None:
+        """No call closes before its arguments are complete: a client would run it without them."""
         began = [fragment(at, id=id, function={"name": id}) for at, id in enumerate("xyz")]
         pieces = [(0, '{"a"'), (1, "{"), (2, "{}"), (0, ": 1}"), (1, "}")]
         filled = [fragment(at, function={"arguments": text}) for at, text in pieces]
@@ -188,7 +188,7 @@ class TestOtherServers:
         assert read(stream + chunk({}, "length")) == [*emitted, Finish("length")]
         assert read(stream)[:-1] == emitted
 
-    def test_stop_although_calls_wait(self) -> None:
+    def test_stop_reason_with_calls_to_run(self) -> None:
         whole = fragment(0, id="x", function={"name": "f", "arguments": "{}"})
         assert read(chunk(whole) + chunk({}, "stop") + DONE)[-1] == Finish("tool_calls")
 
@@ -202,24 +202,24 @@ class TestOtherServers:
         stream = chunk({"reasoning": "a"}) + chunk({"reasoning_content": "b", "content": None})
         assert read(stream)[:2] == [ReasoningDelta("a"), ReasoningDelta("b")]
 
-    def test_a_refusal_is_text(self) -> None:
+    def test_refusal_is_text(self) -> None:
         assert read(chunk({"refusal": "No."}) + chunk({}, "content_filter") + DONE) == [
             TextDelta("No."),
             SpanEnd("text"),
             Finish("refusal"),
         ]
 
-    def test_calls_without_indices_differ_by_their_ids(self) -> None:
+    def test_calls_without_indices_are_distinguished_by_id(self) -> None:
         calls = [fragment(None, id=id, function={"name": "f", "arguments": "{}"}) for id in "xy"]
         message = fold(read(b"".join(map(chunk, calls)) + chunk({}, "tool_calls") + DONE))
         assert [b.id for b in message.blocks if isinstance(b, ToolCallBlock)] == ["x", "y"]
 
-    def test_calls_without_indices_and_ids_differ_by_their_names(self) -> None:
+    def test_calls_without_indices_and_ids_are_distinguished_by_name(self) -> None:
         calls = [fragment(None, function={"name": name, "arguments": "{}"}) for name in "fg"]
         message = fold(read(b"".join(map(chunk, calls)) + chunk({}, "stop") + DONE))
         assert [b.name for b in message.blocks if isinstance(b, ToolCallBlock)] == ["f", "g"]
 
-    def test_an_index_that_is_left_out_later_goes_on(self) -> None:
+    def test_fragment_without_an_index_continues_the_call(self) -> None:
         parts = [
             fragment(0, id="x", function={"name": "f", "arguments": "{"}),
             fragment(None, function={"arguments": "}"}),
@@ -232,7 +232,7 @@ class TestOtherServers:
         message = fold(read(chunk(whole) + chunk({}, "stop") + DONE))
         assert message.blocks == (ToolCallBlock("x", "f", '{"a":1}'),)
 
-    def test_content_in_parts_with_reasoning_among_them(self) -> None:
+    def test_content_in_parts_with_reasoning(self) -> None:
         parts = [
             {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
             {"type": "text", "text": "Hi."},
@@ -243,7 +243,7 @@ class TestOtherServers:
             TextDelta("Hi."),
         ]
 
-    def test_an_empty_reason_is_none(self) -> None:
+    def test_empty_finish_reason_is_ignored(self) -> None:
         stream = chunk({"content": "a"}, "") + chunk({"content": "b"}, "length") + DONE
         message = fold(read(stream))
         assert (message.blocks, message.finish) == ((TextBlock("ab"),), "length")
@@ -264,19 +264,19 @@ class TestOtherServers:
         assert (found.finish, found.usage) == ("tool_calls", Usage(3, 1))
         assert isinstance(ChatReader().whole(b"<html>")[-1], Failure)
 
-    def test_no_done_at_the_end(self) -> None:
+    def test_missing_done_at_the_end(self) -> None:
         assert read(chunk({}, "stop")) == [Finish("stop")]
 
-    def test_a_stream_that_breaks_off_has_failed(self) -> None:
+    def test_interrupted_stream_fails(self) -> None:
         assert isinstance(read(chunk({"content": "a"}))[-1], Failure)
 
-    def test_other_choices_are_not_ours(self) -> None:
+    def test_other_choices_are_ignored(self) -> None:
         other = b'data: {"choices": [{"index": 1, "delta": {"content": "b"}}]}\n\n'
         assert read(other + chunk({}, "stop")) == [Finish("stop")]
         reader = ChatReader(choice=1)
         assert reader.feed(other + chunk({"content": "a"})) == [TextDelta("b")]
 
-    def test_what_is_no_chunk_is_reported(self) -> None:
+    def test_invalid_chunk_is_reported(self) -> None:
         odd = b'data: {\n\ndata: []\n\ndata: {"choices": 5}\n\n: ping\n\nevent: ping\ndata:\n\n'
         assert read(odd + chunk({}, "stop")) == [Diagnostic("malformed_chunk")] * 3 + [
             Finish("stop")
@@ -300,7 +300,7 @@ class TestOtherServers:
             },
         ],
     )
-    def test_an_odd_field_does_not_take_the_text_with_it(self, odd: dict[str, Any]) -> None:
+    def test_invalid_field_does_not_drop_the_text(self, odd: dict[str, Any]) -> None:
         assert read(chunk({"content": "a"}, "stop", **odd) + DONE) == [
             Diagnostic("malformed_chunk"),
             TextDelta("a"),
@@ -308,7 +308,7 @@ class TestOtherServers:
             Finish("stop"),
         ]
 
-    def test_a_null_delta(self) -> None:
+    def test_null_delta(self) -> None:
         null = b'data: {"choices": [{"index": 0, "delta": null, "finish_reason": "stop"}]}\n\n'
         assert read(null) == [Finish("stop")]
 
@@ -351,6 +351,6 @@ JSON = st.recursive(
 
 
 @given(st.lists(JSON, max_size=4))
-def test_no_server_makes_the_reader_raise(chunks: list[Any]) -> None:
+def test_reader_never_raises(chunks: list[Any]) -> None:
     stream = b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in chunks)
     assert isinstance(read(stream)[-1], Finish | Failure)

@@ -1,4 +1,4 @@
-"""What a client sends back of a response, and how much of the model's order it still shows."""
+"""The copy of a response that a client sends back, and how much of the order it preserves."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,14 +26,14 @@ EACH = pytest.mark.parametrize("transcript", WELL, ids=lambda t: t.folder.name)
 
 
 def assistant_message(message: Message) -> dict[str, Any]:
-    """The assistant message of the response, with its segments."""
+    """Return the assistant message of the response, with its segments."""
     body = request_body(nvext={"extra_fields": ["reasoning_segments"]})
     whole = CODEC.encode_message(CODEC.decode(body, {}), [message], CountingIds(), clock)
     return dict(msgspec.json.decode(whole)["choices"][0]["message"])
 
 
 def replayed(message: dict[str, Any]) -> tuple[Block, ...]:
-    """The turn that this copy decodes into, when every call has a result."""
+    """Return the turn that this copy decodes to if every call has a result."""
     ids = [call["id"] for call in message.get("tool_calls", [])]
     results = [{"role": "tool", "tool_call_id": id, "content": "ok"} for id in ids]
     messages = [{"role": "user", "content": "Hello."}, message, *results]
@@ -44,7 +44,7 @@ def replayed(message: dict[str, Any]) -> tuple[Block, ...]:
 
 
 def reasoning_and_calls(blocks: Iterable[Block]) -> list[tuple[str, ...]]:
-    """Reasoning and calls in order; reasoning with no call in between is one entry."""
+    """Return reasoning and calls in order; reasoning without a call in between is one entry."""
     found: list[tuple[str, ...]] = []
     for block in blocks:
         if isinstance(block, ToolCallBlock):
@@ -66,7 +66,7 @@ def of(kind: str, blocks: Iterable[Block]) -> list[tuple[str, ...]]:
 
 
 @EACH
-def test_the_plain_copy_keeps_calls_their_ids_and_all_reasoning(transcript: Transcript) -> None:
+def test_plain_copy_preserves_calls_ids_and_reasoning(transcript: Transcript) -> None:
     message = transcript.message()
     copy = {**assistant_message(message), "reasoning_segments": None}
     found = replayed(copy)
@@ -77,7 +77,7 @@ def test_the_plain_copy_keeps_calls_their_ids_and_all_reasoning(transcript: Tran
 
 
 @EACH
-def test_the_copy_with_segments_shows_the_models_order(transcript: Transcript) -> None:
+def test_copy_with_segments_preserves_the_models_order(transcript: Transcript) -> None:
     message = transcript.message()
     found = replayed(assistant_message(message))
     assert reasoning_and_calls(found) == reasoning_and_calls(message.blocks)
@@ -85,13 +85,13 @@ def test_the_copy_with_segments_shows_the_models_order(transcript: Transcript) -
 
 
 @EACH
-def test_segments_sent_as_reasoning_content_are_the_same(transcript: Transcript) -> None:
+def test_segments_sent_as_reasoning_content_decode_the_same(transcript: Transcript) -> None:
     copy = assistant_message(transcript.message())
     moved = {**copy, "reasoning_content": copy["reasoning_segments"], "reasoning_segments": None}
     assert replayed(moved) == replayed(copy)
 
 
-def test_interleaved_reasoning_comes_back_block_by_block() -> None:
+def test_interleaved_reasoning_round_trips_block_by_block() -> None:
     transcript = next(t for t in WELL if t.folder.name == "think_call_think_call")
     assert replayed(assistant_message(transcript.message())) == (
         ReasoningBlock("First Paris."),
@@ -102,7 +102,7 @@ def test_interleaved_reasoning_comes_back_block_by_block() -> None:
 
 
 @given(scripts())
-def test_any_message_comes_back_with_reasoning_before_its_calls(events: list[Event]) -> None:
+def test_any_message_round_trips_with_reasoning_before_its_calls(events: list[Event]) -> None:
     message = fold(events)
     found = replayed(assistant_message(message))
     assert reasoning_and_calls(found) == reasoning_and_calls(message.blocks)

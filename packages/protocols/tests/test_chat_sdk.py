@@ -1,4 +1,4 @@
-"""The official SDK reads our bytes; the stream adds up to the whole completion."""
+"""The official SDK reads Dovetail's bytes; the stream adds up to the complete response."""
 
 from typing import Any
 
@@ -28,12 +28,12 @@ from dovetail_protocols.chat import CODEC
 CHAT = [transcript for transcript in transcripts() if transcript.api == "chat"]
 WELL = [transcript for transcript in CHAT if transcript.failure() is None]
 EACH = pytest.mark.parametrize("transcript", WELL, ids=lambda t: t.folder.name)
-# What only the helper adds to its copy of the answer.
+# Fields that only the helper adds to its copy of the response.
 ADDED = ("parsed", "parsed_arguments", "annotations", "audio", "function_call", "moderation")
 
 
 def client(content: bytes, kind: str, status: int = 200, **headers: str) -> OpenAI:
-    """A client whose server always gives this answer."""
+    """Return a client whose server always returns this response."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(status, headers={"content-type": kind, **headers}, content=content)
@@ -43,7 +43,7 @@ def client(content: bytes, kind: str, status: int = 200, **headers: str) -> Open
 
 
 def accumulated(stream: bytes, body: bytes) -> Any:
-    """What the SDK's own helper makes of a stream."""
+    """Return the result of the SDK's own helper for a stream."""
     fields = msgspec.json.decode(body)
     fields.pop("stream", None)
     with client(stream, "text/event-stream").chat.completions.stream(
@@ -62,7 +62,7 @@ def whole(content: bytes) -> Any:
 
 
 def tidy(value: Any) -> Any:
-    """Without what says nothing, so that the two copies can be compared."""
+    """Remove empty values, so that the two copies can be compared."""
     if isinstance(value, list):
         return [tidy(item) for item in value]
     if not isinstance(value, dict):
@@ -70,12 +70,12 @@ def tidy(value: Any) -> Any:
     remaining = {key: tidy(item) for key, item in value.items() if key not in ADDED}
     if "tool_calls" in remaining:
         for call in remaining["tool_calls"] or ():
-            call.pop("index", None)  # the helper leaves it in
+            call.pop("index", None)  # the helper does not remove it
     return {key: item for key, item in remaining.items() if item not in (None, "")}
 
 
 def without(completion: Any, *, usage: bool) -> Any:
-    """The helper keeps a choice's first extra fields only, and no usage that was not sent."""
+    """Remove what the helper lacks: later extra fields of a choice, and usage that was not sent."""
     for choice in completion["choices"]:
         choice.pop("stop_reason", None)
     if not usage:
@@ -84,14 +84,14 @@ def without(completion: Any, *, usage: bool) -> Any:
 
 
 @EACH
-def test_golden_stream_adds_up_to_the_whole_completion(transcript: Transcript) -> None:
+def test_golden_stream_adds_up_to_the_complete_response(transcript: Transcript) -> None:
     usage = "stream_options" in msgspec.json.decode(transcript.body)
     found = accumulated(transcript.stream(), transcript.body)
     assert without(found, usage=usage) == without(whole(transcript.whole()), usage=usage)
 
 
 @EACH
-def test_the_plain_stream_is_read_chunk_by_chunk(transcript: Transcript) -> None:
+def test_plain_stream_is_read_chunk_by_chunk(transcript: Transcript) -> None:
     stream = client(transcript.stream(), "text/event-stream").chat.completions.create(
         model="m", messages=[], stream=True
     )
@@ -104,7 +104,7 @@ def test_the_plain_stream_is_read_chunk_by_chunk(transcript: Transcript) -> None
 
 
 @given(scripts())
-def test_any_stream_adds_up_to_the_whole_completion(events: list[Event]) -> None:
+def test_any_stream_adds_up_to_the_complete_response(events: list[Event]) -> None:
     body = request_body(
         stream_options={"include_usage": True},
         logprobs=True,
@@ -127,7 +127,7 @@ def test_two_choices_add_up(first: list[Event], second: list[Event]) -> None:
     assert without(accumulated(stream, body), usage=True) == without(whole(response), usage=True)
 
 
-def test_a_failure_in_the_middle_is_raised() -> None:
+def test_failure_within_a_stream_is_raised() -> None:
     broken = next(transcript for transcript in CHAT if transcript.failure() is not None)
     with pytest.raises(openai.APIError, match="The engine stopped answering") as caught:
         accumulated(broken.stream(), broken.body)
@@ -147,7 +147,7 @@ ERRORS: list[tuple[DovetailError, type[openai.APIStatusError], str | None]] = [
 
 
 @pytest.mark.parametrize(("error", "kind", "code"), ERRORS, ids=lambda value: str(value))
-def test_errors_are_raised_as_what_they_are(
+def test_errors_are_raised_with_their_sdk_type(
     error: DovetailError, kind: type[openai.APIStatusError], code: str | None
 ) -> None:
     response = CODEC.encode_error(error)

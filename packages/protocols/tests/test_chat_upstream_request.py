@@ -56,7 +56,7 @@ def call(id: str, at: int) -> dict[str, Any]:
 
 
 class TestInterleaving:
-    def test_reasoning_goes_with_its_call_and_its_result(self) -> None:
+    def test_reasoning_stays_with_its_call_and_its_result(self) -> None:
         def assistant(reasoning: str, made: dict[str, Any]) -> dict[str, Any]:
             message = {"role": "assistant", "content": "", "reasoning_content": reasoning}
             return {**message, "tool_calls": [made]}
@@ -68,7 +68,7 @@ class TestInterleaving:
             {"role": "tool", "content": "one", "tool_call_id": "c1", "name": "look"},
         ]
 
-    def test_calls_that_follow_each_other_stay_together(self) -> None:
+    def test_consecutive_calls_stay_together(self) -> None:
         roles = [m["role"] for m in messages(assistant_turn(ReasoningBlock("t"), CALL0, CALL1))]
         assert roles == ["assistant", "tool", "tool"]
 
@@ -76,7 +76,7 @@ class TestInterleaving:
         found = messages(assistant_turn(*INTERLEAVED, results=(RESULT1, RESULT0)))
         assert [m.get("tool_call_id") for m in found] == [None, "c0", None, "c1"]
 
-    def test_a_turn_whose_first_call_has_no_result_stays_one_message(self) -> None:
+    def test_turn_without_a_result_of_its_first_call_stays_one_message(self) -> None:
         built = build_chat_request(assistant_turn(*INTERLEAVED, results=(RESULT1,)), "m")
         message = built.fields["messages"][1]
         assert message["reasoning_content"] == "t0\nt1"
@@ -91,7 +91,7 @@ class TestInterleaving:
 
 class TestReasoning:
     @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-    def test_the_field_that_the_server_reads(self, field: Any) -> None:
+    def test_reasoning_field_of_the_server(self, field: Any) -> None:
         request = assistant_turn(ReasoningBlock("t"), CALL0, results=(RESULT0,))
         assert messages(request, UpstreamDialect(field))[0][field] == "t"
 
@@ -102,61 +102,61 @@ class TestReasoning:
         assert built.dropped == ("reasoning_not_carried",)
         assert b'"t"' not in built.body
 
-    def test_reasoning_alone_is_no_message(self) -> None:
+    def test_reasoning_alone_yields_no_message(self) -> None:
         lonely = request(Turn("assistant", (ReasoningBlock("t"),)))
         assert messages(lonely, UpstreamDialect(None)) == []
 
 
-class TestWhatServersRefuse:
-    def test_a_later_system_message_is_the_users(self) -> None:
+class TestServerRestrictions:
+    def test_later_system_message_becomes_a_user_message(self) -> None:
         assert messages(request(Turn("system", (TextBlock("Mind."),)))) == [
             {"role": "user", "content": "Mind."}
         ]
 
-    def test_a_result_without_its_call_is_the_users(self) -> None:
+    def test_result_without_its_call_becomes_a_user_message(self) -> None:
         assert messages(request(Turn("tool", (RESULT0,)))) == [{"role": "user", "content": "zero"}]
 
     @pytest.mark.parametrize("arguments", ['{"at": ', "[1]", "text"])
-    def test_arguments_that_are_no_object_stand_as_one(self, arguments: str) -> None:
+    def test_arguments_that_are_not_an_object_are_wrapped(self, arguments: str) -> None:
         broken = ToolCallBlock("c0", "look", arguments, complete=False)
         function = messages(assistant_turn(broken, results=(RESULT0,)))[0]["tool_calls"][0][
             "function"
         ]
         assert msgspec.json.decode(function["arguments"]) == {"input": arguments}
 
-    def test_a_call_without_arguments_has_an_empty_object(self) -> None:
+    def test_call_without_arguments_gets_an_empty_object(self) -> None:
         bare = messages(assistant_turn(ToolCallBlock("c0", "look", ""), results=(RESULT0,)))
         assert bare[0]["tool_calls"][0]["function"]["arguments"] == "{}"
 
-    def test_a_schema_is_always_an_object(self) -> None:
+    def test_schema_is_always_an_object(self) -> None:
         fields = build_chat_request(request(tools=(ToolSpec("go"),)), "m").fields
         schema = fields["tools"][0]["function"]["parameters"]
         assert schema == {"type": "object", "properties": {}}
 
 
 class TestImages:
-    def test_a_users_image_is_a_part(self) -> None:
+    def test_user_image_is_a_part(self) -> None:
         request = Request("m", turns=(Turn("user", (TextBlock("See"), IMAGE)),))
         assert build_chat_request(request, "m").fields["messages"][0]["content"] == [
             {"type": "text", "text": "See"},
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}},
         ]
 
-    def test_a_results_image_follows_all_results(self) -> None:
+    def test_result_image_follows_all_results(self) -> None:
         seen = ToolResultBlock("c0", (TextBlock("shot"), IMAGE))
         found = messages(assistant_turn(CALL0, CALL1, results=(seen, RESULT1)))
         assert [m["role"] for m in found] == ["assistant", "tool", "tool", "user"]
         assert found[1]["content"] == "shot\n[image]"
         assert found[3]["content"][0]["type"] == "image_url"
 
-    def test_an_image_by_its_address_and_the_text_of_a_document(self) -> None:
+    def test_image_by_url_and_document_text(self) -> None:
         blocks = (ImageBlock(url="http://a/b.png"), DocumentBlock(text="Inside."))
         request_ = Request("m", turns=(Turn("user", (*blocks, ReasoningBlock("stray"))),))
         image, text, _ = build_chat_request(request_, "m").fields["messages"][0]["content"]
         assert image["image_url"]["url"] == "http://a/b.png"
         assert text["text"] == "Inside."
 
-    def test_a_server_that_sees_none_gets_placeholders(self) -> None:
+    def test_server_without_images_gets_placeholders(self) -> None:
         request = Request("m", turns=(Turn("user", (IMAGE, DocumentBlock(title="a.pdf"))),))
         found = build_chat_request(request, "m", UpstreamDialect(images=False)).fields["messages"]
         assert found == [{"role": "user", "content": "[image]\n[document a.pdf]"}]
@@ -166,7 +166,7 @@ class TestTools:
     NAMESPACED = ToolSpec("find", namespace="docs", shown_as="docs__find")
     FREE = ToolSpec("patch", custom=True, grammar="start: /x/")
 
-    def test_a_namespace_is_shown_flat_in_tools_calls_and_choice(self) -> None:
+    def test_namespace_is_flattened_in_tools_calls_and_choice(self) -> None:
         request = assistant_turn(ToolCallBlock("c0", "find", "{}", "docs"), results=(RESULT0,))
         choice = ToolChoice("named", "docs__find")
         request = msgspec.structs.replace(request, tools=(self.NAMESPACED,), tool_choice=choice)
@@ -175,13 +175,13 @@ class TestTools:
         assert fields["tool_choice"]["function"]["name"] == "docs__find"
         assert fields["messages"][1]["tool_calls"][0]["function"]["name"] == "docs__find"
 
-    def test_a_call_of_a_tool_that_is_gone_keeps_its_namespace(self) -> None:
+    def test_call_of_a_removed_tool_keeps_its_namespace(self) -> None:
         found = messages(
             assistant_turn(ToolCallBlock("c0", "find", "{}", "docs"), results=(RESULT0,))
         )
         assert found[0]["tool_calls"][0]["function"]["name"] == "docs__find"
 
-    def test_a_custom_tool_is_a_function_of_one_string(self) -> None:
+    def test_custom_tool_becomes_a_function_with_one_string(self) -> None:
         free = ToolCallBlock("c0", "patch", "a\nb", custom=True)
         request_ = msgspec.structs.replace(
             assistant_turn(free, results=(RESULT0,)), tools=(self.FREE,)
@@ -191,7 +191,7 @@ class TestTools:
         arguments = fields["messages"][1]["tool_calls"][0]["function"]["arguments"]
         assert msgspec.json.decode(arguments) == {"input": "a\nb"}
 
-    def test_a_server_that_knows_custom_tools_gets_one_with_its_grammar(self) -> None:
+    def test_custom_tool_keeps_its_grammar_if_supported(self) -> None:
         fields = build_chat_request(request(tools=(self.FREE,)), "m", OURS).fields
         assert fields["tools"][0]["custom"]["format"]["grammar"]["definition"] == "start: /x/"
 
@@ -222,7 +222,7 @@ def test_thinking_controls(thinking: Thinking, sent: dict[str, Any]) -> None:
     assert {name: fields[name] for name in controls if name in fields} == sent
 
 
-def test_turns_written_as_text_leave_no_structure() -> None:
+def test_turns_written_as_text_have_no_structure() -> None:
     built = build_chat_request(
         assistant_turn(*INTERLEAVED), "m", write_turn=lambda turn: f"{len(turn.blocks)} blocks"
     )
@@ -231,8 +231,8 @@ def test_turns_written_as_text_leave_no_structure() -> None:
 
 
 @given(requests())
-def test_our_own_server_decodes_the_same_request(request_: Request) -> None:
-    """With our own dialect reasoning stays before its call; text moves before the first call."""
+def test_dovetail_decodes_the_same_request(request_: Request) -> None:
+    """With Dovetail's own dialect reasoning stays before its call; text moves before all calls."""
     again = CODEC.decode(build_chat_request(request_, request_.model, OURS).body, {})
     assert [structure(turn) for turn in again.turns] == [structure(turn) for turn in request_.turns]
     for name in ("model", "system", "tools", "sampling", "thinking", "output", "stream"):
@@ -242,8 +242,8 @@ def test_our_own_server_decodes_the_same_request(request_: Request) -> None:
 
 
 @given(requests())
-def test_any_server_gets_reasoning_right_before_its_calls(request_: Request) -> None:
-    """The plain dialect splits turns into pieces; joined, the pieces are the turn."""
+def test_reasoning_directly_precedes_its_calls_for_any_server(request_: Request) -> None:
+    """The plain dialect splits turns into messages; the joined messages are the turn."""
     again = CODEC.decode(build_chat_request(request_, request_.model).body, {})
     expected = [
         structure(Turn(turn.role, piece), "\n")
@@ -258,7 +258,7 @@ def test_any_server_gets_reasoning_right_before_its_calls(request_: Request) -> 
 
 
 def structure(turn: Turn, joint: str = "") -> tuple[Any, ...]:
-    """A turn as a chat carries it: thoughts and calls in order, and all text."""
+    """Return a turn as a chat carries it: reasoning and calls in order, and all text."""
     order: list[tuple[str, ...]] = []
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock):
@@ -276,7 +276,7 @@ def structure(turn: Turn, joint: str = "") -> tuple[Any, ...]:
 
 
 def merged(order: list[tuple[str, ...]], joint: str) -> list[tuple[str, ...]]:
-    """Thoughts with only text between them become one."""
+    """Join reasoning with only text in between."""
     found: list[tuple[str, ...]] = []
     for one in order:
         if one[0] == "reasoning" and found and found[-1][0] == "reasoning":
@@ -287,7 +287,7 @@ def merged(order: list[tuple[str, ...]], joint: str) -> list[tuple[str, ...]]:
 
 
 def as_functions(turn: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Custom calls as they are shown to a server that does not know them."""
+    """Return custom calls as shown to a server that does not support them."""
     role, order, text = turn
     shown = tuple(
         (id, name, json.dumps({"input": given[0]}, ensure_ascii=False), "False")

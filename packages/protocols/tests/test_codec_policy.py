@@ -38,7 +38,7 @@ BODY = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content"
 
 
 def error_of(codec: Codec, kind: type[DovetailError]) -> tuple[int, str]:
-    """Status and type of an error of this kind."""
+    """Return status and type of an error of this kind."""
     response = codec.encode_error(kind("No."))
     return response.status, msgspec.json.decode(response.body)["error"]["type"]
 

@@ -1,4 +1,4 @@
-"""What clients of text completions send."""
+"""Requests of text completion clients."""
 
 import contextlib
 from typing import Any
@@ -35,13 +35,13 @@ PROMPTS: list[tuple[object, object]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), PROMPTS, ids=str)
-def test_the_prompt_stays_raw(given: object, expected: object) -> None:
+def test_prompt_stays_raw(given: object, expected: object) -> None:
     request = decode(prompt=given)
     assert raw_prompt(request) == expected
     assert request.turns == ()
 
 
-def test_only_a_text_completion_has_a_raw_prompt() -> None:
+def test_only_text_completions_have_a_raw_prompt() -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
     with pytest.raises(TypeError):
         raw_prompt(CHAT.decode(body, {}))
@@ -75,7 +75,7 @@ REFUSED: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=str)
-def test_what_is_not_offered_is_refused_clearly(fields: Json, param: str) -> None:
+def test_unsupported_field_is_rejected_by_name(fields: Json, param: str) -> None:
     with pytest.raises(Unsupported) as caught:
         decode(**fields)
     assert caught.value.param == param
@@ -93,7 +93,7 @@ FAULTS: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), FAULTS, ids=str)
-def test_a_fault_names_its_field(fields: Json, param: str) -> None:
+def test_error_names_the_field(fields: Json, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode(**fields)
     assert caught.value.param == param
@@ -107,6 +107,6 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(CompletionRequest.__struct_fields__), JSON, max_size=4))
-def test_arbitrary_json_never_raises_anything_but_our_errors(fields: Json) -> None:
+def test_arbitrary_json_raises_only_dovetail_errors(fields: Json) -> None:
     with contextlib.suppress(DovetailError):
         assert isinstance(decode(**fields), Request)

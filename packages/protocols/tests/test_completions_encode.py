@@ -1,4 +1,4 @@
-"""Text completions as clients get them, in a stream and whole."""
+"""Text completions as clients receive them, streaming and non-streaming."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def whole(events: list[Event], **fields: Any) -> Any:
 
 
 def joined(content: bytes) -> list[Any]:
-    """The choices of a stream, their texts and lists put together."""
+    """Return the choices of a stream, with their texts and lists joined."""
     found: dict[int, Any] = {}
     for event in SseReader().feed(content):
         chunk = msgspec.json.decode(event.data) if event.data != "[DONE]" else {"choices": []}
@@ -71,7 +71,7 @@ def _longer(before: Any, more: Any) -> Any:
     return {key: before[key] + more[key] if more[key] is not None else None for key in more}
 
 
-def test_the_chunks_of_a_stream() -> None:
+def test_chunks_of_a_stream() -> None:
     data = [event.data for event in SseReader().feed(stream([TextDelta(" a"), Finish("length")]))]
     head = '{"id":"cmpl-0001","object":"text_completion","created":1760000000,"model":"m",'
     assert data == [
@@ -81,7 +81,7 @@ def test_the_chunks_of_a_stream() -> None:
     ]
 
 
-def test_whole_completion() -> None:
+def test_non_streaming_completion() -> None:
     assert whole(EVENTS, logprobs=2) == {
         "id": "cmpl-0001",
         "object": "text_completion",
@@ -111,7 +111,7 @@ def test_whole_completion() -> None:
     }
 
 
-def test_the_prompt_is_echoed_once() -> None:
+def test_prompt_is_echoed_once() -> None:
     assert whole(EVENTS, echo=True)["choices"][0]["text"] == "Once upon a t"
     assert joined(stream(EVENTS, echo=True))[0]["text"] == "Once upon a t"
 
@@ -125,7 +125,7 @@ def test_usage_is_the_last_chunk_if_requested() -> None:
 
 
 @given(scripts(), st.booleans(), st.sampled_from([None, 0, 2]))
-def test_stream_adds_up_to_the_whole_completion(
+def test_stream_adds_up_to_the_complete_response(
     events: list[Event], echo: bool, logprobs: int | None
 ) -> None:
     fields = {"echo": echo} if echo else {"logprobs": logprobs}
@@ -156,7 +156,7 @@ def client(content: bytes, kind: str) -> OpenAI:
     return OpenAI(api_key="x", base_url="http://test/v1", max_retries=0, http_client=http)
 
 
-def test_the_official_sdk_reads_both_forms() -> None:
+def test_official_sdk_reads_both_forms() -> None:
     content = msgspec.json.encode(whole(EVENTS, logprobs=1))
     response = client(content, "application/json").completions.create(model="m", prompt="Once")
     streaming = client(stream(EVENTS), "text/event-stream").completions
@@ -166,7 +166,7 @@ def test_the_official_sdk_reads_both_forms() -> None:
     assert response.usage.total_tokens == 6
 
 
-def test_a_failure_in_the_middle_is_raised() -> None:
+def test_failure_within_a_stream_is_raised() -> None:
     content = stream([TextDelta("a"), Failure("engine_timeout", "Too slow."), TextDelta("b")])
     assert b"[DONE]" not in content
     chunks = client(content, "text/event-stream").completions.create(

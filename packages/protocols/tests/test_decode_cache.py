@@ -1,4 +1,4 @@
-"""A cache changes the cost of a decode and the identity of its result, never its value."""
+"""A cache changes the cost of decoding and the identity of the result, never its value."""
 
 import os
 import re
@@ -24,12 +24,12 @@ TRANSCRIPTS = list(transcripts())
 
 
 @pytest.mark.long
-def test_every_decode_of_the_other_tests_is_the_same_with_a_cache() -> None:
+def test_all_other_tests_decode_the_same_with_a_cache() -> None:
     files = [
         path for path in sorted(TESTS.glob("test_*.py")) if path.name != "test_decode_cache.py"
     ]
     chosen = [path for path in files if not re.search("sdk|docs|fuzz|read|broken", path.name)]
-    # How deep a body may be nested depends on the depth of the caller: not on what is tested here.
+    # The allowed nesting depth of a body depends on the caller's stack depth, which differs here.
     options = ["-q", "-p", "repeated_decode_plugin", "-p", "no:cacheprovider", "-k", "not nested"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, chosen)],
@@ -46,7 +46,7 @@ def test_every_decode_of_the_other_tests_is_the_same_with_a_cache() -> None:
 
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
-def test_the_same_body_gives_the_same_objects(transcript: Transcript) -> None:
+def test_same_body_returns_identical_objects(transcript: Transcript) -> None:
     cache = DecodeCache()
     decode, body = transcript.codec.decode, transcript.body
     cold, warm = decode(body, {}, cache), decode(body, {}, cache)
@@ -56,16 +56,16 @@ def test_the_same_body_gives_the_same_objects(transcript: Transcript) -> None:
 
 
 def same(one: Request, other: Request) -> int:
-    """How many leading turns are the identical objects."""
+    """Return how many leading turns are the identical objects."""
     pairs = enumerate(zip(one.turns, other.turns, strict=False))
     return next((at for at, (a, b) in pairs if a is not b), min(len(one.turns), len(other.turns)))
 
 
-# Sessions that grow
+# Growing sessions
 
 
 @pytest.mark.parametrize("api", CODECS)
-def test_a_grown_session_keeps_the_objects_of_its_turns(api: str) -> None:
+def test_growing_session_keeps_the_objects_of_its_turns(api: str) -> None:
     codec, cache = CODECS[api], DecodeCache()
     history: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
     before = codec.decode(history_body(api, history), {}, cache)
@@ -80,7 +80,7 @@ def test_a_grown_session_keeps_the_objects_of_its_turns(api: str) -> None:
         before = now
 
 
-def test_claude_code_moves_its_cache_marks_and_only_those_messages_are_read_again() -> None:
+def test_only_messages_with_moved_cache_control_are_decoded_again() -> None:
     cache, mark = DecodeCache(), {"cache_control": {"type": "ephemeral"}}
 
     def request_with_marks(*texts: str) -> Request:
@@ -99,7 +99,7 @@ def test_claude_code_moves_its_cache_marks_and_only_those_messages_are_read_agai
     assert second.turns == third.turns[:2]
 
 
-def test_a_message_is_the_same_turn_wherever_it_stands_and_in_a_count() -> None:
+def test_message_is_the_same_turn_at_any_index_and_in_a_count() -> None:
     cache, first = DecodeCache(), {"role": "user", "content": TEXT}
     one = MESSAGES.decode(history_body("messages", [first]), {}, cache)
     two = MESSAGES.decode(
@@ -109,10 +109,10 @@ def test_a_message_is_the_same_turn_wherever_it_stands_and_in_a_count() -> None:
     assert one.turns[0] is two.turns[1] is count.turns[0]
 
 
-# What depends on the place or on the neighbours
+# Results that depend on the index or on neighbours
 
 
-def test_calls_without_ids_are_named_for_their_place_each_time() -> None:
+def test_calls_without_ids_are_numbered_by_their_index_each_time() -> None:
     cache = DecodeCache()
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
     result = {"role": "tool", "content": "r"}
@@ -129,7 +129,7 @@ def test_calls_without_ids_are_named_for_their_place_each_time() -> None:
         assert calls == results == [f"call_{at}_0" for at, m in enumerate(history) if m is call]
 
 
-def test_what_is_ignored_is_named_by_its_place_each_time() -> None:
+def test_ignored_fields_are_named_by_their_path_each_time() -> None:
     cache = DecodeCache()
     strange, user = {"type": "dream"}, {"role": "user", "content": [{"type": "song"}, "x"]}
     for items in ([strange, user], [user, strange], [user, user, strange]):
@@ -141,7 +141,7 @@ def test_what_is_ignored_is_named_by_its_place_each_time() -> None:
             assert list(RESPONSES.decode(sent, {}, cache).ignored) == expected
 
 
-def test_tools_that_came_as_items_are_offered_by_their_bytes() -> None:
+def test_tools_from_items_are_cached_by_their_bytes() -> None:
     cache = DecodeCache()
     found = [{"type": "additional_tools", "tools": [{"name": name}]} for name in ("a", "b")]
     shapes = [history_body("responses", items) for items in ([], found[:1], found, found[1:])]
@@ -151,7 +151,7 @@ def test_tools_that_came_as_items_are_offered_by_their_bytes() -> None:
     assert all(a is b for a, b in zip(first, again, strict=True))
 
 
-def test_the_same_bytes_mean_different_things_to_different_apis() -> None:
+def test_same_bytes_are_cached_separately_per_api() -> None:
     cache, item = DecodeCache(), {"role": "assistant", "content": " ", "reasoning": "hm"}
     for _ in range(2):
         for codec, name in ((CHAT, "messages"), (MESSAGES, "messages"), (RESPONSES, "input")):
@@ -159,7 +159,7 @@ def test_the_same_bytes_mean_different_things_to_different_apis() -> None:
             assert codec.decode(sent, {}, cache) == codec.decode(sent, {})
 
 
-# Faults
+# Errors
 
 
 FAULTS: list[tuple[Codec, str, Any, str]] = [
@@ -173,7 +173,7 @@ FAULTS: list[tuple[Codec, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("codec", "name", "bad", "param"), FAULTS)
-def test_a_fault_behind_known_messages_has_its_place(
+def test_error_after_cached_messages_has_its_index(
     codec: Codec, name: str, bad: Any, param: str
 ) -> None:
     cache, known = DecodeCache(), [{"role": "user", "content": text} for text in "ab"]
@@ -200,7 +200,7 @@ def test_broken_json_is_reported_by_its_position_in_the_body(codec: Codec, piece
 
 
 @pytest.mark.parametrize("half", [b"\\ud83d", b"\xed\xa0\xbd"], ids=["escaped", "raw"])
-def test_half_an_emoji_is_mended_and_remembered(half: bytes) -> None:
+def test_lone_surrogate_is_repaired_and_cached(half: bytes) -> None:
     cache = DecodeCache()
     sent = b'{"model": "m", "messages": [{"role": "user", "content": "a ' + half + b' b"}]}'
     cold, warm = (MESSAGES.decode(sent, {}, cache) for _ in range(2))
@@ -210,17 +210,17 @@ def test_half_an_emoji_is_mended_and_remembered(half: bytes) -> None:
     assert cold.turns[0] is warm.turns[0]
 
 
-# The bound
+# The size limit
 
 
 def flood(cache: DecodeCache, bytes: int, salt: str) -> None:
-    """Requests of others, of about so many bytes."""
+    """Decode requests of other clients, of about this many bytes."""
     for number in range(bytes // 10_000):
         history = [{"role": "user", "content": f"{salt} {number} " + "x" * 10_000}]
         MESSAGES.decode(history_body("messages", history), {}, cache)
 
 
-def test_what_is_not_used_goes_and_what_is_used_stays() -> None:
+def test_unused_entries_are_evicted_and_used_ones_stay() -> None:
     cache = DecodeCache(1_000_000)
     used, idle = (history_body("messages", [{"role": "user", "content": text}]) for text in "ab")
     first, once = (MESSAGES.decode(sent, {}, cache) for sent in (used, idle))
@@ -230,7 +230,7 @@ def test_what_is_not_used_goes_and_what_is_used_stays() -> None:
     assert MESSAGES.decode(idle, {}, cache).turns[0] is not once.turns[0]
 
 
-def test_no_more_is_held_than_allowed() -> None:
+def test_cache_size_is_limited() -> None:
     cache = DecodeCache(1_000_000)
     flood(cache, 3_000_000, "x")
     held = [key for part in (cache._young, cache._old) for key in part]
@@ -245,7 +245,7 @@ def test_cache_too_small_for_a_message_stores_nothing(size: int) -> None:
     assert MESSAGES.decode(sent, {}, cache) == MESSAGES.decode(sent, {}, cache)
 
 
-# Any history
+# Arbitrary histories
 
 
 ANY_ID = st.sampled_from([None, "", "call_1", "call_0_0"])

@@ -105,8 +105,8 @@ def test_single_event_is_encoded_as_in_a_batch(
 
 
 @pytest.mark.parametrize("api", ALL)
-def test_nothing_goes_on_that_should_not(api: str) -> None:
-    """Every way to open a run, every event behind that, and a delta of this choice or another."""
+def test_other_events_do_not_continue_a_run(api: str) -> None:
+    """Every way to open a run, every event after it, and a delta of this or another choice."""
     request = Request(model="m", turns=(), sampling=Sampling(n=2))
     for before, between, last, choice in product(OPENED.values(), BETWEEN, LAST, (0, 1)):
         single, in_batch = stream(api, request), stream(api, request)
@@ -117,7 +117,7 @@ def test_nothing_goes_on_that_should_not(api: str) -> None:
 
 
 @pytest.mark.parametrize(("api", "opened"), [*product(CODECS, OPENED), ("completions", "text")])
-def test_going_on_is_two_calls(api: str, opened: str) -> None:
+def test_continuing_a_run_takes_two_calls(api: str, opened: str) -> None:
     before, delta = OPENED[opened]
     encoder = stream(api, Request(model="m", turns=()))
     encoder.encode(before)

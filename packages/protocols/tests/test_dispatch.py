@@ -1,4 +1,4 @@
-"""The side channel: frames of complete calls and finished reasoning."""
+"""Dispatch frames of complete calls and finished reasoning."""
 
 import msgspec
 
@@ -53,7 +53,7 @@ def test_each_part_is_dispatched_once_when_complete() -> None:
     ]
 
 
-def test_nothing_is_dispatched_unless_requested() -> None:
+def test_dispatch_frames_are_sent_only_if_requested() -> None:
     dispatcher = Dispatcher(Hints())
     assert not dispatcher.active
     assert dispatcher.observe(CallOpen(0, "f")) + dispatcher.observe(CallClose(0)) == b""

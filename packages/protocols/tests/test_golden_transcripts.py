@@ -1,4 +1,4 @@
-"""The bytes that every API sends for the same events, as they were read in review."""
+"""The reviewed bytes that every API sends for the same events."""
 
 import msgspec
 import pytest
@@ -9,25 +9,25 @@ EACH = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
 
 
 @EACH
-def test_the_stream_is_the_golden_one(transcript: Transcript) -> None:
+def test_stream_equals_the_golden_one(transcript: Transcript) -> None:
     golden = (transcript.folder / f"{transcript.api}.sse").read_bytes()
     assert transcript.stream().decode() == golden.decode()
 
 
 @EACH
-def test_batches_of_events_make_the_same_bytes(transcript: Transcript) -> None:
+def test_batches_of_events_yield_the_same_bytes(transcript: Transcript) -> None:
     assert transcript.stream_at_once() == transcript.stream()
 
 
 @EACH
-def test_whole_response_is_the_golden_one(transcript: Transcript) -> None:
+def test_non_streaming_response_equals_the_golden_one(transcript: Transcript) -> None:
     if transcript.failure() is not None:
         pytest.skip("a failure before the end of a whole answer is an HTTP error")
     golden = (transcript.folder / f"{transcript.api}.json").read_bytes()
     assert msgspec.json.decode(transcript.whole()) == msgspec.json.decode(golden)
 
 
-def test_the_cases_that_must_be_there() -> None:
+def test_required_cases_exist() -> None:
     wanted = {
         "plain_text",
         "think_text",

@@ -54,6 +54,6 @@ def test_identity(headers: dict[str, str], expected: Identity) -> None:
     assert read_identity(headers) == expected
 
 
-def test_the_body_names_the_session_where_the_headers_are_silent() -> None:
+def test_session_of_the_body_is_the_fallback_for_headers() -> None:
     assert read_identity({}, session="b", user="u") == Identity(session="b", user="u")
     assert read_identity({"thread-id": "t"}, session="b").session == "t"

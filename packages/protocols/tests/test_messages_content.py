@@ -1,4 +1,4 @@
-"""Content blocks in a history, and what becomes of each. A test is named for who sends it."""
+"""Content blocks in a history. A test is named after the client that sends the block."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_text_is_unchanged() -> None:
     assert blocks({"type": "text", "text": "  a\n\n"}) == (TextBlock("  a\n\n"),)
 
 
-def test_white_space_between_reasoning_and_a_call_is_no_block() -> None:
+def test_white_space_between_reasoning_and_a_call_yields_no_block() -> None:
     found = blocks(
         {"type": "thinking", "thinking": "t", "signature": "s"},
         {"type": "text", "text": "\n\n"},
@@ -59,7 +59,7 @@ def test_claude_code_replays_thinking_with_its_signature() -> None:
 
 
 @pytest.mark.parametrize("signature", ["", None])
-def test_an_empty_signature_is_none(signature: str | None) -> None:
+def test_empty_signature_is_ignored(signature: str | None) -> None:
     thinking = {"type": "thinking", "thinking": "t", "signature": signature}
     assert blocks(thinking, role="assistant") == (ReasoningBlock("t"),)
 
@@ -96,7 +96,7 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("given", "arguments"), ARGUMENTS)
-def test_input_becomes_compact_json_in_the_client_s_order(given: object, arguments: str) -> None:
+def test_input_becomes_compact_json_in_the_clients_order(given: object, arguments: str) -> None:
     used = {"type": "tool_use", "id": "t", "name": "f", "input": given}
     assert blocks(used, role="assistant") == (ToolCallBlock("t", "f", arguments),)
 
@@ -104,22 +104,22 @@ def test_input_becomes_compact_json_in_the_client_s_order(given: object, argumen
 # Results
 
 
-def test_a_result_as_a_string_and_as_a_list_is_the_same() -> None:
+def test_result_as_a_string_equals_a_list() -> None:
     expected = ToolResultBlock("t", (TextBlock("out"),))
     assert result("out") == result([{"type": "text", "text": "out"}]) == expected
 
 
-def test_claude_code_leaves_is_error_out() -> None:
+def test_claude_code_omits_is_error() -> None:
     assert result("x").is_error is False
     assert result("x", is_error=True).is_error is True
 
 
 @pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}]])
-def test_a_tool_may_give_nothing_back(content: object) -> None:
+def test_tool_may_return_nothing(content: object) -> None:
     assert result(content) == ToolResultBlock("t")
 
 
-def test_white_space_of_a_tool_is_its_data() -> None:
+def test_white_space_in_a_tool_result_is_preserved() -> None:
     assert result("\n") == ToolResultBlock("t", (TextBlock("\n"),))
 
 
@@ -155,7 +155,7 @@ def test_claude_code_sends_a_pdf_next_to_its_result() -> None:
 # Media
 
 
-def test_an_image_by_url() -> None:
+def test_image_by_url() -> None:
     source = {"type": "url", "url": "https://x/y.png"}
     assert blocks({"type": "image", "source": source}) == (ImageBlock(url="https://x/y.png"),)
 
@@ -180,7 +180,7 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize(("source", "expected"), DOCUMENTS)
-def test_a_document(source: object, expected: dict[str, str]) -> None:
+def test_document(source: object, expected: dict[str, str]) -> None:
     found = blocks({"type": "document", "source": source, "title": "A", "context": "About B."})
     assert found == (
         TextBlock("About B."),
@@ -189,7 +189,7 @@ def test_a_document(source: object, expected: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image", "document"])
-def test_file_of_another_api_is_named(kind: str) -> None:
+def test_uploaded_file_becomes_a_placeholder(kind: str) -> None:
     block = {"type": kind, "source": {"type": "file", "file_id": "file_1"}}
     assert blocks(block) == (TextBlock(f"[{kind} file_1]"),)
 
@@ -287,5 +287,5 @@ def test_block_is_written_as_text(block: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("block", [{"type": "fallback"}, {"type": "compaction", "content": None}])
-def test_stands_for_nothing(block: dict[str, Any]) -> None:
+def test_block_is_skipped(block: dict[str, Any]) -> None:
     assert blocks(block, role="assistant") == ()

@@ -1,4 +1,4 @@
-"""What clients of the Messages API send, and what it means. A test is named for who sends it."""
+"""Requests of Messages clients and their meaning. A test is named after the client."""
 
 import contextlib
 from typing import Any
@@ -48,7 +48,7 @@ def test_string_and_list_content_are_the_same_turn() -> None:
     assert turns(("user", "Hi")) == turns(("user", [text])) == (Turn("user", (TextBlock("Hi"),)),)
 
 
-def test_claude_code_sends_system_role_last() -> None:
+def test_claude_code_sends_a_system_message_last() -> None:
     found = turns(("user", "Hi"), ("assistant", "Ho"), ("user", "?"), ("system", "A file changed."))
     assert [turn.role for turn in found] == ["user", "assistant", "user", "system"]
     assert found[-1].blocks == (TextBlock("A file changed."),)
@@ -77,12 +77,12 @@ def test_claude_code_sends_consecutive_users() -> None:
 
 
 @pytest.mark.parametrize("empty", ["", " ", "\n\n", [{"type": "text", "text": " \n"}], [], None])
-def test_empty_text_is_no_block(empty: object) -> None:
+def test_empty_text_yields_no_block(empty: object) -> None:
     assert turns(("user", empty)) == (Turn("user"),)
     assert decode(system=empty).system == ()
 
 
-def test_a_client_in_javascript_cuts_an_emoji_in_half() -> None:
+def test_javascript_client_sends_a_lone_surrogate() -> None:
     half = rb'{"model": "m", "messages": [{"role": "user", "content": "a \ud83d b \u00e9"}]}'
     assert CODEC.decode(half, {}).turns[0].blocks == (TextBlock("a ? b é"),)
 
@@ -106,7 +106,7 @@ def test_sdk_users_send_system_as_a_string() -> None:
     assert decode(system="Be kind.").system == (TextBlock("Be kind."),)
 
 
-def test_cache_control_changes_nothing_anywhere() -> None:
+def test_cache_control_has_no_effect() -> None:
     def decode_with(**cache: Any) -> Request:
         text = {"type": "text", "text": "x", **cache}
         used = {"type": "tool_use", "id": "t", "name": "read", "input": {}, **cache}
@@ -150,13 +150,13 @@ def test_claude_code_sends_server_tools_without_a_schema() -> None:
     assert request.ignored == ("tools[1]", "tools[2]")
 
 
-def test_claude_code_demands_a_server_tool_in_its_web_search_request() -> None:
+def test_claude_code_requires_a_server_tool_in_its_web_search_request() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     request = decode(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
     assert request.tool_choice == ToolChoice("auto")
 
 
-def test_a_tool_without_description_or_schema() -> None:
+def test_tool_without_description_or_schema() -> None:
     assert decode(tools=[{"name": "now", "description": None}]).tools == (ToolSpec("now"),)
 
 
@@ -233,12 +233,12 @@ def test_sampling() -> None:
     assert not decode().stream
 
 
-def test_some_clients_spell_counts_as_floats() -> None:
+def test_some_clients_write_counts_as_floats() -> None:
     sampling = decode(max_tokens=1024.0, top_k=40.0).sampling
     assert (sampling.max_tokens, sampling.top_k) == (1024, 40)
 
 
-def test_a_client_warms_the_cache_with_no_tokens() -> None:
+def test_client_warms_the_cache_with_zero_tokens() -> None:
     assert decode(max_tokens=0).sampling.max_tokens == 0
 
 
@@ -264,14 +264,14 @@ def test_claude_code_names_its_session_in_the_metadata() -> None:
     assert user(user_id, {"x-claude-code-session-id": "h"}) == Identity(session="h")
 
 
-def test_old_claude_code_glues_its_session_to_the_user() -> None:
+def test_old_claude_code_appends_its_session_to_the_user() -> None:
     assert user("user_0af3_account__session_1b-2c") == Identity(session="1b-2c")
 
 
 @pytest.mark.parametrize(
     "user_id", ["someone", '{"device_id":"d"}', '{"session_id":4}', "[1]", "{"]
 )
-def test_sdk_users_name_a_user(user_id: str) -> None:
+def test_sdk_users_set_a_user_id(user_id: str) -> None:
     assert user(user_id) == Identity(user=user_id)
 
 
@@ -300,13 +300,13 @@ def test_claude_code_counts_without_system_or_max_tokens() -> None:
     assert encode_count(216) == b'{"input_tokens":216}'
 
 
-def test_every_golden_request_is_understood_whole() -> None:
+def test_golden_requests_have_no_unknown_fields() -> None:
     for transcript in transcripts():
         if transcript.api == "messages":
             assert set(transcript.request().ignored) <= {"tools[2]"}
 
 
-# Faults
+# Errors
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
@@ -353,7 +353,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), FAULTS, ids=[param for _, param in FAULTS])
-def test_a_fault_names_its_field(fields: dict[str, Any], param: str) -> None:
+def test_error_names_the_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode(**fields)
     assert caught.value.param == param
@@ -364,7 +364,7 @@ def test_a_fault_names_its_field(fields: dict[str, Any], param: str) -> None:
     "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
 )
 def test_sdk_tool_runner_requests_a_thread(thread: dict[str, Any]) -> None:
-    """It goes on with the whole history, once it is told in its own words that there are none."""
+    """It sends the full history after the error code that it knows for unsupported threads."""
     with pytest.raises(Unsupported) as caught:
         decode(thread=thread)
     assert caught.value.param == "thread"
@@ -389,20 +389,20 @@ NO_REQUESTS = [
 
 
 @pytest.mark.parametrize("given", NO_REQUESTS, ids=range(len(NO_REQUESTS)))
-def test_what_is_no_request_at_all(given: bytes) -> None:
+def test_invalid_bodies_are_rejected(given: bytes) -> None:
     with pytest.raises(InvalidRequest):
         CODEC.decode(given, {})
 
 
 @pytest.mark.parametrize("depth", [100, 300, 900, 3000])
-def test_depth_is_never_a_crash(depth: int) -> None:
+def test_deep_nesting_never_crashes(depth: int) -> None:
     given = body(messages=[{"role": "user", "content": [{"type": "odd", "x": 1}]}])
     deep = b'"x":' + b"[" * depth + b"]" * depth
     with contextlib.suppress(InvalidRequest):
         CODEC.decode(given.replace(b'"x":1', deep), {})
 
 
-def test_a_demand_for_a_skipped_server_tool_is_no_demand() -> None:
+def test_required_server_tool_that_is_skipped_is_not_required() -> None:
     body = {
         "model": "m",
         "max_tokens": 9,

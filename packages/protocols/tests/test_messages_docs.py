@@ -24,12 +24,12 @@ PARTS: dict[str, type[msgspec.Struct]] = {
 
 
 @pytest.mark.parametrize("prefix", PARTS)
-def test_every_field_of_the_request_is_named(prefix: str) -> None:
+def test_page_names_every_field_of_the_request(prefix: str) -> None:
     fields = {f"{prefix}{field.encode_name}" for field in msgspec.structs.fields(PARTS[prefix])}
     assert fields <= NAMES
 
 
-def test_every_block_stop_reason_and_error_is_named() -> None:
+def test_page_names_every_block_stop_reason_and_error() -> None:
     assert set(_DECODERS) <= NAMES
     assert set(STOP_REASONS) <= NAMES
     assert set(STOP_REASONS.values()) <= NAMES

@@ -1,6 +1,6 @@
-"""A stream of the Messages API is always a legal one, whatever events come.
+"""A Messages stream is always valid, for any events.
 
-`Checker` is the API's grammar as a state machine, written from its documentation and apart from
+`Checker` is the API's grammar as a state machine, written from its documentation and independent of
 the encoder.
 """
 
@@ -43,11 +43,11 @@ GOLDEN = [transcript for transcript in transcripts() if transcript.api == "messa
 
 
 @pytest.mark.parametrize("transcript", GOLDEN, ids=lambda t: t.id)
-def test_golden_streams_are_legal(transcript: Transcript) -> None:
+def test_golden_streams_are_valid(transcript: Transcript) -> None:
     assert check(transcript.stream()).state == "over"
 
 
-# Any events in any order: nonsense included
+# Arbitrary events in any order
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(TextDelta, TEXTS),
@@ -77,7 +77,9 @@ HINTS = st.sampled_from([Hints(), Hints(dispatch=frozenset({"tools", "reasoning"
 
 @settings(max_examples=500, deadline=None)
 @given(events=st.lists(EVENTS, max_size=25), hints=HINTS, pings=st.sets(st.integers(0, 25)))
-def test_any_events_make_a_legal_stream(events: list[Event], hints: Hints, pings: set[int]) -> None:
+def test_any_events_yield_a_valid_stream(
+    events: list[Event], hints: Hints, pings: set[int]
+) -> None:
     if not without_surrogates(events):
         hints = Hints()
     encoder = CODEC.stream(Request("m", hints=hints), CountingIds(), clock)
@@ -95,7 +97,7 @@ def test_any_events_make_a_legal_stream(events: list[Event], hints: Hints, pings
         assert encoder.keep_alive() == b""
 
 
-# Events as models make them: the stream and the whole answer say the same
+# Events as models generate them: stream and non-streaming response are equal
 
 
 def whole(events: list[Event]) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def whole(events: list[Event]) -> dict[str, Any]:
 
 @settings(max_examples=300, deadline=None)
 @given(events=message_events())
-def test_stream_equals_the_whole_message(events: list[Event]) -> None:
+def test_stream_equals_the_non_streaming_message(events: list[Event]) -> None:
     checker = check(encode(events))
     message = whole(events)
     assert checker.stop_reason == message["stop_reason"]
@@ -119,13 +121,13 @@ def test_stream_equals_the_whole_message(events: list[Event]) -> None:
             block["input"] = msgspec.json.decode(block["input"] or "{}")
         shown.append(block)
     for streamed, expected in zip(shown, message["content"], strict=True):
-        if isinstance(streamed.get("input"), str):  # cut: the SDK tests say what it means
-            assert streamed["input"], "a cut call does not look complete"
+        if isinstance(streamed.get("input"), str):  # truncated: the SDK tests cover its meaning
+            assert streamed["input"], "a truncated call does not look complete"
             streamed["input"] = expected["input"]
         assert streamed == expected
 
 
-# What the client's own rules ask for, one by one
+# Rules of the clients
 
 
 def test_leading_white_space_waits_for_content() -> None:
@@ -164,7 +166,7 @@ def test_white_space_inside_a_call_does_not_end_it() -> None:
     assert text["text"] == "a"
 
 
-def test_a_block_stops_with_the_event_that_ends_it() -> None:
+def test_block_stops_with_the_event_that_ends_it() -> None:
     encoder = CODEC.stream(Request("m"), CountingIds(), clock)
     encoder.encode([Usage(1), CallOpen(0, "f", id="toolu_1"), CallArgs(0, "{}")])
     assert b"content_block_stop" in encoder.encode([CallClose(0)])
@@ -177,12 +179,12 @@ def test_truncated_call_without_arguments_does_not_look_complete() -> None:
     assert empty.content[0]["input"] == ""
 
 
-def test_arguments_do_not_begin_with_white_space() -> None:
+def test_arguments_do_not_start_with_white_space() -> None:
     events: list[Event] = [CallOpen(0, "f", id="toolu_1"), CallArgs(0, "\n"), CallArgs(0, " {}")]
     assert check(encode([*events, CallClose(0), Finish("stop")])).content[0]["input"] == "{}"
 
 
-def test_an_empty_seal_is_no_signature() -> None:
+def test_empty_seal_yields_no_signature() -> None:
     assert b"signature_delta" not in encode([ReasoningDelta("t"), SpanEnd("reasoning", seal="")])
 
 
@@ -192,19 +194,19 @@ def test_empty_reasoning_keeps_the_stream_alive() -> None:
     assert b'"thinking_delta","thinking":""' in encoder.encode([ReasoningDelta("")])
 
 
-def test_a_ping_waits_for_the_message_to_start() -> None:
+def test_no_ping_before_the_message_starts() -> None:
     encoder = CODEC.stream(Request("m"), CountingIds(), clock)
     assert encoder.keep_alive() == b""
     encoder.encode([Usage(1)])
     assert encoder.keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def test_a_failure_before_anything_is_an_error_alone() -> None:
+def test_failure_before_the_first_event_is_only_an_error() -> None:
     assert [e.event for e in SseReader().feed(encode([Failure("engine", "x")]))] == ["error"]
 
 
 @pytest.mark.parametrize("last", [Failure("engine", "x"), Finish("error"), Finish("cancelled")])
-def test_a_failure_leaves_the_open_block_open(last: Event) -> None:
+def test_failure_does_not_stop_the_open_block(last: Event) -> None:
     names = [e.event for e in SseReader().feed(encode([CallOpen(0, "f", id="toolu_1"), last]))]
     assert names == ["message_start", "content_block_start", "error"]
 
@@ -214,7 +216,7 @@ def test_call_without_a_public_id_gets_one() -> None:
     assert check(encode(events)).content[0]["id"] == "toolu_0002"
 
 
-def test_the_model_is_echoed_to_the_byte() -> None:
+def test_model_name_is_echoed_unchanged() -> None:
     name = 'claude-"odd"/é'
     stream = encode([Usage(1)], Request(name))
     (started,) = SseReader().feed(stream)

@@ -1,4 +1,4 @@
-"""Whatever the body is, decode gives a request or our own error."""
+"""Decoding any body returns a request or raises a DovetailError."""
 
 import contextlib
 import random
@@ -67,7 +67,7 @@ def test_any_fields(fields: dict[str, Any], content: object) -> None:
 
 @settings(deadline=None)
 @given(body=st.sampled_from(BODIES), seed=st.integers(), strange=st.lists(JSON, max_size=3))
-def test_a_golden_request_with_anything_anywhere(
+def test_golden_request_with_arbitrary_insertions(
     body: bytes, seed: int, strange: list[Any]
 ) -> None:
     value = msgspec.json.decode(body)
@@ -78,7 +78,7 @@ def test_a_golden_request_with_anything_anywhere(
 
 
 def place(value: Any, item: object, chance: random.Random) -> None:
-    """Put the item somewhere into the value."""
+    """Insert the item at a random position in the value."""
     while True:
         key = chance.choice(range(len(value)) if isinstance(value, list) else list(value))
         if not value[key] or not isinstance(value[key], dict | list) or chance.random() < 0.3:

@@ -1,4 +1,4 @@
-"""A Messages stream and a whole message read back into events, ours and other servers'."""
+"""Decoding Messages streams and messages to events, Dovetail's own and other servers'."""
 
 import json
 from typing import Any
@@ -41,7 +41,7 @@ def read(stream: bytes, size: int = 0) -> list[Event]:
 
 
 def carried(message: Message) -> Message:
-    """As much of a message as the API carries: no blank text, custom input as an object."""
+    """Return the part of a message that the API carries: no blank text, custom input as object."""
     limits = ("cancelled", "error")
     return Message(
         blocks=tuple(filter(None, map(_block, message.blocks))),
@@ -73,7 +73,7 @@ def _plain(arguments: str) -> str:
 
 
 def spelled(message: Message) -> Message:
-    """The message with its arguments in one spelling; of cut ones only the name counts."""
+    """Return the message with normalized arguments; truncated calls are reduced to their name."""
     return msgspec.structs.replace(carried(message), raw="")
 
 
@@ -97,7 +97,7 @@ def test_golden_messages_are_read_back(transcript: Transcript) -> None:
 
 @st.composite
 def json_call_events(draw: st.DrawFn) -> list[Event]:
-    """Scripts whose calls have JSON for arguments, in the same number of pieces."""
+    """Draw scripts whose calls have JSON arguments, in the same number of fragments."""
     events = draw(scripts(failing=True))
     whole = {event.index for event in events if isinstance(event, CallClose)}
     made: list[Event] = []
@@ -116,7 +116,7 @@ def json_call_events(draw: st.DrawFn) -> list[Event]:
 
 
 @given(json_call_events(), st.integers(0, 9), st.booleans())
-def test_any_stream_is_read_back_in_any_pieces(
+def test_any_stream_is_read_back_in_any_chunks(
     events: list[Event], size: int, dispatch: bool
 ) -> None:
     body = request_body(max_tokens=9, nvext={"dispatch": dispatch})
@@ -139,7 +139,7 @@ def stopped(at: int) -> dict[str, Any]:
 
 
 class TestOtherServers:
-    def test_counts_add_up_and_later_ones_win(self) -> None:
+    def test_counts_add_up_and_later_ones_replace_earlier_ones(self) -> None:
         usage = {"input_tokens": 5, "cache_read_input_tokens": 3, "cache_creation_input_tokens": 2}
         start = {"type": "message_start", "message": {"content": [], "usage": usage}}
         end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
@@ -158,7 +158,7 @@ class TestOtherServers:
             CallClose(0),
         ]
 
-    def test_a_call_without_input_is_whole(self) -> None:
+    def test_call_without_input_is_complete(self) -> None:
         call = started(0, type="tool_use", id="t", name="look", input={})
         assert read(frames(call, stopped(0)))[1] == CallClose(0)
 
@@ -169,13 +169,13 @@ class TestOtherServers:
             SpanEnd("reasoning", seal="sealed"),
         ]
 
-    def test_blocks_of_server_tools_are_passed_over(self) -> None:
+    def test_blocks_of_server_tools_are_skipped(self) -> None:
         search = started(0, type="server_tool_use", id="s", name="web_search", input={})
         text = started(1, type="text", text="Found.")
         found = read(frames(search, stopped(0), text, stopped(1)))
         assert found[:2] == [TextDelta("Found."), SpanEnd("text")]
 
-    def test_a_stream_that_breaks_off_is_a_failure(self) -> None:
+    def test_interrupted_stream_is_a_failure(self) -> None:
         found = read(frames(started(0, type="text", text="Fou")))
         assert isinstance(found[-1], Failure)
 
@@ -187,10 +187,10 @@ class TestOtherServers:
         assert MessagesReader().whole(body) == [Failure("context_overflow", too_long["message"])]
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"'])
-    def test_a_body_that_is_no_message(self, body: bytes) -> None:
+    def test_body_that_is_not_a_message(self, body: bytes) -> None:
         assert isinstance(MessagesReader().whole(body)[-1], Failure)
 
-    def test_nonsense_between_frames_is_noted_and_passed_over(self) -> None:
+    def test_invalid_frames_are_reported_and_skipped(self) -> None:
         stop = {"type": "message_stop"}
         found = read(b"data: {oops\n\n: comment\n\nevent: ping\ndata: {}\n\n" + frames(stop))
         assert [event.type for event in found] == ["diagnostic", "finish"]

@@ -1,7 +1,7 @@
-"""Claude Code sends our answer back in its next request: what it keeps, we keep.
+"""Claude Code sends Dovetail's response back in its next request: everything in it is preserved.
 
-It replays thoughts and text to the byte, rewrites the inputs of tools, moves tools behind any
-later text, and gives results in the order in which the tools ended.
+It replays reasoning and text byte for byte, rewrites the inputs of tools, moves tool calls after
+any later text, and sends results in the order in which the tools finished.
 """
 
 from typing import Any
@@ -27,16 +27,16 @@ EACH = pytest.mark.parametrize("transcript", COMPLETE, ids=lambda t: t.id)
 
 
 def rewritten(arguments: str) -> dict[str, Any]:
-    """An input as Claude Code holds it: other order of keys, defaults filled in."""
+    """Return an input as Claude Code stores it: keys in another order, defaults filled in."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:
-        return {}  # cut: it keeps nothing
+        return {}  # truncated: it stores nothing
     return {"run_in_background": False, **dict(reversed(value.items()))}
 
 
 def replayed_content(transcript: Transcript) -> list[dict[str, Any]]:
-    """The assistant message as Claude Code replays it, from what it read in our stream."""
+    """Return the assistant message as Claude Code replays it, from what it read in the stream."""
     content = check(transcript.stream()).content
     for block in content:
         if block["type"] == "tool_use":
@@ -53,7 +53,7 @@ def behind_text(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def replay(transcript: Transcript) -> tuple[list[dict[str, Any]], Request]:
-    """The next request: the history grown by our answer and the results, last one first."""
+    """Return the next request: the history, the response and the results, the last one first."""
     content = replayed_content(transcript)
     body = msgspec.json.decode(transcript.body)
     results = [
@@ -78,14 +78,14 @@ def as_sent(block: dict[str, Any]) -> Block:
 
 
 @EACH
-def test_the_order_is_the_client_s(transcript: Transcript) -> None:
+def test_order_is_the_clients(transcript: Transcript) -> None:
     content, request = replay(transcript)
     assert [turn.role for turn in request.turns[-3:]] == ["assistant", "user", "system"]
     assert request.turns[-3].blocks == tuple(map(as_sent, content))
 
 
 @EACH
-def test_every_handle_survives(transcript: Transcript) -> None:
+def test_every_seal_and_id_is_preserved(transcript: Transcript) -> None:
     _, request = replay(transcript)
     events = transcript.events()
     blocks = request.turns[-3].blocks
@@ -99,15 +99,15 @@ def test_every_handle_survives(transcript: Transcript) -> None:
 
 
 @EACH
-def test_the_request_before_is_a_prefix_of_the_next(transcript: Transcript) -> None:
+def test_previous_request_is_a_prefix_of_the_next(transcript: Transcript) -> None:
     before, (_, after) = transcript.request(), replay(transcript)
     assert after.turns[: len(before.turns)] == before.turns
     assert (after.system, after.tools) == (before.system, before.tools)
 
 
 @EACH
-def test_the_user_turn_that_becomes_a_string_is_the_same_turn(transcript: Transcript) -> None:
-    """Later on Claude Code sends a list of one text, cache_control and all, as a plain string."""
+def test_user_turn_that_becomes_a_string_is_the_same_turn(transcript: Transcript) -> None:
+    """In later requests Claude Code sends a list of one text, with cache_control, as a string."""
     body = msgspec.json.decode(transcript.body)
     for message in body["messages"]:
         if isinstance(message["content"], list) and len(message["content"]) == 1:
@@ -117,7 +117,7 @@ def test_the_user_turn_that_becomes_a_string_is_the_same_turn(transcript: Transc
     assert again.turns == transcript.request().turns
 
 
-def test_claude_code_moves_tools_behind_later_text() -> None:
+def test_claude_code_moves_tools_after_later_text() -> None:
     (transcript,) = (t for t in COMPLETE if t.folder.name == "text_between_calls")
     kinds = [block["type"] for block in replayed_content(transcript)]
     assert kinds == ["text", "text", "tool_use", "tool_use"]

@@ -1,4 +1,4 @@
-"""The official Anthropic SDK reads our bytes, over HTTP in memory."""
+"""The official Anthropic SDK reads Dovetail's bytes, over HTTP in memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,14 +45,14 @@ BROKEN = [transcript for transcript in ALL if transcript.failure() is not None]
 
 
 class Server:
-    """Answers like Dovetail: a stream if one was asked for, else the whole message."""
+    """Responds like Dovetail: with a stream if requested, else with the complete message."""
 
     def __init__(self, events: list[Event], error: DovetailError | None = None) -> None:
         self.events = events
         self.error = error
         self.client = anthropic.Anthropic(
             api_key="local",
-            timeout=60,  # without one the SDK insists on streaming long responses
+            timeout=60,  # without a timeout the SDK insists on streaming long responses
             base_url="http://dovetail",
             max_retries=0,
             http_client=httpx2.Client(transport=httpx2.MockTransport(self._respond)),
@@ -94,7 +94,7 @@ def _json(content: bytes) -> httpx2.Response:
 
 
 def sdk_arguments(transcript: Transcript) -> dict[str, Any]:
-    """The golden request as arguments of the SDK; what its versions differ in goes beside."""
+    """Return the golden request as SDK arguments; fields that vary by version as extra body."""
     body = msgspec.json.decode(transcript.body)
     named = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
     del body["stream"]
@@ -102,7 +102,7 @@ def sdk_arguments(transcript: Transcript) -> dict[str, Any]:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message without what only the SDK's stream adds to it."""
+    """Return a message without the fields that only the SDK's stream adds."""
     data: dict[str, Any] = message.to_dict(mode="json", exclude_none=True)
     for block in data["content"]:
         block.pop("parsed_output", None)
@@ -110,7 +110,7 @@ def plain(message: Message) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transcript", WHOLE, ids=lambda t: t.id)
-def test_golden_stream_adds_up_to_the_whole_message(transcript: Transcript) -> None:
+def test_golden_stream_adds_up_to_the_complete_message(transcript: Transcript) -> None:
     request = sdk_arguments(transcript)
     streamed = Server(transcript.events()).streamed(request)
     created = Server(transcript.events()).created(request)
@@ -119,7 +119,7 @@ def test_golden_stream_adds_up_to_the_whole_message(transcript: Transcript) -> N
 
 
 @pytest.mark.parametrize("transcript", WHOLE, ids=lambda t: t.id)
-def test_the_sdk_sees_no_field_it_does_not_know(transcript: Transcript) -> None:
+def test_sdk_knows_every_field(transcript: Transcript) -> None:
     created = Server(transcript.events()).created(sdk_arguments(transcript))
     Message.model_validate(plain(created), strict=True)
     for part in (created, created.usage, *created.content):
@@ -127,7 +127,7 @@ def test_the_sdk_sees_no_field_it_does_not_know(transcript: Transcript) -> None:
 
 
 @pytest.mark.parametrize("transcript", BROKEN, ids=lambda t: t.id)
-def test_a_broken_stream_raises(transcript: Transcript) -> None:
+def test_broken_stream_raises(transcript: Transcript) -> None:
     with pytest.raises(anthropic.APIStatusError, match="stopped answering") as caught:
         Server(transcript.events()).streamed(sdk_arguments(transcript))
     assert caught.value.body == {
@@ -151,7 +151,7 @@ MINIMAL: dict[str, Any] = {
 
 @settings(max_examples=100, deadline=None)
 @given(events=message_events().filter(without_surrogates))
-def test_any_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
+def test_any_stream_adds_up_to_the_complete_message(events: list[Event]) -> None:
     streamed = Server(events).streamed(MINIMAL)
     assert plain(streamed) == plain(Server(events).created(MINIMAL))
 
@@ -165,7 +165,7 @@ TRUNCATED = [
 
 
 @pytest.mark.parametrize("arguments", TRUNCATED)
-def test_truncated_call_shows_its_whole_members(arguments: str) -> None:
+def test_truncated_call_has_its_complete_members(arguments: str) -> None:
     events: list[Event] = [CallOpen(0, "f", id="toolu_1"), CallArgs(0, arguments), Finish("length")]
     (streamed,) = Server(events).streamed(MINIMAL).content
     (created,) = Server(events).created(MINIMAL).content
@@ -173,7 +173,7 @@ def test_truncated_call_shows_its_whole_members(arguments: str) -> None:
     assert streamed.input == created.input
 
 
-def test_line_separators_of_unicode_do_not_split_a_frame() -> None:
+def test_unicode_line_separators_do_not_split_a_frame() -> None:
     events: list[Event] = [Usage(1), TextDelta("a\u2028b\u2029c\x85d\x0be"), Finish("stop")]
     (block,) = Server(events).streamed(MINIMAL).content
     assert block.type == "text"
@@ -206,7 +206,7 @@ ERRORS: list[tuple[DovetailError, int, str]] = [
 
 
 @pytest.mark.parametrize(("error", "status", "kind"), ERRORS, ids=[e.kind for e, _, _ in ERRORS])
-def test_an_error_before_the_stream(error: DovetailError, status: int, kind: str) -> None:
+def test_error_before_the_stream(error: DovetailError, status: int, kind: str) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
         Server([], error).created(MINIMAL)
     assert caught.value.status_code == status
@@ -227,7 +227,7 @@ def test_claude_code_compacts_when_the_prompt_is_too_long() -> None:
     assert message_of(ContextOverflow(message)) == message
 
 
-def test_the_parameter_stands_before_the_message() -> None:
+def test_parameter_precedes_the_message() -> None:
     assert message_of(InvalidRequest("bad", param="tools[0]")) == "tools[0]: bad"
     assert message_of(InvalidRequest("tools[0]: bad", param="tools[0]")) == "tools[0]: bad"
 

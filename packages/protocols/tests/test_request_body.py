@@ -25,7 +25,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("body", "param"), FAULTS)
-def test_a_fault_names_its_field(body: bytes, param: str | None) -> None:
+def test_error_names_the_field(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         request_body.convert(request_body.RequestBody(body).fields, _Outer)
     assert caught.value.param == param

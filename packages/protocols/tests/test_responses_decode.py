@@ -1,4 +1,4 @@
-"""What real clients send, one named test for each leniency, and what is refused."""
+"""Requests of real clients, with one named test per tolerated form, and rejected requests."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def turns(*items: Any) -> tuple[Turn, ...]:
     return decode(input=list(items)).turns
 
 
-def test_a_string_is_a_users_message() -> None:
+def test_string_is_a_user_message() -> None:
     assert decode(input="hello").turns == (Turn("user", (TextBlock("hello"),)),)
 
 
@@ -74,7 +74,7 @@ MESSAGES: list[tuple[str, dict[str, Any], Turn]] = [
      {"role": "user", "content": [{"type": "input_image", "detail": "auto",
                                    "image_url": "data:image/png;base64,aGk="}]},
      Turn("user", (ImageBlock("image/png", "aGk="),))),
-    ("an_image_is_an_address",
+    ("an_image_is_a_url",
      {"role": "user", "content": [{"type": "input_image", "image_url": "https://a/b.png"}]},
      Turn("user", (ImageBlock(url="https://a/b.png"),))),
     ("an_image_is_in_the_form_of_chat",
@@ -84,14 +84,14 @@ MESSAGES: list[tuple[str, dict[str, Any], Turn]] = [
      {"role": "user", "content": [{"type": "input_file", "filename": "a.pdf",
                                    "file_data": "data:application/pdf;base64,aGk="}]},
      Turn("user", (DocumentBlock("application/pdf", "a.pdf", "aGk="),))),
-    ("a_file_is_an_address",
+    ("a_file_is_a_url",
      {"role": "user", "content": [{"type": "input_file", "file_url": "https://a/b.pdf"}]},
      Turn("user", (DocumentBlock(url="https://a/b.pdf"),))),
     ("agents_write_to_each_other",
      {"type": "agent_message", "author": "/root", "recipient": "/root/a",
       "content": [{"type": "input_text", "text": "go on"}]},
      Turn("user", (TextBlock("Message from /root:"), TextBlock("go on")))),
-    ("a_task_of_codex_for_its_agent_is_called_encrypted_and_is_not",
+    ("a_codex_task_for_an_agent_is_declared_encrypted_but_plain",
      {"type": "agent_message", "author": "/root", "recipient": "/root/a",
       "content": [{"type": "input_text", "text": "Payload:\n"},
                   {"type": "encrypted_content", "encrypted_content": "Write the tests."}]},
@@ -118,7 +118,7 @@ REASONING_ITEMS: list[tuple[str, dict[str, Any], ReasoningBlock]] = [
      {"summary": [], "encrypted_content": "s"}, ReasoningBlock("", "s")),
     ("the_seal_is_null", {"summary": [], "content": [{"type": "reasoning_text", "text": "a"}],
                           "encrypted_content": None}, ReasoningBlock("a")),
-    ("the_text_wins_over_its_summary",
+    ("the_text_takes_precedence_over_its_summary",
      {"summary": [{"type": "summary_text", "text": "short"}],
       "content": [{"type": "reasoning_text", "text": "long"}]}, ReasoningBlock("long")),
     ("the_summary_is_missing", {"content": "a"}, ReasoningBlock("a")),
@@ -175,7 +175,7 @@ def test_text_between_calls_stays_between_them() -> None:
     assert kinds == ["tool_call", "text", "tool_call"]
 
 
-def test_steps_of_a_tool_loop_are_turns_of_their_own() -> None:
+def test_steps_of_a_tool_loop_are_separate_turns() -> None:
     found = turns(call("f", "c1"), result("c1", "1"), call("f", "c2"), result("c2", "2"))
     assert [turn.role for turn in found] == ["assistant", "tool", "assistant", "tool"]
 
@@ -192,7 +192,7 @@ CALLS: list[tuple[str, dict[str, Any], ToolCallBlock]] = [
     ("arguments_are_an_object", call("f", "c", arguments={"a": 1}),
      ToolCallBlock("c", "f", '{"a":1}')),
     ("arguments_are_null", call("f", "c", arguments=None), ToolCallBlock("c", "f", "{}")),
-    ("a_cut_call_comes_back", call("f", "c", arguments='{"a', status="incomplete"),
+    ("a_truncated_call_is_replayed", call("f", "c", arguments='{"a', status="incomplete"),
      ToolCallBlock("c", "f", '{"a', complete=False)),
     ("codex_patches_with_raw_text",
      {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c", "name": "apply_patch",
@@ -298,7 +298,7 @@ def test_earlier_trigger_requests_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["compaction", "compaction_summary"])
-def test_our_own_compaction_item_is_the_summary_again(kind: str) -> None:
+def test_own_compaction_item_decodes_to_the_summary(kind: str) -> None:
     item = {"type": kind, "id": "cmp_1", "encrypted_content": pack_summary("Été.")}
     assert turns(item) == (Turn("user", (TextBlock(SUMMARY_PREFACE + "Été."),)),)
 
@@ -311,7 +311,7 @@ IGNORED: list[tuple[str, dict[str, Any]]] = [
     ("item_reference_without_type", {"id": "msg_1"}),
     ("item_reference_with_null_type", {"type": None, "id": "msg_1"}),
     ("mcp_list_tools", {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []}),
-    ("an_item_of_next_year", {"type": "dream", "about": "sheep"}),
+    ("an_unknown_item", {"type": "dream", "about": "sheep"}),
 ]
 
 
@@ -322,7 +322,7 @@ def test_dropped_and_reported(item: dict[str, Any]) -> None:
     assert request.ignored == ("input[1]",)
 
 
-def test_a_part_that_cannot_be_shown_is_reported_by_its_path() -> None:
+def test_unsupported_part_is_reported_by_its_path() -> None:
     parts = [
         {"type": "input_text", "text": "a"},
         {"type": "input_image", "file_id": "file-1"},
@@ -372,7 +372,7 @@ THINKING: list[tuple[str, dict[str, Any], Thinking]] = [
     ("a_budget", {"nvext": {"max_thinking_tokens": 50}}, Thinking(budget=50)),
     ("the_templates_own_switch", {"chat_template_kwargs": {"enable_thinking": False}},
      Thinking(False, template_kwargs={"enable_thinking": False})),
-    ("the_templates_switch_wins_over_effort",
+    ("the_templates_switch_takes_precedence_over_effort",
      {"chat_template_kwargs": {"thinking": False}, "reasoning": {"effort": "low"}},
      Thinking(False, "low", template_kwargs={"thinking": False})),
     ("the_templates_mode", {"chat_template_kwargs": {"thinking_mode": "enabled"}},
@@ -427,11 +427,11 @@ def test_hints() -> None:
     assert request.ignored == ("nvext.odd",)
 
 
-def test_unknown_fields_are_reported_and_harmless() -> None:
+def test_unknown_fields_are_reported_and_ignored() -> None:
     assert decode(moderation={}, generate=False).ignored == ("moderation", "generate")
 
 
-def test_what_the_application_must_know_is_in_the_echo() -> None:
+def test_echo_has_the_fields_for_the_application() -> None:
     echo = decode(previous_response_id="resp_1", store=False).echo
     assert isinstance(echo, ResponsesEcho)
     assert (echo.previous_response_id, echo.store, echo.compacts) == ("resp_1", False, False)
@@ -440,7 +440,7 @@ def test_what_the_application_must_know_is_in_the_echo() -> None:
     assert fresh.store
 
 
-def test_a_stored_conversation_may_go_on_without_input() -> None:
+def test_stored_conversation_may_continue_without_input() -> None:
     assert CODEC.decode(b'{"model": "m", "previous_response_id": "r"}', {}).turns == ()
 
 
@@ -461,7 +461,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[DovetailError], str]] = [
     ("a_call_without_name", {"input": [{"type": "function_call"}]},
      InvalidRequest, "input[0].name"),
     ("no_tokens", {"max_output_tokens": 0}, InvalidRequest, "max_output_tokens"),
-    ("a_cold_temperature", {"temperature": -1}, InvalidRequest, "temperature"),
+    ("a_negative_temperature", {"temperature": -1}, InvalidRequest, "temperature"),
     ("no_penalty", {"repetition_penalty": 0}, InvalidRequest, "repetition_penalty"),
     ("no_schema", {"text": {"format": {"type": "json_schema"}}},
      InvalidRequest, "text.format.schema"),
@@ -472,14 +472,14 @@ REFUSED: list[tuple[str, dict[str, Any], type[DovetailError], str]] = [
 @pytest.mark.parametrize(
     ("body", "kind", "param"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
 )
-def test_refused(body: dict[str, Any], kind: type[DovetailError], param: str) -> None:
+def test_rejected(body: dict[str, Any], kind: type[DovetailError], param: str) -> None:
     with pytest.raises(kind) as caught:
         decode(**body)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("background", [True, False, None])
-def test_background_is_for_the_application_to_do(background: bool | None) -> None:
+def test_background_is_passed_to_the_application(background: bool | None) -> None:
     echo = decode(background=background, input="x").echo
     assert isinstance(echo, ResponsesEcho)
     assert echo.background is (background is True)

@@ -1,4 +1,4 @@
-"""The sequence of events, by an explicit checker: on the golden cases and on random scripts."""
+"""An explicit checker of the event sequence, on the golden cases and on random scripts."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ DELTAS = {
 
 
 class Channel:
-    """One stream of deltas inside an item: open, then done once with what was said."""
+    """One stream of deltas inside an item: open, then done once with the complete text."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -58,7 +58,7 @@ class Checker:
 
     def read(self, stream: bytes) -> "Checker":
         for event in SseReader().feed(stream):
-            assert self.end is None, "nothing comes after the end"
+            assert self.end is None, "nothing follows the end"
             if not event.event.endswith("_dispatch"):
                 self.take(event.event, msgspec.json.decode(event.data))
         return self
@@ -120,11 +120,11 @@ class Checker:
         }[part["type"]]
         assert item["type"] == DELTAS[kind][0]
         if name.endswith("added"):
-            assert kind not in channels, "one part of a kind"
+            assert kind not in channels, "one part per kind"
             assert part["text"] == ""
             channels[kind] = Channel()
         else:
-            assert channels[kind].done, "its text is done before the part is"
+            assert channels[kind].done, "the text is done before its part"
             assert part["text"] == channels[kind].text
 
     def take_done(self, data: dict[str, Any]) -> None:
@@ -173,8 +173,8 @@ def test_golden(transcript: Transcript) -> None:
 
 
 @EACH
-def test_the_checker_misses_no_frame(transcript: Transcript) -> None:
-    """Without any one of its frames, or with one twice, a stream is not valid."""
+def test_checker_detects_missing_and_repeated_frames(transcript: Transcript) -> None:
+    """Without any one of its frames, or with one of them twice, a stream is invalid."""
     frames = [frame + b"\n\n" for frame in transcript.stream().split(b"\n\n")[:-1]]
     for at, frame in enumerate(frames[:-1]):
         if b"_dispatch\n" in frame:
@@ -185,7 +185,7 @@ def test_the_checker_misses_no_frame(transcript: Transcript) -> None:
 
 
 class Script:
-    """Draws events one by one, each legal after those before it."""
+    """Draws events one by one, each valid after those before it."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -271,7 +271,7 @@ def request(*, summary: bool = False, dispatch: bool = False) -> Request:
     dispatch=st.booleans(),
     beats=st.sets(st.integers(0, 9)),
 )
-def test_any_script_makes_a_valid_sequence(
+def test_any_script_yields_a_valid_sequence(
     events: list[Event], summary: bool, dispatch: bool, beats: set[int]
 ) -> None:
     encoder = CODEC.stream(request(summary=summary, dispatch=dispatch), CountingIds(), clock)
@@ -286,7 +286,9 @@ def test_any_script_makes_a_valid_sequence(
 
 
 @given(events=scripts(), summary=st.booleans())
-def test_whole_response_is_the_end_of_the_stream(events: list[Event], summary: bool) -> None:
+def test_non_streaming_response_equals_the_end_of_the_stream(
+    events: list[Event], summary: bool
+) -> None:
     decoded = request(summary=summary)
     message = fold(events)
     if message.failure is not None or message.finish in ("error", "cancelled"):
@@ -297,14 +299,14 @@ def test_whole_response_is_the_end_of_the_stream(events: list[Event], summary: b
 
 
 @given(events=scripts())
-def test_a_call_is_done_at_its_close_and_not_a_frame_later(events: list[Event]) -> None:
+def test_call_is_done_directly_at_its_close(events: list[Event]) -> None:
     encoder = CODEC.stream(request(), CountingIds(), clock)
     for event in events:
         names = [frame.event for frame in SseReader().feed(encoder.encode([event]))]
         assert (names[-1:] == ["response.output_item.done"]) or not isinstance(event, CallClose)
 
 
-def test_white_space_between_calls_is_no_item() -> None:
+def test_white_space_between_calls_yields_no_item() -> None:
     events: list[Event] = [
         CallOpen(0, "f", "call_1"), CallClose(0), TextDelta("\n"), TextDelta("\n"),
         SpanEnd("text"), CallOpen(1, "g", "call_2"), CallClose(1), Finish("tool_calls"),
@@ -340,14 +342,14 @@ def test_logprobs_are_for_visible_text_only() -> None:
     assert msgspec.json.decode(whole) == end
 
 
-def test_logprobs_are_left_out_if_not_requested() -> None:
+def test_logprobs_are_omitted_unless_requested() -> None:
     events: list[Event] = [Logprobs((TokenLogprob("a", -0.5),)), TextDelta("a"), Finish("stop")]
     end = Checker().read(CODEC.stream(request(), CountingIds(), clock).encode(events)).end
     assert end is not None
     assert end["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_tokens_that_do_not_spell_the_text_are_left_out() -> None:
+def test_logprobs_are_omitted_if_they_do_not_spell_the_text() -> None:
     events: list[Event] = [Logprobs((TokenLogprob("ab", -0.5),)), TextDelta("a"), Finish("stop")]
     decoded = CODEC.decode(b'{"model": "m", "input": "x", "top_logprobs": 1}', {})
     whole = msgspec.json.decode(CODEC.encode_message(decoded, [fold(events)], CountingIds(), clock))
@@ -361,12 +363,12 @@ def test_request_of_another_codec_is_encoded_too() -> None:
     assert (end["model"], end["tools"], end["store"]) == ("m", [], True)
 
 
-def test_other_choices_are_left_out() -> None:
+def test_other_choices_are_not_encoded() -> None:
     encoder = CODEC.stream(request(), CountingIds(), clock)
     assert encoder.encode([TextDelta("a")], choice=1) == b""
 
 
-def test_a_sign_of_life_before_the_first_event_begins_the_stream() -> None:
+def test_keep_alive_before_the_first_event_starts_the_stream() -> None:
     encoder = CODEC.stream(request(), CountingIds(), clock)
     names = [frame.event for frame in SseReader().feed(encoder.keep_alive())]
     assert names == ["response.created", "response.in_progress"]

@@ -1,4 +1,4 @@
-"""Errors in the API's own form, before a stream and inside one; and the page that describes it."""
+"""Errors in the API's own form, before and within a stream; and the page that describes it."""
 
 import re
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_retry_after_is_sent(kind: type[DovetailError]) -> None:
     assert CODEC.encode_error(kind("Later.", retry_after=2.2)).headers == (("retry-after", "3"),)
 
 
-def test_an_unknown_kind_is_our_own_fault() -> None:
+def test_unknown_kind_is_an_internal_error() -> None:
     class Odd(DovetailError):
         kind = "odd"
 
@@ -80,7 +80,7 @@ def test_an_unknown_kind_is_our_own_fault() -> None:
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "apis" / "responses.md"
 
 
-def test_the_page_names_every_field_and_every_item() -> None:
+def test_page_names_every_field_and_every_item() -> None:
     named = set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
     assert set(Body.__struct_fields__) - named == set()
     assert set(ITEM_DECODERS) - named == set()

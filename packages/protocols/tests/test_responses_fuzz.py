@@ -1,4 +1,4 @@
-"""Whatever JSON comes in, nothing but our own errors comes out."""
+"""Decoding any JSON returns a request or raises a DovetailError."""
 
 import contextlib
 from typing import Any
@@ -56,7 +56,7 @@ REST = {name: JSON for name in Body.__struct_fields__ if name not in ("model", "
     )
     | JSON
 )
-def test_nothing_but_our_own_errors_comes_out_of_any_json(body: Any) -> None:
+def test_any_json_raises_only_dovetail_errors(body: Any) -> None:
     try:
         request = CODEC.decode(msgspec.json.encode(body), {})
     except DovetailError:
@@ -66,7 +66,7 @@ def test_nothing_but_our_own_errors_comes_out_of_any_json(body: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 500, 900, 990, 5000])
-def test_a_body_nested_too_deep_is_no_error_but_ours(depth: int) -> None:
+def test_body_nested_too_deeply_raises_a_dovetail_error(depth: int) -> None:
     deep = b'{"a":' * depth + b"1" + b"}" * depth
     item = b'{"type": "function_call", "name": "f", "arguments": ' + deep + b"}"
     body = b'{"model": "m", "input": [' + item + b'], "metadata": ' + deep + b"}"
@@ -74,7 +74,7 @@ def test_a_body_nested_too_deep_is_no_error_but_ours(depth: int) -> None:
         CODEC.decode(body, {})
 
 
-def test_namespaces_nested_too_deep_are_an_error_of_ours() -> None:
+def test_namespaces_nested_too_deeply_raise_a_dovetail_error() -> None:
     tool = b'{"type": "function", "name": "f"}'
     for _ in range(480):
         tool = b'{"type": "namespace", "name": "n", "tools": [' + tool + b"]}"

@@ -50,7 +50,7 @@ def message(text: str, role: str = "user") -> dict[str, Any]:
         (b'{"previous_response_id": "r", "input": "cut \\ud83d"}', "r"),
     ],
 )
-def test_what_a_body_goes_on_from(sent: bytes, expected: str | None) -> None:
+def test_previous_response_id_of_a_body(sent: bytes, expected: str | None) -> None:
     assert previous_response_id(sent) == expected
 
 
@@ -74,7 +74,7 @@ def test_malformed_json_is_reported_or_left_to_the_codec(sent: bytes) -> None:
         [{"type": "function_call_output", "call_id": "call_1", "output": "x"}, message("So?")],
     ],
 )
-def test_the_joined_body_is_what_a_client_without_state_would_send(sent: Any) -> None:
+def test_joined_body_equals_a_stateless_request(sent: Any) -> None:
     before: list[dict[str, Any]] = [
         message("Hi"),
         {"type": "reasoning", "summary": [], "content": [], "encrypted_content": "seal"},
@@ -89,14 +89,14 @@ def test_the_joined_body_is_what_a_client_without_state_would_send(sent: Any) ->
     assert msgspec.json.decode(joined.echo.fields)["previous_response_id"] == "r"  # type: ignore[attr-defined]
 
 
-def test_a_wrong_input_is_refused_as_ever() -> None:
+def test_invalid_input_is_rejected() -> None:
     with pytest.raises(InvalidRequest) as refused:
         RESPONSES.decode(prepend_history(body(input=3, previous_response_id="r"), [b"{}"]), {})
     assert refused.value.param == "input"
 
 
-def test_each_body_of_a_conversation_begins_with_the_last() -> None:
-    """So the memory compares what was there and reads what is new."""
+def test_each_body_of_a_conversation_starts_with_the_previous_one() -> None:
+    """Therefore the cache compares the known part and decodes only the new part."""
     memory, history = DecodeCache(), list[bytes]()
     last: Any = None
     for turn in range(40):
@@ -129,8 +129,8 @@ PLACES = [
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
-def test_nothing_that_is_sent_breaks_the_joining(odd: str, place: str) -> None:
-    """All is read, or refused as the client's fault."""
+def test_joining_handles_any_body(odd: str, place: str) -> None:
+    """Every body is decoded, or rejected as a client error."""
     sent, done = (place % odd).encode("latin-1"), list[Any]()
     for act in (
         previous_response_id,
@@ -148,7 +148,7 @@ def test_nothing_that_is_sent_breaks_the_joining(odd: str, place: str) -> None:
     assert len(done) == 7
 
 
-def test_items_that_are_named_are_put_in_their_place() -> None:
+def test_item_references_are_replaced_by_the_items() -> None:
     named = {"type": "item_reference", "id": "msg_1"}
     sent = body(input=[message("a"), named, {"type": "item_reference", "id": 4}])
     assert item_references(sent) == ["msg_1"]
@@ -161,7 +161,7 @@ def test_items_that_are_named_are_put_in_their_place() -> None:
 
 
 @given(st.text())
-def test_a_text_is_one_message_of_the_user(text: str) -> None:
+def test_text_is_one_user_message(text: str) -> None:
     sent = msgspec.json.encode({"model": "m", "input": text})
     items = json.loads(b"[%b]" % input_items(sent))
     assert items == [
@@ -171,7 +171,7 @@ def test_a_text_is_one_message_of_the_user(text: str) -> None:
     assert as_items.turns == RESPONSES.decode(sent, {}).turns
 
 
-def test_a_response_is_taken_apart_and_put_together() -> None:
+def test_response_is_split_and_joined() -> None:
     whole = {"id": "r", "output": [{"a": 1}, {"b": [2]}], "usage": {"x": 1}, "status": "completed"}
     head, output = split_response(json.dumps(whole).encode())
     assert "output" not in head
@@ -183,7 +183,7 @@ def test_a_response_is_taken_apart_and_put_together() -> None:
     }
 
 
-def test_a_model_is_named_where_none_is() -> None:
+def test_default_model_is_added_if_none_is_named() -> None:
     assert json.loads(with_default_model(b'{"input":"x"}', "m")) == {"input": "x", "model": "m"}
     assert json.loads(with_default_model(b'{"model":null}', "m")) == {"model": "m"}
     assert with_default_model(body(input="x"), "other") == body(input="x")
@@ -220,7 +220,7 @@ def test_items_are_listed_in_their_full_form(item: Any, expected: Any) -> None:
     assert complete_item(item, "x") == expected
 
 
-def test_ids_are_of_the_apis_style() -> None:
+def test_ids_have_the_style_of_the_api() -> None:
     assert item_id({"role": "user"}, "1") == "msg_1"
     assert item_id({"type": "function_call_output"}, "1") == "fco_1"
     assert item_id({"type": "strange"}, "1") == "item_1"

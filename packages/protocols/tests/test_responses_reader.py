@@ -1,4 +1,4 @@
-"""A Responses stream read back into events, ours and other servers'."""
+"""Decoding Responses streams to events, Dovetail's own and other servers'."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def read(stream: bytes, size: int = 0) -> list[Event]:
 
 
 def carried(message: Message, failure: bool = True) -> Message:
-    """As much of a message as this API carries: blank texts are left out, so are stop words."""
+    """Return the part of a message that this API carries: no blank texts and no stop sequence."""
     blocks: list[OutputBlock] = [
         msgspec.structs.replace(block, raw="")
         for block in message.blocks
@@ -82,7 +82,7 @@ def test_golden_responses_decode_as_their_streams(transcript: Transcript) -> Non
 
 
 @given(scripts(failing=True), st.integers(0, 9), st.booleans())
-def test_any_stream_is_read_back_in_any_pieces(
+def test_any_stream_is_read_back_in_any_chunks(
     events: list[Event], size: int, summary: bool
 ) -> None:
     request = CODEC.decode(SUMMED if summary else BODY, {})
@@ -90,7 +90,7 @@ def test_any_stream_is_read_back_in_any_pieces(
     assert fold(read(stream, size)) == carried(fold(events))
 
 
-def test_a_call_may_run_when_its_item_is_done() -> None:
+def test_call_closes_when_its_item_is_done() -> None:
     parallel = next(t for t in GOLDEN if t.folder.name == "parallel_calls")
     head, _, _ = parallel.stream().partition(b"event: response.completed")
     events = ResponsesReader().feed(head)
@@ -111,7 +111,7 @@ TEXT = {"type": "message", "content": [{"type": "output_text", "text": "Hi."}]}
 
 
 class TestOtherServers:
-    def test_items_that_come_whole(self) -> None:
+    def test_items_without_deltas(self) -> None:
         reasoning = {"type": "reasoning", "summary": [], "content": [{"text": "Hm."}]}
         stream = b"".join(
             frame("response.output_item.done", output_index=at, item=item)
@@ -128,17 +128,17 @@ class TestOtherServers:
             Finish("tool_calls"),
         ]
 
-    def test_items_that_only_the_end_has(self) -> None:
+    def test_items_only_in_the_final_response(self) -> None:
         usage = {"input_tokens": 3, "output_tokens": 1}
         found = fold(read(completed(output=[TEXT, CALL], usage=usage)))
         assert [block.type for block in found.blocks] == ["text", "tool_call"]
         assert found.usage == Usage(3, 1)
 
-    def test_deltas_of_items_that_were_never_added(self) -> None:
+    def test_deltas_of_items_without_an_added_event(self) -> None:
         stream = frame("response.output_text.delta", delta="a") + completed()
         assert read(stream) == [TextDelta("a"), SpanEnd("text"), Finish("stop")]
 
-    def test_no_places_at_all(self) -> None:
+    def test_items_without_index_and_id(self) -> None:
         stream = (
             frame("response.reasoning_text.delta", delta="t")
             + frame("response.output_text.delta", delta="a")
@@ -156,7 +156,7 @@ class TestOtherServers:
         assert found.blocks[0] == TextBlock("Hi.")
 
     def test_items_are_identified_by_their_ids(self) -> None:
-        """llama.cpp has no places, and calls are done when all of them are."""
+        """llama.cpp sends no index, and its calls are done when all of them are complete."""
         calls = [{**CALL, "id": f"fc_{at}", "call_id": f"c{at}"} for at in range(2)]
         stream = b"".join(
             frame("response.output_item.added", item={**call, "arguments": ""})
@@ -167,8 +167,8 @@ class TestOtherServers:
         found = fold(read(stream + completed(output=calls)))
         assert found.blocks == (ToolCallBlock("c0", "f", "{}"), ToolCallBlock("c1", "f", "{}"))
 
-    def test_items_that_are_written_at_the_same_time(self) -> None:
-        """A stream of ours has one call open at a time: a client would end the first too soon."""
+    def test_items_streamed_concurrently(self) -> None:
+        """Events have one call open at a time; otherwise a client would close it too early."""
         delta, calls = "response.function_call_arguments.delta", []
         stream = b""
         for at, name in enumerate("fg"):
@@ -189,7 +189,7 @@ class TestOtherServers:
         ended = [TextDelta("Hi."), SpanEnd("text"), Finish("tool_calls")]
         assert read(stream + completed()) == [*expected, *ended]
 
-    def test_summary_where_reasoning_is_not_returned(self) -> None:
+    def test_summary_replaces_missing_reasoning(self) -> None:
         summary = "response.reasoning_summary_text.delta"
         sealed = {"type": "reasoning", "summary": [{"text": "a"}], "encrypted_content": "seal"}
         stream = (
@@ -199,7 +199,7 @@ class TestOtherServers:
         )
         assert fold(read(stream + completed())).blocks == (ReasoningBlock("a\n\nb", "seal"),)
 
-    def test_reasoning_of_which_only_the_seal_is_sent(self) -> None:
+    def test_reasoning_with_only_a_seal(self) -> None:
         sealed = {"type": "reasoning", "summary": [], "encrypted_content": "seal"}
         stream = frame("response.output_item.done", output_index=0, item=sealed)
         assert fold(read(stream + completed())).blocks == (ReasoningBlock("", "seal"),)
@@ -220,19 +220,19 @@ class TestOtherServers:
         assert message.finish == "length"
         assert [getattr(block, "complete", None) for block in message.blocks] == [False]
 
-    def test_a_refusal(self) -> None:
+    def test_refusal_text(self) -> None:
         end = {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
         assert read(frame("response.incomplete", response=end)) == [Finish("refusal")]
 
-    def test_arguments_of_no_call_are_reported(self) -> None:
+    def test_arguments_of_an_unknown_call_are_reported(self) -> None:
         late = frame("response.function_call_arguments.delta", output_index=3, delta="{}")
         assert read(late + completed())[0] == Diagnostic("late_arguments")
 
-    def test_a_stream_that_breaks_off_has_failed(self) -> None:
+    def test_interrupted_stream_fails(self) -> None:
         (event,) = read(frame("response.created", response={"status": "in_progress"}))
         assert isinstance(event, Failure)
 
-    def test_what_is_not_a_frame_is_reported(self) -> None:
+    def test_invalid_frame_is_reported(self) -> None:
         odd = b'data: {\n\ndata: []\n\n: ping\n\ndata: [DONE]\n\ndata: {"type": "new.event"}\n\n'
         assert read(odd + completed()) == [Diagnostic("malformed_chunk")] * 2 + [Finish("stop")]
 
@@ -240,7 +240,7 @@ class TestOtherServers:
         more = frame("response.output_text.delta", delta="a")
         assert read(completed() + more) == [Finish("stop")]
 
-    def test_body_that_is_no_response(self) -> None:
+    def test_body_that_is_not_a_response(self) -> None:
         (event,) = ResponsesReader().whole(b"<html>")
         assert isinstance(event, Failure)
 
@@ -285,6 +285,6 @@ JSON = st.recursive(
 
 
 @given(st.lists(JSON, max_size=4))
-def test_no_server_makes_the_reader_raise(frames: list[Any]) -> None:
+def test_reader_never_raises(frames: list[Any]) -> None:
     stream = b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in frames)
     assert isinstance(read(stream)[-1], Finish | Failure)

@@ -1,4 +1,4 @@
-"""A response, replayed as each client does it, decodes to the model's turn again."""
+"""A response that a client replays decodes to the model's turn again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,13 +36,13 @@ EACH = pytest.mark.parametrize("transcript", GOLDEN, ids=lambda t: t.id)
 
 
 def done_items(stream: bytes) -> Items:
-    """What a harness keeps of a stream: the items that were done."""
+    """Return what a harness stores of a stream: the items that were done."""
     frames = [msgspec.json.decode(frame.data) for frame in SseReader().feed(stream)]
     return [frame["item"] for frame in frames if frame.get("type") == "response.output_item.done"]
 
 
 def codex(items: Items) -> Items:
-    """All items as they came, ids kept: ours have the prefixes it knows."""
+    """All items unchanged, including ids, whose prefixes Codex knows."""
     return items
 
 
@@ -51,12 +51,12 @@ def codex_without_ids(items: Items) -> Items:
 
 
 def sdk(items: Items) -> Items:
-    """Items dumped from the client's own types: nulls everywhere, no status."""
+    """Items dumped from the client's own types: null fields, no status."""
     return [{**item, "status": None, "caller": None, "phase": None} for item in items]
 
 
 def opencode(items: Items) -> Items:
-    """Thoughts by their seal and summary alone, messages without a type."""
+    """Reasoning with only seal and summary, messages without a type."""
     dropped = {"reasoning": {"content", "id", "status"}, "message": {"type", "id", "status"}}
     return [
         {name: item[name] for name in item if name not in dropped.get(item["type"], set())}
@@ -65,7 +65,7 @@ def opencode(items: Items) -> Items:
 
 
 def followed(transcript: Transcript, items: Items) -> tuple[Turn, ...]:
-    """The turns that the next request adds: what was said, then what its calls gave."""
+    """Return the turns that the next request adds: the output, then the results of its calls."""
     body = msgspec.json.decode(transcript.body)
     before = body["input"]
     before = [{"role": "user", "content": before}] if isinstance(before, str) else before
@@ -79,7 +79,7 @@ def followed(transcript: Transcript, items: Items) -> tuple[Turn, ...]:
 
 
 def complete_blocks(message: Message) -> tuple[OutputBlock, ...]:
-    """The blocks of a message without truncated calls."""
+    """Return the blocks of a message without truncated calls."""
     return tuple(
         msgspec.structs.replace(block, raw="")
         for block in message.blocks
@@ -89,7 +89,7 @@ def complete_blocks(message: Message) -> tuple[OutputBlock, ...]:
 
 @EACH
 @pytest.mark.parametrize("client", [codex, codex_without_ids, sdk], ids=lambda c: c.__name__)
-def test_a_full_replay_is_the_models_turn(
+def test_full_replay_equals_the_models_turn(
     transcript: Transcript, client: Callable[[Items], Items]
 ) -> None:
     if transcript.failure() is not None:
@@ -138,7 +138,7 @@ TRIGGER = b'{"model": "m", "input": [{"type": "compaction_trigger"}], "stream": 
 
 
 def compact(*events: Event) -> tuple[Items, dict[str, Any], dict[str, Any]]:
-    """The items of a compaction, the end of its stream, and its whole answer."""
+    """Return the items of a compaction, the end of its stream, and its non-streaming response."""
     request = CODEC.decode(TRIGGER, {})
     stream = CODEC.stream(request, CountingIds(), clock).encode(events)
     whole = CODEC.encode_message(request, [fold(events)], CountingIds(), clock)
@@ -146,7 +146,7 @@ def compact(*events: Event) -> tuple[Items, dict[str, Any], dict[str, Any]]:
     return done_items(stream), last, msgspec.json.decode(whole)
 
 
-def test_a_compaction_is_one_item_that_comes_back_as_the_summary() -> None:
+def test_compaction_is_one_item_that_decodes_to_the_summary() -> None:
     items, last, whole = compact(
         Usage(9), ReasoningDelta("Hm."), TextDelta("\nAll "), TextDelta("é."), Finish("stop")
     )
@@ -166,7 +166,7 @@ def test_a_compaction_is_one_item_that_comes_back_as_the_summary() -> None:
         ([TextDelta("Half of"), Finish("length")], "incomplete"),
     ],
 )
-def test_a_summary_that_is_not_there_does_not_replace_the_conversation(
+def test_missing_summary_does_not_replace_the_conversation(
     events: list[Event], status: str
 ) -> None:
     items, last, whole = compact(*events)

@@ -1,4 +1,4 @@
-"""The official client reads our bytes, over a transport in memory."""
+"""The official client reads Dovetail's bytes, over a transport in memory."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ from dovetail_protocols.responses.stream_errors import ResponsesStreamErrors
 TRANSCRIPTS = [transcript for transcript in transcripts() if transcript.api == "responses"]
 EACH = pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda t: t.id)
 error_stream = ResponsesStreamErrors().encode
-OURS = ("nvext", "client_metadata", "stop")  # fields that the client has no argument for
+OURS = ("nvext", "client_metadata", "stop")  # fields without an argument in the client
 
 
 def client(stream: bytes, whole: bytes = b"{}") -> openai.OpenAI:
-    """A client whose server gives the one answer or the other, as it is asked."""
+    """Return a client whose server returns the stream or the complete response, as requested."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         if msgspec.json.decode(request.content).get("stream"):
@@ -35,7 +35,7 @@ def client(stream: bytes, whole: bytes = b"{}") -> openai.OpenAI:
 
 
 def arguments(transcript: Transcript) -> dict[str, Any]:
-    """The request as the client wants to be told it."""
+    """Return the request as arguments of the client."""
     body = msgspec.json.decode(transcript.body)
     del body["stream"]
     extra = {name: body.pop(name) for name in OURS if name in body}
@@ -43,13 +43,13 @@ def arguments(transcript: Transcript) -> dict[str, Any]:
 
 
 def streamed(transcript: Transcript) -> Any:
-    """The last event of the stream, as the client's own accumulator gives it."""
+    """Return the last event of the stream, as accumulated by the client."""
     with client(transcript.stream()).responses.stream(**arguments(transcript)) as stream:
         return list(stream)[-1]
 
 
 def plain(response: Response) -> dict[str, Any]:
-    """Without what the client adds by itself."""
+    """Remove the fields that the client adds by itself."""
     value = response.model_dump()
     for item in value["output"]:
         item.pop("parsed_arguments", None)
@@ -59,7 +59,7 @@ def plain(response: Response) -> dict[str, Any]:
 
 
 @EACH
-def test_stream_ends_in_the_whole_response(transcript: Transcript) -> None:
+def test_stream_ends_with_the_complete_response(transcript: Transcript) -> None:
     last = streamed(transcript)
     if transcript.failure() is not None:
         assert last.type == "response.failed"
@@ -71,7 +71,7 @@ def test_stream_ends_in_the_whole_response(transcript: Transcript) -> None:
 
 
 @EACH
-def test_the_final_response_is_there_when_it_is_complete(transcript: Transcript) -> None:
+def test_final_response_is_available_when_complete(transcript: Transcript) -> None:
     with client(transcript.stream()).responses.stream(**arguments(transcript)) as stream:
         stream.until_done()
         status = msgspec.json.decode(_last(transcript.stream()))["response"]["status"]
@@ -83,8 +83,8 @@ def test_the_final_response_is_there_when_it_is_complete(transcript: Transcript)
 
 
 @EACH
-def test_every_event_has_the_types_own_form(transcript: Transcript) -> None:
-    """The client builds its types without looking; here it is made to look."""
+def test_every_event_matches_the_sdk_types(transcript: Transcript) -> None:
+    """The client builds its types without validation; this test validates them."""
     adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
     for event in SseReader().feed(transcript.stream()):
         if not event.event.endswith("_dispatch"):
@@ -92,12 +92,12 @@ def test_every_event_has_the_types_own_form(transcript: Transcript) -> None:
 
 
 @EACH
-def test_whole_response_matches_the_sdk_types(transcript: Transcript) -> None:
+def test_non_streaming_response_matches_the_sdk_types(transcript: Transcript) -> None:
     if transcript.failure() is None:
         Response.model_validate_json(transcript.whole())
 
 
-def test_an_overflow_is_a_stream_that_fails() -> None:
+def test_overflow_is_a_failed_stream() -> None:
     request = CODEC.decode(b'{"model": "m", "input": "long", "stream": true}', {})
     frames = error_stream(request, ContextOverflow("Too long."), CountingIds(), clock)
     with client(frames).responses.stream(model="m", input="long") as stream:
@@ -132,7 +132,7 @@ def test_rate_limit_in_a_stream_has_the_retry_time() -> None:
     }
 
 
-def test_compaction_is_one_item_to_the_client_too() -> None:
+def test_client_sees_a_compaction_as_one_item() -> None:
     from dovetail_model import Finish, TextDelta, Usage
 
     body = b'{"model": "m", "input": [{"type": "compaction_trigger"}], "stream": true}'

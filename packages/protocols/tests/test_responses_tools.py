@@ -1,4 +1,4 @@
-"""Tools in every form, names that stay apart, and the choice among them."""
+"""Tools in every form, unique names, and the tool choice."""
 
 from typing import Any
 
@@ -62,13 +62,13 @@ def test_namespace_is_flattened_and_both_names_are_stored() -> None:
     )
 
 
-def test_a_namespace_may_hold_custom_tools() -> None:
+def test_namespace_may_contain_custom_tools() -> None:
     inner = {"type": "custom", "name": "p"}
     found = decode({"type": "namespace", "name": "n", "tools": [inner]}).tools
     assert found == (ToolSpec("p", "", {}, "n", "n__p", custom=True),)
 
 
-def test_names_that_collide_get_a_suffix_and_never_an_error() -> None:
+def test_colliding_names_get_a_suffix() -> None:
     request = decode(
         namespace("a", "b__c"), namespace("a__b", "c"), function("a__b__c"), function("c")
     )
@@ -80,7 +80,7 @@ def test_names_that_collide_get_a_suffix_and_never_an_error() -> None:
     ]
 
 
-def test_a_tool_declared_again_keeps_its_place_and_takes_the_newer_form() -> None:
+def test_redeclared_tool_keeps_its_position_with_the_new_definition() -> None:
     request = decode(function("f"), function("g"), function("f", description="new"))
     assert request.tools == (ToolSpec("f", "new"), ToolSpec("g"))
 
@@ -97,7 +97,7 @@ def test_a_tool_declared_again_keeps_its_place_and_takes_the_newer_form() -> Non
     ],
     ids=lambda tool: tool["type"],
 )
-def test_tools_that_cannot_be_served_are_skipped_and_reported(tool: dict[str, Any]) -> None:
+def test_unsupported_tools_are_skipped_and_reported(tool: dict[str, Any]) -> None:
     request = decode(function("f"), tool)
     assert request.tools == (ToolSpec("f"),)
     assert request.ignored == ("tools[1]",)
@@ -110,7 +110,7 @@ def test_codex_adds_tools_as_items() -> None:
     assert len(request.turns) == 1
 
 
-def test_tools_that_a_search_found_are_offered_and_named_to_the_model() -> None:
+def test_tools_found_by_a_search_are_offered_to_the_model() -> None:
     found = {"type": "tool_search_output", "call_id": "c", "execution": "client",
              "tools": [namespace("n", "x", "y"), function("f")]}  # fmt: skip
     request = decode(input=[{"type": "tool_search_call", "call_id": "c", "arguments": {}}, found])
@@ -145,14 +145,14 @@ def test_choice(given: Any, expected: ToolChoice) -> None:
     assert decode(*OFFERED, tool_choice=given).tool_choice == expected
 
 
-def test_allowed_tools_leave_the_others_out_under_their_own_names() -> None:
+def test_allowed_tools_exclude_all_others() -> None:
     allowed = [NAMED, {"type": "function", "name": "x", "namespace": "n"}, {"type": "mcp"}, 3]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
     request = decode(*OFFERED, tool_choice=choice)
     assert [spec.model_name for spec in request.tools] == ["f", "n__x"]
 
 
-def test_a_whole_namespace_may_be_allowed() -> None:
+def test_complete_namespace_may_be_allowed() -> None:
     choice = {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "n"}]}
     request = decode(*OFFERED, tool_choice=choice)
     assert [spec.model_name for spec in request.tools] == ["n__x", "n__f"]
@@ -162,7 +162,7 @@ def test_a_whole_namespace_may_be_allowed() -> None:
     ("tools", "choice"),
     [((function("f"),), {"type": "web_search_preview"}), (({"type": "web_search"},), "required")],
 )
-def test_a_choice_of_what_is_not_served_is_reported(tools: Any, choice: Any) -> None:
+def test_unsupported_tool_choice_is_reported(tools: Any, choice: Any) -> None:
     request = decode(*tools, tool_choice=choice)
     assert request.tool_choice == ToolChoice()
     assert "tool_choice" in request.ignored
@@ -186,7 +186,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED)
-def test_refused(body: dict[str, Any], param: str) -> None:
+def test_rejected(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode(*body.pop("tools", ()), **body)
     assert caught.value.param == param

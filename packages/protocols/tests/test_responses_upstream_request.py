@@ -56,7 +56,7 @@ def test_reasoning_calls_and_results_are_in_the_models_order() -> None:
     ]
 
 
-def test_a_handle_goes_back_only_to_the_server_that_gave_it() -> None:
+def test_seal_is_sent_only_to_the_server_that_issued_it() -> None:
     turn = Turn("assistant", (ReasoningBlock("", "sealed"), TextBlock("a")))
     assert items(turn, dialect=OURS)[0]["encrypted_content"] == "sealed"
     assert "encrypted_content" not in items(turn)[0]
@@ -73,16 +73,16 @@ def test_images_are_parts_in_messages_and_results() -> None:
     )
 
 
-def test_empty_block_is_no_item() -> None:
+def test_empty_block_yields_no_item() -> None:
     assert items(Turn("assistant", (TextBlock(""),)), Turn("user", ())) == []
 
 
-def test_a_later_system_message_is_the_users() -> None:
+def test_later_system_message_becomes_a_user_message() -> None:
     steering = (Turn("system", (TextBlock("a"),)), Turn("developer", (TextBlock("b"),)))
     assert [item["role"] for item in items(*steering)] == ["user", "user"]
 
 
-def test_a_custom_tool_is_a_function_of_one_string_where_it_is_not_known() -> None:
+def test_custom_tool_becomes_a_function_if_not_supported() -> None:
     call = ToolCallBlock("c0", "patch", "a\nb", custom=True)
     turns = (Turn("assistant", (call,)), Turn("tool", RESULTS[:1]))
     tools = (ToolSpec("patch", custom=True, grammar="start: /x/"),)
@@ -112,7 +112,7 @@ def test_thinking_controls(thinking: Thinking, reasoning: object) -> None:
 
 
 @given(requests())
-def test_our_own_server_decodes_the_same_request(request: Request) -> None:
+def test_dovetail_decodes_the_same_request(request: Request) -> None:
     again = CODEC.decode(build_responses_request(request, request.model, OURS).body, {})
     assert again.turns == request.turns
     assert again.system == request.system

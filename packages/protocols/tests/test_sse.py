@@ -1,4 +1,4 @@
-"""Frames of server-sent events, written and read."""
+"""Writing and reading server-sent events."""
 
 import msgspec
 from hypothesis import given
@@ -12,7 +12,7 @@ from dovetail_protocols.sse import comment, frame
     events=st.lists(st.tuples(st.sampled_from(["", "a.b"]), st.text(max_size=9)), max_size=5),
     size=st.integers(1, 9),
 )
-def test_frames_are_read_back_in_any_pieces(events: list[tuple[str, str]], size: int) -> None:
+def test_frames_are_read_back_in_any_chunks(events: list[tuple[str, str]], size: int) -> None:
     data = [msgspec.json.encode(text) for _, text in events]
     stream = comment("hello") + b"".join(
         frame(piece, name.encode()) for (name, _), piece in zip(events, data, strict=True)

@@ -14,7 +14,7 @@ HEADLESS = ("--output-format", "stream-json", "--verbose", "--dangerously-skip-p
 
 @dataclass(frozen=True)
 class ClaudeRun:
-    """The events that it printed, the result last."""
+    """The printed events, the result last."""
 
     events: tuple[Mapping[str, Any], ...]
 
@@ -31,7 +31,7 @@ class ClaudeRun:
 
     @property
     def tools(self) -> list[str]:
-        """The calls that it was given, by name and in their order, a subagent's too."""
+        """The names of the calls in order, including a subagent's."""
         return [block["name"] for block in self._blocks("assistant", "tool_use")]
 
     @property
@@ -58,7 +58,7 @@ def continues_after_system_text(before: RecordedGeneration, after: RecordedGener
 
 
 def ignore_in_git(sandbox: Sandbox, name: str) -> None:
-    """Exclude a file from Git's status, which Claude Code renders anew when it resumes."""
+    """Exclude a file from Git's status, which Claude Code renders again when it resumes."""
     (sandbox.work / ".git" / "info" / "exclude").write_text(f"{name}\n")
 
 

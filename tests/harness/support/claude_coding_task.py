@@ -1,7 +1,7 @@
 """A coding task for Claude Code: the model's scripted output, and the resulting project.
 
-The model writes a table of German numbers with one mistake in it, tests it, mends it, has it
-looked over by a subagent and tests again. Everything that its tools do is real.
+The model writes a table of German numbers with one mistake in it, tests it, fixes it, has it
+reviewed by a subagent and tests again. All effects of its tools are real.
 """
 
 import re
@@ -25,7 +25,7 @@ _TENS = ("zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "ac
 
 
 def german(number: int) -> str:
-    """The word for a number below 1,000."""
+    """Return the word for a number below 1,000."""
     hundreds, rest = divmod(number, 100)
     if hundreds:
         return f"{_ONES[hundreds].removesuffix('s')}hundert" + (german(rest) if rest else "")
@@ -68,29 +68,29 @@ SOLD = README.replace("# Zahlwörter", "# Zahlwörter 0–399")
 
 
 def coding_script(family: Family, work: Path) -> dict[str, Any]:
-    """The script of the session in this folder."""
+    """Return the script of the session in this folder."""
     return {
         "rules": [
             {
-                # In the main conversation it is an argument of the call.
+                # In the main conversation the prompt is an argument of the call.
                 "when": {"regex": f"(?<!<parameter=prompt>\n){re.escape(REVIEW)}"},
                 "turns": turns(family, *_review(work)),
             },
             {"when": {"text": f"user\n{COMMIT}"}, "turns": turns(family, *_commit())},
         ],
-        "turns": turns(family, *_look(work), *_write(work), *_mend(work)),
+        "turns": turns(family, *_look(work), *_write(work), *_fix(work)),
         "end": "fail",
     }
 
 
 def project_files() -> Mapping[str, str]:
-    """Every file of the finished project, by name."""
+    """Return every file of the finished project, by name."""
     return {"zahlen.py": TABLE, "test_zahlen.py": TESTS, "README.md": SOLD, "ergebnis.txt": "OK\n"}
 
 
 def _look(work: Path) -> Sequence[Sequence[OutputBlock]]:
     return (
-        # Claude Code takes `cd <here> &&` away when it sends the call back.
+        # Claude Code removes `cd <here> &&` when it sends the call back.
         [
             think("First I look at what is there."),
             _bash(f"cd {work} && ls -a", "List files"),
@@ -107,7 +107,7 @@ def _write(work: Path) -> Sequence[Sequence[OutputBlock]]:
             text("I write the table."),
             call("Write", file_path=str(work / "zahlen.py"), content=TABLE.replace(RIGHT, WRONG)),
         ],
-        # Text behind a call: Claude Code sends the calls back behind all of it.
+        # Text after a call: Claude Code sends the calls back after all of it.
         [
             think("Tests and a README do not depend on each other."),
             text("Now the tests."),
@@ -119,7 +119,7 @@ def _write(work: Path) -> Sequence[Sequence[OutputBlock]]:
     )
 
 
-def _mend(work: Path) -> Sequence[Sequence[OutputBlock]]:
+def _fix(work: Path) -> Sequence[Sequence[OutputBlock]]:
     table, readme = str(work / "zahlen.py"), str(work / "README.md")
     test = "python3 -B -m unittest 2>&1 | tail -1"
     return (
@@ -178,7 +178,7 @@ def _bash(command: str, description: str) -> OutputBlock:
 
 
 def _agent(prompt: str) -> OutputBlock:
-    """A subagent that is waited for."""
+    """A subagent that runs in the foreground."""
     return call(
         "Agent",
         description="Review it",

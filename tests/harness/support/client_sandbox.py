@@ -1,6 +1,6 @@
-"""Sandboxes for real clients: a home and a project of their own, nothing of the user's.
+"""Sandboxes for real clients: each has its own home and project, separate from the user's.
 
-Every client is started as users start it, by `dovetail launch`. `make harnesses` fetches them.
+Every client is started as by users, with `dovetail launch`. `make harnesses` downloads them.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 _FETCHED = Path(__file__).parents[3] / ".cache" / "harnesses" / "bin"
-PROGRAMS = Path(os.environ.get("DOVETAIL_HARNESSES") or _FETCHED)  # other versions can be tried
+PROGRAMS = Path(os.environ.get("DOVETAIL_HARNESSES") or _FETCHED)  # set it to test other versions
 CLIENT_TIMEOUT_SECONDS = 240.0  # a client that hangs is a failed test
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -20,13 +20,13 @@ QUIET = {
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DO_NOT_TRACK": "1",
-    "IS_SANDBOX": "1",  # Claude Code refuses to be root elsewhere
+    "IS_SANDBOX": "1",  # otherwise Claude Code refuses to run as root
 }
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """A client that has ended."""
+    """The result of a client."""
 
     out: str
     err: str
@@ -35,7 +35,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The folder of one run: `home` is the client's, `work` the project that it works on."""
+    """The folder of one run: `home` is the client's home, `work` is its project."""
 
     folder: Path
 
@@ -50,7 +50,7 @@ class Sandbox:
     def run(
         self, harness: str, url: str, *arguments: str, flags: tuple[str, ...] = (), **more: str
     ) -> ClientResult:
-        """Run the client to its end. `flags` are launch's, `more` variables."""
+        """Run the client to its end. `flags` are for `dovetail launch`, `more` are variables."""
         with self.start(harness, url, *arguments, flags=flags, **more) as process:
             try:
                 out, err = process.communicate(timeout=CLIENT_TIMEOUT_SECONDS)
@@ -78,7 +78,7 @@ class Sandbox:
         )
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The client's environment variables."""
+        """Return the client's environment variables."""
         return {
             "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
             "HOME": str(self.home),

@@ -13,7 +13,7 @@ REASONING = ("I look at the folder first.", "And at its history.", "Now I write 
 
 
 def greeting_turns(family: Family) -> list[dict[str, Any]]:
-    """Four turns: two calls with reasoning before each, a patch, a patch and two commands at once.
+    """Four turns: two calls with reasoning before each, a patch, a patch and two parallel commands.
 
     The file's content looks like a call in the notation of some models.
     """

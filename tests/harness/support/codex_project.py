@@ -46,13 +46,13 @@ RUN_TESTS = "python3 -B -m unittest test_phrasebook"
 
 
 def adds(path: str, text: str) -> str:
-    """A patch that makes a file."""
+    """Return a patch that adds a file."""
     lines = "".join(f"+{line}\n" for line in text.splitlines())
     return f"*** Begin Patch\n*** Add File: {path}\n{lines}*** End Patch\n"
 
 
 def updates(path: str, *lines: str) -> str:
-    """A patch that changes one. Each line says by its first character what becomes of it."""
+    """Return a patch that changes a file. The first character of each line is its operation."""
     changed = "".join(f"{line}\n" for line in lines)
     return f"*** Begin Patch\n*** Update File: {path}\n@@\n{changed}*** End Patch\n"
 

@@ -1,4 +1,4 @@
-"""The model's scripted turns in building the phrase book."""
+"""The model's scripted turns that build the phrase book."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def _plan(*steps: tuple[str, str]) -> Any:
 
 
 def kimi() -> dict[str, Any]:
-    """The whole task in Kimi's notation, a sub-agent's part and a second question included."""
+    """The complete task in Kimi's notation, including a sub-agent and a second question."""
     main = turns(
         KIMI,
         [
@@ -87,7 +87,7 @@ def kimi() -> dict[str, Any]:
 
 
 def gpt_oss() -> dict[str, Any]:
-    """The same, shorter, in Harmony: one call a turn, and no agents."""
+    """A shorter task in Harmony: one call per turn, and no agents."""
     main = turns(
         GPT_OSS,
         [think("I look first."), call("exec_command", cmd="ls -A")],

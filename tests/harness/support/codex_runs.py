@@ -12,14 +12,14 @@ from real_models import TEMPLATES
 from server_setup import Family
 
 HEADLESS = ("--json", "--dangerously-bypass-approvals-and-sandbox", "-c", "features.plugins=false")
-PLANS = ("-c", "tools.update_plan={enabled=true}")  # Codex does not offer them by itself
+PLANS = ("-c", "tools.update_plan={enabled=true}")  # disabled in Codex by default
 AGENTS = ("--enable", "multi_agent_v2")  # sub-agents with names, which a script can know
 _KIMI_ID = re.compile(r"(<\|tool_call_begin\|>functions\.\w+:)\d+")
 
 
 @dataclass(frozen=True)
 class CodexRun:
-    """The events that it printed, and its exit status."""
+    """The printed events and the exit status."""
 
     events: tuple[Mapping[str, Any], ...]
     status: int
@@ -47,7 +47,7 @@ class CodexRun:
 
     @property
     def errors(self) -> list[str]:
-        """The errors it reported, of tools and of its own."""
+        """The reported errors, of tools and of Codex itself."""
         own = [one["message"] for one in self.events if one["type"] == "error"]
         items = [item for item in self.items if item["type"] == "error"]
         return own + [str(item["message"]) for item in items]

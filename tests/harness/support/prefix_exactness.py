@@ -1,4 +1,4 @@
-"""Classify each prompt: does it continue an earlier prompt and its output, to the token?"""
+"""Classify each prompt by whether it continues an earlier prompt and its output exactly."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -10,18 +10,18 @@ from rich.table import Table
 
 from dovetail.engines.scripted.engine import RecordedGeneration
 
-BLOCK = 16  # tokens of a block of the scripted engine's cache
+BLOCK = 16  # tokens per block of the scripted engine's cache
 
 Kind = Literal["new", "exact", "again"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A request. `shared` are the tokens that it shares with the one that it continues.
+    """A request. `shared` counts the tokens that it shares with the request that it continues.
 
-    `exact`: it begins with a whole earlier prompt and all that was generated behind it. `again`:
-    with a whole earlier prompt only, whose output is not there (a retry, a turn that the client
-    gave up). `new`: with neither, as the first of a conversation does.
+    `exact`: it starts with a complete earlier prompt and its generated tokens. `again`: only with a
+    complete earlier prompt, without its output (a retry, or a turn that the client dropped). `new`:
+    with neither, like the first request of a conversation.
     """
 
     kind: Kind
@@ -36,11 +36,11 @@ ReportRun = Callable[[Sequence[Row]], None]  # the type of the fixture `report_r
 
 
 def classify(generations: Sequence[RecordedGeneration]) -> list[Row]:
-    """A row for each request, in order."""
+    """Return one row per request, in order."""
     found = []
     for at, one in enumerate(generations):
         best = max(
-            (_goes_on(one, generations[i], i) for i in range(at)),
+            (_continuation(one, generations[i], i) for i in range(at)),
             key=lambda row: (row.kind == "exact", row.shared),
             default=_row("new", one, None, 0),
         )
@@ -55,9 +55,9 @@ def assert_exact(
     again: int = 0,
     cold: Collection[int] = (),
 ) -> list[Row]:
-    """Check that every request continues exactly, except so many that are new or come again.
+    """Check that every request continues exactly, except these numbers of `new` and `again`.
 
-    Continued prefixes must have been in the engine's cache, to the block. `cold` are the numbers
+    Continued prefixes must have been in the engine's cache, to the block. `cold` lists the numbers
     of the requests that were the first of a new engine, whose cache was empty.
     """
     found = classify(generations)
@@ -71,7 +71,7 @@ def assert_exact(
 
 
 def table(found: Sequence[Row]) -> str:
-    """The rows as a table for people."""
+    """Format the rows as a table."""
     drawn = Table("#", "kind", "prompt", "output", "goes on from", "kept", "cached", "new tokens")
     for at, row in enumerate(found):
         source = "" if row.source is None else f"#{row.source}"
@@ -90,7 +90,7 @@ def table(found: Sequence[Row]) -> str:
     return captured.get()
 
 
-def _goes_on(one: RecordedGeneration, before: RecordedGeneration, number: int) -> Row:
+def _continuation(one: RecordedGeneration, before: RecordedGeneration, number: int) -> Row:
     whole = before.prompt + before.output
     shared = _shared(one.prompt, whole)
     if shared >= len(whole) - 1:  # the token that ended the turn may be the template's
@@ -104,7 +104,7 @@ def _row(kind: Kind, one: RecordedGeneration, source: int | None, shared: int) -
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common beginning."""
+    """Return the length of the common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
-"""The server that the clients are run against: the real one, with a scripted model.
+"""The server that the clients run against: the real one, with a scripted model.
 
-The model's turns are written in a real family's notation and tokenized by its real tokenizer;
-its template renders the prompts. The engine records its requests, which the tests check.
+The model's turns are written in a real family's notation and tokenized by its real tokenizer; its
+template renders the prompts. The engine records its requests, which the tests check.
 """
 
 import json
@@ -29,7 +29,8 @@ WINDOW = 200_000
 class Family:
     """A family of models: its template, tokenizer and parsers. The template may be the tokenizer's.
 
-    `eos` are the spellings that end its turns, `opens` is what its template begins them with.
+    `eos` are the spellings that end its turns; `opens` is the text with which its template opens
+    them.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Family:
     opens: str = ""
 
     def spell(self, *blocks: OutputBlock) -> str:
-        """A turn as the model would write it, in the order of its blocks."""
+        """Return a turn as the model would generate it, in the order of its blocks."""
         family = resolve_family(self.tool_parser)
         assert family is not None
         return write_message(blocks, family).removeprefix(self.opens)
@@ -66,7 +67,7 @@ def text(content: str) -> TextBlock:
 
 
 def call(name: str, **arguments: Any) -> ToolCallBlock:
-    """A call as a model writes it. The server assigns its id."""
+    """Return a call as a model writes it. The server assigns its id."""
     return ToolCallBlock("", name, json.dumps(arguments, ensure_ascii=False))
 
 
@@ -91,7 +92,7 @@ def create_model_folder(family: Family, folder: Path, window: int = WINDOW) -> P
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """Servers that follow one another with the same model and the same data folder."""
+    """Successive servers with the same model and the same data folder."""
 
     folder: Path
     family: Family
@@ -134,7 +135,7 @@ def server_setup(folder: Path, family: Family, window: int = WINDOW) -> ServerSe
 
 
 def turns(family: Family, *outputs: Sequence[OutputBlock], **more: Any) -> list[dict[str, Any]]:
-    """Turns of a script, spelled and ended as the family does it."""
-    if len(family.eos) == 1:  # of several the script's text has the right one
+    """Return turns of a script in the family's notation, with its end tokens."""
+    if len(family.eos) == 1:  # of several end tokens, the script's text has the right one
         more = {"stop": family.eos[0], **more}
     return [{"text": family.spell(*blocks), **more} for blocks in outputs]

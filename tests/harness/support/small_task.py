@@ -1,7 +1,7 @@
 """A task of a few turns for any coding agent: list, write, read, edit, and a second question.
 
-The model thinks, calls, thinks and calls again in its first turn, calls two tools at once in its
-second, and writes more than ASCII. Clients name their tools differently, which is all that differs.
+The model reasons and calls twice in its first turn, calls two tools at once in its second, and
+writes non-ASCII text. Clients differ only in the names of their tools.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ DONE = "Two files, grüße ✓"
 QUESTION_REPLY = "It says: héllo Welt 🌍"
 FILES = {"greeting.txt": "grüße\n", "world.txt": "héllo\nWelt 🌍\n"}
 
-#: These templates drop reasoning before a final message as soon as the user sends another prompt,
-#: so the prompt differs from the first output on. The prompt before that stays whole.
-_FORGETFUL = (KIMI, GPT_OSS)
-#: Its turns end with a call.
+#: These templates drop reasoning before a final message when the user sends another prompt, so the
+#: prompt differs from the first output on. The prompt before it is preserved.
+_DROPS_REASONING = (KIMI, GPT_OSS)
+#: Its turns end after one call.
 _ONE_CALL = (GPT_OSS,)
 
 
@@ -39,7 +39,7 @@ class Tools:
 
 
 def pi_tools(shell: str) -> Tools:
-    """Pi's, which are OpenClaw's too, but for the name of the shell."""
+    """Return Pi's tools, which are also OpenClaw's except for the name of the shell."""
     return Tools(
         shell=lambda command: call(shell, command=command),
         write=lambda path, content: call("write", path=path, content=content),
@@ -51,7 +51,7 @@ def pi_tools(shell: str) -> Tools:
 
 
 def small_task(family: Family, tools: Tools) -> list[dict[str, Any]]:
-    """The model's turns: those of the task, then those of the question."""
+    """Return the model's turns: those of the task, then those of the question."""
     outputs: Sequence[Sequence[OutputBlock]] = [
         [
             think("I look at the folder first."),
@@ -89,15 +89,15 @@ def assert_task_exact(setup: ServerSetup, *, titles: int = 0) -> list[Row]:
     """Check that task and question continue exactly, except for what the template drops."""
     generations, family = setup.generations, setup.family
     assert len(generations) == titles + len(small_task(family, pi_tools("any")))
-    found = assert_exact(generations, new=titles + 1, again=family in _FORGETFUL)
+    found = assert_exact(generations, new=titles + 1, again=family in _DROPS_REASONING)
     new = [at for at, row in enumerate(found) if row.kind == "new"]
-    begun = max(new, key=lambda at: found[at].prompt)  # a title's prompt is a short one
+    begun = max(new, key=lambda at: found[at].prompt)  # a title's prompt is shorter
     assert all(row.source == begun for row in found if row.kind == "again")
     return found
 
 
 def _one_call_each(blocks: Sequence[OutputBlock]) -> list[list[OutputBlock]]:
-    """The same, but each call ends a turn."""
+    """Split the blocks such that each call ends a turn."""
     parts: list[list[OutputBlock]] = [[]]
     for block in blocks:
         if parts[-1] and isinstance(parts[-1][-1], ToolCallBlock):

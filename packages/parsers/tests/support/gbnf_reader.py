@@ -1,7 +1,7 @@
-"""A reader of GBNF, as the oracle of the grammars that we write.
+"""A reader of GBNF, the oracle for the written grammars.
 
-It reads the notation from its text and follows all parses at once, a set of stacks as llama.cpp
-has them, so that what that engine would refuse (unknown rules, left recursion) fails here too.
+It parses the notation from its text and follows all parses at once with a set of stacks, like
+llama.cpp, so that grammars which that engine rejects (unknown rules, left recursion) fail here too.
 """
 
 import re
@@ -37,7 +37,7 @@ Sequence = tuple[Element, ...]
 
 @dataclass
 class Gbnf:
-    """`accepts` a whole text; `admits` a text that some whole text begins with."""
+    """`accepts` a complete text; `admits` a prefix of a complete text."""
 
     rules: dict[str, list[Sequence]] = field(default_factory=dict)
     _frames: list[tuple[Sequence, int, int]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Gbnf:
         return bool(self._after(text))
 
     def sample(self, random: Random, size: int) -> str:
-        """Some text that the grammar accepts: wandering for `size` characters, then home."""
+        """Return some text that the grammar accepts: `size` random characters, then to the end."""
         if not self._costs:
             self._costs = _costs(self.rules)
         text: list[str] = []
@@ -87,7 +87,7 @@ class Gbnf:
     def _expand(
         self, way: Sequence, at: int, below: int, inside: tuple[str, ...]
     ) -> frozenset[int]:
-        """The stacks, each with a character on top, or -1 for the end of everything."""
+        """Return the stacks, each with a character on top, or -1 for the end."""
         if at == len(way):
             if below < 0:
                 return frozenset({-1})
@@ -119,7 +119,7 @@ class Gbnf:
 
 
 def _costs(rules: dict[str, list[Sequence]]) -> dict[str, float]:
-    """The least number of characters and rules that each rule takes."""
+    """Return the minimum number of characters and rules that each rule takes."""
     costs = dict.fromkeys(rules, inf)
     while True:
         better = {name: min(_cost(way, costs) for way in ways) for name, ways in rules.items()}
@@ -133,7 +133,7 @@ def _cost(way: Sequence, costs: dict[str, float]) -> float:
 
 
 def read(text: str) -> Gbnf:
-    """The grammar of this text. Raises for anything that is not GBNF."""
+    """Parse a grammar. Raise if the text is not valid GBNF."""
     reader = _Reader()
     for line in text.splitlines():
         name, mark, expression = line.partition(" ::= ")

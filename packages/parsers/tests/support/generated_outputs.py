@@ -59,7 +59,7 @@ def _prose() -> st.SearchStrategy[str]:
 
 @st.composite
 def messages(draw: st.DrawFn, family: Family) -> list[OutputBlock]:
-    """A turn that the family's format can express."""
+    """Draw a turn that the family's format can express."""
     table = load_grammar(family.tool_parser, family.reasoning_parser)
     kinds = ["tool_call"] if family.tools else []
     if "reasoning" in table.states:
@@ -83,7 +83,7 @@ def messages(draw: st.DrawFn, family: Family) -> list[OutputBlock]:
 
 
 def _expressible(blocks: list[OutputBlock], family: Family) -> list[OutputBlock]:
-    """Formats without an opening marker write calls once, as the whole output."""
+    """Formats without an opening marker write calls once, as the full output."""
     if not _is_bare(family):
         return blocks
     seen_calls, expressible = False, list[OutputBlock]()
@@ -107,7 +107,7 @@ def _is_bare(family: Family) -> bool:
 
 
 def soup(family: Family) -> st.SearchStrategy[str]:
-    """The family's own markers, shuffled with pieces of calls and prose."""
+    """Draw the family's own markers, shuffled with parts of calls and prose."""
     table = load_grammar(family.tool_parser, family.reasoning_parser)
     markers = sorted({marker for state in table.states.values() for marker in state.edges})
     pieces = [
@@ -147,7 +147,7 @@ def soup(family: Family) -> st.SearchStrategy[str]:
 
 
 def split_randomly(draw: st.DrawFn, text: str) -> list[str]:
-    """The text in pieces of any size."""
+    """Split the text into pieces of any size."""
     sizes = draw(st.lists(st.integers(1, 7), max_size=40)) or [1]
     pieces: list[str] = []
     at = turn = 0

@@ -1,7 +1,7 @@
-"""The engines' own matchers behind one interface: which tokens are allowed, and may it end.
+"""The engines' own matchers behind one interface: the allowed tokens, and whether it may end.
 
-llguidance is small and always there. xgrammar needs torch: it runs in the interpreter that
-`DOVETAIL_VLLM_PYTHON` names.
+llguidance is small and always installed. xgrammar needs torch: it runs in the interpreter named by
+`DOVETAIL_VLLM_PYTHON`.
 """
 
 import atexit
@@ -19,19 +19,19 @@ import llguidance
 import pytest
 from vocabularies import Vocabulary, encode
 
-#: Which matcher reads which notation.
+#: Notation -> matcher.
 READERS = {"lark": "llguidance", "ebnf": "xgrammar", "structural_tag": "xgrammar"}
 
 
 class Matcher(Protocol):
     def allowed(self) -> "Mask":
-        """The tokens that may come next."""
+        """Return the tokens that may come next."""
 
     def take(self, *ids: int) -> bool:
-        """Takes tokens; False if one may not come."""
+        """Consume tokens; return False if one is not allowed."""
 
     def may_end(self) -> bool:
-        """Whether the output so far is whole."""
+        """Return whether the output so far is complete."""
 
 
 class Mask:
@@ -47,7 +47,7 @@ class Mask:
         return bool(self._bits[id >> 3] >> (id & 7) & 1)
 
     def choose(self, random: Random, never: frozenset[int]) -> int | None:
-        """Any of them: first by luck, then the next one after a random place."""
+        """Choose one of them: try random ids, then the next one after a random id."""
         for _ in range(200):
             id = random.randrange(self._size)
             if id in self and id not in never:
@@ -63,7 +63,7 @@ class Mask:
 
 
 def matcher(syntax: str, text: str, vocabulary: Vocabulary) -> Matcher:
-    """A new matcher. Raises for a grammar that the engine does not take."""
+    """Return a new matcher. Raise for a grammar that the engine rejects."""
     if READERS[syntax] == "llguidance":
         return _Llguidance(text, vocabulary)
     if "DOVETAIL_VLLM_PYTHON" not in os.environ:
@@ -72,12 +72,12 @@ def matcher(syntax: str, text: str, vocabulary: Vocabulary) -> Matcher:
 
 
 def accepts(syntax: str, text: str, vocabulary: Vocabulary, ids: list[int]) -> bool:
-    """Whether these tokens are a whole output."""
+    """Return whether these tokens are a complete output."""
     return reads(syntax, text, vocabulary, ids) == "whole"
 
 
 def reads(syntax: str, text: str, vocabulary: Vocabulary, ids: list[int]) -> str:
-    """How a matcher takes these tokens: as `whole`, as a `part`, or `refused`."""
+    """Classify these tokens: `whole`, `part`, or `refused`."""
     found = matcher(syntax, text, vocabulary)
     if not found.take(*ids):
         return "refused"
@@ -103,7 +103,7 @@ class _Llguidance:
 
 
 class _Xgrammar:
-    """One at a time: the process behind it knows the last one only."""
+    """One at a time: the process has only the latest matcher."""
 
     def __init__(self, syntax: str, text: str, vocabulary: Vocabulary) -> None:
         self._size = len(vocabulary.spellings)
@@ -125,7 +125,7 @@ class _Xgrammar:
 
 
 class _Process:
-    """The interpreter that has xgrammar, and the vocabularies that it received."""
+    """The interpreter with xgrammar, and the vocabularies that it received."""
 
     def __init__(self, python: str) -> None:
         command = [python, str(Path(__file__).with_name("xgrammar_worker.py"))]

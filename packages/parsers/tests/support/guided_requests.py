@@ -1,4 +1,4 @@
-"""The requests of the guided decoding tests: tools, choices, and calls that fit them or do not."""
+"""The requests of the guided decoding tests: tools, choices, and valid and invalid calls."""
 
 import json
 from typing import Any
@@ -47,7 +47,7 @@ def call(arguments: dict[str, Any], name: str = "book") -> ToolCallBlock:
 
 
 def matches_schema(block: ToolCallBlock) -> bool:
-    """Whether a call's arguments have the types that its tool's schema demands."""
+    """Return whether a call's arguments have the types that its tool's schema requires."""
     if block.custom:
         return block.name == "apply_patch"
     value = json.loads(block.arguments)

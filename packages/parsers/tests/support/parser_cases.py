@@ -1,11 +1,11 @@
-"""Load the YAML cases: one file per family, the expected result for any implementation of it.
+"""Load the YAML cases: one file per family, with the expected result for any implementation.
 
-A case gives the model's `text` and the `blocks` it must become:
+A case has the model's `text` and the `blocks` that it must yield:
 
     - text: visible text
     - reasoning: a reasoning span
     - call: name                # with `args` (exact JSON text) or `json` (compared as JSON),
-      args: '{"a": 1}'          # `id` where the format has one, `cut: true` if it never closes
+      args: '{"a": 1}'          # `id` if the format has one, `cut: true` if it never closes
 """
 
 import json
@@ -57,7 +57,7 @@ def load() -> list[Case]:
 
 
 def check(case: Case, message: Message) -> None:
-    """The message must be what the case says, block by block."""
+    """Check that the message equals the case, block by block."""
     seen = [_shown(block, want) for block, want in _pairs(message.blocks, case.blocks)]
     assert seen == case.blocks
     if case.finish is not None:
@@ -72,7 +72,7 @@ def _pairs(blocks: tuple[Any, ...], wanted: list[dict[str, Any]]) -> list[tuple[
 
 
 def _shown(block: object, want: dict[str, Any]) -> dict[str, Any]:
-    """The block in the form of the case, with as many of its fields as the case names."""
+    """Return the block in the form of the case, with the fields that the case has."""
     match block:
         case TextBlock(text=text):
             return {"text": text}

@@ -1,4 +1,4 @@
-"""Random outputs under a matcher's own masks, and what the parser makes of them."""
+"""Random outputs under a matcher's masks, and the parser's events for them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
@@ -18,7 +18,7 @@ _HOME = ('"', "}", "]", "{", "[", ")", "\n", ",", ":", "1", "a", '<|"|>', "<esca
 def walk(
     found: Matcher, family: Family, vocabulary: Vocabulary, random: Random
 ) -> list[int] | None:
-    """Tokens up to a place where the output may end; None where none is found."""
+    """Return tokens up to a position where the output may end; None if none is found."""
     names = markers(family.tool_parser, family.reasoning_parser)
     own = {id for spelling, id in vocabulary.controls.items() if any(spelling in m for m in names)}
     strange = frozenset(vocabulary.controls.values()) - own
@@ -45,7 +45,7 @@ def walk(
 
 
 def _home(found: Matcher, pieces: list[list[int]], random: Random) -> list[int]:
-    """A marker, or what closes a value, as far as its first token may come."""
+    """Return the allowed part of a marker or of a value's closer."""
     mask = found.allowed()
     ways = [piece for piece in pieces if piece and piece[0] in mask]
     return list(random.choice(ways)) if ways else []
@@ -58,7 +58,7 @@ def read(
     tools: Sequence[ToolSpec | Mapping[str, Any]],
     inside: bool = False,
 ) -> list[Event]:
-    """The events of these tokens, as the application would feed them."""
+    """Return the events of these tokens, fed as the application does."""
     known = markers(family.tool_parser, family.reasoning_parser)
     special = frozenset(m for m in known if any(c in m for c in vocabulary.controls))
     parser = Parser(

@@ -1,4 +1,4 @@
-"""A parser of a third party, as an entry point would name it."""
+"""A third-party parser, as an entry point would name it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from dovetail_model import Event, TextDelta
 
 
 class Uppercase:
-    """Turn all output into upper-case text."""
+    """Converts all output to upper-case text."""
 
     def __init__(self, tools: Any, in_reasoning: bool | None) -> None:
         self.tools = tools

@@ -1,6 +1,6 @@
-"""Real vocabularies, read without a tokenizer library: what each token stands for, and which
-tokens are control tokens. A family whose own vocabulary is not at hand borrows another's, with
-its markers added as tokens.
+"""Real vocabularies, read without a tokenizer library: the text of each token, and which tokens
+are control tokens. A family whose own vocabulary is not available uses another one with its markers
+added as tokens.
 """
 
 import base64
@@ -37,13 +37,13 @@ OWN = {
     "llama3_json": "llama3",
     "mistral": "mistral_nemo",
 }
-#: What of a marker is a token: the part between bars, or the whole tag.
+#: The part of a marker that is a token: the part between bars, or the complete tag.
 _TOKEN = re.compile(r"<[|｜][^<>]*?[|｜]>|\]<\]minimax\[>\[|<\|?[\w:/]+\|?>|\[/?[A-Z_]+\]")
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """`spellings` of all tokens by id, those of control tokens too."""
+    """`spellings` of all tokens by id, including control tokens."""
 
     name: str
     spellings: tuple[bytes, ...]
@@ -77,13 +77,13 @@ def vocabulary(name: str) -> Vocabulary:
 
 
 def vocabulary_of(name: str, *, markers: bool = True) -> Vocabulary:
-    """The family's own vocabulary, or another one with its markers as tokens, or without."""
+    """Return the family's own vocabulary, or another one with or without its markers as tokens."""
     return vocabulary(OWN[name]) if name in OWN else borrowed_vocabulary(markers=markers)
 
 
 @cache
 def borrowed_vocabulary(*, markers: bool) -> Vocabulary:
-    """A vocabulary in which the markers of all families are tokens, or none."""
+    """Return a vocabulary in which the markers of all families are tokens, or none of them."""
     base = vocabulary(BORROWED)
     tables = [load_grammar(family.tool_parser, family.reasoning_parser) for family in families()]
     edges = {edge for table in tables for state in table.states.values() for edge in state.edges}
@@ -100,7 +100,7 @@ def borrowed_vocabulary(*, markers: bool) -> Vocabulary:
 
 
 def encode(text: str, vocabulary: Vocabulary, random: Random | None = None) -> list[int]:
-    """Some tokens that spell the text, control tokens where it has them: the longest, or any."""
+    """Encode text, using control tokens where it has them: the longest tokens, or random ones."""
     names = sorted(vocabulary.controls, key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, names))})", text)
     ids: list[int] = []
@@ -135,7 +135,7 @@ def _by_spelling(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def _byte_level(vocab: dict[str, int]) -> dict[int, bytes]:
-    """The tokens of a tokenizer that writes bytes as printable characters."""
+    """Return the tokens of a tokenizer that writes bytes as printable characters."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     byte_of = {chr(byte): byte for byte in printable}

@@ -1,6 +1,6 @@
 """xgrammar in its own process, since it needs torch: one JSON request per line, one response.
 
-Run by the interpreter that has it; see `grammar_matchers.py`.
+Run by the interpreter that has xgrammar; see `grammar_matchers.py`.
 """
 
 import base64
@@ -25,7 +25,7 @@ class Worker:
         self._compilers[name] = xgrammar.GrammarCompiler(facts, max_threads=2)
 
     def begin(self, name: str, syntax: str, text: str) -> None:
-        """A new matcher. Those of the last grammar are forgotten."""
+        """Start a new matcher. It replaces the previous one."""
         key = (name, syntax, text)
         if key not in self._compiled:
             compiler = self._compilers[name]
@@ -42,7 +42,7 @@ class Worker:
         return base64.b64encode(self._bits.tobytes()).decode()
 
     def take(self, ids: list[int]) -> int:
-        """How many of the tokens may come, one after the other. They are taken."""
+        """Consume tokens, and return how many of them were allowed."""
         for number, id in enumerate(ids):
             if self._matcher.is_terminated() or not self._matcher.accept_token(id):
                 return number
@@ -58,7 +58,7 @@ def main() -> None:
         name, *arguments = json.loads(line)
         try:
             response = [getattr(worker, name)(*arguments)]
-        except Exception as error:  # whatever it is, the test is to see it
+        except Exception as error:  # the test reports any error
             response = [None, str(error)]
         print(json.dumps(response), flush=True)
 

@@ -1,4 +1,4 @@
-"""Random events for tests: outputs as a model may give them, as far as a chat can carry them."""
+"""Random events for tests: possible model outputs, as far as a chat can carry them."""
 
 import msgspec
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def request_body(**fields: object) -> bytes:
 
 @st.composite
 def scripts(draw: st.DrawFn, *, failing: bool = False) -> list[Event]:
-    """One output: spans and calls in any order, the last call perhaps truncated, an end."""
+    """Draw one output: spans and calls in any order, possibly a truncated last call, an end."""
     events: list[Event] = [Usage(input_tokens=7)]
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call", "note"]), max_size=6)):
@@ -69,7 +69,7 @@ def _call(draw: st.DrawFn, index: int) -> list[Event]:
 
 @st.composite
 def _finish(draw: st.DrawFn, events: list[Event]) -> Finish:
-    """An end that fits: a truncated call was truncated by a limit. May change `events`."""
+    """Draw a matching end: only a limit truncates a call. May change `events`."""
     calls = any(isinstance(event, CallOpen) for event in events)
     if calls and isinstance(events[-1], CallClose) and draw(st.booleans()):
         events.pop()

@@ -32,7 +32,7 @@ IMAGE = ImageBlock("image/png", data="aGVsbG8=")
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """A request whose turns are in canonical order: results right behind their calls."""
+    """Draw a request whose turns are in canonical order: results directly after their calls."""
     turns: list[Turn] = [Turn("user", (TextBlock(draw(WORDS)),))]
     calls = 0
     for _ in range(draw(st.integers(0, 4))):

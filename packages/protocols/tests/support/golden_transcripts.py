@@ -1,8 +1,8 @@
 """Golden transcripts: a list of events, a request for each API, and the expected bytes.
 
-A folder of `transcripts/` holds `events.jsonl` (the model's output as events) and, for each API
-that the case applies to, `API.request.json`, `API.sse` and `API.json`. The last two are rewritten
-only by `make golden`, and read in review. `ID_x` in the events stands for a public call id.
+A folder of `transcripts/` contains `events.jsonl` (the model's output as events) and, for each API
+that the case applies to, `API.request.json`, `API.sse` and `API.json`. Only `make golden` rewrites
+the last two, and they are reviewed. `ID_x` in the events is a placeholder for a public call id.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Transcript:
         return [self._named(decoder.decode(line)) for line in lines]
 
     def _named(self, event: Event) -> Event:
-        """Call ids in the API's own style."""
+        """Replace call ids by ids in the API's own style."""
         if isinstance(event, CallOpen) and event.id is not None:
             public_id = event.id.replace("ID_", self.codec.call_id_prefix)
             return msgspec.structs.replace(event, id=public_id)
@@ -69,7 +69,7 @@ class Transcript:
         return self.message().failure
 
     def stream(self) -> bytes:
-        """One event at a time, as a slow model gives them."""
+        """Encode one event at a time, as from a slow model."""
         encoder = self.codec.stream(self.request(), CountingIds(), clock)
         return b"".join(encoder.encode([event]) for event in self.events())
 

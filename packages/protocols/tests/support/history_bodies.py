@@ -8,7 +8,7 @@ TEXT = "Some words of a file, é 漢字. " * 20
 
 
 def agent_turn(api: str, number: int) -> list[dict[str, Any]]:
-    """What one turn of an agent adds to the history: two calls and their results."""
+    """Return what one turn of an agent adds to the history: two calls and their results."""
     ids = [f"call_{number}_a", f"call_{number}_b"]
     if api == "messages":
         thinking = {"type": "thinking", "thinking": TEXT, "signature": "s"}

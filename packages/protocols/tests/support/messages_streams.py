@@ -1,4 +1,4 @@
-"""Streams of the Messages API: a checker of their order, and events as models make them."""
+"""Streams of the Messages API: a checker of their order, and events as models generate them."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ DELTAS = {
 
 
 class Checker:
-    """Follows a stream and fails on the first event that may not stand where it stands."""
+    """Follows a stream and fails on the first event that is not allowed at its position."""
 
     def __init__(self) -> None:
         self.state = "before"
@@ -59,7 +59,7 @@ class Checker:
 
     def on_content_block_start(self, data: dict[str, Any]) -> None:
         assert self.state == "message"
-        assert self.open is None, "the last block has not stopped"
+        assert self.open is None, "the previous block has not stopped"
         assert data["index"] == len(self.content), "indices are dense"
         self.open = {**data["content_block"], "pieces": [], "signatures": []}
         if self.open["type"] == "tool_use":
@@ -133,7 +133,7 @@ REASONS: tuple[FinishReason, ...] = (
 
 
 def without_surrogates(events: list[Event]) -> bool:
-    """The side channel is shared code, and takes text as UTF-8 can carry it."""
+    """Dispatch frames are shared code and only accept text that UTF-8 can encode."""
     return not any(
         "\ud800" in (e.name if isinstance(e, CallOpen) else getattr(e, "text", "")) for e in events
     )
@@ -157,7 +157,7 @@ VALUES = st.recursive(
 
 @st.composite
 def calls(draw: st.DrawFn, index: int) -> list[Event]:
-    """A call in pieces; often whole, sometimes truncated anywhere."""
+    """Draw a call in fragments; often complete, sometimes truncated anywhere."""
     custom = draw(st.booleans())
     if custom:
         text = draw(st.text(max_size=12))

@@ -1,7 +1,7 @@
-"""A plugin for pytest: what a test decodes is decoded again with a memory, and must be the same.
+"""A pytest plugin that decodes each body again with a cache and compares the results.
 
-One small memory serves all tests of the run, so that it is cold, warm and full in turn. Bodies of
-any size may be remembered by their body_prefixes.
+One small cache serves all tests of the run, so that it is cold, warm and full in turn. Its
+`body_prefixes` accept bodies of any size.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from dovetail_protocols.responses import ResponsesCodec
 Decode = Callable[[bytes, Headers, DecodeCache | None], Request]
 
 CACHE = DecodeCache(500_000, min_body_bytes=0)
-ROUNDS = 3  # cold, or as others left it; warm; warm again
+ROUNDS = 3  # cold, or as left by other tests; warm; warm again
 decode_count = 0
 
 
@@ -54,7 +54,7 @@ def checked_decode(decode: Decode) -> Callable[..., Request]:
 def decode_result(
     decode: Decode, body: bytes, headers: Headers, memory: DecodeCache | None
 ) -> object:
-    """The request, or the error that the client gets."""
+    """Return the request, or the error that the client gets."""
     try:
         return decode(body, headers, memory)
     except DovetailError as error:
