@@ -4,6 +4,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -302,3 +303,13 @@ def test_the_console_shows_text_only_where_it_may() -> None:
         "prefix: first prompt of the session, 80 tokens to prefill; "
         "60 shared with other sessions, then the header differs"
     )
+
+
+def test_lines_on_the_page_are_what_is_logged() -> None:
+    page = Path(__file__).parents[4] / "docs" / "prompt-stability.md"
+    extended = PrefixReport(71204, 71980, 776)
+    tools = PrefixReport(412, 72310, 71898, 71568, reason="tools", diverged_at=412)
+    shared: dict[str, Any] = {"shared_tokens": 17904, "shared_difference": "header"}
+    first = PrefixReport(0, 18230, 18230, reason="first", **shared)
+    for report in (extended, tools, first):
+        assert describe_prefix(report) in page.read_text("utf-8").splitlines()
