@@ -197,13 +197,13 @@ def _replacement(phrase: str) -> str:
 
 def _page_prose(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a page with their numbers, without code and measured responses."""
-    fenced = measured = False
+    fence, measured = "", False
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         if line.startswith("<!-- servers"):  # the tables of docs/verify.md quote other servers
             measured = not measured
-        elif line.lstrip().startswith("```"):
-            fenced = not fenced
-        elif not fenced and not measured:
+        elif line.lstrip().startswith(fence or ("```", "~~~")):
+            fence = "" if fence else line.lstrip()[:3]
+        elif not fence and not measured:
             yield number, _without_code(line)
 
 
