@@ -1,4 +1,4 @@
-"""`dovetail verify` as users run it."""
+"""The command `dovetail verify`."""
 
 import json
 import os
@@ -27,7 +27,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def test_a_server_that_passes_ends_with_0_and_all_reports(running: Running, tmp_path: Path) -> None:
+def test_passing_server_exits_with_0_and_writes_all_reports(
+    running: Running, tmp_path: Path
+) -> None:
     wanted = ["--only", "models", "--only", "transport.wrong_key", "--api-key", KEY]
     ended = dovetail(
         *("verify", running.url, *wanted, "--all"),
@@ -42,7 +44,7 @@ def test_a_server_that_passes_ends_with_0_and_all_reports(running: Running, tmp_
 
 
 def run_standalone(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run `dovetail-verify` with Dovetail's own package out of reach."""
+    """Run `dovetail-verify` in a process that cannot import Dovetail."""
     blocked = "import sys; sys.modules['dovetail'] = None; import dovetail_verify.command as c; "
     return subprocess.run(
         [sys.executable, "-c", f"{blocked}c.main()", *arguments],
@@ -54,7 +56,7 @@ def run_standalone(*arguments: str, **environment: str) -> "subprocess.Completed
     )
 
 
-def test_the_standalone_command_judges_both_ends_of_a_scripted_server(tmp_path: Path) -> None:
+def test_standalone_command_supports_scripted_mode(tmp_path: Path) -> None:
     server = prepare_scripted_server(tmp_path)
     checks = ["--only", "transport", "--only", "*.scripted.usage", "--only", "*.scripted.replay.*"]
     with served(*server.arguments, environment={"DOVETAIL_API_KEY": KEY}) as running:
@@ -73,7 +75,7 @@ def test_the_standalone_command_judges_both_ends_of_a_scripted_server(tmp_path: 
     assert report["checks"] > 20
 
 
-def test_the_standalone_command_verifies_certificates(tmp_path: Path) -> None:
+def test_standalone_command_verifies_certificates(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     issued = authority.issue("server")
     (tmp_path / "model").mkdir()
@@ -88,7 +90,7 @@ def test_the_standalone_command_verifies_certificates(tmp_path: Path) -> None:
     assert trusted.returncode == 0, trusted.stdout + trusted.stderr
 
 
-def test_a_failure_ends_with_1_and_json_alone_on_standard_output(tmp_path: Path) -> None:
+def test_failure_exits_with_1_and_prints_only_json_to_standard_output(tmp_path: Path) -> None:
     wanted = ["--only", "transport.health", "--json", "-"]
     with faulty_server(tmp_path) as faulty:
         faulty.layer.fault = respond_when(lambda request: request.path == "/health", 404)
@@ -98,7 +100,7 @@ def test_a_failure_ends_with_1_and_json_alone_on_standard_output(tmp_path: Path)
     assert "FAIL  transport.health" in ended.err
 
 
-def test_a_missing_model_is_reported_once(running: Running, tmp_path: Path) -> None:
+def test_missing_model_is_reported_once(running: Running, tmp_path: Path) -> None:
     wrong = ["--model", "no-such-model", "--api-key", KEY]
     ended = dovetail("verify", running.url, *wrong, home=tmp_path)
     assert ended.status == 2
@@ -106,9 +108,7 @@ def test_a_missing_model_is_reported_once(running: Running, tmp_path: Path) -> N
     assert KEY not in ended.out + ended.err
 
 
-def test_what_was_found_before_an_interruption_is_reported(
-    running: Running, tmp_path: Path
-) -> None:
+def test_interrupted_run_reports_the_results_so_far(running: Running, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dovetail", "verify", running.url, "--json", "report.json"]
     with subprocess.Popen(
         [*command, "--api-key", KEY], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -126,14 +126,14 @@ def test_what_was_found_before_an_interruption_is_reported(
     assert outcomes["pass"] > 0
 
 
-def test_without_an_address_dovetail_judges_itself(tmp_path: Path) -> None:
+def test_without_a_url_the_command_checks_dovetail(tmp_path: Path) -> None:
     wanted = ["--only", "messages.stream", "--only", "messages.scripted.order.stream"]
     ended = dovetail("verify", *wanted, home=tmp_path)
     assert ended.status == 0, ended.out + ended.err
     assert "0 failed, 0 not applicable" in ended.out
 
 
-def test_the_list_names_every_check(tmp_path: Path) -> None:
+def test_list_shows_every_check(tmp_path: Path) -> None:
     ended = dovetail("verify", "--list", home=tmp_path)
     assert ended.status == 0
     assert f"{len(BLACK_BOX_CHECKS) + len(SCRIPTED_CHECKS)} checks" in ended.out
@@ -153,7 +153,7 @@ def test_the_list_names_every_check(tmp_path: Path) -> None:
         (["--print-script", "llama3_json"], "llama3_json+deepseek_r1"),
     ],
 )
-def test_what_cannot_be_done_is_reported_and_ends_with_2(
+def test_errors_are_reported_with_exit_status_2(
     arguments: list[str], expected: str, tmp_path: Path
 ) -> None:
     ended = dovetail("verify", *arguments, home=tmp_path)
@@ -162,13 +162,13 @@ def test_what_cannot_be_done_is_reported_and_ends_with_2(
     assert "Traceback" not in ended.err
 
 
-def test_a_missing_key_is_reported(running: Running, tmp_path: Path) -> None:
+def test_missing_api_key_is_reported(running: Running, tmp_path: Path) -> None:
     ended = dovetail("verify", running.url, home=tmp_path)
     assert ended.status == 2
     assert "--api-key" in ended.err
 
 
-def test_the_script_of_a_family_is_printed(tmp_path: Path) -> None:
+def test_print_script_prints_the_script_of_a_family(tmp_path: Path) -> None:
     ended = dovetail("verify", "--print-script", "hermes", home=tmp_path)
     assert ended.status == 0
     assert "rules:" in ended.out

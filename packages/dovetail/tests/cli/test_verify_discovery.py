@@ -1,4 +1,4 @@
-"""What `dovetail verify` finds out of a server before and beside its checks."""
+"""Discovery of a server's features by `dovetail verify`, and checks that depend on them."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from dovetail_verify.suite import (
 from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)
-COLD = 0.5  # seconds that a prompt takes which the server has not seen before
+COLD = 0.5  # seconds for a prompt that is not in the cache
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def listing(entry: dict[str, object]) -> Callable[[AsgiRequest], AsgiResponse | 
     return lambda request: make_response(200, body) if request.path == "/v1/models" else None
 
 
-def test_the_first_model_its_context_length_and_the_apis_are_found(faulty: FaultyServer) -> None:
+def test_discovers_the_first_model_its_context_length_and_the_apis(faulty: FaultyServer) -> None:
     target = discovered(faulty)
     assert target.model == faulty.model
     assert target.context_length == 65536
@@ -63,26 +63,26 @@ def test_the_first_model_its_context_length_and_the_apis_are_found(faulty: Fault
     assert target.features == set()
 
 
-def test_the_context_length_is_also_found_where_llamacpp_reports_it(faulty: FaultyServer) -> None:
+def test_discovers_the_context_length_of_llamacpp(faulty: FaultyServer) -> None:
     props = make_response(200, '{"default_generation_settings":{"n_ctx":2048}}')
     entries = listing({"id": faulty.model})
     faulty.layer.fault = Fault(respond=lambda a: props if a.path == "/props" else entries(a))
     assert discovered(faulty).context_length == 2048
 
 
-def test_a_server_that_does_not_report_its_context_length_has_none(faulty: FaultyServer) -> None:
+def test_context_length_is_none_if_the_server_does_not_report_it(faulty: FaultyServer) -> None:
     faulty.layer.fault = Fault(respond=listing({"id": faulty.model}))
     assert discovered(faulty).context_length is None
 
 
-def test_a_server_without_models_needs_one_named(faulty: FaultyServer) -> None:
+def test_server_without_a_model_list_requires_a_model_name(faulty: FaultyServer) -> None:
     faulty.layer.fault = Fault(respond=listing({}))
     with pytest.raises(TargetUnusable, match="--model"):
         discovered(faulty)
     assert discovered(faulty, faulty.model).model == faulty.model
 
 
-def test_a_server_without_any_api_is_not_judged(faulty: FaultyServer) -> None:
+def test_server_without_any_api_is_unusable(faulty: FaultyServer) -> None:
     faulty.layer.fault = respond_when(lambda request: request.method == "POST", 404)
     with pytest.raises(TargetUnusable, match="none of the three APIs"):
         discovered(faulty)
@@ -97,7 +97,7 @@ def is_post(request: AsgiRequest) -> bool:
 
 
 def is_generation(request: AsgiRequest) -> bool:
-    """A real request: not the empty one that only looks whether an API is there."""
+    """Whether the request generates output. The probe for an API sends an empty request."""
     return is_post(request) and request.body != b"{}"
 
 
@@ -117,7 +117,7 @@ def is_generation(request: AsgiRequest) -> bool:
         (respond_when(is_generation, 503, '{"error":{"message":"busy"}}'), None, "rejected: busy"),
     ],
 )
-def test_a_server_that_serves_nothing_is_reported_once(
+def test_server_without_output_is_reported_once(
     faulty: FaultyServer, fault: Fault, key: str | None, expected: str
 ) -> None:
     faulty.layer.fault = fault
@@ -127,14 +127,14 @@ def test_a_server_that_serves_nothing_is_reported_once(
         )
 
 
-def test_one_api_that_works_is_enough_to_judge_the_others(faulty: FaultyServer) -> None:
+def test_one_working_api_is_enough_to_run_the_checks(faulty: FaultyServer) -> None:
     faulty.layer.fault = respond_when(
         lambda request: is_generation(request) and "chat" not in request.path, 401
     )
     assert discovered(faulty).missing_apis == {}
 
 
-def test_a_key_that_the_server_repeats_is_not_in_the_report(faulty: FaultyServer) -> None:
+def test_api_key_in_a_response_is_redacted(faulty: FaultyServer) -> None:
     body = '{"error":{"message":"sk-secret is wrong","type":"x"}}'
     faulty.layer.fault = respond_when(lambda request: request.path == "/health", 401, body)
     target = TargetServer(Endpoint.parse(faulty.url), faulty.model, api_key="sk-secret", timeout=30)
@@ -152,7 +152,7 @@ def billing_line(faulty: FaultyServer, fault: Fault) -> CheckResult:
 
 
 def without_cached_tokens(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
-    """Usage without a word of cached tokens."""
+    """Remove cached tokens from the usage."""
     body = re.sub(
         rb'"cache_read_input_tokens":[0-9]+', b'"cache_read_input_tokens":0', response.body
     )
@@ -160,7 +160,7 @@ def without_cached_tokens(request: AsgiRequest, response: AsgiResponse) -> AsgiR
 
 
 def cache_by(part: Callable[[AsgiRequest], str]) -> Callable[[AsgiRequest], float]:
-    """A server that needs time for a prompt, unless it has seen this part of it before."""
+    """Return a delay for prompts, unless this part of the prompt was sent before."""
     seen: set[str] = set()
 
     def delay(request: AsgiRequest) -> float:
@@ -171,14 +171,14 @@ def cache_by(part: Callable[[AsgiRequest], str]) -> Callable[[AsgiRequest], floa
     return delay
 
 
-def test_without_cached_tokens_and_without_time_nothing_is_judged(faulty: FaultyServer) -> None:
+def test_cache_check_does_not_apply_without_cached_tokens_and_latency(faulty: FaultyServer) -> None:
     result = billing_line(faulty, Fault(change_response=without_cached_tokens))
     assert result.outcome is CheckOutcome.NOT_APPLICABLE
     assert "neither" in result.message
 
 
 @pytest.mark.long
-def test_latency_shows_that_the_line_breaks_the_prefix(faulty: FaultyServer) -> None:
+def test_latency_shows_a_broken_prefix(faulty: FaultyServer) -> None:
     delay = cache_by(lambda request: json.dumps(request.json["system"]))
     assert (
         billing_line(faulty, Fault(change_response=without_cached_tokens, delay=delay)).outcome
@@ -186,7 +186,7 @@ def test_latency_shows_that_the_line_breaks_the_prefix(faulty: FaultyServer) -> 
     )
 
 
-def test_latency_shows_that_the_line_is_removed(faulty: FaultyServer) -> None:
+def test_latency_shows_an_intact_prefix(faulty: FaultyServer) -> None:
     delay = cache_by(lambda request: request.json["system"][1]["text"])
     assert (
         billing_line(faulty, Fault(change_response=without_cached_tokens, delay=delay)).outcome
@@ -194,8 +194,8 @@ def test_latency_shows_that_the_line_is_removed(faulty: FaultyServer) -> None:
     )
 
 
-def after_hanging_up(faulty: FaultyServer, seconds: float) -> CheckResult:
-    """Return the result for a server without metrics whose next response takes this long."""
+def result_after_disconnect(faulty: FaultyServer, seconds: float) -> CheckResult:
+    """Return the result for a server without metrics whose next response takes `seconds`."""
     target, given_up = discovered(faulty), list[bool]()
 
     def delay(request: AsgiRequest) -> float:
@@ -210,8 +210,8 @@ def after_hanging_up(faulty: FaultyServer, seconds: float) -> CheckResult:
 
 
 @pytest.mark.long
-def test_without_metrics_the_next_request_shows_whether_the_slot_is_free(
+def test_disconnect_check_measures_the_next_request_without_metrics(
     faulty: FaultyServer,
 ) -> None:
-    assert after_hanging_up(faulty, 0.0).outcome is CheckOutcome.PASS
-    assert after_hanging_up(faulty, 6.0).outcome is CheckOutcome.FAIL
+    assert result_after_disconnect(faulty, 0.0).outcome is CheckOutcome.PASS
+    assert result_after_disconnect(faulty, 6.0).outcome is CheckOutcome.FAIL

@@ -1,4 +1,4 @@
-"""`dovetail verify`, black box: our server passes every check, and every check can fail."""
+"""Black-box checks of `dovetail verify`: Dovetail passes all of them, and each can fail."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from dovetail_verify.target import TargetServer
 
 pytestmark = pytest.mark.timeout(120)
 CHECKS = {check.id: check for check in BLACK_BOX_CHECKS}
-NEEDS_KEY = {"transport.wrong_key"}  # our server has none here: any key is welcome
+NEEDS_KEY = {"transport.wrong_key"}  # the server has no key here and accepts any
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,13 @@ def judge(
     return asyncio.run(run())
 
 
-def test_our_server_keeps_every_clause(faulty: FaultyServer) -> None:
+def test_dovetail_passes_every_check(faulty: FaultyServer) -> None:
     results = judge(faulty, list(BLACK_BOX_CHECKS))
     others = {f.check.id: f.message for f in results if f.outcome is not CheckOutcome.PASS}
     assert set(others) == NEEDS_KEY, others
 
 
-def test_a_fault_is_known_for_every_check() -> None:
+def test_every_check_has_a_fault() -> None:
     assert set(FAULTS) | NEEDS_KEY == set(CHECKS)
 
 
@@ -54,7 +54,7 @@ SLOW = ("transport.hang_up", "responses.stream.closes", "messages.stream.closes"
     "id",
     [pytest.param(id, marks=pytest.mark.long if id in SLOW else ()) for id in sorted(FAULTS)],
 )
-def test_the_fault_is_found(faulty: FaultyServer, id: str) -> None:
+def test_check_finds_its_fault(faulty: FaultyServer, id: str) -> None:
     faulty.layer.fault = FAULTS[id]
     try:
         (result,) = judge(faulty, [CHECKS[id]])
@@ -66,13 +66,13 @@ def test_the_fault_is_found(faulty: FaultyServer, id: str) -> None:
     assert result.received
 
 
-def test_a_key_that_is_not_checked_is_found(faulty: FaultyServer) -> None:
+def test_server_that_ignores_api_keys_fails(faulty: FaultyServer) -> None:
     (result,) = judge(faulty, [CHECKS["transport.wrong_key"]], key="some-key")
     assert result.outcome is CheckOutcome.FAIL
     assert "accepted" in result.message
 
 
-def test_an_api_that_is_not_served_is_not_judged(faulty: FaultyServer) -> None:
+def test_checks_of_a_missing_api_do_not_apply(faulty: FaultyServer) -> None:
     check = CHECKS["messages.whole.shape"]
 
     async def run() -> CheckResult:

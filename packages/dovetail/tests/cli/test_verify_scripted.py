@@ -1,4 +1,4 @@
-"""Scripted mode of `dovetail verify`: our server keeps every clause, and every check can fail."""
+"""Scripted mode of `dovetail verify`: Dovetail passes all checks, and each can fail."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetServer]:
-    """Dovetail, as `dovetail verify` starts it."""
+    """Start Dovetail as `dovetail verify` does."""
     own = prepare_scripted_server(tmp_path_factory.mktemp("own"))
     with served(*own.arguments) as running:
         yield TargetServer(
@@ -52,7 +52,7 @@ def judge(target: TargetServer, checks: list[Check]) -> list[CheckResult]:
 
 
 @pytest.mark.long
-def test_our_own_server_keeps_every_clause(target: TargetServer) -> None:
+def test_dovetail_passes_every_check(target: TargetServer) -> None:
     results = judge(target, list(CHECKS))
     wrong = {
         f.check.id: f"{f.outcome}: {f.message}" for f in results if f.outcome != CheckOutcome.PASS
@@ -61,13 +61,13 @@ def test_our_own_server_keeps_every_clause(target: TargetServer) -> None:
     assert len(results) > 60
 
 
-#: Families that write calls and thoughts in other ways; one opens the thought in the prompt.
+#: Families with a different notation; the template of one starts the reasoning in the prompt.
 FAMILIES = ("GLM-4.7", "Kimi-K2-Thinking")
 SLOW = ("call.at-once", "argument.early", "hang-up")  # these wait for the script's pauses
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_is_served_by_the_clauses(name: str, tmp_path: Path) -> None:
+def test_dovetail_passes_with_other_families(name: str, tmp_path: Path) -> None:
     pair = next(pair for pair in PAIRS if pair.name == name)
     require(pair)
     (tmp_path / "model").mkdir()
@@ -126,7 +126,7 @@ def _refused(path: str, body: Json) -> Json:
 
 
 def _as_control(record: RecordedRequest) -> RecordedRequest:
-    """As if the tokenizer had taken the spelling of a control token for the token."""
+    """Simulate a tokenizer that converts spelled-out control tokens to tokens."""
     spelled = record.prompt_text.count("<|im_end|>") - record.prompt_tokens.count(
         record.output_tokens[-1]
     )
@@ -135,7 +135,7 @@ def _as_control(record: RecordedRequest) -> RecordedRequest:
 
 
 def _grouped_prompt(record: RecordedRequest) -> RecordedRequest:
-    """As if the template had one field for the thoughts of a turn."""
+    """Simulate a template that has one field for all reasoning of a turn."""
     first, second = (part.text for part in INTERLEAVED.parts if part.kind == "reasoning")
     text = record.prompt_text.replace(second, "").replace(first, f"{first} {second}")
     return msgspec.structs.replace(record, prompt_text=text)
@@ -154,24 +154,24 @@ def _default_without_thinking(path: str, body: Json) -> Json:
     return body
 
 
-#: What is wrong with a server, the checks that must see it, and what they say.
+#: Fault of a server -> the fault, the checks that must find it, and their message (a pattern).
 FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
-    "calls come behind everything else": (
+    "calls are moved to the end": (
         ExchangeFault(change_response=grouped),
         ("*.order.stream", "*.order.whole", "*.order.text", "*.dispatch"),
         "received: reasoning|too late",
     ),
-    "responses come when they are whole": (
+    "responses are buffered": (
         ExchangeFault(change_response=buffered),
         ("*.call.at-once", "*.argument.early"),
         r"0\.00 s before|0% of the argument",
     ),
-    "arguments come in one piece": (
+    "arguments arrive in one chunk": (
         ExchangeFault(change_response=one_piece),
         ("*.argument.pieces",),
         r"1 chunk\(s\)",
     ),
-    "white space is shown": (
+    "whitespace is returned as text": (
         ExchangeFault(change_response=blank_text),
         ("*.white-space", "*.order.fields"),
         "only whitespace|did not generate",
@@ -186,7 +186,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ("*.malformed-call", "*.replay.accepted"),
         "not in the text|next response is ''",
     ),
-    "letters are damaged": (
+    "characters are damaged": (
         ExchangeFault(change_response=texts(_damage)),
         ("*.letters",),
         "\ufffd",
@@ -196,17 +196,17 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ("*.argument.markers",),
         "input of a call is",
     ),
-    "cut calls are closed": (
+    "truncated calls are completed": (
         ExchangeFault(change_response=guessed),
         ("*.call.cut",),
         "truncated call was completed",
     ),
-    "failures look like ends": (
+    "failures look like normal ends": (
         ExchangeFault(change_response=clean_end),
         ("*.failure.*",),
         "stream ended with|status 200",
     ),
-    "history is not known": (
+    "history is not recognized": (
         ExchangeFault(change_request=forgotten),
         ("*.replay.order", "*.replay.moved", "*.replay.exact", "*.replay.exact-moved"),
         "not in the prompt|tokens match",
@@ -216,7 +216,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ("*.replay.order",),
         "is in the wrong place",
     ),
-    "history is refused": (
+    "history is rejected": (
         ExchangeFault(change_request=_refused),
         ("*.replay.accepted",),
         "status 400",
@@ -226,7 +226,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ("*.replay.ids",),
         "the prompt contains (toolu|call)_",
     ),
-    "nothing is reported of the cache": (
+    "cached tokens are not reported": (
         ExchangeFault(change_response=counts(_cached)),
         ("*.replay.cached",),
         "usage reports 0",
@@ -236,22 +236,22 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ("*.usage", "*.usage.start", "*.count"),
         "the prompt has",
     ),
-    "the billing line stays": (
+    "the billing line is in the prompt": (
         ExchangeFault(change_request=_billing),
         ("*.billing-line",),
         "is in the prompt",
     ),
-    "lists are not strings": (
+    "lists differ from strings": (
         ExchangeFault(change_request=_lists_are_wrapped),
         ("*.string-or-list",),
         "the two prompts differ",
     ),
-    "reminders are hoisted": (
+    "reminders are moved to the front": (
         ExchangeFault(change_record=_hoisted),
         ("*.system-in-place",),
         "before the user's message",
     ),
-    "thinking has to be asked for": (
+    "thinking is off by default": (
         ExchangeFault(change_request=_default_without_thinking),
         ("*.thinking-unsaid",),
         "the two prompts differ",
@@ -263,7 +263,7 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ("*.hang-up",),
         "generated the complete output",
     ),
-    "spelled tokens are tokens": (
+    "spelled-out control tokens are tokens": (
         ExchangeFault(change_record=_as_control),
         ("*.control-tokens",),
         "became 1 control token",
@@ -271,14 +271,14 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
 }
 
 
-WHOLE = "responses come when they are whole"  # seen by waiting for what does not come
+SLOW_FAULT = "responses are buffered"  # its checks wait for output that arrives late
 
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(one, marks=pytest.mark.long if one == WHOLE else ()) for one in FAULTS],
+    [pytest.param(one, marks=pytest.mark.long if one == SLOW_FAULT else ()) for one in FAULTS],
 )
-def test_a_fault_is_seen(target: TargetServer, fault: str) -> None:
+def test_checks_find_the_fault(target: TargetServer, fault: str) -> None:
     exchange_fault, patterns, reason = FAULTS[fault]
     assert isinstance(target.recording, FileRecording)
     faulty = FaultyTarget(target, target.recording, exchange_fault)
@@ -292,7 +292,7 @@ def test_a_fault_is_seen(target: TargetServer, fault: str) -> None:
     assert seen == [f.check.id for f in results]
 
 
-def test_every_check_has_a_fault_that_it_sees() -> None:
+def test_every_check_has_a_fault() -> None:
     seen = {
         check.id for _, patterns, _ in FAULTS.values() for check in select_checks(CHECKS, patterns)
     }
@@ -302,6 +302,6 @@ def test_every_check_has_a_fault_that_it_sees() -> None:
 @pytest.mark.parametrize(
     "family", ["qwen3_coder", "hermes+qwen3", "glm47", "minimax_m2", "kimi_k2+kimi_k25"]
 )
-def test_the_script_is_playable_in_every_notation(family: str) -> None:
+def test_script_is_valid_in_every_notation(family: str) -> None:
     script = parse_script(render_script(family))
     assert len(script.rules) > 10

@@ -1,4 +1,4 @@
-"""`dovetail verify`: faults that show only in one kind of response are found, too."""
+"""`dovetail verify` finds faults that occur only in one kind of response."""
 
 import asyncio
 import re
@@ -41,7 +41,7 @@ def run_with_fault(faulty: FaultyServer, id: str, fault: Fault) -> CheckResult:
 
 
 def events(change: Callable[[str], str], where: bytes = b"") -> Fault:
-    """Each event of some streams is another: of those that were asked with certain bytes."""
+    """Change the events of streams whose request contains `where`."""
 
     def change_response(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
         if not response.streamed or where not in request.body:
@@ -98,25 +98,25 @@ def broken_off(frame: str) -> str:
 
 
 def half_called(frame: str) -> str:
-    """The rest of a call is missing; the limit is said to have cut it."""
+    """Remove the end of a call, and report that the token limit truncated it."""
     shortened = frame.replace('\\"}', "") if "input_json_delta" in frame else frame
     return shortened.replace('"stop_reason":"tool_use"', '"stop_reason":"max_tokens"')
 
 
 @pytest.mark.parametrize("id", ["order", "kinds", "event_lines"])
-def test_a_truncated_call_is_no_fault_of_its_stream(faulty: FaultyServer, id: str) -> None:
+def test_truncated_call_is_not_a_fault_of_its_stream(faulty: FaultyServer, id: str) -> None:
     result = run_with_fault(faulty, f"messages.stream.{id}", events(half_called))
     assert result.outcome is CheckOutcome.PASS, result.message
 
 
 @pytest.mark.parametrize("id", ["ids.call", "call.arguments", "call.end"])
-def test_a_truncated_call_is_not_judged(faulty: FaultyServer, id: str) -> None:
+def test_checks_do_not_apply_to_a_truncated_call(faulty: FaultyServer, id: str) -> None:
     result = run_with_fault(faulty, f"messages.{id}", events(half_called))
     assert result.outcome is CheckOutcome.NOT_APPLICABLE, result.message
     assert "truncated by the limit" in result.message
 
 
-def test_evidence_is_the_stream_that_has_the_fault(faulty: FaultyServer) -> None:
+def test_evidence_is_the_stream_with_the_fault(faulty: FaultyServer) -> None:
     swapped = events(lambda frame: frame.replace("text_delta", "input_json_delta"))
     result = run_with_fault(faulty, "messages.stream.kinds", swapped)
     assert result.outcome is CheckOutcome.FAIL
@@ -138,7 +138,7 @@ def test_evidence_is_the_stream_that_has_the_fault(faulty: FaultyServer) -> None
         ("messages.accepts.claude_code", events(broken_off), "with an error"),
     ],
 )
-def test_a_fault_of_one_kind_of_response_is_found(
+def test_fault_in_one_kind_of_response_is_found(
     faulty: FaultyServer, id: str, fault: Fault, expected: str
 ) -> None:
     result = run_with_fault(faulty, id, fault)

@@ -1,4 +1,4 @@
-"""For every black-box check a fault that it has to find."""
+"""One fault per black-box check, which the check must find."""
 
 import re
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def _without_field(name: str, where: str) -> Fault:
 
 
 def _everywhere() -> dict[str, Fault]:
-    """Faults of the checks that every API has."""
+    """Return the faults for checks that exist in every API."""
     found: dict[str, Fault] = {}
     for api in _APIS:
         prompt = _PROMPT[api]

@@ -17,7 +17,7 @@ from dovetail.server.build import build_service
 from dovetail.server.http_server import create_server
 from dovetail.settings.config import Config
 
-LINGER = 1.3  # seconds that a lingering server keeps a stream open
+LINGER = 1.3  # seconds for which a stream stays open after its last event
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Json = Any
 
@@ -54,11 +54,11 @@ class AsgiResponse:
 
 @dataclass(frozen=True)
 class Fault:
-    """What the layer does. `respond` replaces the server, `change_request` and `change_response`
-    change what passes through.
+    """A fault that the layer adds to the server.
 
-    `linger` keeps streams open, `ignore_disconnect` hides that a client is gone, `delay` is the
-    number of seconds before anything is done.
+    `respond` responds in place of the server. `change_request` and `change_response` change the
+    messages that pass through. `linger` keeps streams open. `ignore_disconnect` hides client
+    disconnects from the server. `delay` returns the seconds to wait before a request is handled.
     """
 
     change_request: Callable[[AsgiRequest], AsgiRequest] | None = None
@@ -70,7 +70,7 @@ class Fault:
 
 
 class FaultLayer:
-    """The ASGI layer. Without a fault everything passes through."""
+    """The ASGI layer. Without a fault it forwards all messages unchanged."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
@@ -97,7 +97,7 @@ class FaultLayer:
         await _send(response, send, linger=fault.linger and response.streamed)
 
     async def _respond(self, scope: Scope, request: AsgiRequest) -> AsgiResponse:
-        """Return the whole response of the server."""
+        """Return the complete response of the server."""
         status, headers, body = 0, dict[str, str](), b""
 
         async def collect(message: Message) -> None:
@@ -142,7 +142,7 @@ async def _read_request(scope: Scope, receive: Receive) -> AsgiRequest:
 def _scope(scope: Scope, request: AsgiRequest) -> Scope:
     headers = {**request.headers, "content-length": str(len(request.body))}
     lines = [(n.encode(), v.encode()) for n, v in headers.items()]
-    return {**scope, "headers": lines, "extensions": {}}  # all of it is to pass through here
+    return {**scope, "headers": lines, "extensions": {}}  # without extensions that bypass the layer
 
 
 async def _send(response: AsgiResponse, send: Send, *, linger: bool) -> None:
@@ -161,7 +161,7 @@ async def _send(response: AsgiResponse, send: Send, *, linger: bool) -> None:
 
 
 def replace_text(old: str, new: str, *, where: str = "", streamed: bool | None = None) -> Fault:
-    """Replace text in responses whose path contains `where`, streamed or whole."""
+    """Replace text in responses whose path contains `where`, streaming or not."""
     pattern = re.compile(old.encode())
 
     def change_response(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
@@ -186,7 +186,7 @@ def change_frames(change: Callable[[list[str]], list[str]]) -> Fault:
 
 
 def without_events(word: str) -> Fault:
-    """Leave out events that contain a word."""
+    """Remove events that contain a word."""
     return change_frames(lambda found: [frame for frame in found if word not in frame])
 
 
@@ -198,7 +198,7 @@ def repeat_events(word: str) -> Fault:
 
 
 def change_body(change: Callable[[AsgiRequest, Json], None], where: str = "") -> Fault:
-    """Change the JSON of responses that are not streamed."""
+    """Change the JSON of non-streaming responses."""
 
     def change_response(request: AsgiRequest, response: AsgiResponse) -> AsgiResponse:
         if (
@@ -216,7 +216,7 @@ def change_body(change: Callable[[AsgiRequest, Json], None], where: str = "") ->
 
 
 def refuse_matching(pattern: str, status: int = 400) -> Fault:
-    """Refuse requests whose body matches a pattern."""
+    """Reject requests whose body matches a pattern."""
     return Fault(
         respond=lambda request: (
             make_response(status) if re.search(pattern, _text(request)) else None
@@ -237,7 +237,7 @@ def respond_when(
 
 
 def without_fields(*fields: str) -> Fault:
-    """Ignore fields of requests."""
+    """Remove fields from requests."""
 
     def change_request(request: AsgiRequest) -> AsgiRequest:
         rest = {name: value for name, value in request.json.items() if name not in fields}
@@ -284,7 +284,7 @@ class FaultyServer:
 
 @contextmanager
 def faulty_server(folder: Path) -> Iterator[FaultyServer]:
-    """Run Dovetail with the layer over it, in a thread."""
+    """Run Dovetail with the layer in a thread."""
     own = prepare_scripted_server(folder)
     given = dict(zip(own.arguments[1::2], own.arguments[2::2], strict=True))
     config = Config(

@@ -1,4 +1,4 @@
-"""Servers with one fault: Dovetail's responses, changed on their way to the checks."""
+"""Servers with one fault: Dovetail with modified requests, responses or recordings."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dovetail_verify.target import RecordedRequest, TargetServer
 
 Json = dict[str, Any]
 Change = Callable[[str, str], str]
-#: Fields of responses that hold text, and what they are texts of.
+#: Field of a response with text -> the kind of the text.
 _TEXTS = {
     "thinking": "reasoning",
     "reasoning_content": "reasoning",
@@ -64,14 +64,14 @@ class FaultyTarget(TargetServer):
 
 
 def texts(change: Change) -> Callable[[HttpExchange], HttpExchange]:
-    """Change every text of a response. The first argument of `change` is what it is a text of."""
+    """Change every text of a response. The first argument of `change` is the kind of the text."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, list):
             return [walk(one) for one in value]
         if not isinstance(value, dict):
             return value
-        # An item of the Responses API repeats at its end what its deltas were.
+        # A finished item of the Responses API repeats the content of its deltas.
         repeats = {"arguments": "whole input"} if "type" in value else {}
         kinds = {**_TEXTS, **repeats, "delta": _kind(value)}
         return {
@@ -103,13 +103,13 @@ def _frame(frame: SseFrame, change: Callable[[Any], Any]) -> SseFrame:
 
 
 def buffered(exchange: HttpExchange) -> HttpExchange:
-    """Everything comes at the end."""
+    """Deliver all events at the end of the response."""
     frames = [SseFrame(f.event, f.data, exchange.total_seconds) for f in exchange.frames]
     return replace(exchange, frames=frames)
 
 
 def grouped(exchange: HttpExchange) -> HttpExchange:
-    """Calls come behind everything else."""
+    """Move the calls to the end of the output."""
     if not exchange.frames:
         return rewritten(exchange, _grouped_body)
     calls = {
@@ -151,7 +151,7 @@ def _grouped_body(body: Json) -> Json:
 
 
 def one_piece(exchange: HttpExchange) -> HttpExchange:
-    """The input of a call comes at once, when all of it is there."""
+    """Send the complete input of a call in one chunk."""
     pieces: list[str] = []
 
     def collect(kind: str, text: str) -> str:
@@ -184,7 +184,7 @@ def clean_end(exchange: HttpExchange) -> HttpExchange:
 
 
 def guessed(exchange: HttpExchange) -> HttpExchange:
-    """A call that was cut is closed by the server."""
+    """Complete a truncated call."""
     pieces = 0
 
     def count(kind: str, text: str) -> str:
@@ -204,7 +204,7 @@ def guessed(exchange: HttpExchange) -> HttpExchange:
 
 
 def blank_text(exchange: HttpExchange) -> HttpExchange:
-    """A line break behind the first thought."""
+    """Add a text of line breaks after the first reasoning span."""
     if not exchange.frames:
         return rewritten(exchange, _blank_message)
     at = next(n for n, frame in enumerate(exchange.frames) if n > 2)
@@ -235,7 +235,7 @@ def _blank_message(body: Json) -> Json:
 
 
 def counts(change: Callable[[str, int], int]) -> Callable[[HttpExchange], HttpExchange]:
-    """Every number of tokens, changed."""
+    """Change every token count of a response."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, list):
@@ -251,7 +251,7 @@ def counts(change: Callable[[str, int], int]) -> Callable[[HttpExchange], HttpEx
 
 
 def forgotten(path: str, body: Json) -> Json:
-    """A history without its thoughts that the server cannot know: other ids, another city."""
+    """Return a history that the server cannot recognize: other ids, another city, no reasoning."""
     key = "messages" if "messages" in body else "input"
     turns = body[key]
     generated = [turn for turn in turns if _is_generated(turn)]
@@ -273,7 +273,7 @@ def _is_generated(turn: Json) -> bool:
 
 
 def _ids(turns: list[Json]) -> list[str]:
-    """The ids of calls in a history of any API."""
+    """Return the ids of calls in a history of any API."""
     found = [turn.get("call_id") for turn in turns]
     for turn in turns:
         found += [call["id"] for call in turn.get("tool_calls") or []]
@@ -283,7 +283,7 @@ def _ids(turns: list[Json]) -> list[str]:
 
 
 def show_ids(path: str, body: Json) -> Json:
-    """The ids of a history stand in the system text."""
+    """Add the ids of a history to the system prompt."""
     turns = body.get("messages") or body.get("input") or []
     text = " ".join(_ids(turns))
     if "system" in body:
