@@ -1,4 +1,4 @@
-"""The server side of the completions protocol over any engine, read by our own client."""
+"""The server of the completions protocol over any engine, tested with Dovetail's own client."""
 
 import asyncio
 import base64
@@ -89,7 +89,7 @@ class PlannedEngine:
 
 
 class RunningServer:
-    """A server on a unix socket, and our client for it."""
+    """A server on a unix socket, and a client for it."""
 
     def __init__(self, engine: PlannedEngine, socket: str, packed: bool) -> None:
         self.engine = engine
@@ -405,7 +405,7 @@ def test_slow_reader_pauses_the_engine(server: dict[str, str]) -> None:
             % (KEY.encode(), len(call), call)
         )
         await running.engine.held.wait()
-        for _ in range(2_000):  # turns of the loop, of which each delta would take a few
+        for _ in range(2_000):  # iterations of the event loop; each delta would take a few
             await asyncio.sleep(0)
         assert not running.engine.emitted.is_set()
         response = await reader.read()
@@ -426,7 +426,7 @@ def test_direct_writer_writes_only_to_an_open_response(state: str) -> None:
         transport=SimpleNamespace(write=written.append),
     )
     direct = DirectWriter(cycle)
-    assert direct.write(b"")  # as it is, it would end the answer
+    assert direct.write(b"")  # written as it is, an empty chunk would end the response
     assert direct.write(b"0123456789abcdef")
     assert written == ([b"10\r\n0123456789abcdef\r\n"] if state == "open" else [])
     cycle.flow.write_paused = True
@@ -438,7 +438,7 @@ def packed_ids(given: list[int]) -> str:
 
 
 async def frames(running: RunningServer, body: dict[str, Any]) -> list[Any]:
-    """The frames of a stream, less the one that ends it."""
+    """Return the frames of a stream without the final one."""
     call = ClientRequest("POST", "/v1/completions", json.dumps(body).encode())
     _, content = await fetch(running.endpoint, call)
     *payloads, done, rest = content.decode().split("\n\n")

@@ -38,7 +38,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def mirror() -> TokenEngine:
-    """The engine that the page builds."""
+    """Return the engine that the page builds."""
     names: dict[str, Any] = {"__name__": "mirror"}
     exec(compile(blocks("adding-an-engine.md", "python")[0], "adding-an-engine.md", "exec"), names)
     created: TokenEngine = names["create"](EngineSetup(TOKENIZER))
@@ -50,12 +50,12 @@ def scripted() -> TokenEngine:
 
 
 def sglang() -> TokenEngine:
-    """The adapter with a fake server."""
+    """Return the adapter with a fake server."""
     return EngineWithFakeSglang()
 
 
 def vllm() -> TokenEngine:
-    """The adapter with the scripted engine's server, which serves its protocol."""
+    """Return the adapter with the scripted engine's server, which implements vLLM's protocol."""
     return EngineWithServer("vllm", f"[{{text: '{LONG}'}}]")
 
 
@@ -82,7 +82,7 @@ def run(create: EngineFactory, request: EngineRequest) -> list[TokenDelta]:
 
 
 @ENGINE_FACTORIES
-def test_the_last_delta_and_no_other_has_a_finish(create: EngineFactory) -> None:
+def test_only_the_last_delta_has_a_finish(create: EngineFactory) -> None:
     deltas = run(create, make_request())
     assert [delta.finish for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish == "stop"
@@ -91,7 +91,7 @@ def test_the_last_delta_and_no_other_has_a_finish(create: EngineFactory) -> None
 
 @ENGINE_FACTORIES
 @pytest.mark.parametrize("limit", [1, 7, 1000])
-def test_no_more_tokens_than_allowed(create: EngineFactory, limit: int) -> None:
+def test_max_tokens_is_enforced(create: EngineFactory, limit: int) -> None:
     deltas = run(create, make_request(limit))
     assert sum(len(delta.ids) for delta in deltas) == limit
     assert deltas[-1].finish == "length"
@@ -142,7 +142,7 @@ def test_stop_fails_running_generations(create: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize("path", ENGINES.values())
-def test_every_engine_has_its_module(path: str) -> None:
+def test_every_engine_has_a_module(path: str) -> None:
     assert find_spec(path.partition(":")[0]) is not None
 
 
@@ -150,7 +150,7 @@ def setup(**options: Any) -> EngineSetup:
     return EngineSetup(TOKENIZER, context_length=100, stop_ids=(END,), options=options)
 
 
-def test_the_scripted_engine_by_name(tmp_path: Path) -> None:
+def test_scripted_engine_is_created_by_name(tmp_path: Path) -> None:
     script = tmp_path / "answer.txt"
     script.write_text("hello")
     created = create_engine("scripted", setup(script=script, decode_rate="50", chunk="4"))
@@ -176,7 +176,7 @@ def test_setup_errors_are_explained(name: str, options: dict[str, Any], message:
         create_engine(name, setup(**options))
 
 
-def test_a_missing_package_is_named_with_its_extra(
+def test_missing_package_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "needy_engine.py").write_text("import package_nobody_has\n")

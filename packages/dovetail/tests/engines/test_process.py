@@ -1,4 +1,4 @@
-"""Supervision of a child: it serves, dies, is slow, prints garbage, is killed, is orphaned."""
+"""Supervision of a child that serves, dies, is slow, prints garbage, is killed or is orphaned."""
 
 import asyncio
 import os
@@ -20,13 +20,13 @@ HEAD = "import json, os, signal, sys\nconfig = json.loads(sys.stdin.buffer.readl
 
 
 def child(script: str, start_timeout: float = 60.0) -> ChildProcess:
-    """A child that runs this once it has read its config."""
+    """Return a child that runs this script after it has read its config."""
     command = (sys.executable, "-S", "-c", HEAD + script)
     return ChildProcess(ProcessSpec("it", command, start_timeout=start_timeout))
 
 
 def run_child(script: str, start_timeout: float = 60.0) -> tuple[dict[str, object], ChildProcess]:
-    """The response of a child, which is then stopped."""
+    """Start a child, stop it, and return its response."""
     process = child(script, start_timeout)
 
     async def main() -> dict[str, object]:
@@ -39,7 +39,7 @@ def run_child(script: str, start_timeout: float = 60.0) -> tuple[dict[str, objec
     return asyncio.run(main()), process
 
 
-def test_one_line_in_and_one_line_out() -> None:
+def test_config_and_response_are_one_line_each() -> None:
     response, process = run_child(READY + UNTIL_END)
     assert response == {"address": "unix:///s", "config": {"what": "é"}}
     assert not process.alive
@@ -51,7 +51,7 @@ def test_killed_child_is_detected() -> None:
 
     async def main() -> None:
         assert (process.alive, process.pid) == (False, None)
-        assert await process.wait_for_exit(0.0)  # it never began
+        assert await process.wait_for_exit(0.0)  # it was never started
         await process.start({})
         assert process.alive
         assert process.describe_exit() == "it does not respond"
@@ -123,7 +123,7 @@ def test_child_that_ignores_stdin_is_killed() -> None:
     asyncio.run(main())
 
 
-def test_no_such_program() -> None:
+def test_missing_program_is_an_error() -> None:
     process = ChildProcess(ProcessSpec("it", ("/no/such/program",)))
     with pytest.raises(EngineUnavailable, match=r"cannot run /no/such/program \(No such file"):
         asyncio.run(process.start({}))
@@ -174,7 +174,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system has no pidfd_open")
-def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
+def test_child_exits_when_its_parent_is_killed() -> None:
     command = [sys.executable, "-c", PARENT, HEAD + READY + UNTIL_END]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -207,7 +207,7 @@ def test_socket_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_stop_does_not_wait_for_orphaned_grandchildren(killed: bool) -> None:
-    """They have the log open, so the log does not end when the child does."""
+    """Grandchildren have the log open, so the log does not end when the child exits."""
     process = child(
         "import subprocess\n"
         'subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])\n'

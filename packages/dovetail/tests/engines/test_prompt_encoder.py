@@ -1,4 +1,4 @@
-"""Prompts as JSON: whatever is cached, the list is the prompt's own."""
+"""Prompts as JSON: the encoded list equals the prompt, no matter what is cached."""
 
 import json
 from array import array
@@ -20,7 +20,7 @@ def test_encoded_prompt_equals_the_prompt(steps: list[tuple[list[list[int]], str
     encoder = PromptEncoder(min_tokens=1, max_bytes=60)
     for parts, session in steps:
         ids: list[int] = []
-        for part in parts:  # grown part by part, and beginning anew with the next step
+        for part in parts:  # extended part by part, and starting over with the next step
             ids += part
             assert json.loads(bytes(encoder.encode(array("I", ids), session))) == ids
     assert encoder._cache.total_size == sum(len(text) for _, text in encoder._cache.values()) <= 60

@@ -168,7 +168,7 @@ def test_overloaded_replica_stays_available() -> None:
         pool = ReplicaPool([only, other])
         with pytest.raises(Overloaded):
             await generate(pool, "a")
-        assert await generate(pool, "a") == 1  # it has room
+        assert await generate(pool, "a") == 1  # it is no longer overloaded
         await pool.stop()
 
     run_async(check)
@@ -191,7 +191,7 @@ def test_local_engine_is_restarted() -> None:
     run_async(check)
 
 
-def test_one_replica_is_enough_to_start_and_none_is_an_error() -> None:
+def test_start_requires_one_replica() -> None:
     async def check() -> None:
         up, down = FakeEngine(0), FakeEngine(1)
         down.ready = False
@@ -284,7 +284,7 @@ def test_failed_warming_is_only_logged(caplog: pytest.LogCaptureFixture) -> None
         pool = ReplicaPool([FakeEngine(0)])
         with caplog.at_level("INFO"):
             pool.warm("a", broken)
-            pool.warm("a", broken)  # the first has not even begun
+            pool.warm("a", broken)  # the first has not been started yet
             await wait_until(lambda: not pool._warming)
         assert "warming_failed" in caplog.text
         assert await generate(pool) == 0
@@ -337,7 +337,7 @@ def test_recovery_retries_after_any_start_error() -> None:
 
 
 def test_stalled_replica_fails_its_streams() -> None:
-    """It has requests, emits nothing and fails its health check: its streams fail over."""
+    """The replica has requests, emits no tokens and fails its health check: its streams migrate."""
     checks = HealthCheckOptions(stall_timeout_seconds=0.0, stall_check_interval_seconds=0.0)
 
     class Hanging(FakeEngine):

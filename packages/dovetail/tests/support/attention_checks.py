@@ -1,7 +1,7 @@
-"""Our attention kernels compared with plain attention, for an interpreter with torch and triton.
+"""Dovetail's attention kernels compared with plain attention, with torch and triton.
 
-Run as a script. In: a line of JSON, a list of trials. Out: a line of JSON, the error of each. On a
-machine without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1).
+Run as a script. Input: a line of JSON, a list of trials. Output: a line of JSON, the error of each
+trial. On a machine without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import json
@@ -17,9 +17,10 @@ from dovetail.engines.transformers.child.attention import KvPages, NewTokens, Pa
 
 @dataclass(frozen=True)
 class Trial:
-    """Sequences by the number of their new tokens and of all their tokens.
+    """Sequences, by the number of their new tokens and of all their tokens.
 
-    `padding` are queries that belong to no sequence, `splits` of the keys are forced.
+    `padding`: queries that belong to no sequence.
+    `splits`: forces the number of splits of the keys.
     """
 
     sequences: list[tuple[int, int]]
@@ -33,7 +34,7 @@ class Trial:
 
 
 def error(trial: Trial) -> float:
-    """The relative error of the kernels' result."""
+    """Return the relative error of the kernels' result."""
     torch.manual_seed(0)
     tables, pages = _lay_out(trial)
     tokens = sum(new for new, _ in trial.sequences) + trial.padding
@@ -52,12 +53,12 @@ def error(trial: Trial) -> float:
         :real
     ]
     if not torch.equal(pages.keys[batch.read_slots], keys[batch.read_slots]):
-        return float("inf")  # stored in the wrong place
+        return float("inf")  # stored in the wrong slot
     return float((actual - expected).norm() / expected.norm())
 
 
 def _lay_out(trial: Trial) -> tuple[list[list[int]], KvPages]:
-    """Pages in random order, some of them unused."""
+    """Return pages in random order, some of them unused."""
     needed = [-(-length // trial.page) for _, length in trial.sequences]
     free = torch.randperm(sum(needed) + 3).tolist()
     tables = [[free.pop() for _ in range(count)] for count in needed]

@@ -1,4 +1,4 @@
-"""Run by an interpreter with transformers: what its continuous batching really has.
+"""Describe transformers' continuous batching, in an interpreter that has transformers.
 
 Prints, as JSON, the parameters of each method and the type of each attribute that the lines on
 stdin name, by object.
@@ -28,7 +28,7 @@ _SHAPE = {
 
 
 def create_manager() -> Any:
-    """The library's manager over a tiny model, with its cache allocated."""
+    """Create the library's manager over a tiny model, with an allocated cache."""
     transformers = import_module("transformers")
     form = import_module("transformers.generation.configuration_utils").ContinuousBatchingConfig
     page = "page_size" if "page_size" in {field.name for field in fields(form)} else "block_size"
@@ -64,7 +64,7 @@ def find_objects() -> dict[str, Any]:
 
 
 def describe(found: Any, name: str) -> str | None:
-    """The parameters of a method, the type of an attribute; None where there is neither."""
+    """Return the parameters of a method or the type of an attribute; None if it does not exist."""
     if inspect.isclass(found) and name in getattr(found, "__annotations__", {}):
         return "attribute"
     value = getattr(found, name, describe)

@@ -25,7 +25,7 @@ Responder = Callable[[str, bytes], Awaitable[list[bytes]]]
 async def scripted_server(
     script: str, *, key: str | None = None, max_model_len: int = 100_000, **options: Any
 ) -> AsyncIterator[tuple[ScriptedEngine, Endpoint]]:
-    """The scripted engine behind a real socket, and its endpoint."""
+    """Run the scripted engine behind a real socket and yield both."""
     scripted = engine(script, (END, RETURN), **options)
     model = CompletionModel((MODEL, "alias"), TOKENIZER, (END, RETURN), max_model_len)
     app = CompletionsServer(scripted, model, api_key=key, stream_batches=scripted.generate_batches)
@@ -42,7 +42,7 @@ async def scripted_server(
 
 @asynccontextmanager
 async def fake_server(respond: Responder) -> AsyncIterator[Endpoint]:
-    """A server that sends the bytes that `respond` returns for a path and a body."""
+    """Run a server that sends the bytes that `respond` returns for a path and a body."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -69,12 +69,12 @@ def status(code: int, body: bytes) -> bytes:
 
 
 def stream(*payloads: bytes) -> bytes:
-    """A complete response of these frames."""
+    """Return a complete response of these frames."""
     return open_stream(*payloads) + b"0\r\n\r\n"
 
 
 def open_stream(*payloads: bytes) -> bytes:
-    """A response that has not ended."""
+    """Return a response that has not ended."""
     frames = [b"data: %b\n\n" % payload for payload in payloads]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames)
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks

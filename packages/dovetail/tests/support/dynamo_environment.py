@@ -1,6 +1,6 @@
 """Dynamo's mocker, which serves SGLang's native `/generate`, in child processes.
 
-The interpreter that has it is named by DOVETAIL_DYNAMO_PYTHON; tools/fetch_dynamo.py makes one.
+DOVETAIL_DYNAMO_PYTHON names the interpreter that has it; tools/fetch_dynamo.py creates one.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plan
 
 @contextmanager
 def mocking(folder: Path, name: str, context_length: int) -> Iterator[Endpoint]:
-    """A frontend with a worker that simulates an SGLang with this context length."""
+    """Run a frontend with a worker that simulates an SGLang server with this context length."""
     if PYTHON is None:
         pytest.skip("no Dynamo: DOVETAIL_DYNAMO_PYTHON names no interpreter (make test-sglang)")
     model = qwen_folder(folder / "model")
@@ -37,7 +37,7 @@ def mocking(folder: Path, name: str, context_length: int) -> Iterator[Endpoint]:
         "--max-model-len",
         str(context_length),
     ]
-    worker += ["--kv-bytes-per-token", "1024"]  # else it needs transformers
+    worker += ["--kv-bytes-per-token", "1024"]  # without it, the worker needs transformers
     commands = [
         ["dynamo.mocker", *worker, "--engine-type", "sglang", "--sglang-generate", *PLANES],
         ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *PLANES],
@@ -55,7 +55,7 @@ def mocking(folder: Path, name: str, context_length: int) -> Iterator[Endpoint]:
     try:
         endpoint = Endpoint("127.0.0.1", port)
         if not asyncio.run(_is_discovered(endpoint, processes)):
-            pytest.fail(f"Dynamo does not start: {log.read_text(errors='replace')[-2000:]}")
+            pytest.fail(f"Dynamo did not start: {log.read_text(errors='replace')[-2000:]}")
         yield endpoint
     finally:
         for process in processes:
@@ -64,7 +64,7 @@ def mocking(folder: Path, name: str, context_length: int) -> Iterator[Endpoint]:
 
 
 async def _is_discovered(endpoint: Endpoint, processes: list["subprocess.Popen[bytes]"]) -> bool:
-    """Whether the frontend finds the worker in time; False also if one of them ends."""
+    """Return whether the frontend finds the worker in time; False also if one of them exits."""
     for _ in range(MAX_CHECKS):
         if any(process.poll() is not None for process in processes):
             return False

@@ -1,6 +1,7 @@
 """Models with and without fused operations, for an interpreter that has torch and triton.
 
-Run as a script. Out: a line of JSON, for each model what was fused and how far that moves logits.
+Run as a script. Output: a line of JSON with, for each model, the fused operations and the change of
+its logits.
 """
 
 import json
@@ -34,7 +35,8 @@ def trial(family: str) -> dict[str, Any]:
     ids = torch.arange(20)[None]
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:  # the weights of norms, which are all alike when made
+            # the weights of norms, which are initialized to the same value
+            if parameter.dim() == 1:
                 parameter.uniform_(0.2, 0.6)
         before = model(ids).logits
         fused = fuse(model)

@@ -1,4 +1,4 @@
-"""llama.cpp's own server as an upstream: the real one, out of xllamacpp, on a loopback port."""
+"""llama.cpp's own server as an upstream: the real one, from xllamacpp, on a loopback port."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from llamacpp_environment import WEIGHTS
 
 from dovetail.engines.llamacpp.process import CHILD_SCRIPT
 
-#: ChatML that shows thoughts of a history, and calls in Hermes' notation.
+#: ChatML that renders the reasoning of earlier turns, and calls in Hermes syntax.
 THINKING_CHATML = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -35,7 +35,7 @@ THINKING_CHATML = """\
 
 @contextmanager
 def llama_server(**more: Any) -> Iterator[str]:
-    """A running server with SmolLM2; its address."""
+    """Run a server with SmolLM2 and yield its address."""
     params = {
         "n_ctx": 1024,
         "n_parallel": 1,

@@ -20,7 +20,7 @@ END = 2  # <|im_end|>
 
 
 def need_weights() -> None:
-    """Skip where the model is not available."""
+    """Skip the test if the model is not available."""
     if not WEIGHTS.exists():
         pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
     if importlib.util.find_spec("xllamacpp") is None:
@@ -57,7 +57,7 @@ def request(
     session: str | None = None,
     logprobs: int | None = None,
 ) -> EngineRequest:
-    """A greedy request."""
+    """Create a greedy request."""
     return EngineRequest(
         id="r",
         prompt=prompt,

@@ -1,4 +1,4 @@
-"""Run two turns over each API with logprobs where it supports them, and check what is stored.
+"""Run two turns over each API, with logprobs if it supports them, and check what is stored.
 
 The expected values are those that the engine returned.
 """
@@ -15,7 +15,7 @@ from dovetail.engines.engine import EngineHealth, EngineRequest, TokenDelta, Tok
 from dovetail_model import TokenLogprob
 
 APIS = ("messages", "chat", "responses")
-#: APIs without `keep_logprobs`, and with it one that cannot request logprobs.
+#: APIs without `keep_logprobs`, and one with it that cannot request logprobs.
 REQUESTED_OR_STORED = [(api, False) for api in APIS] + [("messages", True)]
 LIMIT = 10  # tokens of the first turn, which no model ends by itself
 TIMEOUT_SECONDS = 120.0
@@ -53,7 +53,7 @@ class Session:
         self._history: list[Any] = []
 
     def run(self) -> list[list[float]]:
-        """Run a turn that is truncated and one that is not. Returns the logprobs shown."""
+        """Run a truncated turn and a complete one. Return the logprobs in the responses."""
         first = self._turn("Tell me of the sea.", LIMIT, None)
         return [first, self._turn("Where was that?", 200, SHAPE)]
 
@@ -173,7 +173,7 @@ def check_samples(
 ) -> None:
     """Check that each turn is exported once, with the engine's ids and logprobs.
 
-    Where they are not `known`, they were not requested.
+    Logprobs that are not `known` were not requested.
     """
     turns = [(sample, turn) for sample in samples for turn in sample["turns"]]
     assert len(turns) == len(outputs) > 0
@@ -183,7 +183,7 @@ def check_samples(
         )
         generated = slice(turn["prompt_end"], turn["end"])
         count = turn["end"] - turn["prompt_end"]
-        # The next prompt may have another id than the one that ended the turn.
+        # The next prompt may have another stop id than the one that ended the turn.
         assert count >= len(output.ids) - (turn["stop"] is not None)
         assert sample["ids"][generated] == output.ids[:count]
         assert set(sample["loss_mask"][generated]) == {1}
@@ -198,7 +198,7 @@ def check_samples(
 
 
 def check_shown(api: str, shown: Sequence[list[float]], outputs: Sequence[EngineOutput]) -> None:
-    """Chat Completions shows those of all tokens, Responses those of the text."""
+    """Chat Completions returns the logprobs of all tokens, Responses those of the text."""
     for logprobs, output in zip(shown, outputs, strict=True):
         if api == "chat":
             assert logprobs == pytest.approx(output.logprobs)

@@ -1,7 +1,7 @@
 """Sample for tests, in the interpreter that has torch: requests and results are lines of JSON.
 
-`step` returns the processed scores, with None for what cannot be sampled. `draws` returns the
-tokens that are sampled from the same scores at many positions.
+`step` returns the processed scores, with None for tokens that cannot be sampled. `draws` returns
+the tokens that are sampled from the same scores at many positions.
 """
 
 import json
@@ -15,11 +15,11 @@ from dovetail.engines.transformers.child.batch_sampler import ARGUMENT_ROWS, Bat
 from dovetail.engines.transformers.child.sampling_params import SamplingParams
 
 torch = import_module("torch")
-PADDING = 3  # rows more than there are requests, as in a batch that is replayed
+PADDING = 3  # more rows than requests, as in a replayed batch
 
 
 class FixedMask:
-    """A grammar that allows the same ids always."""
+    """A grammar that always allows the same ids."""
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
@@ -31,7 +31,7 @@ class FixedMask:
 
 
 class Bench:
-    """One processor, and the requests that it has seen."""
+    """One processor, and the requests that it has processed."""
 
     def __init__(self, rows: int, vocabulary: int, spelled: int) -> None:
         self._sampler = BatchSampler(rows, vocabulary, spelled, "cpu")
@@ -45,7 +45,7 @@ class Bench:
         requests = []
         for row in rows:
             requests.append(SimpleNamespace(has_new_token=True, state=self._state(row)))
-            # One whose prompt is not read yet gets no row.
+            # A request whose prompt is not prefilled yet gets no row.
             requests.append(SimpleNamespace(has_new_token=False, state=None))
         self._sampler.prepare_tensor_args(requests, self._arguments)
         given = torch.tensor(scores + [scores[0]] * PADDING)
@@ -55,7 +55,10 @@ class Bench:
     def draws(
         self, seeds: list[int], places: int, scores: list[float] | int, fields: dict[str, Any]
     ) -> list[list[int]]:
-        """For each seed what it draws at each place; a number stands for so many equal scores."""
+        """Return each seed's sampled token per position.
+
+        A number stands for that many equal scores.
+        """
         given = torch.zeros(scores) if isinstance(scores, int) else torch.tensor(scores)
         draws = [SamplingParams(seed=seed, **fields) for seed in seeds]
         drawn = []
@@ -76,7 +79,10 @@ class Bench:
 
 
 def _state(draw: SamplingParams, prompt: list[int], generated: Any, moved: int = 0) -> Any:
-    """`moved` generated tokens are in the prompt: the request was restarted."""
+    """Create the state of a request.
+
+    `moved` generated tokens are in the prompt, as after a restart.
+    """
     return SimpleNamespace(
         logit_processor_kwargs={"draw": draw},
         initial_tokens=[*prompt, *generated[:moved]],

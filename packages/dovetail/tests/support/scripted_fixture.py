@@ -24,14 +24,14 @@ def ids(text: str) -> list[int]:
 
 
 def request(prompt: str = "hello", **fields: Any) -> EngineRequest:
-    """A request for a prompt in text; it stops at `<|end|>` and has an id of its own."""
+    """Create a request for a text prompt, with its own id; it stops at `<|end|>`."""
     fields = {"id": f"r{next(_numbers)}", "max_tokens": 10_000, **fields}
     fields.setdefault("stop_ids", frozenset({END}))
     return EngineRequest(prompt=array("I", ids(prompt)), **fields)
 
 
 def engine(script: str | Script, stop_ids: Sequence[int] = (), **options: Any) -> ScriptedEngine:
-    """An engine for a script in YAML."""
+    """Create an engine for a script in YAML."""
     made = parse_script(script) if isinstance(script, str) else script
     return ScriptedEngine(TOKENIZER, made, options=ScriptedOptions(**options), stop_ids=stop_ids)
 
@@ -41,7 +41,7 @@ async def deltas(scripted: ScriptedEngine, request: EngineRequest) -> list[Token
 
 
 async def generate_text(scripted: ScriptedEngine, request: EngineRequest) -> str:
-    """The whole output as text, with control tokens."""
+    """Return the complete output as text, with control tokens."""
     return TOKENIZER.decode([id for delta in await deltas(scripted, request) for id in delta.ids])
 
 

@@ -1,6 +1,6 @@
-"""Run scripted model output through the whole pipeline: request to prompt, ids to frames.
+"""Run scripted model output through the complete pipeline: request to prompt, ids to frames.
 
-Only the engine is missing: what it would generate is given as token ids.
+Only the engine is replaced: its output is given as token ids.
 """
 
 import random
@@ -23,7 +23,7 @@ _numbers = count()
 
 @dataclass
 class ScriptedTurn:
-    """One turn: its prompt, what was generated, and the calls that the agent is to run."""
+    """One turn: its prompt, its output, and the calls that the agent has to run."""
 
     prepared: PreparedRequest
     generation: Generation
@@ -31,7 +31,7 @@ class ScriptedTurn:
 
     @property
     def token_ids(self) -> "array[int]":
-        """The prompt and the turn, without the stop token."""
+        """Return the prompt and the turn, without the stop token."""
         return self.prepared.prompt.ids + self.generation.ids
 
 
@@ -47,7 +47,7 @@ class ScriptedRunner:
     turns: list[ScriptedTurn] = field(default_factory=list)
 
     async def run_blocks(self, agent: Agent, blocks: Sequence[OutputBlock]) -> ScriptedTurn:
-        """Generate these blocks, in the model's own notation."""
+        """Generate these blocks, in the model's own syntax."""
         prepared = await self.prepare(agent)
         end = self.tokenizer.decode(prepared.prompt.ids[-24:])
         turn = Turn("assistant", tuple(blocks))
@@ -84,7 +84,7 @@ def _new_id(prefix: str) -> str:
 
 
 class OddSpelling:
-    """Text as tokens that a model may sample and a tokenizer would not choose."""
+    """Text as tokens that a model may sample but a tokenizer would not choose."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, share: float = 0.05) -> None:
         self._tokenizer = tokenizer
@@ -100,7 +100,10 @@ class OddSpelling:
         return self.split(self._tokenizer.encode(text))
 
     def split(self, given: Sequence[int], seed: int | None = None) -> list[int]:
-        """The same text in more tokens; with a seed, in the same ones whatever came before."""
+        """Return the same text in more tokens.
+
+        With a seed, the result does not depend on history.
+        """
         if seed is not None:
             self._random = random.Random(seed)
         ids: list[int] = []

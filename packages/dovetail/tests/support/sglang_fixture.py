@@ -1,7 +1,7 @@
-"""A fake SGLang server, for tests of the adapter: the protocol, and no model.
+"""A fake SGLang server without a model, for tests of the adapter.
 
-Its frames, paths and errors are those of SGLang 0.5.23, as its sources have them. What a real
-implementation sends is checked in test_mocker.py.
+Its frames, paths and errors are those in the sources of SGLang 0.5.23. test_mocker.py checks the
+output of a real implementation.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ PATHS: dict[str, Json] = {
 
 
 def meta(count: int, prompt: int = 2, finish: Json | None = None, **more: Any) -> Json:
-    """The `meta_info` of a frame."""
+    """Return the `meta_info` of a frame."""
     counts = {"prompt_tokens": prompt, "completion_tokens": count}
     return {"id": "r", "finish_reason": finish, **counts, **more}
 
@@ -50,7 +50,7 @@ def meta(count: int, prompt: int = 2, finish: Json | None = None, **more: Any) -
 def frames(
     parts: Sequence[Sequence[int]], finish: Json, *, repeats: bool, prompt: int = 2, cached: int = 0
 ) -> Iterator[Json]:
-    """A response in these parts: each frame with all ids so far, or with the new ones."""
+    """Return a response in these parts: each frame has all ids so far, or only the new ones."""
     so_far: list[int] = []
     for number, part in enumerate(parts, 1):
         so_far += part
@@ -70,7 +70,7 @@ def event(frame: Json) -> bytes:
 
 @dataclass
 class FakeSglang:
-    """The responses of the server, and the requests it received."""
+    """The responses of the server, and the requests that it received."""
 
     output_ids: Sequence[int] = (*ids("a" * 1000), END)
     repeats: bool = True
@@ -78,7 +78,7 @@ class FakeSglang:
     status: int = 200
     rejection: Json = field(default_factory=dict)
     abort_status: int = 200
-    #: After so many tokens it sends nothing more until an abort.
+    #: After this many tokens it sends no more data until an abort.
     halt: int | None = None
     script: Iterable[bytes] | None = None
     requests: list[Json] = field(default_factory=list)
@@ -163,7 +163,7 @@ def _respond(writer: asyncio.StreamWriter, status: int, content: Json) -> None:
 
 @asynccontextmanager
 async def listening(fake: FakeSglang) -> AsyncIterator[Endpoint]:
-    """Where it listens while the block runs."""
+    """Run the server and yield its endpoint."""
     server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     try:
         host, port = server.sockets[0].getsockname()
@@ -175,7 +175,7 @@ async def listening(fake: FakeSglang) -> AsyncIterator[Endpoint]:
 
 @asynccontextmanager
 async def running(fake: FakeSglang, **options: Any) -> AsyncIterator[SglangEngine]:
-    """A started engine with such a server."""
+    """Start an engine with this server and yield it."""
     async with listening(fake) as endpoint:
         engine = SglangEngine(endpoint, TOKENIZER, options=SglangOptions(**options))
         await engine.start()
@@ -216,7 +216,7 @@ class EngineWithFakeSglang:
 
 
 def make_request(max_tokens: int = 5000, **more: Any) -> EngineRequest:
-    """A request with two prompt tokens."""
+    """Create a request with two prompt tokens."""
     stops = {"stop_ids": frozenset({END})}
     return EngineRequest("r", array("I", [1, 2]), max_tokens, **{**stops, **more})
 

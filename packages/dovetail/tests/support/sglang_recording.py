@@ -1,7 +1,7 @@
 """Recorded exchanges with Dynamo's mocker, which serves SGLang's `/generate`.
 
 `python sglang_recording.py URL SERVER` sends all requests again and prints the lines of
-recordings/sglang_mocker.jsonl. A recording responds only to the very requests that it has.
+recordings/sglang_mocker.jsonl. A recording responds only to requests that it contains.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ HEALTH = "/health"
 
 
 def make_request(first: int, length: int, max_tokens: int, **more: Any) -> EngineRequest:
-    """A request with a unique prompt."""
+    """Create a request with a unique prompt."""
     prompt = array("I", range(first, first + length))
     return EngineRequest(f"r{first}", prompt, max_tokens, **more)
 
@@ -45,7 +45,7 @@ REQUESTS = {
 
 
 class RecordedExchange(msgspec.Struct, frozen=True):
-    """One request and its response, without regard to `rid`. The field names are the file's."""
+    """One request and its response, regardless of `rid`. The field names are the file format."""
 
     path: str
     request: msgspec.Raw = msgspec.field(name="asked")
@@ -54,25 +54,26 @@ class RecordedExchange(msgspec.Struct, frozen=True):
 
 
 class Heading(msgspec.Struct, frozen=True):
-    """What was recorded."""
+    """The first line: which server was recorded."""
 
     server: str
 
 
 def load() -> tuple[str, list[RecordedExchange]]:
-    """The server that was recorded, and all exchanges with it."""
+    """Return the name of the recorded server, and all exchanges with it."""
     first, *lines = RECORDING.read_bytes().splitlines()
     exchanges = [msgspec.json.decode(line, type=RecordedExchange) for line in lines]
     return msgspec.json.decode(first, type=Heading).server, exchanges
 
 
 async def record(endpoint: Endpoint, server: str) -> list[bytes]:
-    """The lines of a recording."""
+    """Return the lines of a recording."""
     lines = [msgspec.json.encode(Heading(server))]
     for path, body in _requests():
         method = "POST" if body else "GET"
         status, content = await fetch(endpoint, ClientRequest(method, path, body))
-        text = content.decode() if path != HEALTH else ""  # it has addresses of the machine
+        # the health response contains addresses of the machine
+        text = content.decode() if path != HEALTH else ""
         exchange = RecordedExchange(path, msgspec.Raw(body or b"null"), status, text)
         lines.append(msgspec.json.encode(exchange))
     return lines
@@ -87,7 +88,7 @@ def _requests() -> Iterator[tuple[str, bytes]]:
 
 @asynccontextmanager
 async def replaying(exchanges: Iterable[RecordedExchange], piece: int) -> AsyncIterator[Endpoint]:
-    """A server that responds as recorded, in pieces of so many bytes."""
+    """Run a server that responds as recorded, in pieces of `piece` bytes."""
     known = {(one.path, _without_rid(one.request)): one for one in exchanges}
     serving: set[asyncio.Task[None] | None] = set()
 

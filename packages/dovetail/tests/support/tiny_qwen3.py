@@ -1,7 +1,7 @@
-"""A Qwen3 of ten million random weights with the real tokenizer and template.
+"""A Qwen3 with ten million random weights and the real tokenizer and template.
 
-Its output makes no sense, but it is generated as by the large ones: the same vocabulary, control
-tokens and path through an engine. It is written without any tensor library.
+Its output is random, but it is generated like that of the large models: with the same vocabulary,
+control tokens and path through an engine. It is written without a tensor library.
 """
 
 import json
@@ -40,13 +40,13 @@ _CONFIG = {
 }
 _GENERATION = {"do_sample": True, "eos_token_id": [151645, 151643], "pad_token_id": 151643}
 _SPREAD = 0.02
-_POOL = 1 << 20  # random numbers of which each row is a piece
+_POOL = 1 << 20  # random numbers; each row of weights is a part of them
 
 
 def tiny_qwen3(folder: Path, spread: float = _SPREAD) -> Path:
-    """Writes the model into a new folder, the same weights each time.
+    """Write the model into a new folder, with the same weights each time.
 
-    The larger their `spread`, the more some tokens are likelier than others.
+    A larger `spread` makes the token probabilities less uniform.
     """
     source = TOKENIZERS / "qwen3"
     if not source.is_dir():
@@ -84,7 +84,7 @@ _LAYER: dict[str, tuple[int, ...]] = {
 
 
 def _write_weights(path: Path, spread: float) -> None:
-    """The safetensors format: the header's length, the header as JSON, the numbers."""
+    """Write the safetensors format: the header's length, the header as JSON, the numbers."""
     header, end = {}, 0
     for name, shape in _shapes():
         start, end = end, end + 4 * _product(shape)

@@ -1,6 +1,6 @@
 """A tiny model with random weights and a real tokenizer, for an interpreter that has torch.
 
-The tests' own interpreter needs none: DOVETAIL_TORCH_PYTHON names another one.
+The tests' own interpreter does not need torch: DOVETAIL_TORCH_PYTHON names another one.
 """
 
 import json
@@ -24,7 +24,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-#: Weights are large enough that the likeliest token changes from place to place.
+#: The weights are large enough that the most likely token changes from position to position.
 _BUILD = """
 import sys
 for name in ("torchaudio", "torchcodec", "torchvision"):
@@ -54,8 +54,8 @@ for prompt, count in prompts:
 print(json.dumps(outputs))
 """
 
-#: One line for each line of ids and a place: the logprobs that a plain forward pass gives the ids
-#: from that place on, and the likeliest at each of them.
+#: One output line per input line of ids and a position: the logprobs of the ids from that position
+#: on in a plain forward pass, and the most likely tokens at each position.
 _FORWARD = """
 import sys
 for name in ("torchaudio", "torchcodec", "torchvision"):
@@ -78,7 +78,7 @@ for line in sys.stdin:
 
 
 def need_torch() -> None:
-    """Skip where no interpreter with torch is named, or the tokenizer is missing."""
+    """Skip the test if no interpreter with torch is named, or the tokenizer is missing."""
     if not PYTHON:
         pytest.skip("DOVETAIL_TORCH_PYTHON names no interpreter with torch: make test-vllm")
     if not (TOKENIZERS / "qwen3").is_dir():
@@ -105,14 +105,14 @@ def build(folder: Path, prompts: Sequence[tuple[Sequence[int], int]]) -> list[li
 
 
 class ForwardResult(NamedTuple):
-    """The logprobs of ids, and at each place the likeliest ids with theirs."""
+    """The logprobs of ids, and the most likely ids with theirs at each position."""
 
     logprobs: list[float]
     best: list[list[tuple[int, float]]]
 
 
 class ForwardProcess:
-    """A plain forward pass of a model, in a process of its own."""
+    """A plain forward pass of a model, in a separate process."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -129,7 +129,7 @@ class ForwardProcess:
 
 @contextmanager
 def forward(folder: Path) -> Iterator[ForwardProcess]:
-    """A process that has the model of a folder."""
+    """Start a process that has the model of a folder."""
     command = [PYTHON, "-c", _FORWARD, str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""A fake upstream: it responds as a test defines and records its requests."""
+"""A fake upstream that responds as a test defines and records its requests."""
 
 import asyncio
 import json
@@ -46,13 +46,13 @@ class FakeUpstream:
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
     def bodies(self, path: str = "/v1/chat/completions") -> list[Any]:
-        """The bodies of requests to a path, without probes for the API."""
+        """Return the bodies of requests to a path, without probes for the API."""
         return [one.body for one in self.requests if one.path == path and one.body]
 
 
 @asynccontextmanager
 async def fake_upstream(respond: Responder) -> AsyncIterator[FakeUpstream]:
-    """A server on a loopback port."""
+    """Run a server on a loopback port."""
     fake = FakeUpstream(Endpoint())
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,7 +84,7 @@ async def _request(reader: asyncio.StreamReader) -> FakeRequest:
 
 
 def chunks(*deltas: dict[str, Any], reason: str | None = "stop", done: bool = True) -> bytes:
-    """A chat stream of these deltas."""
+    """Return a chat stream of these deltas."""
     frames = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
     if reason is not None:
         frames.append({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
@@ -106,7 +106,7 @@ def upstream(endpoint: Endpoint, model: str = "m", **options: Any) -> OpenAIUpst
 
 
 def user(text: str, *more: Turn, **fields: Any) -> Request:
-    """A request that a user begins."""
+    """Create a request that begins with a user turn."""
     return Request("m", turns=(Turn("user", (TextBlock(text),)), *more), **fields)
 
 

@@ -1,5 +1,7 @@
-"""A real vLLM for tests: started once a session, in the interpreter that DOVETAIL_VLLM_PYTHON
-names. `make test-vllm` has one made."""
+"""A real vLLM for tests, started once per session.
+
+DOVETAIL_VLLM_PYTHON names the interpreter that has it. `make test-vllm` creates one.
+"""
 
 import os
 import subprocess
@@ -18,7 +20,7 @@ from tiny_qwen3 import tiny_qwen3
 PYTHON = "DOVETAIL_VLLM_PYTHON"
 NAME = "tiny-qwen3"
 START_TIMEOUT_SECONDS = 300.0  # on a small machine
-#: The blocks of a CPU build are small, so that short prompts have cached prefixes too.
+#: Small blocks for a CPU build, so that short prompts have cached prefixes too.
 FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "32")
 _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -40,7 +42,7 @@ REAL = [
 
 @dataclass(frozen=True)
 class Vllm:
-    """A server that takes requests, and the folder of its model."""
+    """A server that accepts requests, and the folder of its model."""
 
     port: int
     folder: Path
@@ -51,7 +53,7 @@ class Vllm:
         return f"http://127.0.0.1:{self.port}"
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Return the sum of a metric's samples that have these labels."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request("GET", "/metrics")
@@ -65,7 +67,7 @@ class Vllm:
 
 @contextmanager
 def running_vllm(model: Path | str, folder: Path, *flags: str) -> Iterator[Vllm]:
-    """A vLLM for a model. It ends with the block."""
+    """Start a vLLM server for a model. It stops at the end of the block."""
     port = free_port()
     command = [os.environ[PYTHON], "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags]
@@ -91,7 +93,7 @@ def running_vllm(model: Path | str, folder: Path, *flags: str) -> Iterator[Vllm]
 
 
 def shared_vllm(config: pytest.Config) -> Vllm:
-    """The server that all tests of a session share: the tiny Qwen3, with prefix caching told."""
+    """Return the server that all tests share: the tiny Qwen3, reporting cached tokens."""
     if not _shared:
         place = TemporaryDirectory(prefix="dovetail-vllm-")
         config.add_cleanup(place.cleanup)

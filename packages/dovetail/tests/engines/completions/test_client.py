@@ -1,5 +1,8 @@
-"""The client of the completions protocol: against the scripted engine's server, and against
-servers that refuse, fail and break off."""
+"""The client of the completions protocol.
+
+It is tested with the scripted engine's server, and with servers that reject requests, fail or
+disconnect.
+"""
 
 import asyncio
 import json
@@ -52,7 +55,7 @@ def ids_of(deltas: list[TokenDelta]) -> list[int]:
     return [id for delta in deltas for id in delta.ids]
 
 
-def test_a_turn_with_its_stop_token() -> None:
+def test_turn_includes_its_stop_token() -> None:
     async def check() -> None:
         async with scripted_server(HELLO) as (_, endpoint):
             deltas = await generate(endpoint, request())
@@ -203,7 +206,7 @@ def test_abort_all_fails_every_stream() -> None:
     run_async(check)
 
 
-def test_whether_cached_tokens_are_reported() -> None:
+def test_reports_cached_tokens_is_detected() -> None:
     async def check() -> None:
         async with scripted_server(HELLO) as (_, endpoint):
             client = CompletionsClient(endpoint, MODEL)
@@ -254,10 +257,10 @@ FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
         EngineError,
         "rejected the configured API key",
     ),
-    ("broken off", [open_stream(TOKEN)], EngineUnavailable, "broke off"),
+    ("disconnected", [open_stream(TOKEN)], EngineUnavailable, "broke off"),
     ("ended without a finish", [stream(TOKEN)], EngineUnavailable, "without a finish reason"),
-    ("ended at once", [stream()], EngineUnavailable, "without a finish reason"),
-    ("no answer", [], EngineUnavailable, "broke off"),
+    ("ended immediately", [stream()], EngineUnavailable, "without a finish reason"),
+    ("no response", [], EngineUnavailable, "broke off"),
     ("an error frame", [stream(TOKEN, b'{"error":{"message":"died"}}')], EngineError, "died"),
 ]
 
@@ -265,7 +268,7 @@ FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
 @pytest.mark.parametrize(
     ("pieces", "kind", "words"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS]
 )
-def test_faults(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
+def test_server_failures(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
     async def respond(path: str, content: bytes) -> list[bytes]:
         return pieces
 
@@ -307,7 +310,7 @@ def test_read_timeout() -> None:
     run_async(check)
 
 
-def test_a_prompt_that_does_not_fit() -> None:
+def test_prompt_too_long_for_the_context_window() -> None:
     async def check() -> None:
         async with scripted_server(HELLO, max_model_len=10) as (_, endpoint):
             sent = EngineRequest("r", array("I", [97] * 11), 5)

@@ -1,4 +1,4 @@
-"""Frames of the completions protocol to deltas: split anywhere, and malformed."""
+"""Conversion of completions frames to deltas, split at any byte and malformed."""
 
 import json
 from array import array
@@ -80,7 +80,7 @@ STREAMS: list[tuple[str, list[list[bytes]], list[TokenDelta]]] = [
         [TokenDelta([7, 9], finish="stop")],
     ),
     (
-        "a stop id that is told twice",
+        "a stop id that is reported twice",
         [[choice([7, 9], "stop", stop_reason=9), DONE]],
         [TokenDelta([7, 9], finish="stop")],
     ),
@@ -90,7 +90,7 @@ STREAMS: list[tuple[str, list[list[bytes]], list[TokenDelta]]] = [
         [TokenDelta([7], finish="stop")],
     ),
     (
-        "another prompt than ours",
+        "a prompt count that differs from the request",
         [[choice([7], "stop"), usage(prompt=4, generated=1)]],
         [TokenDelta([7], finish="stop", exact=False)],
     ),
@@ -129,7 +129,7 @@ def test_cached_tokens_are_reported_as_soon_as_known() -> None:
     assert deltas == [TokenDelta([7], cached=2), TokenDelta([8], finish="stop")]
 
 
-def test_probabilities_are_those_of_the_likeliest() -> None:
+def test_top_logprobs_are_the_most_likely_tokens() -> None:
     logprobs = {
         "tokens": ["a", "b"],
         "token_logprobs": [-3.0, None],
@@ -145,8 +145,8 @@ def test_probabilities_are_those_of_the_likeliest() -> None:
     assert bare.logprobs[0].top == ()
 
 
-def test_tokens_named_by_their_ids_are_decoded() -> None:
-    """Two of these are parts of characters and read alike."""
+def test_tokens_identified_by_id_are_decoded() -> None:
+    """Two of these tokens are parts of characters and have the same text."""
     named = {f"token_id:{id}": -float(at) for at, id in enumerate((0xC3, 0xE4, 97), 1)}
     logprobs = {
         "tokens": ["token_id:228", "token_id:x"],
@@ -159,17 +159,17 @@ def test_tokens_named_by_their_ids_are_decoded() -> None:
     part = "\ufffd"
     assert delta.logprobs == (
         TokenLogprob(part, -2.0, ((part, -1.0), (part, -2.0), ("a", -3.0))),
-        TokenLogprob("token_id:x", -9.0, (("b", -0.5),)),  # which no server says
+        TokenLogprob("token_id:x", -9.0, (("b", -0.5),)),  # a token that no server sends
     )
 
 
 BROKEN: list[tuple[str, list[bytes], type[DovetailError], str]] = [
     ("not JSON", [b"{"], EngineError, "vLLM sent a frame that cannot be decoded"),
-    ("ids that are none", [choice(["7"])], EngineError, "cannot be decoded"),  # type: ignore[list-item]
+    ("invalid ids", [choice(["7"])], EngineError, "cannot be decoded"),  # type: ignore[list-item]
     ("no ids", [choice(None)], EngineError, "did not return token ids"),
     ("no reason", [choice([7]), DONE], EngineUnavailable, "without a finish reason"),
-    ("nothing at all", [DONE], EngineUnavailable, "without a finish reason"),
-    ("given up", [choice([7], "abort")], EngineUnavailable, "aborted the request"),
+    ("empty stream", [DONE], EngineUnavailable, "without a finish reason"),
+    ("aborted", [choice([7], "abort")], EngineUnavailable, "aborted the request"),
     ("failed", [choice([7], "error")], EngineError, "unknown finish reason 'error'"),
     (
         "an error in the stream",

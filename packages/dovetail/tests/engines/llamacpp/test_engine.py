@@ -39,7 +39,7 @@ name ::= [a-z]{1,8} ".py"
 def player() -> Iterator[Player]:
     need_weights()
     tokenizer = load_tokenizer()
-    # One thread: several wait for each other, and a busy machine makes that slow.
+    # One thread: several threads synchronize, which is slow on a busy machine.
     options = LlamaCppOptions(slots=2, batch=64, threads=1)
     engine = LlamaCppEngine(WEIGHTS, tokenizer, context_length=CONTEXT, options=options)
     with asyncio.Runner() as runner:
@@ -65,7 +65,7 @@ def test_turn_ends_with_its_stop_id(player: Player) -> None:
     assert player.tokenizer.encode(player.tokenizer.decode(ids)) == ids
 
 
-def test_stop_id_that_llama_does_not_know_ends_the_turn(player: Player) -> None:
+def test_stop_id_unknown_to_llamacpp_ends_the_turn(player: Player) -> None:
     plain = all_ids(player.play(request(player.ids(FRANCE), 8)))
     base = request(player.ids(FRANCE), 8)
     stop = plain[2]
@@ -74,7 +74,7 @@ def test_stop_id_that_llama_does_not_know_ends_the_turn(player: Player) -> None:
     assert deltas[-1].finish == "stop"
 
 
-def test_second_turn_finds_the_first_in_the_cache(player: Player) -> None:
+def test_second_turn_hits_the_cache(player: Player) -> None:
     prompt = player.chat("Name three colours.")
     first = player.play(request(prompt, 12, session="colours"))
     generated = all_ids(first)
@@ -82,13 +82,13 @@ def test_second_turn_finds_the_first_in_the_cache(player: Player) -> None:
     assert other[0].cached is not None
     grown = prompt + array("i", generated) + player.ids("\nAnd one more:")
     again = player.play(request(grown, 4, session="colours"))
-    # The last id was sampled but not computed.
+    # The last id was sampled, but its KV entries were not computed.
     assert again[0].cached is not None
     assert again[0].cached >= len(prompt) + len(generated) - 1
     assert [delta.cached for delta in again[1:]] == [None] * (len(again) - 1)
 
 
-def test_sessions_beyond_the_slots_keep_their_cache(player: Player) -> None:
+def test_more_sessions_than_slots_retain_their_cache(player: Player) -> None:
     prompts = [player.chat(f"Tell me about the number {n}. " * 8) for n in range(3)]
     for number, prompt in enumerate(prompts):
         player.play(request(prompt, 1, session=f"s{number}"))
@@ -97,12 +97,12 @@ def test_sessions_beyond_the_slots_keep_their_cache(player: Player) -> None:
     assert again[0].cached >= len(prompts[0]) - 1
 
 
-def test_ids_of_split_characters_are_found_again(player: Player) -> None:
+def test_ids_of_split_characters_are_recovered(player: Player) -> None:
     deltas = player.play(request(player.ids("Say it:"), grammar='root ::= "a🦜é漢b"'))
     ids = all_ids(deltas)
     output = b"".join(player.tokenizer.bytes_of(id) for id in ids[:-1])
     assert output.decode() == "a🦜é漢b"
-    assert len(ids) > 6  # as many as the stream alone would have
+    assert len(ids) > 6  # more than the stream alone contains
     assert all(delta.exact for delta in deltas)
     # The ids are those in llama.cpp's own cache.
     prompt = player.ids("Say it:") + array("i", ids)
@@ -138,7 +138,7 @@ def test_grammar_forces_a_call(player: Player) -> None:
     assert deltas[-1].finish == "stop"
 
 
-def test_logprobs_one_for_each_id(player: Player) -> None:
+def test_one_logprob_per_id(player: Player) -> None:
     deltas = player.play(request(player.ids(FRANCE), 4, logprobs=2))
     for delta in deltas:
         assert len(delta.logprobs) == len(delta.ids)
@@ -148,7 +148,7 @@ def test_logprobs_one_for_each_id(player: Player) -> None:
     assert first.top[0] == (first.token, first.logprob)
 
 
-def test_logprobs_of_lost_ids(player: Player) -> None:
+def test_logprobs_of_omitted_ids(player: Player) -> None:
     deltas = player.play(request(player.ids("Say:"), logprobs=0, grammar='root ::= "🦜"'))
     parrot = deltas[0]
     assert len(parrot.logprobs) == len(parrot.ids) == 3
@@ -157,13 +157,13 @@ def test_logprobs_of_lost_ids(player: Player) -> None:
     assert parrot.logprobs[2].top == ()
 
 
-def test_overflow(player: Player) -> None:
+def test_context_overflow(player: Player) -> None:
     long = array("i", [100] * CONTEXT)
     with pytest.raises(ContextOverflow, match="prompt is too long: 512 tokens > 511 maximum"):
         player.play(request(long))
 
 
-def test_window_ends_the_turn(player: Player) -> None:
+def test_context_window_ends_the_turn(player: Player) -> None:
     deltas = player.play(request(array("i", [100] * (CONTEXT - 3)), 50))
     assert deltas[-1].finish == "length"
     assert 1 <= len(all_ids(deltas)) <= 3
@@ -191,7 +191,7 @@ def test_closing_frees_the_slot(player: Player) -> None:
             async with aclosing(iter_deltas(player.engine, request(prompt, 900))) as deltas:
                 first = await anext(deltas)
                 assert first.finish is None
-        # Both slots are asked for at once; neither is held by what nobody reads.
+        # Both slots are requested at once: an abandoned stream must not hold one.
         both = [collect(player.engine, request(prompt, 2)) for _ in range(2)]
         assert [len(all_ids(deltas)) for deltas in await asyncio.gather(*both)] == [2, 2]
         await idle(player.engine)
@@ -215,7 +215,7 @@ def test_cancel_during_prefill(player: Player) -> None:
     player.runner.run(main())
 
 
-def test_two_at_once(player: Player) -> None:
+def test_two_concurrent_generations(player: Player) -> None:
     async def main() -> list[list[TokenDelta]]:
         requests = [request(player.ids(text), 8) for text in (FRANCE, "Two plus two is")]
         return await asyncio.gather(*(collect(player.engine, one) for one in requests * 2))
@@ -243,7 +243,7 @@ def test_key_is_required(player: Player) -> None:
 
 
 async def watch(engine: LlamaCppEngine) -> AsyncIterator[dict[str, bool]]:
-    """The slots as llama.cpp sees them, again and again."""
+    """Yield the state of the slots as llama.cpp reports it, repeatedly."""
     assert engine.endpoint is not None
     while True:
         _, content = await fetch(engine.endpoint, ClientRequest("GET", "/slots"))
@@ -252,7 +252,7 @@ async def watch(engine: LlamaCppEngine) -> AsyncIterator[dict[str, bool]]:
 
 
 async def idle(engine: LlamaCppEngine) -> None:
-    """Returns when llama.cpp works on nothing; the test's time limit is the judge."""
+    """Return when llama.cpp is idle. The test's timeout limits the wait."""
     quiet = 0
     async for slot in watch(engine):
         quiet = 0 if slot["is_processing"] else quiet + 1

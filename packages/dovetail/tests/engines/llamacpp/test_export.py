@@ -1,7 +1,7 @@
-"""Exported sessions with the embedded engine: its own ids and logprobs.
+"""Exported sessions with the embedded engine contain its own ids and logprobs.
 
-Real weights. What the engine said is noted where it says it, and llama.cpp is asked once more, in
-its own words, how likely each token is.
+The weights are real. The engine's output is recorded at its source, and llama.cpp is then queried
+over its native API for the logprob of each token.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import InvalidRequest
 
-LISTED = 500  # of the likeliest tokens, among which nearly every drawn one is
+LISTED = 500  # most likely tokens; nearly every sampled token is among them
 NEAR = 0.02  # scores depend on how many tokens are computed at once
 
 
@@ -60,7 +60,7 @@ def bench() -> Iterator[Bench]:
 
 
 async def token_logprob(engine: LlamaCppEngine, prompt: Sequence[int], id: int) -> float | None:
-    """The logprob of a token after a prompt; None where llama.cpp does not list it."""
+    """Return the logprob of a token after a prompt; None if llama.cpp does not list it."""
     fields = {"prompt": list(prompt), "n_predict": 1, "n_probs": LISTED, "temperature": 0.0}
     assert engine.endpoint is not None
     call = ClientRequest("POST", "/completion", msgspec.json.encode(fields))

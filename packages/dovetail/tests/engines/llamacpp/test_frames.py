@@ -1,4 +1,4 @@
-"""Frames of llama.cpp's stream to deltas, and encoded requests."""
+"""Conversion of llama.cpp's frames to deltas, and encoded requests."""
 
 import json
 from array import array
@@ -38,7 +38,7 @@ def end(kind: str, count: int, **more: Any) -> dict[str, Any]:
 
 
 def read(frames: list[dict[str, Any]], request: EngineRequest = REQUEST) -> list[TokenDelta]:
-    """The deltas up to the one with a finish, as the engine reads them."""
+    """Return the deltas up to the one with a finish, as the engine reads them."""
     reader, deltas = LlamaCppFrameReader(request, BYTES, TokenIdRecovery(BYTES)), []
     for frame in frames:
         delta = reader.read([json.dumps(frame).encode()])
@@ -54,7 +54,7 @@ A, B = token("a", [97], 1), token("b", [98], 2)
 LATE = end("limit", 0, timings={"cache_n": 7})
 CASES: list[tuple[str, list[dict[str, Any]], list[TokenDelta]]] = [
     (
-        "progress is no token, and tells what was cached once",
+        "progress has no tokens and reports cached tokens once",
         [PROGRESS, PROGRESS, A, B],
         [TokenDelta([97], cached=1), TokenDelta([98])],
     ),
@@ -90,7 +90,7 @@ CASES: list[tuple[str, list[dict[str, Any]], list[TokenDelta]]] = [
         ],
     ),
     (
-        "lost ids are found",
+        "omitted ids are recovered",
         [A, token("é", [0xA9], 3), token("b", [98], 4)],
         [
             TokenDelta([97]),
@@ -99,7 +99,7 @@ CASES: list[tuple[str, list[dict[str, Any]], list[TokenDelta]]] = [
         ],
     ),
     (
-        "lost ids at the end are told",
+        "unrecoverable ids at the end are reported",
         [A, end("limit", 3)],
         [
             TokenDelta([97]),
@@ -107,7 +107,7 @@ CASES: list[tuple[str, list[dict[str, Any]], list[TokenDelta]]] = [
         ],
     ),
     (
-        "cached is told late if it was not before",
+        "cached tokens are reported at the end if not earlier",
         [LATE],
         [
             TokenDelta([], finish="length", cached=7),
@@ -129,7 +129,7 @@ def test_limit(limit: int, ids: list[int]) -> None:
     assert deltas[-1].finish == "length"
 
 
-def test_stop_id_beyond_the_limit_is_not_seen() -> None:
+def test_stop_id_beyond_the_limit_is_ignored() -> None:
     request = msgspec.structs.replace(REQUEST, max_tokens=1)
     assert read([token("ab", [97, 0], 2)], request) == [TokenDelta([97], finish="length")]
 

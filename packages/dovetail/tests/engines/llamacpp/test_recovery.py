@@ -1,4 +1,4 @@
-"""Recovery of omitted ids, for real vocabularies and any text: certain results are right."""
+"""Recovery of omitted ids, for real vocabularies and any text: certain results are correct."""
 
 import codecs
 from functools import cache
@@ -32,7 +32,7 @@ def single_bytes(name: str) -> dict[bytes, int]:
 
 
 def as_streamed(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[str, list[int]]]:
-    """The frames' texts with all their ids, of which llama.cpp sends only the last."""
+    """Return the frames' texts with all their ids, of which llama.cpp sends only the last."""
     frames: list[tuple[str, list[int]]] = []
     held: list[int] = []
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -50,7 +50,7 @@ def as_streamed(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[str, list[in
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=60)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40))
-def test_certain_results_are_right(name: str, text: str) -> None:
+def test_certain_results_are_correct(name: str, text: str) -> None:
     tokenizer, lost = recovery(name)
     for spelled, ids in as_streamed(tokenizer, tokenizer.encode_plain(text)):
         found, certain = lost.recover(spelled, len(ids) - 1, ids[-1:])
@@ -61,8 +61,8 @@ def test_certain_results_are_right(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=30)
 @given(st.text(st.sampled_from("🦜é漢ab 😀ßж한글"), max_size=20))
-def test_bytewise_spelling_is_found_too(name: str, text: str) -> None:
-    """A grammar or a high temperature makes models spell characters in unusual ways."""
+def test_bytewise_encoding_is_recovered(name: str, text: str) -> None:
+    """A grammar or a high temperature makes models encode characters in unusual ways."""
     tokenizer, lost = recovery(name)
     single = single_bytes(name)
     for spelled, ids in as_streamed(tokenizer, [single[bytes([b])] for b in text.encode()]):

@@ -29,33 +29,34 @@ async def use_slot(
     return slot.number
 
 
-def test_sessions_come_back() -> None:
+def test_session_returns_to_its_slot() -> None:
     async def main() -> None:
         slots = SlotPool(3)
         one = await use_slot(slots, "one", ids(1, 2, 3))
         two = await use_slot(slots, "two", ids(1, 2, 4))
         assert one != two
-        # Another beginning, as after a compaction, is still the session's.
+        # Another beginning, as after a compaction, still belongs to the session.
         assert await use_slot(slots, "one", ids(7, 7)) == one
         assert await use_slot(slots, "two", ids(1, 2, 4, 9, 5)) == two
 
     asyncio.run(main())
 
 
-def test_without_a_session_the_content_decides() -> None:
+def test_slot_is_selected_by_content_without_a_session() -> None:
     async def main() -> None:
         slots = SlotPool(2)
         first = await use_slot(slots, None, ids(1, 2, 3, 4))
-        second = await use_slot(slots, None, ids(1, 8, 8, 8))  # begins alike, is another
+        # begins alike, but is another session
+        second = await use_slot(slots, None, ids(1, 8, 8, 8))
         assert first != second
         assert await use_slot(slots, None, ids(1, 2, 3, 4, 9, 6)) == first
         assert await use_slot(slots, None, ids(1, 8, 8, 8, 9, 6)) == second
-        assert await use_slot(slots, None, ids(5, 5)) == first  # the one unused for longest
+        assert await use_slot(slots, None, ids(5, 5)) == first  # the least recently used one
 
     asyncio.run(main())
 
 
-def test_own_slot_busy_takes_another() -> None:
+def test_session_with_a_busy_slot_gets_another() -> None:
     async def main() -> None:
         slots = SlotPool(2)
         one = await slots.acquire("s", ids(1))
@@ -66,7 +67,7 @@ def test_own_slot_busy_takes_another() -> None:
     asyncio.run(main())
 
 
-def test_waiting_in_line_and_giving_up() -> None:
+def test_waiting_is_fifo_and_can_be_cancelled() -> None:
     async def main() -> None:
         slots = SlotPool(1)
         slot = await slots.acquire("a", ids(1))
@@ -89,7 +90,7 @@ def test_waiting_in_line_and_giving_up() -> None:
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_common_length(one: list[int], other: list[int]) -> None:
+def test_common_prefix_length(one: list[int], other: list[int]) -> None:
     plain = next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
@@ -127,7 +128,9 @@ def test_bytes_per_token() -> None:
         (0, 1, 4096),
     ],
 )
-def test_window(tmp_path: Path, free: int | None, slots: int, expected: int) -> None:
+def test_context_length_fits_into_memory(
+    tmp_path: Path, free: int | None, slots: int, expected: int
+) -> None:
     model = tmp_path / "m.gguf"
     model.touch()
     assert fit_context_length(LLAMA, model, slots, free) == expected

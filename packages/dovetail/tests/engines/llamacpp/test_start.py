@@ -1,4 +1,4 @@
-"""How the embedded engine starts, fails to, and ends."""
+"""Start, start failures and stop of the embedded engine."""
 
 import asyncio
 import importlib.util
@@ -51,7 +51,7 @@ def test_port_requires_a_new_key_at_each_start() -> None:
 
     async def life() -> Endpoint:
         await started.start()
-        await started.start()  # already there
+        await started.start()  # already running
         assert (await started.health()).ready
         endpoint = started.endpoint
         assert endpoint is not None
@@ -112,7 +112,7 @@ def test_stopped_during_a_stream() -> None:
     asyncio.run(main())
 
 
-def test_socket_goes_with_the_engine() -> None:
+def test_socket_is_removed_with_the_engine() -> None:
     need_weights()
     started = engine(WEIGHTS, slots=1, threads=1)
 
@@ -176,14 +176,14 @@ def test_not_enough_memory() -> None:
         asyncio.run(greedy.start())
 
 
-def test_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     need_weights()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EngineUnavailable, match=r"pip install 'dovetail\[llamacpp\]'"):
         asyncio.run(engine(WEIGHTS).start())
 
 
-def test_start_takes_too_long() -> None:
+def test_start_timeout() -> None:
     need_weights()
     with pytest.raises(EngineUnavailable, match=r"not ready within 0\.01 s"):
         asyncio.run(engine(WEIGHTS, start_timeout=0.01).start())

@@ -14,7 +14,7 @@ from dovetail_model import EngineError, EngineUnavailable
 
 
 def pages(**responses: Any) -> Responder:
-    """A server that has these pages; in their names __ stands for /."""
+    """Return a server that has these pages; __ in their names stands for /."""
 
     def reply(request: FakeRequest) -> FakeResponse:
         found = responses.get(request.path.strip("/").replace("/", "__"))
@@ -97,7 +97,7 @@ def test_all_names_are_reported() -> None:
     run(check)
 
 
-def test_a_server_without_a_list_needs_a_name() -> None:
+def test_server_without_a_model_list_requires_a_name() -> None:
     async def check() -> None:
         async with fake_upstream(pages()) as fake:
             found = await discover(fake.endpoint)

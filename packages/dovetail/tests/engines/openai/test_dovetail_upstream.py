@@ -1,4 +1,4 @@
-"""A second Dovetail as the upstream: nothing is lost on the way, in either API."""
+"""A second Dovetail server as the upstream: no content is lost, with either API."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -40,7 +40,7 @@ def behind(stage: Stage, api: str = "chat", **options: Any) -> OpenAIUpstream:
 
 
 def shape(message: Message) -> list[tuple[str, ...]]:
-    """Kinds and texts in the order of the model."""
+    """Return kinds and texts in the order of the model's output."""
     found: list[tuple[str, ...]] = []
     for block in message.blocks:
         if isinstance(block, ToolCallBlock):
@@ -50,7 +50,7 @@ def shape(message: Message) -> list[tuple[str, ...]]:
     return found
 
 
-def test_its_model_is_found() -> None:
+def test_model_is_discovered() -> None:
     async def check() -> None:
         async with serving() as stage:
             found = await discover(Endpoint(port=stage.port))
@@ -85,8 +85,8 @@ def test_interleaved_reasoning_and_calls_arrive_in_order(api: str) -> None:
 
 
 @BOTH
-def test_the_second_turn_extends_the_prompt_of_the_first(api: str) -> None:
-    """The upstream recognizes its turn by the ids of its calls, so it is exact there."""
+def test_second_turn_extends_the_first_prompt(api: str) -> None:
+    """The upstream recognizes its turn by the ids of its calls, so the turn is exact there."""
 
     async def check() -> None:
         async with serving() as stage:
@@ -126,7 +126,7 @@ def test_probe_detects_reasoning_segments() -> None:
 
 
 @BOTH
-def test_a_custom_tool_goes_there_and_back(api: str) -> None:
+def test_custom_tool_round_trip(api: str) -> None:
     patch = ToolSpec("patch", "Patches.", custom=True)
     output = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
 
@@ -145,7 +145,7 @@ def test_a_custom_tool_goes_there_and_back(api: str) -> None:
 
 
 @BOTH
-def test_a_namespace_comes_back(api: str) -> None:
+def test_tool_namespace_round_trip(api: str) -> None:
     find = ToolSpec("find", namespace="docs", shown_as="docs__find")
     output = '<tool_call>\n{"name": "docs__find", "arguments": {}}\n</tool_call>'
 
@@ -183,7 +183,7 @@ def test_truncation_at_the_limit_is_reported(api: str) -> None:
 
 
 @BOTH
-def test_a_prompt_that_does_not_fit_is_the_clients_to_shorten(api: str) -> None:
+def test_prompt_too_long_is_a_client_error(api: str) -> None:
     async def check() -> None:
         async with serving() as stage:
             engine = behind(stage, api)
@@ -217,7 +217,7 @@ def test_closing_a_stream_cancels_it_upstream(api: str) -> None:
     run(check)
 
 
-def test_a_model_that_is_not_there_is_the_upstreams_fault() -> None:
+def test_missing_model_is_an_upstream_error() -> None:
     async def check() -> None:
         async with serving() as stage:
             engine = upstream(

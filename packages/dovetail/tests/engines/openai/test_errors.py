@@ -73,14 +73,14 @@ CASES: list[tuple[int, bytes, type[DovetailError], str]] = [
 
 
 @pytest.mark.parametrize(("status", "content", "kind", "words"), CASES)
-def test_a_status_means(status: int, content: bytes, kind: type[Exception], words: str) -> None:
+def test_error_for_status(status: int, content: bytes, kind: type[Exception], words: str) -> None:
     error = error_from_rejection("the upstream", "m", parse_rejection(status, content))
     assert type(error) is kind
     assert words in error.message
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("Wed, 21 Oct", None), (None, None)])
-def test_how_long_to_wait(header: str | None, seconds: float | None) -> None:
+def test_retry_after(header: str | None, seconds: float | None) -> None:
     headers = {} if header is None else {"retry-after": header}
     for status in (429, 503):
         assert (
@@ -100,5 +100,5 @@ def test_how_long_to_wait(header: str | None, seconds: float | None) -> None:
         (Failure("invalid_request", "Bad."), InvalidRequest),
     ],
 )
-def test_a_failure_in_a_stream_means(failure: Failure, kind: type[Exception]) -> None:
+def test_error_for_stream_failure(failure: Failure, kind: type[Exception]) -> None:
     assert type(error_from_stream_failure("the upstream", failure)) is kind

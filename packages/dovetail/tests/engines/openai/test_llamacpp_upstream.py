@@ -1,4 +1,4 @@
-"""llama.cpp's own server as the upstream, with its parsing and with ours."""
+"""llama.cpp's own server as the upstream, with its parsers and with Dovetail's."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ LOOP = (
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Endpoint]:
-    """A server with the template of the weights, which knows neither thoughts nor tools."""
+    """A server with the template of the weights, which supports neither reasoning nor tools."""
     need_weights()
     with llama_server() as url:
         yield Endpoint.parse(url)
@@ -43,13 +43,13 @@ def plain() -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def thinking() -> Iterator[Endpoint]:
-    """One whose template shows the thoughts of a history."""
+    """A server whose template renders the reasoning of earlier turns."""
     need_weights()
     with llama_server(chat_template=THINKING_CHATML, reasoning_format=0) as url:
         yield Endpoint.parse(url)
 
 
-def test_its_model_and_its_slot_are_found(plain: Endpoint) -> None:
+def test_model_and_slot_length_are_discovered(plain: Endpoint) -> None:
     async def check() -> None:
         found = await discover(plain)
         assert found.name.endswith("smollm2.gguf")
@@ -60,7 +60,7 @@ def test_its_model_and_its_slot_are_found(plain: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("api", ["auto", "responses"])
-def test_text_with_its_cost(plain: Endpoint, api: str) -> None:
+def test_text_and_usage(plain: Endpoint, api: str) -> None:
     async def check() -> None:
         engine = upstream(plain, api=api)
         await engine.start()
@@ -96,7 +96,7 @@ def test_result_of_the_probe(server: str, field: str, request: pytest.FixtureReq
     run(check)
 
 
-def test_a_prompt_that_does_not_fit(plain: Endpoint) -> None:
+def test_prompt_too_long_for_the_context_window(plain: Endpoint) -> None:
     async def check() -> None:
         engine = upstream(plain, reasoning_field="none")
         with pytest.raises(ContextOverflow, match=r"prompt is too long: \d+ tokens > 1024"):
@@ -105,7 +105,7 @@ def test_a_prompt_that_does_not_fit(plain: Endpoint) -> None:
     run(check)
 
 
-def test_a_limit_beyond_the_window_is_none(plain: Endpoint) -> None:
+def test_limit_beyond_the_context_window_is_dropped(plain: Endpoint) -> None:
     async def check() -> None:
         engine = upstream(plain, reasoning_field="none")
         await engine.start()
@@ -116,7 +116,7 @@ def test_a_limit_beyond_the_window_is_none(plain: Endpoint) -> None:
     run(check)
 
 
-def test_an_image_that_it_cannot_see_becomes_a_placeholder(plain: Endpoint) -> None:
+def test_unsupported_image_becomes_a_placeholder(plain: Endpoint) -> None:
     async def check() -> None:
         engine = upstream(plain, reasoning_field="none")
         seen = Turn("user", (TextBlock("What is this?"), ImageBlock("image/png", data="aGk=")))
@@ -127,7 +127,7 @@ def test_an_image_that_it_cannot_see_becomes_a_placeholder(plain: Endpoint) -> N
 
 
 def test_raw_text_is_parsed_here(thinking: Endpoint) -> None:
-    """The grammar makes the small model generate what a big one would."""
+    """The grammar makes the small model generate the output of a large one."""
     forced = json.dumps({"grammar": GRAMMAR, "reasoning_format": "none"})
 
     async def check() -> None:
@@ -148,7 +148,7 @@ def test_raw_text_is_parsed_here(thinking: Endpoint) -> None:
 
 
 def test_raw_history_is_written_in_the_models_syntax(plain: Endpoint) -> None:
-    """The plain template knows no calls: as text they are in the prompt all the same."""
+    """The plain template does not render calls, but written as text they are in the prompt."""
 
     async def check() -> None:
         request = user("Where?", *LOOP, sampling=GREEDY)

@@ -1,4 +1,4 @@
-"""Upstreams with quirks: rejections, streams, failures."""
+"""Upstreams that deviate from the API: rejections, streams, failures."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ THINKING = Thinking(enabled=True, effort="max", template_kwargs={"x": 1})
 
 
 def chat(reply: Callable[[dict[str, Any]], FakeResponse]) -> Responder:
-    """A server with one page, which gets the body of each request."""
+    """Return a server with one page, which passes the body of each request to `reply`."""
 
     def choose(request: FakeRequest) -> FakeResponse:
         if request.path == "/v1/chat/completions":
@@ -111,7 +111,7 @@ class TestRejectedFields:
 
         run(check)
 
-    def test_the_newer_name_of_the_limit(self) -> None:
+    def test_limit_is_sent_under_its_newer_name(self) -> None:
         def newer(body: dict[str, Any]) -> FakeResponse:
             if "max_tokens" in body:
                 return rejection(
@@ -129,7 +129,7 @@ class TestRejectedFields:
         run(check)
 
     @pytest.mark.parametrize("message", [NO_SUCH_LIMIT, *TOO_LARGE])
-    def test_a_limit_that_the_window_cannot_hold(self, message: str) -> None:
+    def test_limit_beyond_the_context_window_is_dropped(self, message: str) -> None:
         def small(body: dict[str, Any]) -> FakeResponse:
             if "max_tokens" in body:
                 return rejection(400, message)
@@ -144,7 +144,7 @@ class TestRejectedFields:
 
         run(check)
 
-    def test_images_that_a_server_cannot_see(self) -> None:
+    def test_images_are_omitted_for_text_only_servers(self) -> None:
         def blind(body: dict[str, Any]) -> FakeResponse:
             shown = isinstance(body["messages"][0]["content"], list)
             return rejection(500, "image input is not supported") if shown else HI
@@ -213,7 +213,7 @@ class TestRejectedFields:
 
         run(check)
 
-    def test_field_dropped_in_vain_is_sent_again(self) -> None:
+    def test_field_dropped_without_effect_is_sent_again(self) -> None:
         def strict(body: dict[str, Any]) -> FakeResponse:
             if "bad" in str(body["messages"]):
                 return rejection(400, "the messages of a top_k game must not be bad")
@@ -286,7 +286,7 @@ class TestStreams:
 
         run(check)
 
-    def test_a_tool_that_was_not_offered(self) -> None:
+    def test_call_of_an_unknown_tool(self) -> None:
         call = {"index": 0, "id": "a", "function": {"name": "other", "arguments": "{}"}}
 
         async def check() -> None:
@@ -297,7 +297,7 @@ class TestStreams:
         run(check)
 
     @pytest.mark.parametrize("arguments", ['{"input": "a"}', '{"other": 1}', "a", '{"input": 1}'])
-    def test_free_text_in_any_shape(self, arguments: str) -> None:
+    def test_custom_tool_input_in_any_form(self, arguments: str) -> None:
         call = {"index": 0, "id": "a", "function": {"name": "patch", "arguments": arguments}}
 
         async def check() -> None:
@@ -381,7 +381,7 @@ class TestFailures:
 
 
 def counting(read: str | None, **more: FakeResponse) -> Responder:
-    """A server that counts words, and reads reasoning from one field."""
+    """Return a server that counts words, and reads reasoning from one field."""
 
     def reply(body: dict[str, Any]) -> FakeResponse:
         if not body.get("messages"):
@@ -436,7 +436,7 @@ class TestProbe:
 
         run(check)
 
-    def test_reasoning_is_sent_in_its_field_and_counted_where_there_is_none(self) -> None:
+    def test_reasoning_is_sent_in_its_field_or_counted_as_not_carried(self) -> None:
         request = user("Q", Turn("assistant", (ReasoningBlock("t"), TextBlock("A"))))
 
         async def check() -> None:
@@ -457,8 +457,8 @@ class TestProbe:
         assert len(PROBE_REASONING.split()) > 50
 
 
-class TestResponsesAlone:
-    def test_a_server_that_offers_nothing_else(self) -> None:
+class TestResponsesOnly:
+    def test_server_with_only_the_responses_api(self) -> None:
         end = {"type": "response.completed", "response": {"status": "completed", "output": []}}
         delta = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi."}
         body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in (delta, end)).encode()
@@ -480,7 +480,7 @@ class TestResponsesAlone:
 
         run(check)
 
-    def test_an_operator_may_name_the_field(self) -> None:
+    def test_reasoning_field_can_be_configured(self) -> None:
         async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
                 engine = engine_factory(reasoning_field="reasoning")(fake)
@@ -502,7 +502,7 @@ class TestCallIds:
     )
 
     def sent(self, model: str, reply: Responder) -> list[str]:
-        """The ids of calls and results, in their order, in the last request."""
+        """Return the ids of calls and results in the last request, in order."""
         found: list[str] = []
 
         async def check() -> None:
@@ -526,14 +526,14 @@ class TestCallIds:
             ("moonshotai/Kimi-K2-Instruct", ["functions.look_up:0", "functions.look_up:1"]),
         ],
     )
-    def test_ids_have_the_form_that_the_model_knows(self, model: str, ids: list[str]) -> None:
+    def test_call_ids_have_the_format_of_the_model(self, model: str, ids: list[str]) -> None:
         assert self.sent(model, fixed(HI)) == [id for id in ids for _ in range(2)]
 
-    def test_another_dovetail_is_sent_none_in_our_style(self) -> None:
-        """One that it never gave would tell it that the turn is somebody else's."""
+    def test_another_dovetail_server_is_sent_no_ids_in_its_own_format(self) -> None:
+        """An id in this format that the server never issued would mark the turn as not its own."""
         assert call_id_format(RemoteModel("m", version="dovetail")) == "nine"
 
-    def test_a_template_that_refuses_ids_gets_others(self) -> None:
+    def test_call_ids_are_rewritten_after_a_rejection(self) -> None:
         def strict(body: dict[str, Any]) -> FakeResponse:
             if "toolu_1" in json.dumps(body):
                 return rejection(500, "Tool call IDs should be alphanumeric strings with length 9!")
@@ -543,7 +543,7 @@ class TestCallIds:
 
 
 class TestOptions:
-    def test_fields_for_every_request(self) -> None:
+    def test_extra_body_fields(self) -> None:
         async def check() -> None:
             async with fake_upstream(fixed(HI)) as fake:
                 session = Identity(session="s-1")
@@ -555,7 +555,7 @@ class TestOptions:
         run(check)
 
     @pytest.mark.parametrize("body", ["[", "[]"])
-    def test_fields_that_are_none(self, body: str) -> None:
+    def test_invalid_body_option(self, body: str) -> None:
         with pytest.raises(EngineSetupError, match="must be a JSON object"):
             upstream(None, body=body)  # type: ignore[arg-type]
 
@@ -564,7 +564,7 @@ HERMES = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Oslo"}}\n</too
 RAW = {"raw": True, "tool_parser": "hermes", "reasoning_parser": "qwen3"}
 
 
-def test_unparsed_text_has_one_api() -> None:
+def test_raw_text_requires_chat_completions() -> None:
     options = {"raw": True, "api": "responses", "tool_parser": "hermes"}
     with pytest.raises(EngineSetupError, match="requires Chat Completions"):
         create(UpstreamSetup(Endpoint(), RemoteModel("m"), options))
@@ -599,7 +599,7 @@ class TestRaw:
         assert message.finish == "tool_calls"
 
     def test_reasoning_parsed_by_the_server_has_ended(self) -> None:
-        """This reasoning parser expects text to begin inside reasoning."""
+        """This reasoning parser expects the text to begin inside reasoning."""
         given = stream({"reasoning_content": "a"}, {"content": "Hi."})
         message = self.parsed(given, reasoning_parser="deepseek_r1")
         assert message.blocks == (ReasoningBlock("a"), TextBlock("Hi.", raw="Hi."))
@@ -659,7 +659,7 @@ class TestRaw:
 
         run(check)
 
-    def test_the_family_of_a_known_model_needs_no_name(self) -> None:
+    def test_parsers_of_a_known_model_are_detected(self) -> None:
         async def check() -> None:
             async with fake_upstream(fixed(stream({"content": HERMES}))) as fake:
                 engine = upstream(fake.endpoint, "Qwen/Qwen3-8B", api="chat", raw=True)
@@ -691,7 +691,7 @@ class TestRaw:
         ("a" * 513, None),
     ],
 )
-def test_session_header_is_sent_where_valid(session: str, header: str | None) -> None:
+def test_session_header_is_sent_if_valid(session: str, header: str | None) -> None:
     async def check() -> None:
         async with fake_upstream(fixed(HI)) as fake:
             request = user("Hi.", identity=Identity(session=session))

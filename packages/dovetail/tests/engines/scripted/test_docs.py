@@ -1,4 +1,4 @@
-"""The page about scripts: its examples are played, its tables name every key."""
+"""The page about scripts: its examples run, and its tables contain every key."""
 
 import re
 from pathlib import Path

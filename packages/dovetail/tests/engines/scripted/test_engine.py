@@ -1,4 +1,4 @@
-"""The scripted engine at work: sessions, times, its cache, failures, cancellation."""
+"""The running scripted engine: sessions, timing, prefix cache, failures, cancellation."""
 
 import asyncio
 from array import array
@@ -36,7 +36,7 @@ from dovetail_model import (
 TURNS = "[{text: one}, {text: two, times: 2}, {text: three}]"
 
 
-def test_it_is_a_token_engine() -> None:
+def test_scripted_engine_implements_token_engine() -> None:
     scripted: TokenEngine = engine("[{text: a}]")
     assert {"gbnf", "lark", "structural_tag", "json_schema"} <= set(
         scripted.capabilities.constraints
@@ -50,7 +50,7 @@ def texts(scripted: ScriptedEngine, requests: list[EngineRequest]) -> list[str]:
 @pytest.mark.parametrize(
     ("end", "fifth"), [("last", "three"), ("first", "one"), ("fail", "no more turns")]
 )
-def test_a_session_gets_its_turns_in_order(end: str, fifth: str) -> None:
+def test_session_gets_its_turns_in_order(end: str, fifth: str) -> None:
     scripted = engine(f"{{turns: {TURNS}, end: {end}}}")
     requests = [request(session=name) for name in "aabaab"]
     assert texts(scripted, requests) == ["one", "two", "one", "two", "three", "two"]
@@ -61,11 +61,11 @@ def test_a_session_gets_its_turns_in_order(end: str, fifth: str) -> None:
     assert fifth in result
 
 
-def test_without_a_session_a_grown_prompt_is_the_next_turn() -> None:
+def test_extended_prompt_without_a_session_is_the_next_turn() -> None:
     scripted = engine(TURNS)
     prompts = [
         ("hello", "one"),
-        ("hello", "one"),  # the same again: the same turn
+        ("hello", "one"),  # a repeated prompt is the same turn
         ("hello, one, go on", "two"),
         ("hello, you", "two"),  # a fork
         ("help", "one"),
@@ -77,7 +77,7 @@ def test_without_a_session_a_grown_prompt_is_the_next_turn() -> None:
     assert replies == [turn for _, turn in prompts]
 
 
-def test_rules_may_have_turns_of_their_own() -> None:
+def test_rules_can_have_turns() -> None:
     script = """
     - when: {text: agent}
       turns: [{text: agent one}, {text: agent two}]
@@ -122,11 +122,11 @@ def test_each_reasoning_span_of_a_turn_can_be_closed() -> None:
             first_request.id, grown, 100, stop_ids=first_request.stop_ids, session="s"
         )
         replies.append(play_text(scripted, again))
-        assert play_text(scripted, again) == replies[-1]  # the same request again
+        assert play_text(scripted, again) == replies[-1]  # the request is repeated
     assert replies == ["call<think>b2</think>end<|end|>", "end<|end|>"]
 
 
-def test_the_same_id_for_the_next_turn_is_the_next_turn() -> None:
+def test_request_id_can_be_reused_for_the_next_turn() -> None:
     scripted = engine("[{text: one}, {text: two}]")
     first = request("q", id="x", session="s")
     assert play_text(scripted, first) == "one<|end|>"
@@ -140,13 +140,13 @@ def cached(scripted: ScriptedEngine, request: EngineRequest) -> int | None:
     return first.cached
 
 
-def test_prompts_and_what_was_generated_are_cached_in_whole_blocks() -> None:
+def test_prompt_and_output_are_cached_in_complete_blocks() -> None:
     scripted = engine(f"[{{text: '{'a' * 40}'}}]")
     prompt = "p" * 24
     assert cached(scripted, request(prompt)) == 0
     assert cached(scripted, request(prompt)) == 16
     grown = prompt + "a" * 40
-    assert cached(scripted, request(grown)) == 48  # 64 tokens: one at least is computed
+    assert cached(scripted, request(grown)) == 48  # 64 tokens, but at least one is computed
     assert cached(scripted, request(grown + "<|end|>next")) == 64
     assert cached(scripted, request(grown, cache_salt="tenant")) == 0
 
@@ -157,7 +157,8 @@ def test_tokens_that_were_not_sent_are_not_cached() -> None:
     async def main() -> None:
         async with aclosing(scripted.generate_batches(request("p" * 16))) as batches:
             assert len(await anext(batches)) == MAX_BATCH_DELTAS
-        assert scripted.cache.blocks == 1  # the last token played has not been computed
+        # the KV entries of the last sampled token have not been computed
+        assert scripted.cache.blocks == 1
         async with aclosing(scripted.generate_batches(request("p" * 16))) as batches:
             await anext(batches)
             await anext(batches)
@@ -186,7 +187,7 @@ def test_cache_evicts_beyond_its_capacity() -> None:
 
 
 async def timed(scripted: ScriptedEngine, request: EngineRequest) -> list[tuple[float, int]]:
-    """When each delta came, and its tokens."""
+    """Return when each delta arrived, and its number of tokens."""
     clock = asyncio.get_running_loop().time
     return [(round(clock(), 6), len(delta.ids)) async for delta in iter_deltas(scripted, request)]
 
@@ -231,7 +232,7 @@ def test_replies_in_step_emit_together() -> None:
     assert [at for at, _ in second] == [4, 20, 30, 40]
 
 
-def test_what_is_cached_needs_no_prefill() -> None:
+def test_cached_tokens_need_no_prefill() -> None:
     scripted = engine("[{text: a}]", prefill_rate=1)
 
     async def main() -> list[float]:
@@ -242,7 +243,7 @@ def test_what_is_cached_needs_no_prefill() -> None:
     assert run_jumping(main()) == [64, 16]
 
 
-def test_a_reader_that_was_late_gets_what_is_due_at_once() -> None:
+def test_late_reader_gets_due_deltas_in_one_batch() -> None:
     scripted = engine("[{text: abcdef}]", decode_rate=1)
 
     async def main() -> list[int]:
@@ -256,7 +257,7 @@ def test_a_reader_that_was_late_gets_what_is_due_at_once() -> None:
     assert run_jumping(main()) == [1, 2, 3, 1]
 
 
-def test_others_run_while_it_plays_as_fast_as_possible() -> None:
+def test_playback_at_full_speed_yields_to_other_tasks() -> None:
     scripted = engine(f"[{{text: '{'a' * 999}'}}]")
 
     async def main() -> int:
@@ -365,7 +366,7 @@ def test_hung_generation_emits_nothing_until_the_engine_stops() -> None:
 
 
 @pytest.mark.parametrize("chunks", ["[ab, c]", "[a, b, c]"])
-def test_the_last_delta_waits_for_a_file(chunks: str, tmp_path: Path) -> None:
+def test_last_delta_waits_for_a_file(chunks: str, tmp_path: Path) -> None:
     awaited = tmp_path / "awaited"
     scripted = engine(f"[{{chunks: {chunks}, wait_for: {awaited}}}]")
 

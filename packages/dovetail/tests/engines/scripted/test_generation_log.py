@@ -27,7 +27,7 @@ def test_prompt_and_output_are_logged_as_tokens_and_text(tmp_path: Path) -> None
 
 
 def test_dovetail_verify_reads_what_the_engine_writes(tmp_path: Path) -> None:
-    """The suite has its own struct for the lines: it installs without the engine."""
+    """The suite has its own struct for the lines, because it is installed without the engine."""
     file = tmp_path / "record"
     scripted = engine("- text: naïve", record=str(file))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The simulated prefix cache, against one that is slow and obvious."""
+"""The simulated prefix cache, compared with a slow and simple implementation."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ BLOCK = 2
 
 
 class SlowCache:
-    """Every block is known by all the tokens up to its end, with the time of its last use."""
+    """Identifies every block by all tokens up to its end, with the time of its last use."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -46,7 +46,7 @@ class SlowCache:
             del self.used[oldest]
 
 
-# Few different blocks in short sequences, so that prefixes meet, fork and are pushed out.
+# Few different blocks in short sequences, so that prefixes match, fork and are evicted.
 whole = st.lists(st.sampled_from([(0, 0), (1, 1), (2, 2)]), min_size=1, max_size=3)
 tokens = st.builds(
     lambda blocks, rest: [token for block in blocks for token in block] + rest,
@@ -58,7 +58,7 @@ steps = st.lists(st.tuples(st.booleans(), tokens, st.sampled_from([None, None, "
 
 @settings(max_examples=400)
 @given(st.integers(0, 6), steps)
-def test_it_knows_what_the_slow_one_knows(
+def test_matches_the_reference_implementation(
     capacity: int, steps: list[tuple[bool, list[int], str | None]]
 ) -> None:
     fast, slow = PrefixCache(capacity, BLOCK), SlowCache(capacity)
@@ -73,7 +73,7 @@ def test_it_knows_what_the_slow_one_knows(
 
 
 @given(st.lists(st.integers(0, 1), max_size=200), st.lists(st.integers(0, 1), max_size=200))
-def test_whole_blocks_of_the_common_prefix_are_known(one: list[int], other: list[int]) -> None:
+def test_complete_blocks_of_the_common_prefix_are_cached(one: list[int], other: list[int]) -> None:
     cache = PrefixCache(10_000)
     cache.add(array("I", one))
     common = 0
@@ -83,19 +83,19 @@ def test_whole_blocks_of_the_common_prefix_are_known(one: list[int], other: list
     assert cache.look_up(array("I", other)) == blocks * 16
 
 
-def test_an_empty_prompt_has_nothing_cached() -> None:
+def test_empty_prompt_has_no_cached_tokens() -> None:
     cache = PrefixCache(100)
     cache.add(array("I", range(64)))
     assert cache.look_up(array("I")) == 0
 
 
-def test_the_kind_of_array_does_not_matter() -> None:
+def test_array_typecode_does_not_matter() -> None:
     cache = PrefixCache(100)
     cache.add(array("q", range(64)))
     assert cache.look_up(array("I", range(65))) == 64
 
 
-def test_nothing_is_left_of_salts_that_were_forgotten() -> None:
+def test_evicted_salts_leave_no_nodes() -> None:
     cache = PrefixCache(8)
     for salt in map(str, range(100)):
         cache.look_up(array("I", range(64)), salt)
@@ -105,7 +105,7 @@ def test_nothing_is_left_of_salts_that_were_forgotten() -> None:
     assert len(cache._eviction_order) == 2
 
 
-def test_a_grown_conversation_takes_steps_for_its_turns_only() -> None:
+def test_lookup_steps_grow_with_turns_only() -> None:
     cache = PrefixCache(100_000)
     prompt = array("I", range(50_000))
     for turn in range(10):

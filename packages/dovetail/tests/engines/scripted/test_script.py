@@ -11,7 +11,7 @@ from dovetail_model import Sampling
 
 
 def chunks_of(script: str, **fields: Any) -> list[str]:
-    """The deltas as text, the finish behind the last one."""
+    """Return the deltas as text, with the finish after the last one."""
     deltas = play(engine(script), request(**fields))
     assert [delta.finish for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     texts = [TOKENIZER.decode(delta.ids) for delta in deltas]
@@ -56,7 +56,7 @@ def test_reply_is_split_into_deltas(script: str, deltas: list[str]) -> None:
         ("[{text: abcd}]", 0, ["", "length"]),
     ],
 )
-def test_a_limit_is_honoured(script: str, limit: int, deltas: list[str]) -> None:
+def test_max_tokens_is_enforced(script: str, limit: int, deltas: list[str]) -> None:
     assert chunks_of(script, max_tokens=limit) == deltas
 
 
@@ -72,7 +72,7 @@ def test_a_limit_is_honoured(script: str, limit: int, deltas: list[str]) -> None
         ("hi", {END}, (RETURN,), "<|end|>"),
     ],
 )
-def test_the_token_that_ends_a_turn(
+def test_stop_token_of_a_turn(
     prompt: str, stop_ids: set[int], own: tuple[int, ...], stop: str
 ) -> None:
     scripted = engine("[{text: a}]", own)
@@ -103,16 +103,14 @@ def test_the_token_that_ends_a_turn(
         ("{text: '<think>'}", "abc<think>", {}, True),
     ],
 )
-def test_a_rule_takes_what_it_matches(
-    when: str, prompt: str, fields: dict[str, Any], taken: bool
-) -> None:
+def test_rule_conditions(when: str, prompt: str, fields: dict[str, Any], taken: bool) -> None:
     scripted = engine(f"[{{when: {when}, text: rule}}, {{text: turn}}]")
     assert (
         play_text(scripted, request(prompt, **fields)) == ("rule" if taken else "turn") + "<|end|>"
     )
 
 
-def test_the_first_rule_wins_and_is_used_up() -> None:
+def test_first_matching_rule_applies_until_used_up() -> None:
     script = """
     rules:
       - {times: 2, text: first}
@@ -203,7 +201,7 @@ def test_reply_may_be_in_a_separate_file(tmp_path: Path) -> None:
     assert play_text(scripted, request()) == "from a file<|end|>"
 
 
-def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_script_file(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match=r"gone\.txt: cannot be read"):
         load_script(tmp_path / "gone.txt")
 

@@ -1,4 +1,4 @@
-"""The scripted engine over real sockets, read by the official SDK as vLLM's clients read it."""
+"""The scripted engine over real sockets, read by the official SDK as clients of vLLM do."""
 
 import asyncio
 import json
@@ -38,7 +38,10 @@ class RunningServer:
         self.client = client
 
     async def stream(self, prompt: Any = "hi", **fields: Any) -> list[Any]:
-        """All chunks of a response. Fields that the SDK does not know go into the body."""
+        """Return all chunks of a response.
+
+        Fields that the SDK does not have are added to the body.
+        """
         extra = {"return_token_ids": True, **fields.pop("extra_body", {})}
         limit = fields.pop("max_tokens", 100)
         chunks = await self.client.completions.create(
@@ -50,7 +53,7 @@ class RunningServer:
         return await self.send(b"GET", path)
 
     async def send(self, method: bytes, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """A request without a client library: its status and its body."""
+        """Send a request without a client library. Return the status and the body."""
         async with self.connection() as (reader, writer):
             head = b"%b %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" % (method, path.encode())
             writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
@@ -100,7 +103,7 @@ def with_server(
     asyncio.run(main())
 
 
-def test_a_stream_has_ids_text_and_reasons_where_vllm_has_them() -> None:
+def test_stream_has_the_fields_of_vllm() -> None:
     async def body(server: RunningServer) -> None:
         chunks = await server.stream(ids("hi"), stream_options={"include_usage": True})
         *chunks, usage = chunks
@@ -133,7 +136,7 @@ def test_a_stream_has_ids_text_and_reasons_where_vllm_has_them() -> None:
     with_server(HELLO, body)
 
 
-def test_response_without_streaming_is_the_sum_of_its_stream() -> None:
+def test_non_streaming_response_equals_the_merged_stream() -> None:
     async def body(server: RunningServer) -> None:
         whole = await server.client.completions.create(
             model="alias", prompt="hi", max_tokens=100, extra_body={"return_token_ids": True}
@@ -180,7 +183,7 @@ def test_finish_and_stop_reasons(
     with_server(HELLO, body)
 
 
-def test_a_character_that_stays_incomplete() -> None:
+def test_incomplete_character() -> None:
     async def body(server: RunningServer) -> None:
         chunks = await server.stream()
         assert [chunk.choices[0].text for chunk in chunks] == ["a", "", "\ufffd"]
@@ -191,7 +194,7 @@ def test_a_character_that_stays_incomplete() -> None:
 def test_request_as_the_engine_receives_it() -> None:
     async def body(server: RunningServer) -> None:
         extra = {
-            "priority": -3,  # sooner, in vLLM's numbers
+            "priority": -3,  # runs earlier, by vLLM's convention
             "cache_salt": "salt",
             "session_id": "s1",
             "request_id": "r1",
@@ -221,7 +224,7 @@ def test_request_as_the_engine_receives_it() -> None:
     with_server(HELLO, body)
 
 
-def test_cached_tokens_and_usage_as_it_grows() -> None:
+def test_cached_tokens_and_continuous_usage() -> None:
     async def body(server: RunningServer) -> None:
         options = {"include_usage": True, "continuous_usage_stats": True}
         prompt = "p" * 40
@@ -288,7 +291,7 @@ def test_failures_are_events_in_a_stream_and_a_status_otherwise() -> None:
     with_server("[{text: abc, fail: {after: 2, message: no luck}}]", body)
 
 
-def test_a_dying_engine_breaks_the_connection_off() -> None:
+def test_dying_engine_aborts_the_connection() -> None:
     async def body(server: RunningServer) -> None:
         with pytest.raises(openai.APIError):
             await server.stream()
@@ -297,7 +300,7 @@ def test_a_dying_engine_breaks_the_connection_off() -> None:
     with_server("[{text: abc, die: 2}]", body)
 
 
-def test_the_other_routes() -> None:
+def test_other_routes() -> None:
     async def body(server: RunningServer) -> None:
         models = await server.client.models.list()
         assert [model.id for model in models.data] == [MODEL, "alias"]
@@ -320,7 +323,7 @@ def test_the_other_routes() -> None:
 
 
 async def wait_for_running(scripted: ScriptedEngine, running: int) -> None:
-    """Run the event loop until so many generations run."""
+    """Run the event loop until this many generations are running."""
     while scripted.counters.running != running:  # noqa: ASYNC110 (there is no event to wait for)
         await asyncio.sleep(0)
 
@@ -352,7 +355,7 @@ def test_five_hundred_streams_at_once() -> None:
 
 
 def started(*arguments: str) -> tuple["subprocess.Popen[str]", str]:
-    """The engine as a process of its own, and its address."""
+    """Start the engine as a separate process. Return the process and its address."""
     command = [sys.executable, "-m", "dovetail.engines.scripted", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -368,11 +371,11 @@ def test_separate_process(tmp_path: Path) -> None:
             whole = client.completions.create(model="c", prompt="hi")
         finally:
             process.send_signal(signal.SIGINT)
-        assert whole.choices[0].text == "hmhello"  # control tokens are left out
+        assert whole.choices[0].text == "hmhello"  # control tokens are omitted
     assert process.returncode in (0, 130, -signal.SIGINT)
 
 
-def test_process_exits_where_its_script_dies(tmp_path: Path) -> None:
+def test_process_exits_when_its_script_dies(tmp_path: Path) -> None:
     script = tmp_path / "deadly.yaml"
     script.write_text("- {text: hello, die: 2}\n", "utf-8")
     process, address = started("--script", str(script))

@@ -1,7 +1,7 @@
-"""Requests and frames before SGLang's own description of its protocol, which the server checks.
+"""Requests and frames, checked against SGLang's own definition of its protocol.
 
-It is a module of the package `sglang`, which has no build for CPUs; that module imports nothing but
-msgspec. tools/fetch_dynamo.py installs it beside Dynamo's mocker.
+The definition is a module of the package `sglang`, which has no build for CPUs. That module imports
+only msgspec. tools/fetch_dynamo.py installs it together with Dynamo's mocker.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ from dovetail_model import Sampling
 
 pytestmark = pytest.mark.sglang
 
-#: In: lines of a type's name and a value. Out: a line with what is wrong with each, or nothing.
+#: Input: lines with the name of a type and a value. Output: one line per value with its error.
 JUDGE = """
 import importlib.util, json, sys, sysconfig
 path = sysconfig.get_paths()["purelib"] + "/sglang/api/v1/api_types.py"
@@ -50,7 +50,7 @@ EVERYTHING = Sampling(
 
 
 def validation_errors(kind: str, values: list[Any]) -> list[str]:
-    """What SGLang has against each value."""
+    """Return SGLang's validation error for each value."""
     if PYTHON is None:
         pytest.skip("no SGLang: DOVETAIL_DYNAMO_PYTHON names no interpreter (make test-sglang)")
     lines = b"".join(msgspec.json.encode([kind, value]) + b"\n" for value in values)

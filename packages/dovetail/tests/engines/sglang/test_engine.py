@@ -67,7 +67,7 @@ def test_concurrent_requests_are_independent() -> None:
             assert sum(len(delta.ids) for delta in deltas) == 20 + n
         rids = [request["rid"] for request in server.requests]
         assert len(set(rids)) == 16
-        # SGLang aborts every request whose id begins with the one that it is given.
+        # SGLang aborts every request whose id begins with the given one.
         assert not [a for a in rids for b in rids if a != b and b.startswith(a)]
         assert all(rid.endswith("-r") for rid in rids)
 
@@ -108,7 +108,7 @@ def test_cancelling_a_waiting_task_aborts() -> None:
 
 
 def test_turn_truncated_by_the_adapter_is_aborted() -> None:
-    """A server that passes over `stop_token_ids`, as routers do."""
+    """Test with a server that ignores `stop_token_ids`, as routers do."""
 
     async def main() -> None:
         parts = [[97], [END], [98], [99]]
@@ -157,7 +157,7 @@ def test_stop_aborts_running_requests() -> None:
 
 
 class Stuck(FakeSglang):
-    """A server that hangs: it takes connections and says nothing, whatever it is told."""
+    """A server that hangs: it accepts connections and never responds."""
 
     def _abort(self, rid: str) -> None:
         self.aborted.append(rid)
@@ -201,7 +201,12 @@ NO_ROOM = {"error": {"message": "The input (2 tokens) is longer than the model's
 FAILURES: list[tuple[str, FakeSglang, type[DovetailError], str]] = [
     ("too long", FakeSglang(status=400, rejection=NO_ROOM), ContextOverflow, "longer than"),
     ("refused", FakeSglang(status=400, rejection={"error": "no"}), InvalidRequest, "rejected"),
-    ("cut off", FakeSglang(script=PLAIN[:1]), EngineUnavailable, "before the output was complete"),
+    (
+        "disconnected",
+        FakeSglang(script=PLAIN[:1]),
+        EngineUnavailable,
+        "before the output was complete",
+    ),
     (
         "ended early",
         FakeSglang(script=[PLAIN[0], b"data: [DONE]\n\n"]),

@@ -1,4 +1,4 @@
-"""Frames of SGLang's stream to deltas, however a server splits them."""
+"""Conversion of SGLang's frames to deltas, for any split of the stream."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def frame(ids: list[int] | None, count: int, finish: Json | None = None, **more:
 
 
 def read(sent: Sequence[Json], request: EngineRequest | None = None) -> list[TokenDelta]:
-    """The deltas of frames that come one by one, up to the one with a finish."""
+    """Return the deltas of frames that arrive one by one, up to the one with a finish."""
     reader, deltas = SglangFrameReader(request or make_request(), TOKENIZER), []
     for one in sent:
         delta = reader.read([msgspec.json.encode(one)])
@@ -69,7 +69,7 @@ CASES: list[tuple[str, list[Json], list[TokenDelta]]] = [
         [TokenDelta([12]), TokenDelta([123]), TokenDelta([1234]), ENDED],
     ),
     (
-        "several at once, frames without any",
+        "several ids per frame, and frames without ids",
         [
             frame([], 0),
             frame([], 0),
@@ -85,12 +85,12 @@ CASES: list[tuple[str, list[Json], list[TokenDelta]]] = [
         [TokenDelta([5, 6, END], finish="stop")],
     ),
     (
-        "a stop token that is counted and kept out of all ids",
+        "a stop token that is counted but not in the cumulative ids",
         [frame([5], 1), frame([5], 2, STOP)],
         [TokenDelta([5]), ENDED],
     ),
     (
-        "a stop token that is counted and kept out of the new ids",
+        "a stop token that is counted but not in the new ids",
         [frame([5], 1), frame([6], 2), frame([], 3, STOP)],
         [TokenDelta([5]), TokenDelta([6]), ENDED],
     ),
@@ -100,7 +100,7 @@ CASES: list[tuple[str, list[Json], list[TokenDelta]]] = [
         [TokenDelta([5, 6]), TokenDelta([], finish="length")],
     ),
     (
-        "ids that are left out are none",
+        "missing ids are an empty list",
         [frame([5, 6], 2), frame(None, 2, LENGTH)],
         [TokenDelta([5, 6]), TokenDelta([], finish="length")],
     ),
@@ -110,12 +110,12 @@ CASES: list[tuple[str, list[Json], list[TokenDelta]]] = [
         [TokenDelta([5]), TokenDelta([6], finish="stop")],
     ),
     (
-        "what was cached is told once",
+        "cached tokens are reported once",
         [frame([5], 1, cached_tokens=7), frame([5, END], 2, STOP, cached_tokens=7)],
         [TokenDelta([5], cached=7), ENDED],
     ),
     (
-        "a prompt that is not ours any more",
+        "a prompt count that differs from the request",
         [
             {"output_ids": [5], "meta_info": meta(1, 1)},
             {"output_ids": [5, END]} | {"meta_info": meta(2, 1, STOP)},
@@ -137,7 +137,7 @@ def test_frames(sent: list[Json], deltas: list[TokenDelta]) -> None:
 
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("limit", [1, 3, 4])
-def test_limit_holds_where_the_server_continues(limit: int, repeats: bool) -> None:
+def test_limit_is_enforced_if_the_server_continues(limit: int, repeats: bool) -> None:
     sent = list(frames([[5], [6, 7], [8]], {"type": "length"}, repeats=repeats))
     deltas = read(sent, make_request(limit))
     assert [id for delta in deltas for id in delta.ids] == [5, 6, 7, 8][:limit]
@@ -158,7 +158,7 @@ ABORT = {"type": "abort", "message": "Aborted", "status_code": None, "err_type":
 LONG = "The input (9 tokens) is longer than the model's context length (8 tokens)."
 FAULTS: list[tuple[str, list[Json], type[DovetailError], str]] = [
     ("a gap", [frame([5], 1), frame([7], 3)], EngineError, "reported 3 generated tokens after 1"),
-    ("a gap at once", [frame([5], 3)], EngineError, "do not match that count"),
+    ("a gap in the first frame", [frame([5], 3)], EngineError, "do not match that count"),
     ("too many", [frame([5], 1), frame([6, 7, 8], 2)], EngineError, "do not match that count"),
     (
         "others than before",
@@ -180,7 +180,7 @@ FAULTS: list[tuple[str, list[Json], type[DovetailError], str]] = [
     ),
     ("no count", [{"output_ids": [5], "meta_info": {}}], EngineError, "without completion_tokens"),
     ("no ids", [{"output_ids": ["x"], "meta_info": meta(1)}], EngineError, "cannot be decoded"),
-    ("given up", [frame([], 0, ABORT)], EngineUnavailable, "aborted the request: Aborted"),
+    ("aborted", [frame([], 0, ABORT)], EngineUnavailable, "aborted the request: Aborted"),
     (
         "too long for the pool",
         [frame([], 0, ABORT | {"status_code": 400, "message": LONG})],
@@ -225,14 +225,14 @@ def test_inconsistent_frames_are_errors(
     assert type(fault.value) is kind
 
 
-def test_an_end_without_a_finish_is_a_failure() -> None:
+def test_stream_without_a_finish_is_an_error() -> None:
     reader = SglangFrameReader(make_request(), TOKENIZER)
     with pytest.raises(EngineUnavailable, match="without a finish reason"):
         reader.read([msgspec.json.encode(frame([5], 1)), b"[DONE]"])
 
 
 def logprob_fields(*ids: int) -> Json:
-    """Log probabilities in SGLang's form, the logarithm derived from the id."""
+    """Return logprobs in SGLang's format, with values derived from the ids."""
     return {
         "output_token_logprobs": [[-id / 100, id, None] for id in ids],
         "output_top_logprobs": [[[-id / 100, id, None], [-9.0, 66, None]] for id in ids],
@@ -269,7 +269,7 @@ SPLIT_LENGTHS = st.lists(st.integers(1, 400), max_size=40)
 
 
 def pieces(data: bytes, lengths: Sequence[int]) -> list[bytes]:
-    """The bytes, split after these lengths."""
+    """Split the bytes at these lengths."""
     places = [0]
     for length in lengths:
         places.append(min(places[-1] + length, len(data)))
@@ -286,7 +286,7 @@ def pieces(data: bytes, lengths: Sequence[int]) -> list[bytes]:
 def test_any_split_of_any_response_gives_its_ids(
     parts: list[list[int]], lengths: list[int], repeats: bool, stops: bool, spaced: bool
 ) -> None:
-    """Whatever the server sends in a frame, and whatever the network makes of it."""
+    """The result does not depend on the server's frames or on the network's packets."""
     parts = [*parts, [END]] if stops else parts
     finish = {"type": "stop", "matched": END} if stops else {"type": "length"}
     sent = [event({**frame, "text": "é漢🦜"}) for frame in frames(parts, finish, repeats=repeats)]

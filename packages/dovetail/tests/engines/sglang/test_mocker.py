@@ -1,7 +1,7 @@
 """The adapter for SGLang with another implementation of the protocol: Dynamo's mocker.
 
-Each test runs against a recording of it, everywhere, and against the mocker itself where
-DOVETAIL_DYNAMO_PYTHON names an interpreter that has it. The name of a test says which it was.
+Each test runs with a recording of the mocker. If DOVETAIL_DYNAMO_PYTHON names an interpreter that
+has the mocker, each test also runs with it. The id of a test shows which one was used.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ TOKENIZER = ByteTokenizer()
 
 @pytest.fixture(scope="module")
 def mocker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """The mocker itself."""
+    """Start the mocker itself."""
     with mocking(tmp_path_factory.mktemp("dynamo"), MODEL, WINDOW) as endpoint:
         yield endpoint
 
@@ -43,7 +43,7 @@ def mocker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     ]
 )
 def serving(request: pytest.FixtureRequest) -> Serving:
-    """Where to ask: the block must be entered inside the test's own loop."""
+    """Return the server to use. The block must be entered inside the test's own event loop."""
     if request.param is not None:
         return lambda: replaying(EXCHANGES, request.param)
     endpoint: Endpoint = request.getfixturevalue("mocker")
@@ -93,7 +93,7 @@ def test_outputs(serving: Serving, name: str, count: int, finish: str) -> None:
     assert all(delta.exact for delta in deltas)
 
 
-def test_the_ids_are_those_that_were_sent() -> None:
+def test_ids_match_the_recorded_frames() -> None:
     for exchange in EXCHANGES:
         request = json.loads(bytes(exchange.request))
         name = next(
@@ -114,7 +114,7 @@ def test_logprobs(serving: Serving) -> None:
     for one in logprobs:
         (likeliest, first), (_, second) = one.top
         assert (likeliest, first) == (one.token, one.logprob)
-        assert max(first, second) < 0  # the mocker makes them up, in no order
+        assert max(first, second) < 0  # the mocker invents them, in no order
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_failures(serving: Serving, name: str, kind: type[DovetailError], words:
         run_request(serving, name)
 
 
-def test_many_at_once(serving: Serving) -> None:
+def test_concurrent_requests(serving: Serving) -> None:
     async def main() -> list[list[TokenDelta]]:
         async with serving() as endpoint:
             return await asyncio.gather(*(generate_named(endpoint, "longer") for _ in range(8)))
@@ -137,7 +137,7 @@ def test_many_at_once(serving: Serving) -> None:
     assert [len(ids(deltas)) for deltas in asyncio.run(main())] == [24] * 8
 
 
-def test_what_it_serves(serving: Serving) -> None:
+def test_discovered_model(serving: Serving) -> None:
     async def main() -> RemoteModel:
         async with serving() as endpoint:
             return await discover(endpoint)

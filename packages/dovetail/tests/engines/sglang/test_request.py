@@ -47,7 +47,7 @@ def params(**more: Any) -> Json:
     return fields
 
 
-def test_a_plain_request() -> None:
+def test_plain_request() -> None:
     assert encoded(EngineRequest("r", array("I", [7, 8, 9]), 40)) == {
         "rid": "rid",
         "input_ids": [7, 8, 9],
@@ -100,7 +100,7 @@ def test_higher_priority_runs_sooner_in_either_order(
     assert encoded(make_request(priority=3), priority).get("priority") == number
 
 
-def test_every_request_has_a_priority_where_they_count() -> None:
+def test_every_request_has_a_priority_if_the_server_uses_them() -> None:
     assert encoded(make_request(), "higher")["priority"] == 0
 
 
@@ -241,7 +241,7 @@ def setup(**more: Any) -> EngineSetup:
     return EngineSetup(TOKENIZER, **more)
 
 
-def test_the_engine_by_name() -> None:
+def test_engine_is_created_by_name() -> None:
     remote = RemoteModel("tiny", context_length=100)
     made = create_engine("sglang", setup(endpoint=Endpoint(), remote=remote))
     assert isinstance(made, SglangEngine)

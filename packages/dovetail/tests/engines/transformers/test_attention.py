@@ -1,4 +1,4 @@
-"""Our kernels, in Triton's interpreter: alone, in models, and under transformers' batching."""
+"""Dovetail's kernels in Triton's interpreter: alone, in models, and in transformers' batching."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PROMPTS = [list(range(100, 140)), list(range(1500, 1590)), [*range(100, 140), *range(9, 60)]]
-OUTPUT_TOKENS = 4  # tokens
+OUTPUT_TOKENS = 4
 
 
 def test_kernels_match_plain_attention() -> None:
@@ -55,7 +55,7 @@ def test_kernels_match_plain_attention() -> None:
 
 @pytest.mark.long
 def test_operations_are_fused_only_where_results_agree() -> None:
-    """Gemma's norm adds one to its weights, GLM turns neighbours instead of halves: not ours."""
+    """Gemma's norm adds one to its weights, and GLM rotates neighbours instead of halves."""
     found = _run("fusion_checks.py")
     assert {name: error for name in found if not (error := found[name].pop("error")) < 1e-5} == {}
     assert found == {
@@ -68,7 +68,7 @@ def test_operations_are_fused_only_where_results_agree() -> None:
 
 @pytest.mark.long
 def test_batched_outputs_match_single_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts in several steps, single tokens by pages, and a prefix that is found again."""
+    """Test prompts in several steps, single tokens by pages, and a cached prefix."""
     need_torch()
     expected = build(tmp_path, [(prompt, OUTPUT_TOKENS) for prompt in PROMPTS])
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -111,7 +111,7 @@ def test_kernels_are_rejected_without_a_gpu(tmp_path: Path) -> None:
 
 
 def _run(script: str, given: str = "") -> Any:
-    """What a script says in the interpreter that has torch."""
+    """Return the output of a script in the interpreter that has torch."""
     need_torch()
     done = subprocess.run(
         [PYTHON, str(Path(__file__).parents[2] / "support" / script)],

@@ -29,7 +29,7 @@ async def _run_ready_tasks() -> None:
 def deliver_parts(
     manager: Manager, *parts: list[Output], request: EngineRequest | None = None
 ) -> list[TokenDelta]:
-    """The deltas received if each part is delivered at once."""
+    """Return the deltas received if each part is delivered at once."""
 
     async def main() -> list[TokenDelta]:
         received = []
@@ -57,7 +57,7 @@ def test_outputs_that_arrived_without_room_are_one_delta() -> None:
     assert [delta.finish for delta in deltas] == [None, None, "stop"]
     assert [delta.cached for delta in deltas] == [2, None, None]
     assert manager.cancelled == []
-    assert manager.leftovers == []  # of requests that were cancelled
+    assert manager.leftovers == []  # no handlers of cancelled requests remain
 
 
 class FakeSink:
@@ -108,7 +108,7 @@ def test_ended_request_gets_no_more_deltas(ending: str) -> None:
         if ending == "cancelled":
             generation.cancel()
         await asyncio.gather(generation, return_exceptions=True)
-        handler(output(4, 5))  # it was on its way
+        handler(output(4, 5))  # the output was in transit
         if ending == "failing":
             assert isinstance(generation.exception(), RuntimeError)
 
@@ -167,7 +167,7 @@ class LogprobManager(Manager):
 
 
 def test_logprobs_match_their_ids() -> None:
-    """Also where the loop is a step ahead, or several tokens come in one delta."""
+    """This includes a loop that is a step ahead, and several tokens in one delta."""
     deltas = deliver_parts(
         LogprobManager(),
         [output(4), output(4, 5), output(4, 5, 6)],
@@ -225,7 +225,7 @@ def test_loop_that_accepts_no_requests() -> None:
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({"sampling": Sampling(logprobs=0)}, Unsupported),  # with a library that is not known
+        ({"sampling": Sampling(logprobs=0)}, Unsupported),  # with an unknown version of the library
         ({"constraint": Constraint("lark", "start: /a/")}, Unsupported),
         ({"prompt": array("I", [1, VOCABULARY])}, InvalidRequest),
     ],
@@ -246,7 +246,7 @@ def test_invalid_requests_do_not_reach_the_loop(fields: dict[str, Any], kind: ty
 
 
 def test_full_cache_evicts_the_oldest_blocks() -> None:
-    """The library's own order, up to 5.18, is the other way round."""
+    """The library's own order, up to 5.18, is the reverse."""
     blocks = SimpleNamespace(_init_block_ids={}, compute_hash=lambda *_: 0)
 
     def free(ids: list[int], shareable: bool) -> None:
@@ -257,4 +257,4 @@ def test_full_cache_evicts_the_oldest_blocks() -> None:
     blocks.free_blocks([1, 2, 3], True)
     blocks.free_blocks([4, 5], True)
     given_up = [blocks._init_block_ids.popitem()[0] for _ in range(5)]
-    assert given_up == [3, 2, 1, 5, 4]  # of each sequence its end first
+    assert given_up == [3, 2, 1, 5, 4]  # the end of each sequence first

@@ -1,4 +1,4 @@
-"""When the library's outputs are handed over: while a device computes, not before."""
+"""Deferred delivery: the library's outputs are delivered while the device computes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from dovetail.engines.transformers.child.delivery import DeferredDelivery, defer
 
 
 class Library:
-    """The parts of a manager that take turns, and a record of what they do."""
+    """The parts of a manager that are called in turn, and a record of the calls."""
 
     def __init__(self, stream: Any = "a stream") -> None:
         self.done: list[Any] = []
@@ -31,7 +31,7 @@ class Library:
         return self.more
 
     def step(self, *outputs: Any) -> None:
-        """As the library's loop takes one."""
+        """Run one step as the library's loop does."""
         if self.batch_processor.prepare_next_batch():
             self.batch_processor.inputs_and_outputs.retrieve_device_outputs()
             self.output_router.deliver_batch(list(outputs))

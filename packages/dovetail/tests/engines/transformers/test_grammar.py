@@ -1,6 +1,6 @@
 """Grammars, seeds and tenants in the transformers engine, with a model of random weights.
 
-What such a model says makes no sense, so that whatever is in order is so because of a grammar.
+The output of such a model is random, so any structure in it is the effect of a grammar.
 """
 
 import asyncio
@@ -64,11 +64,11 @@ def need_tokenizer() -> Path:
     return folder
 
 
-# Of one request, without torch.
+# A single request, without torch.
 
 
 class Words:
-    """As much of an array of 32-bit numbers as a guide uses."""
+    """The part of an array of 32-bit integers that a guide uses."""
 
     def __init__(self) -> None:
         self._words = (ctypes.c_int32 * (VOCABULARY // 32))()
@@ -118,23 +118,23 @@ def test_guide_follows_generated_tokens(compiler: GrammarCompiler) -> None:
 
 def test_complete_output_ends_only_by_the_stop_ids(compiler: GrammarCompiler) -> None:
     assert allowed(compiler.create_guide(lark('start: "a"'), {7, 31}), 64) == {7, 31}
-    # Ends of the model that are not those of the request would not end it.
+    # Stop ids of the model that are not the request's would not end it.
     assert allowed(compiler.create_guide(lark('start: "a"*'), {7})) & {7, END, OTHER_END} == {7}
     ended = compiler.create_guide(lark('start: "a"'), ())
     assert allowed(ended, 64) == {END, OTHER_END}
     assert ended.eos_ids == [OTHER_END, END]
 
 
-def test_what_a_grammar_does_not_know_ends_the_output(compiler: GrammarCompiler) -> None:
+def test_token_outside_the_grammar_ends_the_output(compiler: GrammarCompiler) -> None:
     guide = compiler.create_guide(lark('start: "a" "b"'), {END})
     assert allowed(guide, 64, 64) == {END}
-    assert allowed(guide, 64, 64, 70) == {END}  # and nothing raises
+    assert allowed(guide, 64, 64, 70) == {END}  # no error is raised
 
 
-def test_one_grammar_serves_many(compiler: GrammarCompiler) -> None:
+def test_compiled_grammar_is_reused(compiler: GrammarCompiler) -> None:
     first, second = (compiler.create_guide(lark('start: "a" "b"'), {END}) for _ in range(2))
     assert allowed(first, 64) == {65}
-    assert allowed(second) == {370}  # "ab": what can only be one text is one token
+    assert allowed(second) == {370}  # "ab": text that is determined by the grammar is one token
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_one_grammar_serves_many(compiler: GrammarCompiler) -> None:
         Constraint("json_schema", "[]"),
     ],
 )
-def test_a_grammar_that_cannot_be_used_is_the_clients_fault(
+def test_unusable_grammar_is_a_client_error(
     compiler: GrammarCompiler, constraint: Constraint
 ) -> None:
     with pytest.raises(InvalidRequest, match="the grammar cannot be used: "):
@@ -180,10 +180,10 @@ def test_unreadable_vocabulary_is_reported(tmp_path: Path) -> None:
         GrammarCompiler(tmp_path, VOCABULARY, (END,)).create_guide(SCHEMA, {END})
 
 
-def test_a_matcher_that_fails_ends_the_output(compiler: GrammarCompiler) -> None:
+def test_failing_matcher_ends_the_output(compiler: GrammarCompiler) -> None:
     guide = compiler.create_guide(lark('start: "a"'), {END})
     words = Words()
-    words.nbytes -= 4  # which llguidance refuses
+    words.nbytes -= 4  # llguidance rejects this size
     guide.fill([], words)
     assert words.ids() == {END}
 
@@ -194,11 +194,11 @@ def test_vocabulary_padding(tmp_path: Path) -> None:
     assert tokenizer_vocab_size(tmp_path, VOCABULARY) == VOCABULARY
 
 
-# Of the cache, without the library.
+# The cache, without the library.
 
 
 class Cache:
-    """The library's cache of 5.17, as far as it is wrapped: blocks of two tokens."""
+    """The hooked part of the library's cache in 5.17, with blocks of two tokens."""
 
     def __init__(self) -> None:
         self._block_manager = self
@@ -222,14 +222,14 @@ class Cache:
 
 
 def read(cache: Any, name: str, ids: list[int]) -> int:
-    """What a request finds, before it leaves its own prompt there."""
+    """Return the cached tokens that a request finds, and add its own prompt to the cache."""
     found: int = cache.search_prefix_match(name, ids)
     state = SimpleNamespace(request_id=name, initial_tokens=ids, generated_tokens=[])
     cache.mark_shareable_blocks_as_complete(state, 1)
     return found
 
 
-def test_salts_share_with_themselves_only() -> None:
+def test_blocks_are_shared_only_within_a_salt() -> None:
     cache: Any = Cache()
     prefixes = PrefixCacheHook(cache)
     ids = [1, 2, 3, 4, 5]
@@ -248,15 +248,15 @@ def test_cached_tokens_are_those_not_computed() -> None:
     assert read(cache, first, [1, 2, 3, 4]) == 0
     assert prefixes.cached_tokens(first) == 0
     assert read(cache, second, [1, 2, 3, 4]) == 4
-    assert prefixes.cached_tokens(second) == 3  # one token is always read
-    assert read(cache, first, [1, 2, 3, 4, 9, 9]) == 4  # started again
+    assert prefixes.cached_tokens(second) == 3  # at least one token is computed
+    assert read(cache, first, [1, 2, 3, 4, 9, 9]) == 4  # restarted
     assert prefixes.cached_tokens(first) == 0
     prefixes.forget(second)
     assert read(cache, second, [1, 2]) == 2
     assert prefixes.cached_tokens(second) == 0
 
 
-def test_salted_requests_share_nothing_where_hashes_cannot_be_salted(
+def test_salted_requests_share_nothing_if_hashes_cannot_be_salted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PrefixCacheHook, "_hook_hashes", lambda self, cache: False)
@@ -269,12 +269,12 @@ def test_salted_requests_share_nothing_where_hashes_cannot_be_salted(
     assert found == [0, 0, 0, 0, 2]
 
 
-# Of the engine, with a model.
+# The engine, with a model.
 
 
 @dataclass
 class Bench:
-    """The engine, and the loop that it lives in."""
+    """The engine, and its event loop."""
 
     runner: asyncio.Runner
     engine: TransformersEngine
@@ -351,7 +351,7 @@ class TestEngine:
         assert bench.engine.capabilities.constraints == ("lark", "json_schema")
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
-    def test_json_fits_its_schema(self, bench: Bench, temperature: float) -> None:
+    def test_json_matches_its_schema(self, bench: Bench, temperature: float) -> None:
         _, tokenizer = call_grammar(bench)
         sampling = Sampling(temperature=temperature, seed=1)
         for start in range(3):
@@ -361,7 +361,7 @@ class TestEngine:
             assert ids[-1] == END
             check_shape(json.loads(tokenizer.decode(ids[:-1])))
 
-    def test_a_call_is_one_that_the_parser_reads(self, bench: Bench) -> None:
+    def test_constrained_call_can_be_parsed(self, bench: Bench) -> None:
         grammar, tokenizer = call_grammar(bench)
         names = set()
         for start in range(4):
@@ -376,7 +376,7 @@ class TestEngine:
                 check_shape(json.loads(call.arguments))
         assert names <= {"forecast", "now"}
 
-    def test_guided_and_free_requests_at_once(self, bench: Bench) -> None:
+    def test_constrained_and_free_requests_in_one_batch(self, bench: Bench) -> None:
         grammar, _ = call_grammar(bench)
         free = make_request(3, 40, stop_ids=frozenset())
         together = [
@@ -394,7 +394,7 @@ class TestEngine:
             assert deltas[-1].finish == "stop"
             assert deltas[-1].ids[-1] == END
 
-    def test_a_grammar_that_cannot_be_used_is_refused_at_once(self, bench: Bench) -> None:
+    def test_unusable_grammar_is_rejected_immediately(self, bench: Bench) -> None:
         with pytest.raises(ClientError, match="the grammar cannot be used"):
             bench.generate(make_request(constraint=lark("start: nothing")))
         with pytest.raises(ClientError, match="gbnf"):
@@ -418,7 +418,7 @@ class TestEngine:
         one, other = bench.ids(wild, wild)
         assert one != other
 
-    def test_penalties_keep_a_model_from_repeating_itself(self, bench: Bench) -> None:
+    def test_penalties_reduce_repetition(self, bench: Bench) -> None:
         (plain,) = bench.ids(
             make_request(7, 200, sampling=Sampling(temperature=0.0), stop_ids=frozenset())
         )
@@ -427,7 +427,7 @@ class TestEngine:
         (varied,) = bench.ids(make_request(7, 200, sampling=harsh, stop_ids=frozenset()))
         assert len(set(varied)) == 200
 
-    def test_tenants_do_not_share_what_is_cached(self, bench: Bench) -> None:
+    def test_tenants_do_not_share_cached_prefixes(self, bench: Bench) -> None:
         def cached(salt: str | None) -> int | None:
             (deltas,) = bench.generate(make_request(77, 1, 5 * PAGE, cache_salt=salt))
             return deltas[0].cached
@@ -435,7 +435,7 @@ class TestEngine:
         found = [cached(salt) for salt in ("a", "b", None, "a", "b", None)]
         assert found[:3] == [0, 0, 0]
         assert found[3:] == [found[3]] * 3
-        assert found[3] in (4 * PAGE, 5 * PAGE - 1)  # one token at least is read again
+        assert found[3] in (4 * PAGE, 5 * PAGE - 1)  # at least one token is computed again
 
     def test_output_does_not_depend_on_the_cache(self, bench: Bench) -> None:
         sampling = Sampling(temperature=0.0)

@@ -1,8 +1,8 @@
-"""What the engine uses of transformers' continuous batching without a promise that it stays.
+"""The internals of transformers' continuous batching that the engine depends on.
 
 The modules of `dovetail.engines.transformers.child` replace parts of the library's manager, cache
-and scheduler. The table names each part. Where one is missing, adapt the module that is named with
-it; `|` separates the names that a part has had in the library's versions.
+and scheduler, which are not a stable API. The table lists each part. If one is missing, adapt the
+module that is listed with it; `|` separates the names of a part in different library versions.
 """
 
 import json
@@ -19,7 +19,7 @@ from dovetail.engines.transformers.process import package_roots
 pytestmark = pytest.mark.transformers
 
 CHECK = Path(__file__).parents[2] / "support" / "batching_internals.py"
-#: By object and module: methods with the parameters that are given to them, else attributes.
+#: By object and module: methods with the parameters that are passed to them, else attributes.
 USED: dict[str, dict[str, dict[str, str]]] = {
     "manager": {
         "batch_manager": {
@@ -114,7 +114,7 @@ USED: dict[str, dict[str, dict[str, str]]] = {
 }
 
 
-def test_the_parts_that_are_replaced_are_there() -> None:
+def test_replaced_parts_exist() -> None:
     need_torch()
     wanted = {
         place: [name for names in modules.values() for one in names for name in one.split("|")]

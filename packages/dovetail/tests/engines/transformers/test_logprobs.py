@@ -1,7 +1,7 @@
 """Logprobs of the transformers engine, compared with a plain forward pass.
 
-One process for all. The forward pass is of the same weights, run by transformers alone, over the
-prompt and what the engine said.
+All tests share one process. The forward pass runs the same weights with transformers alone, over
+the prompt and the engine's output.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ SPELLED = 151_669
 ENDS = frozenset({151_643, 151_645})
 COUNT = 12
 NEAR = 1e-4
-EQUALS = 20  # tokens that may be as likely as the last of the likeliest
+EQUALS = 20  # tokens that may be as likely as the last of the top logprobs
 T = TypeVar("T")
 
 
 @dataclass
 class Bench:
-    """The engine, the loop that it lives in, and what judges it."""
+    """The engine, its event loop, and the reference model."""
 
     runner: asyncio.Runner
     engine: TransformersEngine
@@ -68,7 +68,7 @@ class Bench:
         return self.runner.run(run)
 
     def generate(self, *requests: EngineRequest) -> list[list[TokenDelta]]:
-        """All at once."""
+        """Run all requests at once."""
 
         async def one(request: EngineRequest) -> list[TokenDelta]:
             return [delta async for delta in iter_deltas(self.engine, request)]
@@ -79,7 +79,7 @@ class Bench:
         return self.run(run())
 
     def check(self, request: EngineRequest, deltas: Sequence[TokenDelta]) -> list[int]:
-        """Each logprob is what the model itself gives the token. Gives the ids."""
+        """Check that each logprob is the model's own for the token. Return the ids."""
         ids = [id for delta in deltas for id in delta.ids]
         logprobs = [one for delta in deltas for one in delta.logprobs]
         assert all(len(delta.logprobs) == len(delta.ids) for delta in deltas)
@@ -157,7 +157,7 @@ def test_logprobs_are_a_capability(bench: Bench) -> None:
 
 
 def test_similar_logprob_counts_share_a_graph() -> None:
-    """The number of rows is rounded up: a batch that grows by one may use the same graph."""
+    """The number of rows is rounded up, so a batch that grows by one may use the same graph."""
     needs = [
         required_steps([SamplingParams(logprobs=0)] * count + [SamplingParams()] * 9)
         for count in range(6)
@@ -180,7 +180,7 @@ def test_logprobs_match_the_forward_pass(bench: Bench, kind: str) -> None:
 
 
 def test_all_kinds_in_one_batch(bench: Bench) -> None:
-    """Rows come and go, as each has a length of its own; some in the batch ask for nothing."""
+    """Rows come and go because lengths differ, and some requests need no logprobs."""
     requests = [
         make_request(at, **{"count": 4 + 3 * at, **kind}) for at, kind in enumerate(KINDS.values())
     ]
@@ -202,7 +202,7 @@ def test_logprobs_do_not_change_the_tokens(bench: Bench) -> None:
 
 
 def test_constraint_does_not_change_logprobs(bench: Bench) -> None:
-    """Tokens that a grammar enforces may be unlikely, and are reported so."""
+    """Tokens that a grammar enforces may be unlikely, and are reported as such."""
     request = make_request(1, **KINDS["constrained"])
     (deltas,) = bench.generate(request)
     logprobs = [one for delta in deltas for one in delta.logprobs]
@@ -219,7 +219,7 @@ def test_too_many_top_logprobs_are_rejected(bench: Bench, count: int) -> None:
 
 @dataclass
 class RecordedRegistry:
-    """The engine behind a server's own pipeline."""
+    """The engine behind the server's own pipeline."""
 
     service: ModelRegistry
     ledger: Ledger

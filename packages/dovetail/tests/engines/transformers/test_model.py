@@ -1,7 +1,7 @@
 """The transformers engine with a real model: outputs, cancellation, failures.
 
-One process for all: each test leaves it as it found it. The oracle is `generate` of the same
-weights, run by transformers alone.
+All tests share one process, and each test leaves it as it found it. The oracle is `generate` of the
+same weights, run by transformers alone.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
 pytestmark = [pytest.mark.transformers, pytest.mark.timeout(600)]
 PAGE = 16
-LENGTHS = (1, 40, 700)  # of prompts: the last is read in two batches
+LENGTHS = (1, 40, 700)  # of prompts: the last is prefilled in two batches
 COUNT = 24
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def prompt(length: int) -> list[int]:
 
 @dataclass
 class Bench:
-    """The engine, the loop that it lives in, and what the model says greedily."""
+    """The engine, its event loop, and the model's greedy output."""
 
     runner: asyncio.Runner
     engine: TransformersEngine
@@ -64,7 +64,7 @@ class Bench:
         return facts["running"], facts["waiting"]
 
     async def idle(self) -> None:
-        """Waits until the model has let go of everything."""
+        """Wait until the model has no running requests."""
         while await self.facts() != (0, 0):
             pass
 
@@ -119,7 +119,7 @@ def test_concurrent_requests_are_independent(bench: Bench) -> None:
     assert len(all_ids(one)) == COUNT
 
 
-def test_the_best_of_top_k_1_is_greedy_at_any_temperature(bench: Bench) -> None:
+def test_top_k_1_is_greedy_at_any_temperature(bench: Bench) -> None:
     deltas = bench.run(
         bench.generate(make_request(prompt(40), sampling=Sampling(temperature=5.0, top_k=1)))
     )
@@ -137,7 +137,7 @@ def test_stop_id_is_reported(bench: Bench, at: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 7])
-def test_limits_hold(bench: Bench, limit: int) -> None:
+def test_limits_are_enforced(bench: Bench, limit: int) -> None:
     deltas = bench.run(bench.generate(make_request(prompt(40), limit)))
     assert all_ids(deltas) == bench.greedy[40][:limit]
     assert deltas[-1].finish == "length"
@@ -155,7 +155,7 @@ def test_cached_prefix_is_reported(bench: Bench) -> None:
     cold, warm = bench.run(scene())
     assert cold == 0
     assert warm is not None
-    assert warm >= 10 * PAGE  # also what was generated, page by page
+    assert warm >= 10 * PAGE  # includes the generated tokens, in complete pages
     assert warm % PAGE == 0
 
 
@@ -170,7 +170,7 @@ def test_cancelling_frees_the_slot(bench: Bench) -> None:
                 assert await bench.facts() == (2, 0)
             while (await bench.facts())[0] != 1:
                 pass
-            assert (await anext(one)).ids  # the other one goes on
+            assert (await anext(one)).ids  # the other stream continues
         await bench.idle()
         assert all_ids(await bench.generate(make_request(prompt(40)))) == bench.greedy[40]
 
@@ -180,7 +180,7 @@ def test_cancelling_frees_the_slot(bench: Bench) -> None:
 def test_cancelled_prefill_stops(bench: Bench) -> None:
     async def scene() -> None:
         await bench.idle()
-        for _ in range(20):  # at any moment, also before it is looked at
+        for _ in range(20):  # at any moment, even before the request is scheduled
             generation = asyncio.ensure_future(
                 bench.generate(make_request(prompt(3000), WINDOW - 3000))
             )
@@ -202,7 +202,7 @@ def test_context_length_is_the_models(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_conversation_stays_exact(bench: Bench, temperature: float) -> None:
+def test_conversation_stays_exact(bench: Bench, temperature: float) -> None:
     model = load_model(bench.folder, tool_parser="hermes", reasoning_parser="none")
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
     recorded = RecordingEngine(bench.engine)
@@ -271,8 +271,8 @@ torch.argmax = failing
 
 
 @pytest.mark.long
-def test_memory_that_runs_out_later(bench: Bench, tmp_path: Path) -> None:
-    """The library's loop ends with all its requests: so does the process, and it says why."""
+def test_out_of_memory_while_running(bench: Bench, tmp_path: Path) -> None:
+    """The library's loop ends with all its requests. The process exits with the reason."""
     (tmp_path / "sitecustomize.py").write_text(FAILING)
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {PYTHON} "$@"\n')
@@ -299,7 +299,7 @@ async def collect(engine: TransformersEngine, request: EngineRequest) -> list[To
     return [delta async for delta in iter_deltas(engine, request)]
 
 
-def test_a_gpu_that_is_not_there(bench: Bench) -> None:
+def test_missing_gpu(bench: Bench) -> None:
     options = TransformersOptions(python=PYTHON, device_map="cuda")
     engine = TransformersEngine(bench.folder, options=options)
 
@@ -309,13 +309,13 @@ def test_a_gpu_that_is_not_there(bench: Bench) -> None:
         except EngineUnavailable as error:
             return error.message
         await engine.stop()
-        return "finds no GPU"  # but it does
+        return "finds no GPU"  # this machine has a GPU
 
     assert "finds no GPU" in bench.run(scene())
 
 
 @pytest.mark.long
-def test_weights_that_are_not_there(bench: Bench, tmp_path: Path) -> None:
+def test_missing_weights(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((bench.folder / "config.json").read_bytes())
     engine = TransformersEngine(tmp_path, options=TransformersOptions(python=PYTHON))
     with pytest.raises(EngineUnavailable, match="no file named") as raised:
@@ -324,8 +324,8 @@ def test_weights_that_are_not_there(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
-    """The library would make up what is missing."""
+def test_weights_without_one_layer(bench: Bench, tmp_path: Path) -> None:
+    """The library would initialize the missing weights randomly."""
     folder = tmp_path / "model"
     shutil.copytree(bench.folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -338,21 +338,21 @@ def test_weights_that_lack_a_layer(bench: Bench, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["foo", "nn"])
-def test_a_dtype_that_is_none(bench: Bench, name: str) -> None:
+def test_invalid_dtype(bench: Bench, name: str) -> None:
     options = TransformersOptions(python=PYTHON, dtype=name)
     with pytest.raises(EngineUnavailable, match=f"got '{name}'"):
         bench.run(TransformersEngine(bench.folder, options=options).start())
 
 
 @pytest.mark.long
-def test_a_cache_without_room_for_a_prompt(bench: Bench) -> None:
+def test_cache_too_small_for_a_prompt(bench: Bench) -> None:
     options = TransformersOptions(python=PYTHON, cache_tokens=10)
     with pytest.raises(EngineUnavailable, match="no room for a prompt"):
         bench.run(TransformersEngine(bench.folder, options=options).start())
 
 
 @pytest.mark.long
-def test_a_cache_that_does_not_fit(bench: Bench) -> None:
+def test_cache_larger_than_memory(bench: Bench) -> None:
     options = TransformersOptions(python=PYTHON, cache_tokens=10**12)
     engine = TransformersEngine(bench.folder, options=options)
     with pytest.raises(EngineUnavailable, match="not enough memory"):

@@ -1,7 +1,7 @@
-"""Our rendering against `apply_chat_template` of transformers, where that is installed.
+"""Dovetail's rendering compared with transformers' `apply_chat_template`, if that is installed.
 
-Every template renders every conversation, or both refuse it. One difference is meant: templates
-that change lists (`append`) are refused by the immutable sandbox of transformers and work here.
+Both render every conversation with every template, or both reject it. One difference is intended:
+transformers' immutable sandbox rejects templates that modify lists (`append`), which work here.
 """
 
 import json
@@ -166,7 +166,7 @@ def test_equal_to_transformers(path: Path) -> None:
 
 
 def _ours(template: ChatTemplate, case: Case) -> str | None:
-    """The text; None for a refusal."""
+    """Return the rendered text; None if the template rejects the conversation."""
     messages = CONVERSATIONS[case.conversation]
     try:
         return template.render(

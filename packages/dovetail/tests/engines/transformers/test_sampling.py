@@ -69,7 +69,7 @@ class Worker:
 
 
 class Batch:
-    """One processor for a test of its own."""
+    """One processor for a single test."""
 
     def __init__(self, worker: Worker, size: Sequence[int] = (16, VOCABULARY, SPELLED)) -> None:
         self._worker, self._size, self._name = worker, size, next(names)
@@ -119,7 +119,7 @@ def left(done: Sequence[float | None]) -> set[int]:
 
 
 def plain_filter(scores: Sequence[float], draw: dict[str, Any]) -> set[int]:
-    """Which tokens min_p, then top_k, then top_p leave."""
+    """Return the tokens that remain after min_p, then top_k, then top_p."""
     ranked = sorted(range(SPELLED), key=lambda id: -scores[id])
     weights = [math.exp(score / draw["temperature"]) for score in scores]
     ranked = [id for id in ranked if weights[id] >= draw.get("min_p", 0) * weights[ranked[0]]]
@@ -134,7 +134,7 @@ def plain_filter(scores: Sequence[float], draw: dict[str, Any]) -> set[int]:
 
 
 def plain_noise(seed: int, place: int, id: int) -> float:
-    """The noise that a token gets, in plain integers."""
+    """Return the noise of a token, computed with plain integers."""
     key = _mixed((_mixed(seed & BITS_64) + place) & BITS_64)
     factor, offset = (key & BITS_32) | 1, key >> 32
     mixed = ((_mixed(id) >> 32) * factor + offset) & BITS_32
@@ -152,7 +152,7 @@ def _mixed(number: int) -> int:
 
 
 def _shifted(number: int, by: int) -> int:
-    """Arithmetically, as signed numbers are."""
+    """Shift arithmetically, as for signed integers."""
     signed = number - (1 << 32) if number >> 31 else number
     return signed >> by & BITS_32
 
@@ -170,7 +170,7 @@ def penalized(scores: Sequence[float], prompt: list[int], generated: list[int], 
 
 
 def surprise(counts: Counter[Any], shares: dict[Any, float]) -> float:
-    """Chi-square, in standard deviations from what it is expected to be."""
+    """Return chi-square, in standard deviations from its expected value."""
     total = counts.total()
     square = sum(
         (counts[key] - share * total) ** 2 / (share * total) for key, share in shares.items()
@@ -210,14 +210,14 @@ def test_parameters_are_clamped() -> None:
 
 
 def test_greedy_filters_nothing() -> None:
-    """The best is the best of any filter."""
+    """The best token passes every filter."""
     draw = SamplingDefaults({"top_k": 20}, 100).resolve(
         Sampling(temperature=1e-9, top_p=0.1, min_p=0.2)
     )
     assert (draw.temperature, draw.top_k, draw.top_p, draw.min_p) == (0.0, 0, 1.0, 0.0)
 
 
-def test_a_request_without_a_seed_gets_one_of_its_own() -> None:
+def test_request_without_a_seed_gets_a_unique_one() -> None:
     sampler = SamplingDefaults({}, 100)
     assert len({sampler.resolve(Sampling()).seed for _ in range(8)}) == 8
     assert sampler.resolve(Sampling(seed=-5)).seed == -5
@@ -235,7 +235,7 @@ def test_a_request_without_a_seed_gets_one_of_its_own() -> None:
     ],
 )
 def test_different_steps_use_different_graphs(fields: dict[str, Any], steps: int) -> None:
-    """What nobody asks for is not done, and a graph is replayed for steps of its own kind only."""
+    """Work that no request needs is skipped, and a graph is replayed only for the same steps."""
     sampler: Any = SimpleNamespace(
         steps=required_steps([SamplingParams(**fields), SamplingParams(temperature=0.0)])
     )
@@ -246,7 +246,7 @@ def test_different_steps_use_different_graphs(fields: dict[str, Any], steps: int
 
 
 @real_torch
-def test_greedy_changes_nothing_but_what_has_no_spelling(worker: Worker) -> None:
+def test_greedy_masks_only_padding_ids(worker: Worker) -> None:
     scores = some_scores(5)
     (done,) = Batch(worker).step(row("a", draw={"temperature": 0.0}, scores=scores))
     assert done[:SPELLED] == pytest.approx(scores[:SPELLED])
@@ -255,7 +255,7 @@ def test_greedy_changes_nothing_but_what_has_no_spelling(worker: Worker) -> None
 
 @real_torch
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, 2**70 + 3])
-def test_noise_is_a_function_of_seed_place_and_token(worker: Worker, seed: int) -> None:
+def test_noise_is_a_function_of_seed_position_and_token(worker: Worker, seed: int) -> None:
     draw = {"temperature": 2.0, "seed": seed}
     for place in (0, 1, 17):
         given = row("a", draw=draw, generated=[9] * place)
@@ -281,7 +281,7 @@ def test_noise_is_a_function_of_seed_place_and_token(worker: Worker, seed: int) 
         {"temperature": 1.0, "top_p": 1.0},
     ],
 )
-def test_filters_leave_what_a_plain_filter_leaves(worker: Worker, draw: dict[str, Any]) -> None:
+def test_filters_match_the_reference(worker: Worker, draw: dict[str, Any]) -> None:
     for seed in range(3):
         scores = some_scores(seed)
         (done,) = Batch(worker).step(row("a", draw=draw, scores=scores))
@@ -303,7 +303,7 @@ def test_penalties_follow_generated_tokens(worker: Worker) -> None:
     )
     generated: list[list[int]] = [[], [], [], []]
     for step in range(4):
-        order = [0, 1, 2, 3] if step % 2 else [3, 1, 0, 2]  # rows change their places
+        order = [0, 1, 2, 3] if step % 2 else [3, 1, 0, 2]  # rows change their positions
         rows = [row(f"r{at}", draw=draws[at], generated=generated[at]) for at in order]
         for at, one, done in zip(order, rows, batch.step(*rows), strict=True):
             assert done == penalized(one["scores"], one["prompt"], generated[at], draws[at])
@@ -313,7 +313,7 @@ def test_penalties_follow_generated_tokens(worker: Worker) -> None:
 
 @real_torch
 def test_more_requests_with_penalties_than_slots(worker: Worker) -> None:
-    """Those that wait their turn are counted anew."""
+    """A request that lost its slot is counted from the start when it returns."""
     batch = Batch(worker, (2, VOCABULARY, SPELLED))
     generated: dict[str, list[int]] = {name: [] for name in "abcde"}
     for pair in ("ab", "cd", "ae", "ab", "ec", "da"):
@@ -349,7 +349,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @real_torch
-def test_others_in_the_batch_change_nothing(worker: Worker) -> None:
+def test_rows_are_independent_of_the_batch(worker: Worker) -> None:
     rows = [row(name, draw=dict(draw), generated=[4, 2]) for name, draw in KINDS.items()]
     together = Batch(worker).step(*rows)
     for one, done in zip(rows, together, strict=True):
@@ -359,7 +359,7 @@ def test_others_in_the_batch_change_nothing(worker: Worker) -> None:
 
 
 @real_torch
-def test_a_row_is_free_again_when_its_grammar_has_gone(worker: Worker) -> None:
+def test_mask_is_cleared_when_its_request_has_left(worker: Worker) -> None:
     batch = Batch(worker)
     guided = row("g", draw={"temperature": 0.0, "allow": [5]})
     other = row("h", draw={"temperature": 0.0, "allow": [6, 7]})
@@ -387,7 +387,7 @@ def test_tokens_follow_their_distribution(worker: Worker, temperature: float) ->
 
 @real_torch
 def test_samples_are_independent(worker: Worker) -> None:
-    """Neither one place with the next, nor one seed with the next."""
+    """Neither adjacent positions nor adjacent seeds are correlated."""
     sampled = Batch(worker, (64, 4, 4)).draws(range(64), 200, [0.0, 0.3, 0.6, 0.9])
     single = softmax([0.0, 0.3, 0.6, 0.9])
     shares = {(a, b): single[a] * single[b] for a in single for b in single}
@@ -398,19 +398,19 @@ def test_samples_are_independent(worker: Worker) -> None:
 
 
 @real_torch
-def test_a_large_vocabulary_is_drawn_from_evenly(worker: Worker) -> None:
+def test_large_vocabulary_is_sampled_evenly(worker: Worker) -> None:
     size = 151_936
     sampled = Batch(worker, (16, size, size)).draws(range(16), 100, size)
     ids = [id for column in sampled for id in column]
     parts = dict.fromkeys(range(16), 1 / 16)
     assert abs(surprise(Counter(id * 16 // size for id in ids), parts)) < 4
     assert abs(surprise(Counter(id % 16 for id in ids), parts)) < 4
-    assert len(set(ids)) > 1580  # of 1600: as many as chance repeats
+    assert len(set(ids)) > 1580  # of 1600: the number of distinct values expected by chance
 
 
 @real_torch
 def test_filters_do_not_change_the_noise(worker: Worker) -> None:
-    """The noise of a token is the same whatever else may come."""
+    """The noise of a token does not depend on which other tokens are allowed."""
     draw = {"temperature": 1.0, "seed": 8}
     (free,) = Batch(worker).step(row("a", draw=draw))
     (filtered,) = Batch(worker).step(row("a", draw={**draw, "top_k": 20}))

@@ -1,7 +1,7 @@
-"""The transformers engine without torch: how it starts, fails to, and ends.
+"""Start, start failures and stop of the transformers engine, without torch.
 
-A stand-in for the interpreter with torch reads the same order and serves a script in place of a
-model, so that everything but the model is real.
+A substitute for the interpreter with torch reads the same configuration and serves a script instead
+of a model. All other parts are real.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ serve_app(app, listener)
 
 
 def program(folder: Path, text: str) -> str:
-    """A program, as the interpreter's path would name one."""
+    """Write a program and return its path, for use as the interpreter."""
     path = folder / "program"
     path.write_text(text)
     path.chmod(0o755)
@@ -104,13 +104,13 @@ def test_start_generate_stop(tmp_path: Path, tcp: bool) -> None:
 
     async def main() -> None:
         assert fake.capabilities.local
-        assert fake.capabilities.context_length == 4096  # as far as the folder tells
+        assert fake.capabilities.context_length == 4096  # as reported by the folder
         assert (await fake.health()).detail == "not started"
         with pytest.raises(EngineUnavailable, match="not running"):
             await collect(fake, make_request())
         await fake.start()
-        await fake.start()  # already there
-        assert fake.capabilities.context_length == 100  # as the process tells
+        await fake.start()  # already running
+        assert fake.capabilities.context_length == 100  # as reported by the process
         assert fake.capabilities.cached_tokens
         deltas = await collect(fake, make_request("x" * 40))
         assert text_of(deltas) == "hello<|end|>"
@@ -200,7 +200,7 @@ def test_stopped_during_a_stream(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_torch_is_missing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_missing_in_this_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         EngineUnavailable, match=r"requires the package torch: pip install 'dovetail\["
@@ -209,7 +209,7 @@ def test_torch_is_missing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
-def test_torch_is_missing_there(tmp_path: Path) -> None:
+def test_torch_missing_in_the_configured_interpreter(tmp_path: Path) -> None:
     fake = engine(weights(tmp_path), python=sys.executable)
     with pytest.raises(EngineUnavailable, match=r"No module named 'torch' \(pip install") as raised:
         asyncio.run(fake.start())
@@ -232,7 +232,7 @@ def test_invalid_interpreters(tmp_path: Path, text: str, message: str) -> None:
         asyncio.run(fake.start())
 
 
-def test_no_interpreter(tmp_path: Path) -> None:
+def test_missing_interpreter(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="cannot run /no/python"):
         asyncio.run(engine(weights(tmp_path), python="/no/python").start())
 
@@ -255,7 +255,7 @@ def test_folders_and_options(tmp_path: Path) -> None:
     assert create_engine("transformers", fixed).capabilities.context_length == 77
 
 
-def test_our_own_sources_can_be_found_by_another_interpreter() -> None:
+def test_package_roots_contain_our_sources() -> None:
     assert all((Path(root) / "dovetail_model").exists() for root in package_roots()[1:2])
     assert (Path(package_roots()[0]) / "dovetail").is_dir()
 

@@ -1,7 +1,7 @@
-"""A token costs the engine's own process a few calls: counted, never timed.
+"""The number of calls per token in the engine's own process: counted, not timed.
 
-The thread that makes them needs the interpreter when the generation loop does. Everything between
-the library's callback and the socket is real, and happens in that one call.
+The thread that makes them needs the interpreter lock at the same time as the generation loop. All
+code between the library's callback and the socket is real, and runs in one call.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.net.http_client import Endpoint
 from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
 
-PYTHON_CALLS = 9  # for a token; 6 when this was written
-ALL_CALLS = 15  # with those of C; 9 then
+PYTHON_CALLS = 9  # per token; 6 when this was written
+ALL_CALLS = 15  # including calls of C functions; 9 when this was written
 STEPS = 20
 
 
@@ -40,7 +40,7 @@ class SignallingManager(Manager):
 
 
 class ClientSink:
-    """The sink of the client of the socket."""
+    """The sink of the socket's client."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []

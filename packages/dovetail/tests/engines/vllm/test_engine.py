@@ -32,7 +32,7 @@ def run_async(check: Callable[[], Awaitable[None]]) -> None:
 
 
 def paths(**responses: bytes) -> Responder:
-    """A server with a response for each path; `_` stands for / in the names here."""
+    """Return a server with a response per path; `_` in the names stands for /."""
 
     async def respond(path: str, body: bytes) -> list[bytes]:
         return [responses.get(path.replace("/", "_"), status(404, b'{"detail":"Not Found"}'))]
@@ -103,7 +103,7 @@ def test_no_server() -> None:
     run_async(check)
 
 
-def test_an_address_is_needed() -> None:
+def test_address_is_required() -> None:
     with pytest.raises(EngineSetupError, match="--engine-url"):
         create_engine("vllm", EngineSetup(TOKENIZER))
     setup = EngineSetup(TOKENIZER, endpoint=Endpoint(), remote=REMOTE, options={"speed": 1})
@@ -111,7 +111,7 @@ def test_an_address_is_needed() -> None:
         create(setup)
 
 
-def test_a_model_that_is_gone() -> None:
+def test_removed_model() -> None:
     async def check() -> None:
         async with fake_server(paths(_v1_models=listed(BASE))) as endpoint:
             gone: TokenEngine = VllmEngine(endpoint, REMOTE, TOKENIZER)
@@ -125,8 +125,10 @@ def test_a_model_that_is_gone() -> None:
 
 
 def constrained(*syntaxes: str, after_reasoning: bool = False) -> Responder:
-    """A server that enforces constraints of these syntaxes, maybe only `after_reasoning`, and
-    generates something else otherwise."""
+    """Return a server that enforces constraints of these syntaxes.
+
+    With `after_reasoning` it enforces them only after reasoning. Otherwise it generates other text.
+    """
 
     async def respond(path: str, body: bytes) -> list[bytes]:
         if path != "/v1/completions":
@@ -214,7 +216,7 @@ def test_options() -> None:
     run_async(check)
 
 
-def test_a_key_goes_with_every_request() -> None:
+def test_api_key_is_sent_with_every_request() -> None:
     async def check() -> None:
         async with scripted_server("[{text: hi}]", key="k") as (_, place):
             with pytest.raises(EngineError, match="rejected the API key"):
@@ -233,7 +235,7 @@ def model_folder(place: Path) -> Path:
     return place
 
 
-def test_where_a_models_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_files_are_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     cached = model_folder(tmp_path / "hub" / "models--org--name" / "snapshots" / "1")
     here = model_folder(tmp_path / "here")

@@ -1,4 +1,4 @@
-"""Exported sessions with a real vLLM: its own ids and logprobs."""
+"""Exported sessions with a real vLLM contain its own ids and logprobs."""
 
 import json
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Ran:
 def ran(
     request: pytest.FixtureRequest, recorder: Recorder, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ran]:
-    """Servers that keep logprobs for those who ask, and for all."""
+    """Start servers that store logprobs only on request, and for all responses."""
     home = tmp_path_factory.mktemp("home")
     keep = ["--keep-logprobs"] if request.param == "kept" else []
     with served("--engine", "vllm", "--engine-url", recorder.url, *keep, home=home) as running:

@@ -1,8 +1,9 @@
-"""The real Claude Code through Dovetail on a real vLLM, put together by one command.
+"""The real Claude Code through Dovetail on a real vLLM, started by one command.
 
-The weights are random: what they say is noise, never ends and calls no tool. So Claude Code is told
-that answers are short, asks for more a few times as it does where an answer was cut, and gives up.
-What is seen: prompts of its size go through, and each goes on from the last one and its turn.
+The weights are random: the output is noise, does not end and calls no tool. Claude Code is
+therefore configured with a small output limit. It requests more a few times, as it does after a
+truncated response, and gives up. The test checks that prompts of its size pass through, and that
+each prompt continues the previous one and its turn.
 """
 
 import json
@@ -17,7 +18,7 @@ from server_process import Running, served
 from vllm_environment import NAME, REAL, shared_vllm
 
 pytestmark = REAL
-LIMIT = 24  # tokens of an answer
+LIMIT = 24  # output tokens per response
 BLOCK = 32
 _LINE = re.compile(r"endpoint=messages status=200.*? input=(\d+) output=(\d+) cached=(\d+)")
 
@@ -42,4 +43,5 @@ def test_claude_code(front: Running, tmp_path: Path) -> None:
     for (before, generated, _), (prompt, _, cached) in pairwise(session):
         assert generated <= LIMIT
         assert prompt > before
-        assert cached >= (before - 1) // BLOCK * BLOCK  # whatever the template drops of the turn
+        # regardless of what the template drops of the turn
+        assert cached >= (before - 1) // BLOCK * BLOCK

@@ -1,7 +1,7 @@
-"""A real vLLM behind `dovetail serve`: what clients can do with it, seen from both ends.
+"""A real vLLM behind `dovetail serve`: what clients can do with it, checked at both ends.
 
-The weights are random, so nothing is asserted about sense: only about form, numbers and what the
-engine reports of itself.
+The weights are random, so the tests check only the form, the numbers and what the engine reports
+about itself.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ async def generate(vllm: Vllm, request: EngineRequest) -> tuple[list[int], str |
 def test_stop_token_is_reported(
     vllm: Vllm, tokenizer: Tokenizer, syntax: ConstraintSyntax, grammar: str
 ) -> None:
-    """A grammar makes the model end its turn; the stop ids are ours and its own."""
+    """A grammar makes the model end its turn; the stop ids are Dovetail's and the model's own."""
     request = EngineRequest(
         f"end-{syntax}",
         PROMPT,
@@ -130,7 +130,7 @@ def test_seed_is_reproducible(vllm: Vllm) -> None:
     assert once(7) != once(-8)
 
 
-def test_what_does_not_fit_and_what_is_wrong(vllm: Vllm) -> None:
+def test_context_overflow_and_invalid_requests(vllm: Vllm) -> None:
     long = EngineRequest("long", array("I", [5] * 41000), 5)
     with pytest.raises(ContextOverflow, match="maximum context length is 40960"):
         asyncio.run(generate(vllm, long))
@@ -139,7 +139,7 @@ def test_what_does_not_fit_and_what_is_wrong(vllm: Vllm) -> None:
         asyncio.run(generate(vllm, wrong))
 
 
-def test_a_priority_is_taken_and_a_salt_keeps_caches_apart(vllm: Vllm) -> None:
+def test_priority_is_accepted_and_salts_separate_caches(vllm: Vllm) -> None:
     async def cached(salt: str | None) -> int | None:
         client, cached_tokens = CompletionsClient(endpoint(vllm), NAME), None
         prompt = array("I", range(3000, 3200))
@@ -158,7 +158,7 @@ def test_a_priority_is_taken_and_a_salt_keeps_caches_apart(vllm: Vllm) -> None:
 
 
 def test_disconnect_aborts(vllm: Vllm, server: Running) -> None:
-    """vLLM counts no success for it, not even under its reason "abort"; it stops generating."""
+    """vLLM counts no success for it, not even with the reason "abort"; it stops generating."""
     before = vllm.metric("generation_tokens_total"), vllm.metric("request_success_total")
     body = {
         "model": NAME,
@@ -172,7 +172,7 @@ def test_disconnect_aborts(vllm: Vllm, server: Running) -> None:
         assert vllm.metric("num_requests_running") == 1
     until = time.monotonic() + 30
     while vllm.metric("num_requests_running"):
-        assert time.monotonic() < until, "vLLM was not told"
+        assert time.monotonic() < until, "vLLM did not abort the request"
     generated = vllm.metric("generation_tokens_total") - before[0]
     assert 0 < generated < 3000
     assert vllm.metric("request_success_total") == before[1]
@@ -193,14 +193,15 @@ def test_logprobs(server: Running, recorder: Recorder, tokenizer: Tokenizer) -> 
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) < 1
     completion = recorder.completions[-1]
-    assert completion.request["return_tokens_as_token_ids"]  # whatever else has the same text
+    # identifies tokens that have the same text
+    assert completion.request["return_tokens_as_token_ids"]
     assert [one.token for one in logprobs.content] == [
         tokenizer.decode([id]) for id in completion.generated
     ]
     assert [one.logprob for one in logprobs.content] == completion.logprobs
 
 
-def test_a_prompt_that_is_too_long_is_the_clients_error(server: Running) -> None:
+def test_prompt_too_long_is_a_client_error(server: Running) -> None:
     long = user_message("word " * 45_000)
     with pytest.raises(anthropic.BadRequestError, match="too long"):
         server.anthropic().messages.create(model=NAME, max_tokens=10, messages=long)
@@ -209,8 +210,8 @@ def test_a_prompt_that_is_too_long_is_the_clients_error(server: Running) -> None
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_a_stop_text_ends_the_turn(server: Running, recorder: Recorder) -> None:
-    """What stops it is a part of what the same seed says without it."""
+def test_stop_string_ends_the_turn(server: Running, recorder: Recorder) -> None:
+    """The stop string is a part of the output that the same seed generates without it."""
     fields: Any = {"model": NAME, "max_tokens": 60, "messages": user_message("Stop?"), "seed": 3}
     client = server.openai()
     whole = client.chat.completions.create(**fields).choices[0].message.content or ""
@@ -248,8 +249,8 @@ def test_json_schema_response(server: Running) -> None:
     assert set(content) == {"city", "warm"}
 
 
-def test_a_named_tool_is_called_and_its_call_replayed(server: Running, recorder: Recorder) -> None:
-    """The tool that is not named would be as likely: the dice have no preference."""
+def test_named_tool_is_called_and_replayed(server: Running, recorder: Recorder) -> None:
+    """The other tool would be just as likely: the weights are random."""
     names = ("look_up", "forget")
     tools: Any = [
         {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in names

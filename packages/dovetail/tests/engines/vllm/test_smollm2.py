@@ -1,6 +1,6 @@
-"""A trained model on a real vLLM, through the SDKs: SmolLM2 answers, and ends its turns itself.
+"""A trained model on a real vLLM, through the SDKs: SmolLM2 responds and ends its own turns.
 
-Its weights come as a GGUF file, which vLLM does not read: transformers makes a folder of it first.
+Its weights are a GGUF file, which vLLM does not read: transformers first converts it to a folder.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Exact turns with a real vLLM. What it says it read and wrote, in ids, is the only witness.
+"""Exact turns with a real vLLM, checked by the ids that it reports as prompt and output.
 
-Real are the engine, its prefix cache, the tokenizer, the template, the sampling at temperature 1,
-the server and the SDKs. The weights are random, so turns are word salad: those that end by
-themselves, with a stop token, are calls whose form a grammar prescribes and whose text it leaves
-open. Qwen3's template keeps turns until the next question: the sessions are long rounds of tools.
+The engine, its prefix cache, the tokenizer, the template, the sampling at temperature 1, the server
+and the SDKs are real. The weights are random, so turns are random text. Turns that end by
+themselves, with a stop token, are calls whose form is set by a grammar that leaves their text open.
+Qwen3's template retains turns until the next user message, so the sessions are long tool loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ from dovetail_tokenizers import load_tokenizer
 
 pytestmark = REAL
 
-BLOCK = 32  # tokens that the server caches together
+BLOCK = 32  # tokens per cache block of the server
 LONG = 20_000
 SESSIONS, TURNS = 10, 20
-FIRST_ADDED = 151_643  # of Qwen3's tokens: from here on they are added, most of them control tokens
+FIRST_ADDED = 151_643  # of Qwen3's tokens: added tokens start here, most of them control tokens
 WORDS = ("apple", "river", "stone", "green", "seven", "cloud", "paper", "light")
 
 
@@ -40,7 +40,7 @@ def recorder(vllm: Vllm) -> Iterator[Recorder]:
 
 @pytest.fixture(scope="module")
 def server(recorder: Recorder) -> Iterator[Running]:
-    """One command: the model's name, window, tokenizer and template are found by it."""
+    """Start a server with one command, which detects the model's name, window and template."""
     with served("--engine", "vllm", "--engine-url", recorder.url) as running:
         assert running.greeting.startswith(f"serving {NAME} at ")
         yield running
@@ -51,7 +51,7 @@ def session(recorder: Recorder, name: str) -> list[Recorded]:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_long_prompt_is_cached_on_the_second_turn(
+def test_long_prompt_is_cached_on_the_second_turn(
     server: Running, recorder: Recorder, api: str
 ) -> None:
     conversation = start_conversation(server, api, NAME, f"long-{api}", limit=8)
@@ -61,25 +61,25 @@ def test_a_long_prompt_is_cached_on_the_second_turn(
     one, two = session(recorder, f"long-{api}")
     assert first.input == len(one.prompt) > LONG
     assert first.cached == one.cached
-    assert first.cached < BLOCK * 10  # at most the head is known from elsewhere
+    assert first.cached < BLOCK * 10  # at most the head is cached from other requests
     assert second.cached == two.cached
     assert second.cached >= len(one.prompt) // BLOCK * BLOCK
     assert second.input - second.cached < 100
 
 
 def generated_ids(turn: Recorded) -> list[int]:
-    """What was generated, without the token that ended it: the template writes its own."""
+    """Return the generated ids without the stop token: the template writes its own."""
     return turn.generated[:-1] if turn.finish == "stop" else turn.generated
 
 
 def follows(before: Recorded, after: Recorded) -> bool:
-    """Whether a prompt begins with the previous prompt and what was generated on it."""
+    """Return whether a prompt begins with the previous prompt and the output generated on it."""
     known = before.prompt + generated_ids(before)
     return after.prompt[: len(known)] == known
 
 
 def run_long_session(server: Running, number: int) -> list[TurnResult]:
-    """One question and a long round of tools: the part of a session that the template keeps."""
+    """Run one question with a long tool loop: the part of a session that the template retains."""
     conversation = start_conversation(server, APIS[number % 3], NAME, f"s{number}", limit=200)
     shown = [conversation.send(f"Session {number}.", must_call=True)]
     while len(shown) < TURNS:
@@ -96,19 +96,19 @@ def test_two_hundred_turns_at_temperature_one(server: Running, recorder: Recorde
     pairs = [pair for one in completions for pair in pairwise(one)]
     assert len(pairs) == SESSIONS * (TURNS - 1)
     assert [pair for pair in pairs if not follows(*pair)] == []
-    # And the engine found all that it can cache of it in its cache.
+    # And the engine found all cacheable blocks of it in its cache.
     assert [pair for pair in pairs if (pair[1].cached or 0) < whole_blocks(pair[0])] == []
     for turns, one in zip(shown, completions, strict=True):
-        check_what_was_shown(turns, one)
+        check_client_results(turns, one)
 
 
 def whole_blocks(turn: Recorded) -> int:
-    """How much of a prompt and its turn can be cached: the last token has not been read."""
+    """Return how many tokens of a prompt and its turn can be cached: the last is not computed."""
     return (len(turn.prompt) + len(turn.generated) - 1) // BLOCK * BLOCK
 
 
-def check_what_was_shown(turns: Sequence[TurnResult], completions: Sequence[Recorded]) -> None:
-    """The client is told the engine's own numbers, and every turn was a call that ended."""
+def check_client_results(turns: Sequence[TurnResult], completions: Sequence[Recorded]) -> None:
+    """Check that the client gets the engine's own numbers, and every turn was a finished call."""
     for turn, one in zip(turns, completions, strict=True):
         assert (turn.input, turn.cached) == (len(one.prompt), one.cached)
         assert turn.output == len(one.generated)
@@ -119,10 +119,12 @@ def check_what_was_shown(turns: Sequence[TurnResult], completions: Sequence[Reco
 def test_turns_without_reasoning_keep_their_tokens_after_a_user_message(
     server: Running, recorder: Recorder, vllm: Vllm
 ) -> None:
-    """Qwen3's template renders earlier turns anew then. What it writes as was said keeps its ids.
+    """Qwen3's template then renders earlier turns again.
 
-    Noise that the template trims at its ends is not what was said any more, and a control token
-    inside of it is text from then on. Of the others every turn must stand to the id.
+    Text that it does not change keeps its ids.
+
+    Noise that the template trims at its ends is changed text, and a control token inside it is
+    rendered as text from then on. All other turns must match id by id.
     """
     tokenizer = load_tokenizer(vllm.folder)
 
