@@ -1,4 +1,4 @@
-"""Prompts built turn by turn, compared with the template's own rendering."""
+"""Prompts built turn by turn, compared with the rendering of the template."""
 
 from array import array
 from functools import cache
@@ -58,7 +58,7 @@ SESSION = (
     *_loop("d", "four"),
 )
 PLACE = SESSION.index(TEXT_TURN)
-#: Some that number calls through the history, and some that do not.
+#: Templates that number calls across the history, and others.
 TEMPLATES = [
     "Kimi-K2-Instruct",
     "Cohere2MoE",
@@ -80,7 +80,7 @@ TEMPLATES = [
 @at_hand
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_known_turn_among_unknown_turns(name: str) -> None:
-    """Only the known turn is spliced; what follows is rendered, with its ids and numbers."""
+    """Only the known turn is spliced; the messages after it are rendered with numbered ids."""
     renderer, tokenizer = _renderer(name)
     request = Request("m", SESSION, (TextBlock("Be brief."),), (TOOL,))
     natural = renderer.render(request, RecognizedHistory(), THINKING)
@@ -96,7 +96,7 @@ def test_known_turn_among_unknown_turns(name: str) -> None:
 
 
 @at_hand
-def test_a_turn_whose_end_was_rebuilt_is_written_and_not_exact() -> None:
+def test_a_turn_with_a_rebuilt_end_is_not_exact() -> None:
     renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
     request = Request("m", SESSION, (), (TOOL,))
     ours = pack_ids(tokenizer.encode_plain("Ours."))
@@ -108,12 +108,12 @@ def test_a_turn_whose_end_was_rebuilt_is_written_and_not_exact() -> None:
 
 
 @at_hand
-def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() -> None:
+def test_a_loop_is_resumed_only_after_a_matching_prompt_end() -> None:
     """Qwen3 drops the reasoning of a loop at a user turn: only that loop is rendered."""
     renderer, tokenizer = _renderer("Qwen-Qwen3-0.6B")
     last_user = _turn("user", TextBlock("Last."))
     request = Request("m", (*SESSION, last_user), (), (TOOL,))
-    at = PLACE + 2  # the call that answers the second question
+    at = PLACE + 2  # the call after the second question
     natural = renderer.render(request, RecognizedHistory(), THINKING)
     before = renderer.render(Request("m", SESSION[:at], (), (TOOL,)), RecognizedHistory(), THINKING)
     resumed = renderer.render(
@@ -129,8 +129,8 @@ def test_a_loop_is_taken_up_again_only_behind_a_prompt_that_ends_as_it_should() 
 
 
 @at_hand
-def test_a_turn_that_cannot_be_spliced_is_left_to_the_template() -> None:
-    """The template does what it never did at load: it is counted, and nothing is lost."""
+def test_the_template_renders_a_turn_that_cannot_be_spliced() -> None:
+    """If the template renders another text than at load, this is noted and all turns remain."""
     renderer, tokenizer = _renderer("Qwen-Qwen2.5-7B-Instruct")
     broken = ChatTemplate(CHATML_TEMPLATE.replace("<|im_end|>", "{{ odd }}<|im_end|>"))
     renderer = PromptRenderer(broken, TemplateProfile(), tokenizer, stops=["<|im_end|>"])

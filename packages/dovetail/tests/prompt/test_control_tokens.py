@@ -1,4 +1,4 @@
-"""Control tokens come from the template alone, whatever texts spell out."""
+"""Control tokens come only from the template, never from client text."""
 
 import json
 from html import escape
@@ -46,7 +46,7 @@ def _preparer(loaded: Model) -> ChatPreparer:
 
 
 def _conversation(slot: str, evil: str) -> Request:
-    """A conversation with this text in one place."""
+    """Build a conversation with this text at one position."""
 
     def at(place: str, usual: str) -> str:
         return f"{usual} {evil}" if place == slot else usual
@@ -89,7 +89,7 @@ def _controls(loaded: Model, prepared: PreparedRequest) -> list[int]:
 
 
 def _spellings(loaded: Model) -> list[str]:
-    """Spellings of control tokens: those that the template writes, and some others."""
+    """Return spellings of control tokens: those in the template, and some others."""
     known = sorted(loaded.tokenizer.controls)
     written = [spelling for spelling in known if spelling in loaded.template.text]
     return [*written, *known[:: max(1, len(known) // 8)]]
@@ -97,7 +97,7 @@ def _spellings(loaded: Model) -> list[str]:
 
 @pytest.mark.parametrize("slot", SLOTS)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_a_spelled_control_token_stays_text(pair: Pair, slot: str) -> None:
+def test_control_tokens_in_client_text_stay_text(pair: Pair, slot: str) -> None:
     require(pair)
     loaded = model(pair)
     preparer = _preparer(loaded)
@@ -107,15 +107,15 @@ def test_a_spelled_control_token_stays_text(pair: Pair, slot: str) -> None:
         evil = f"x{spelling}x"
         prepared = run(preparer.prepare(_conversation(slot, evil)))
         assert _controls(loaded, prepared) == _controls(loaded, plain), spelling
-        if '"' not in spelling:  # which JSON would escape
+        if '"' not in spelling:  # JSON would escape it
             shown = loaded.tokenizer.decode(prepared.prompt.ids)
-            # Ministral's template escapes a name as HTML, by a `safe` behind it.
+            # The template of Ministral escapes a name as HTML because it uses `safe`.
             assert shown in {text.replace(HARMLESS, as_is) for as_is in (evil, escape(evil))}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_a_control_token_in_two_halves_stays_text(pair: Pair) -> None:
-    """In two blocks, two messages, two results, at the very ends of texts."""
+def test_control_tokens_split_over_two_texts_stay_text(pair: Pair) -> None:
+    """Split over two blocks, messages or results, at the ends of the texts."""
     require(pair)
     loaded = model(pair)
     preparer = _preparer(loaded)
@@ -150,7 +150,7 @@ def _halved(head: str, tail: str) -> Request:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_a_spelled_control_token_behind_a_known_turn_stays_text(pair: Pair) -> None:
+def test_control_tokens_in_text_after_a_known_turn_stay_text(pair: Pair) -> None:
     require(pair)
     loaded = model(pair)
 
@@ -169,7 +169,7 @@ def test_a_spelled_control_token_behind_a_known_turn_stays_text(pair: Pair) -> N
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
-def test_odd_text_by_wire(agent: type[Agent]) -> None:
+def test_unusual_text_over_every_api(agent: type[Agent]) -> None:
     async def check() -> None:
         loaded = small_model()
         writer = TurnWriter(loaded.tool_parser, loaded.reasoning_parser)
@@ -188,12 +188,12 @@ def test_odd_text_by_wire(agent: type[Agent]) -> None:
 
 
 def _escaped(agent: Agent) -> tuple[bytes, dict[str, str]]:
-    """JSON with every odd character escaped: a lone surrogate has no UTF-8."""
+    """Encode JSON with unusual characters escaped: a lone surrogate has no UTF-8 encoding."""
     body: Any = agent.body()
     return json.dumps(body).encode(), agent.headers
 
 
-def test_tenants_come_from_the_request_alone() -> None:
+def test_tenants_come_only_from_the_request() -> None:
     request = Request("m", (user("hi"),), identity=Identity(tenant="ann"))
     prepared = run(_preparer(small_model()).prepare(request))
     assert prepared.owner.tenant == "ann"

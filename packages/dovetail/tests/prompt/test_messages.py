@@ -1,4 +1,4 @@
-"""Turns as messages, for each thing that a template may want otherwise."""
+"""Messages built from turns, for each difference between templates."""
 
 import json
 from typing import Any
@@ -81,12 +81,12 @@ def test_a_conversation() -> None:
     ]
 
 
-def test_no_system_text_is_no_system_message() -> None:
+def test_empty_system_text_gives_no_system_message() -> None:
     assert [m["role"] for m in _written(TemplateProfile(), _user("Go."))] == ["user"]
 
 
 @pytest.mark.parametrize("system", ["refused", "dropped"])
-def test_a_template_without_a_place_for_the_system_text(system: Any) -> None:
+def test_a_template_that_does_not_render_system_messages(system: Any) -> None:
     apart = _written(TemplateProfile(system=system), _user("Go."), system="Be brief.")
     assert apart == [
         {"role": "user", "content": "Be brief."},
@@ -99,7 +99,7 @@ def test_a_template_without_a_place_for_the_system_text(system: Any) -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_a_system_turn_inside(role: Any) -> None:
+def test_a_system_turn_inside_the_conversation(role: Any) -> None:
     turns = (_user("Go."), _assistant(TextBlock("Yes.")), Turn(role, (TextBlock("Mind it."),)))
     assert _written(TemplateProfile(), *turns)[-1] == {"role": "system", "content": "Mind it."}
     for inside in ("dropped", "refused"):
@@ -107,7 +107,7 @@ def test_a_system_turn_inside(role: Any) -> None:
         assert _written(facts, *turns)[-1] == {"role": "user", "content": "Mind it."}
 
 
-def test_users_that_follow_each_other() -> None:
+def test_consecutive_user_turns() -> None:
     turns = (_user("One."), _user("Two."), _user("Three."))
     apart = _written(TemplateProfile(), *turns)
     assert [m["content"] for m in apart] == ["One.", "Two.", "Three."]
@@ -119,8 +119,8 @@ def test_users_that_follow_each_other() -> None:
     ]
 
 
-def test_one_call_each() -> None:
-    """Templates of one call a turn: each with its own result, nothing lost, text with the first."""
+def test_parallel_calls_are_split() -> None:
+    """Templates with one call per turn: each call with its result, the text with the first."""
     turns = (
         _user("Go."),
         _assistant(TextBlock("Both."), ONE, TWO),
@@ -156,7 +156,7 @@ def test_one_call_each() -> None:
     ids=["two for one call", "one missing", "one of nobody's", "none"],
 )
 @pytest.mark.parametrize("many", [True, False])
-def test_no_result_is_lost(many: bool, results: list[tuple[str, str]]) -> None:
+def test_every_result_is_rendered(many: bool, results: list[tuple[str, str]]) -> None:
     turns = (_user("Go."), _assistant(ONE, TWO), _results(*results), _user("On."))
     shown = _written(TemplateProfile(many_calls=many), *turns)
     contents = [m["content"] for m in shown if m["content"] in ("first", "second", "third")]
@@ -171,33 +171,33 @@ def test_no_result_is_lost(many: bool, results: list[tuple[str, str]]) -> None:
         ("kimi", ["functions.read:3", "functions.list:4"]),
     ],
 )
-def test_ids_are_numbers_in_the_style_of_the_template(style: Any, ids: list[str]) -> None:
+def test_call_ids_are_numbered_in_the_style_of_the_template(style: Any, ids: list[str]) -> None:
     shown = _written(TemplateProfile(call_ids=style), *LOOP, calls_before=3)
     assert [call["id"] for call in shown[1]["tool_calls"]] == ids
     assert [m["tool_call_id"] for m in shown[2:]] == ids
 
 
-def test_an_id_of_nine_is_of_nine() -> None:
+def test_ids_of_nine_characters_have_nine() -> None:
     shown = _written(TemplateProfile(call_ids="nine"), *LOOP, calls_before=123_456)
     ids = [call["id"] for call in shown[1]["tool_calls"]]
     assert [len(id) for id in ids] == [9, 9]
     assert len(set(ids)) == 2
 
 
-def test_numbers_run_through_the_history() -> None:
+def test_calls_are_numbered_across_the_history() -> None:
     again = ToolCallBlock("toolu_3", "read", "{}")
     shown = _written(TemplateProfile(), *LOOP, _assistant(again), _results(("toolu_3", "3rd")))
     assert shown[-2]["tool_calls"][0]["id"] == shown[-1]["tool_call_id"] == "call_2"
 
 
 @pytest.mark.parametrize("rewritten", ["toolu1", "toolu-1", "toolu_1"])
-def test_a_result_finds_its_call_by_letters_and_digits(rewritten: str) -> None:
+def test_results_match_calls_by_letters_and_digits(rewritten: str) -> None:
     shown = _written(TemplateProfile(), _user("Go."), _assistant(ONE), _results((rewritten, "1st")))
     assert (shown[-1]["tool_call_id"], shown[-1]["name"]) == ("call_0", "read")
 
 
 def test_result_without_a_call_becomes_a_user_message() -> None:
-    """Templates refuse it, or drop it. Calls of earlier turns have had their results."""
+    """Templates reject or drop such a result. Calls of earlier turns already have results."""
     for turns in (
         (_user("Go."), _results(("toolu_1", "1st"))),
         (_user("Go."), _assistant(ONE), _results(("toolu_9", "1st"))),
@@ -206,7 +206,7 @@ def test_result_without_a_call_becomes_a_user_message() -> None:
         assert _written(TemplateProfile(), *turns)[-1] == {"role": "user", "content": "1st"}
 
 
-def test_the_models_own_ids() -> None:
+def test_ids_generated_by_the_model_are_preserved() -> None:
     made = MessageBuilder(TemplateProfile(call_ids="kimi"), _as_it_is, ToolNames(()))
     numbered = made.number_calls(_assistant(ONE, TWO), ["functions.read:7", None])
     assert numbered == [("functions.read:7", "read"), ("functions.list:1", "list")]
@@ -226,7 +226,7 @@ REASONING_TURN = _assistant(
 )
 
 
-def test_reasoning_in_every_field_that_is_read() -> None:
+def test_reasoning_is_set_in_every_field_that_is_read() -> None:
     (message,) = _written(TemplateProfile(reasoning_fields=THINKS), REASONING_TURN)
     assert [message[field] for field in THINKS] == ["Hm.\nOh."] * 2
     assert message["content"] == "Look."
@@ -237,7 +237,7 @@ def test_reasoning_without_a_field_is_omitted() -> None:
     assert set(message) == {"role", "content", "tool_calls"}
 
 
-def test_text_joins_reasoning_where_only_one_is_rendered() -> None:
+def test_text_joins_reasoning_if_only_one_is_rendered() -> None:
     facts = TemplateProfile(reasoning_fields=THINKS, text_with_reasoning=False)
     (message,) = _written(facts, REASONING_TURN)
     assert (message["thinking"], message["content"]) == ("Hm.\nOh.\nLook.", "")
@@ -300,7 +300,7 @@ def test_arguments_nested_too_deep_to_walk() -> None:
         )
 
 
-def test_names_of_tools() -> None:
+def test_tool_names() -> None:
     tools = [
         ToolSpec("read", namespace="fs", shown_as="fs__read"),
         ToolSpec("read"),
@@ -319,7 +319,7 @@ def test_names_of_tools() -> None:
     assert made.build_turn(_results(("a", "x")))[0]["name"] == tools[0].model_name
 
 
-def test_definitions_of_tools() -> None:
+def test_tool_definitions() -> None:
     schema = {"type": "object", "properties": {"<x>": {"enum": ["<x>", 1, None]}}}
     tools = [
         ToolSpec("read", "Reads <x>.", schema),
@@ -352,7 +352,7 @@ def test_definitions_of_tools() -> None:
         (DocumentBlock(url="somewhere"), "[document]"),
     ],
 )
-def test_what_is_no_text(block: Any, shown: str) -> None:
+def test_blocks_without_text(block: Any, shown: str) -> None:
     facts = TemplateProfile()
     (user,) = _written(facts, Turn("user", (TextBlock("See:"), block)))
     assert user["content"] == f"See:\n{shown}"
@@ -360,7 +360,7 @@ def test_what_is_no_text(block: Any, shown: str) -> None:
     assert _written(facts, _assistant(ONE), result)[-1]["content"] == f"{shown}\nend"
 
 
-def test_every_text_is_protected() -> None:
+def test_every_text_is_escaped() -> None:
     made = MessageBuilder(TemplateProfile(reasoning_fields=("thinking",)), _loud, ToolNames(()))
     hit = "a <x> b"
     turns = (
@@ -376,7 +376,7 @@ def test_every_text_is_protected() -> None:
     assert "<x>" not in shown
 
 
-def test_a_turn_of_nothing_is_no_message() -> None:
+def test_an_empty_turn_gives_no_message() -> None:
     """A client drops the only call of a truncated turn."""
     assert _written(TemplateProfile(), _user("Go."), _assistant(), _user("On.")) == [
         {"role": "user", "content": "Go."},
@@ -389,7 +389,7 @@ def test_a_turn_of_nothing_is_no_message() -> None:
     )
 
 
-def test_keys_and_values_of_any_depth_are_protected() -> None:
+def test_nested_keys_and_values_are_escaped() -> None:
     value = {"<x>": ["<x>", ("<x>", 1), {"a": "<x>"}], "n": None, "f": 1.5, "t": True}
     assert escape_strings(value, _loud) == {
         "<!x>": ["<!x>", ["<!x>", 1], {"a": "<!x>"}],

@@ -1,4 +1,4 @@
-"""Rendering taken up at a user turn: where it may be, and that it is the same as from the start."""
+"""Rendering from a user turn on: which templates support it, and that it equals a full render."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ POSSIBLE = [
     "LFM2.5-8B-A1B",
     "Reka-Edge",
 ]
-#: Templates that number calls through the history, or move things in it.
+#: Templates that number calls across the history or reorder it.
 IMPOSSIBLE = [
     "Kimi-K2-Thinking",
     "Cohere2MoE",
@@ -36,8 +36,8 @@ IMPOSSIBLE = [
     "Mistral-Small-3.2-24B-Instruct-2506",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
 ]
-#: A template's own mistake: it counts places wrong where there is a system message. Such a
-#: template keeps its turns, so that nothing of it is ever taken up again.
+#: A bug in these templates: they count positions wrong if there is a system message. They preserve
+#: earlier turns, so partial rendering is never used for them.
 EXCUSED = {"Bielik-11B-v3.0-Instruct"}
 SWITCHES = {
     "as it is": {},
@@ -49,13 +49,13 @@ NEEDED = {"functions": "[]", "datetime": "noon"}
 
 @at_hand
 @pytest.mark.parametrize("name", POSSIBLE)
-def test_can_be_taken_up(name: str) -> None:
+def test_partial_rendering_is_supported(name: str) -> None:
     assert resumption_of(name).supported
 
 
 @at_hand
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_cannot_be_taken_up(name: str) -> None:
+def test_partial_rendering_is_not_supported(name: str) -> None:
     assert not resumption_of(name).supported
 
 
@@ -94,7 +94,7 @@ TOOLS = format_tools([ToolSpec("f", "Does.", {"type": "object", "properties": {"
 @at_hand
 @pytest.mark.parametrize("how", SWITCHES)
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in EXCUSED])
-def test_taken_up_is_the_same_as_from_the_start(name: str, how: str) -> None:
+def test_a_partial_render_equals_a_full_render(name: str, how: str) -> None:
     resumption, template, facts = resumption_of(name), chat_template(name), facts_of(name)
     if not resumption.supported:
         return
@@ -135,12 +135,12 @@ def test_taken_up_is_the_same_as_from_the_start(name: str, how: str) -> None:
     ],
     ids=["plain", "places", "the first are lost", "the text is cut", "no opening", "refuses"],
 )
-def test_made_up_templates(template: str, possible: bool) -> None:
+def test_artificial_templates(template: str, possible: bool) -> None:
     assert PartialRenderer(ChatTemplate(template), TemplateProfile()).supported is possible
 
 
-def test_reasoning_is_probed_too() -> None:
-    """They stay from the fourth message on: a place that taking up again would change."""
+def test_support_is_also_probed_with_reasoning() -> None:
+    """Reasoning is preserved from the fourth message on, which partial rendering would shift."""
     text = (
         "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content if loop.index > 3 }}"
         "{{ m.content }}|{% endfor %}<assistant>"
@@ -150,7 +150,7 @@ def test_reasoning_is_probed_too() -> None:
     assert not PartialRenderer(ChatTemplate(text), thinking).supported
 
 
-def test_a_refusal_is_nothing() -> None:
+def test_a_template_error_gives_no_rendering() -> None:
     text = "{% if tools %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}>"
     resumption = PartialRenderer(ChatTemplate(text), TemplateProfile())
     assert resumption.render_after_user([], True, THINKING) is None

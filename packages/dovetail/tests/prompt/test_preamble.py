@@ -1,4 +1,4 @@
-"""The billing line goes, and nothing else."""
+"""Only the billing line is removed."""
 
 import pytest
 
@@ -26,13 +26,13 @@ PROMPT = "You are a helpful agent; you set x=1; and so on.\nSecond line."
         ("x-anthropic-billing-header: cc_version=1 (beta); " + PROMPT, PROMPT),
         ("x-anthropic-billing-header: nothing\n" + PROMPT, PROMPT),
         ("x-anthropic-billing-header:", ""),
-        (LINE + "\n" + LINE, LINE),  # the second one is a quotation
+        (LINE + "\n" + LINE, LINE),  # the second line is a quotation
         ("As in " + LINE, "As in " + LINE),
         (PROMPT + "\n" + LINE, PROMPT + "\n" + LINE),
         ("", ""),
     ],
 )
-def test_the_line_goes_and_the_text_behind_it_stays(text: str, rest: str) -> None:
+def test_the_billing_line_is_removed_and_other_text_stays(text: str, rest: str) -> None:
     assert strip_preamble(text) == rest
 
 
@@ -41,14 +41,14 @@ def request(*turns: Turn, system: tuple[str, ...] = ()) -> Request:
     return Request("m", turns=turns, system=blocks)
 
 
-def test_claude_code_sends_it_as_a_block_of_its_own() -> None:
+def test_claude_code_sends_the_billing_line_as_a_separate_block() -> None:
     user_turn = Turn("user", (TextBlock("hi"),))
     made = normalize_prompt(request(user_turn, system=(LINE, "You are Claude Code.", PROMPT)))
     assert made.system == (TextBlock("You are Claude Code."), TextBlock(PROMPT))
     assert made.turns == (user_turn,)
 
 
-def test_it_goes_from_inline_system_turns_too() -> None:
+def test_the_billing_line_is_removed_from_inline_system_turns() -> None:
     user_turns = [Turn("user", (TextBlock(text),)) for text in ("a", "b")]
     inline = Turn("system", (TextBlock(LINE), TextBlock(LINE + "\nBe kind.")))
     assert normalize_prompt(
@@ -62,17 +62,17 @@ def test_it_goes_from_inline_system_turns_too() -> None:
     )
 
 
-def test_a_user_who_quotes_it_is_not_touched() -> None:
+def test_a_quotation_in_user_text_is_unchanged() -> None:
     original = request(Turn("user", (TextBlock(LINE + "\nwhat is this?"),)))
     assert normalize_prompt(original) is original
 
 
-def test_line_stays_if_stripping_is_off() -> None:
+def test_the_billing_line_stays_if_stripping_is_off() -> None:
     original = request(Turn("user", (TextBlock("hi"),)), system=(LINE, PROMPT))
     assert normalize_prompt(original, NormalizationOptions(strip_preamble=False)) is original
 
 
-def test_two_sessions_with_other_lines_get_the_same_system() -> None:
+def test_sessions_with_different_billing_lines_share_the_system_text() -> None:
     lines = ["cc_version=1.2; cc_entrypoint=cli;", "cc_version=1.2; cc_entrypoint=sdk; cch=1;"]
     user_turn = Turn("user", (TextBlock("hi"),))
     heads = [f"x-anthropic-billing-header: {line}" for line in lines]

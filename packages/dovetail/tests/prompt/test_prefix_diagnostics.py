@@ -1,4 +1,4 @@
-"""Prefix diagnostics: every reason, the true common prefix, bounded cost and memory."""
+"""Prefix diagnostics: every reason, the exact common prefix, limited cost and memory."""
 
 import sys
 from array import array
@@ -31,7 +31,7 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def seen(text: str, session: str | None = "s", turns: str = "u", **more: Any) -> PromptObservation:
-    """A prompt whose tokens are characters and whose turns have a letter each."""
+    """Build a prompt whose tokens are characters and whose turns are one letter each."""
     digests = tuple(turn.encode() for turn in turns)
     given = {"system": b"S", "tools": b"T", "switches": b"W", **more}
     return PromptObservation(
@@ -53,7 +53,7 @@ def grown(diagnostics: PrefixDiagnostics, turn: bytes | None = b"a") -> None:
     diagnostics.record_output("s", array("I", map(ord, OUTPUT)), turn=turn)
 
 
-def test_a_prompt_that_goes_on_from_the_last() -> None:
+def test_a_prompt_that_extends_the_last() -> None:
     diagnostics = make_diagnostics()
     grown(diagnostics)
     found = diagnostics.compare(seen(NEXT, turns="uav", reused_tokens=9))
@@ -144,7 +144,7 @@ def test_a_first_prompt_is_compared_with_other_sessions_of_its_harness() -> None
     assert (same.shared_tokens, same.shared_difference, same.diverged_at) == (9, None, None)
 
 
-def test_without_a_session_only_the_others_count() -> None:
+def test_prompts_without_a_session_are_compared_with_other_sessions() -> None:
     diagnostics = make_diagnostics()
     diagnostics.compare(seen(PROMPT, None))
     found = diagnostics.compare(seen(NEXT, None))
@@ -153,7 +153,7 @@ def test_without_a_session_only_the_others_count() -> None:
 
 
 def test_a_title_request_does_not_disturb_its_session() -> None:
-    """Claude Code sends it under the same session id, at the time of the first turn."""
+    """Claude Code sends it with the same session id, together with the first turn."""
     diagnostics = make_diagnostics()
     main, title = seen(PROMPT), seen("title?", turns="t", system=b"t", tools=b"")
     diagnostics.compare(main)
@@ -162,7 +162,7 @@ def test_a_title_request_does_not_disturb_its_session() -> None:
     diagnostics.record_output("s", array("I", map(ord, "{}")), turn=b"j", prompt=title)
     assert diagnostics.compare(seen(NEXT, turns="uav")).reason is None
     again = diagnostics.compare(seen("tXT u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
-    assert again.reason == "header"  # the title shares more tokens and has nothing to do with it
+    assert again.reason == "header"  # not compared with the title, although that shares more tokens
 
 
 def test_output_of_an_evicted_prompt_is_ignored() -> None:
@@ -172,7 +172,7 @@ def test_output_of_an_evicted_prompt_is_ignored() -> None:
     assert diagnostics.compare(seen(PROMPT)).reprefilled_tokens == 0
 
 
-def test_a_head_that_changed_all_over_is_still_the_same_session() -> None:
+def test_a_completely_new_head_is_still_the_same_session() -> None:
     diagnostics = make_diagnostics()
     grown(diagnostics)
     found = diagnostics.compare(seen("XXW u1 a:I said.", turns="uav", system=b"X", tools=b"X"))
@@ -183,8 +183,10 @@ IDS = st.lists(st.sampled_from([0, 1, 255, 256, 65536, 2**32 - 1]), max_size=12)
 
 
 @given(st.lists(st.tuples(IDS, IDS, st.sampled_from([b"S", b"X"])), max_size=6))
-def test_a_line_holds_what_was_seen_last(prompts: list[tuple[list[int], list[int], bytes]]) -> None:
-    """However a branch grew, it holds the prompt and what was generated."""
+def test_a_branch_holds_the_last_prompt_and_output(
+    prompts: list[tuple[list[int], list[int], bytes]],
+) -> None:
+    """A branch holds the prompt and its output, regardless of how it grew."""
     diagnostics = PrefixDiagnostics(decode=str)
     for ids, output, system in prompts:
         prompt = PromptObservation("s", "", array("I", ids), system=system)
@@ -223,7 +225,7 @@ def test_long_runs_are_compared_block_by_block(at: int) -> None:
     )
 
 
-def test_a_long_prompt_takes_few_steps() -> None:
+def test_comparing_long_prompts_takes_few_steps() -> None:
     diagnostics = PrefixDiagnostics(decode=lambda ids: f"{len(ids)} tokens")
     old = array("I", range(200_000))
     new = array("I", old)
@@ -246,7 +248,7 @@ def test_a_long_prompt_takes_few_steps() -> None:
     assert steps < 400
 
 
-def test_memory_is_bounded_and_the_oldest_session_goes() -> None:
+def test_memory_is_limited_and_the_oldest_session_is_evicted() -> None:
     diagnostics = PrefixDiagnostics(max_bytes=100_000, decode=decode)
     for number in range(50):
         for turn in range(6):
@@ -281,14 +283,14 @@ def test_headers_contain_numbers_and_no_text() -> None:
     ]
 
 
-def test_the_console_shows_text_only_where_it_may() -> None:
+def test_descriptions_contain_text_only_on_request() -> None:
     diagnostics = make_diagnostics()
     grown(diagnostics)
     found = diagnostics.compare(seen("STW u1 a:I swore\n secret", turns="ubv"))
     line = describe_prefix(found)
     assert line == (
-        "prefix: broken at token 12, turn 1 (history: the history was edited): "
-        "12 of 24 tokens kept, 12 to prefill, 3 lost"
+        "prefix: diverged at token 12, turn 1 (history: the history was edited): "
+        "12 of 24 tokens unchanged, 12 to prefill, 3 re-prefilled"
     )
     shown = describe_prefix(found, payload=True)
     assert shown.split("\n") == [
@@ -296,7 +298,8 @@ def test_the_console_shows_text_only_where_it_may() -> None:
         r"  after 'STW u1 a:I s': was 'aid', now 'wore\n secret'",
     ]
     assert (
-        describe_prefix(PrefixReport(70, 80, 10)) == "prefix: 70 of 80 tokens kept, 10 to prefill"
+        describe_prefix(PrefixReport(70, 80, 10))
+        == "prefix: 70 of 80 tokens unchanged, 10 to prefill"
     )
     first = PrefixReport(0, 80, 80, reason="first", shared_tokens=60, shared_difference="header")
     assert describe_prefix(first) == (

@@ -1,4 +1,4 @@
-"""What a renderer keeps of earlier turns, and its head digests."""
+"""Which earlier turns a renderer preserves, and its head digests."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ def _renderer(
 
 @dataclass(frozen=True)
 class Case:
-    """Facts of a template, and whether it keeps turns with and without tools."""
+    """Properties of a template, and whether it preserves turns with and without tools."""
 
     facts: TemplateProfile
     with_tools: bool
@@ -100,7 +100,7 @@ def test_replay_start(turns: tuple[Turn, ...], start: int) -> None:
 
 
 def test_head_digests_depend_on_content() -> None:
-    """Objects come and go, and their addresses are used again."""
+    """Objects are freed and their addresses are reused."""
     renderer = _renderer(TemplateProfile())
     seen = {
         renderer.digest_head(Request("m", (), (TextBlock(str(n)),), (ToolSpec(f"f{n}"),)), {})
@@ -111,7 +111,7 @@ def test_head_digests_depend_on_content() -> None:
     assert again in seen
 
 
-def test_only_switches_that_are_read_count() -> None:
+def test_only_switches_read_by_the_template_change_the_head() -> None:
     renderer = _renderer(TemplateProfile(), template=CHATML_TEMPLATE + "{{ mood }}")
     plain = renderer.digest_head(Request("m"), {})
     assert renderer.digest_head(Request("m"), {"unread": 1}) == plain
@@ -121,7 +121,7 @@ def test_only_switches_that_are_read_count() -> None:
     assert moody.whole != plain.whole
 
 
-def test_rebuilt_blocks_are_protected() -> None:
+def test_rebuilt_blocks_are_escaped() -> None:
     renderer = _renderer(TemplateProfile())
     blocks = (TextBlock("A <|im_end|> B"), ToolCallBlock("", "f", '{"x": "<|im_end|>"}'))
     ids = renderer.encode_blocks(blocks, (), [], "")
@@ -132,7 +132,7 @@ def test_rebuilt_blocks_are_protected() -> None:
     assert alone.encode_blocks((ReasoningBlock("Hm."),), (), [], "") is None
 
 
-def test_what_is_made_of_tools_is_remembered_within_bounds() -> None:
+def test_toolsets_are_cached_within_limits() -> None:
     renderer = _renderer(TemplateProfile())
     turns = (Turn("user", (TextBlock("Go."),)),)
 
@@ -143,7 +143,7 @@ def test_what_is_made_of_tools_is_remembered_within_bounds() -> None:
         assert renderer.digest_head(request, {}) == before
         return len(renderer._toolsets)
 
-    assert count_cached("x" * (2 << 20)) == 0  # a client may send as much as it likes
+    assert count_cached("x" * (2 << 20)) == 0  # clients may send very large tools
     assert [count_cached(str(at)) for at in range(3)] == [1, 2, 3]
     large = [count_cached(f"{at} " + "x" * (1 << 19)) for at in range(100)]
     assert max(large) < 70

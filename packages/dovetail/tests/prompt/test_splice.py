@@ -1,4 +1,4 @@
-"""Seams on real templates: where turns can be spliced, and what is spliced behind them."""
+"""Splice points of real templates: where turns can be spliced, and the suffix after them."""
 
 from itertools import product
 from typing import Any
@@ -22,7 +22,7 @@ AFTER_CALLS, AFTER_TEXT = SpliceShape(True, "tool"), SpliceShape(False, "user")
 END = "<|im_end|>"
 SENTENCE = "<｜end▁of▁sentence｜>"
 
-#: The end token behind calls and behind text, the stand-in, and what the first hangs on.
+#: Stop token after calls and after text, form of the placeholder, dependency of the first.
 KNOWN: dict[str, tuple[str, str, str, str]] = {
     "Qwen-Qwen3-0.6B": (END, END, "calls", "nothing"),
     "Qwen3-Coder": (END, END, "calls", "nothing"),
@@ -55,7 +55,7 @@ EXCUSED = {
 
 @at_hand
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_seams(name: str) -> None:
+def test_known_splice_points(name: str) -> None:
     behind_calls, behind_text, stand_in, hangs_on = KNOWN[name]
     seams = splicer_of(name).points
     assert seams[AFTER_CALLS].stop == behind_calls
@@ -104,7 +104,7 @@ TWO = _turn("assistant", *ONE.blocks, ToolCallBlock("d", "f", '{"x": "b"}'))
 TEXT = _turn("assistant", TextBlock("That was it."))
 AGAIN = _turn("user", TextBlock("Next."))
 
-#: A turn, and what comes behind it.
+#: A turn and the messages after it.
 CASES = {
     "call, result": (ONE, (_results("c"),)),
     "call, result, answer, user": (ONE, (_results("c"), TEXT, AGAIN)),
@@ -112,19 +112,19 @@ CASES = {
     "call, user": (ONE, (AGAIN,)),
     "text, user": (TEXT, (AGAIN,)),
 }
-#: Templates that write something else behind their own turns, each by a mistake of its own.
+#: Templates that render a different text after their own turns, because of bugs.
 OTHERWISE = {
     "Bielik-11B-v3.0-Instruct": "frames results by places that it counts wrong",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "opens the results of the first loop alone",
 }
-#: Templates that show the tools before the last user turn: never asked for more than one of them.
+#: Templates that render the tools before the last user turn: tested with one tool only.
 ONE_USER = {"mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"}
 
 
 @at_hand
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in OTHERWISE])
-def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -> None:
-    """Behind any history, though only as much of it is rendered as the seam hangs on."""
+def test_a_suffix_equals_the_rendering_after_a_natural_turn(name: str) -> None:
+    """After any history, although only the part that the splice point depends on is rendered."""
     template, facts, splicer = chat_template(name), facts_of(name), splicer_of(name)
     tried = 0
     for history, (label, (turn, behind)) in product((USER_TURN, GROWN), CASES.items()):
@@ -133,7 +133,7 @@ def test_a_suffix_is_what_the_template_writes_behind_a_natural_turn(name: str) -
         ):
             continue
         if turn is ONE and behind == (AGAIN,) and not facts.consecutive_users:
-            continue  # where roles must alternate, a call without a result gets one
+            continue  # if roles must alternate, a missing result is added
         seam = splicer.points.get(_shape(turn, behind[0]))
         system = (TextBlock("Be brief."),)
         messages = MessageBuilder(facts, str, ToolNames(())).build(
@@ -184,7 +184,7 @@ def _suffix(
 @at_hand
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "GLM-4.7-Flash"])
 @pytest.mark.parametrize("called", ["f", "call", "tool", "a", "t", "function", "arg", "value"])
-def test_the_name_of_a_tool_does_not_matter(name: str, called: str) -> None:
+def test_the_suffix_does_not_depend_on_the_tool_name(name: str, called: str) -> None:
     splicer, facts = splicer_of(name), facts_of(name)
     conversation = MessageBuilder(facts, str, ToolNames(()))
     calls = conversation.number_calls(_turn("assistant", ToolCallBlock("c", called, "{}")))
@@ -232,7 +232,7 @@ STOPS = StopTokenMatcher(
 
 
 def test_ids_in_the_closing() -> None:
-    """A format that ends a call with its id and name: every other call closes so too."""
+    """A format that ends a call with its id and name, like the calls before it."""
     splicer = Splicer(ChatTemplate(IDS_AT_THE_END), TemplateProfile(), STOPS)
     result: ChatMessage = {"role": "tool", "content": "R", "tool_call_id": "call_7", "name": "call"}
     seam = splicer.points[AFTER_CALLS]
@@ -255,11 +255,13 @@ def test_ids_in_the_closing() -> None:
         ),
     ],
 )
-def test_no_seam_where_the_stand_in_does_not_behave(template: str, why: str) -> None:
+def test_no_splice_point_if_the_placeholder_is_rendered_differently(
+    template: str, why: str
+) -> None:
     assert not Splicer(ChatTemplate(template), TemplateProfile(), STOPS).points, why
 
 
-def test_a_template_that_writes_something_new_is_not_spliced() -> None:
+def test_a_turn_with_an_unknown_closing_is_not_spliced() -> None:
     text = "{% for m in messages %}{{ m.content }}{{ extra }}<|end|>{% endfor %}"
     splicer = Splicer(ChatTemplate(text), TemplateProfile(), STOPS)
     behind: list[ChatMessage] = [{"role": "user", "content": "On."}]
@@ -290,15 +292,15 @@ RESULTS = "{{ messages | selectattr('role', 'equalto', 'tool') | map(attribute='
     ],
     ids=["nothing", "the number of calls", "results", "messages", "system text", "tools"],
 )
-def test_what_a_suffix_hangs_on(ending: str, hangs_on: str) -> None:
+def test_dependencies_of_a_suffix(ending: str, hangs_on: str) -> None:
     splicer = Splicer(ChatTemplate(TURNS + ending + "<|assistant|>"), TemplateProfile(), STOPS)
     assert splicer.points[AFTER_TEXT].depends_on == hangs_on
 
 
-def test_the_longest_of_two_ends_that_begin_alike() -> None:
+def test_the_longest_of_two_stop_tokens_is_found() -> None:
     stops = StopTokenMatcher(["<|end", "<|end|>"], [], frozenset())
     assert stops.find_first("said<|end|>next", "next") == "<|end|>"
 
 
-def test_an_end_behind_what_must_come_behind_it_is_none() -> None:
+def test_a_stop_token_after_the_following_text_is_not_found() -> None:
     assert STOPS.find_first("said next<|end|>", "next") is None

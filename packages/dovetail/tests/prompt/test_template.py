@@ -1,4 +1,4 @@
-"""The sandbox: what Hugging Face gives templates, and nothing more."""
+"""The sandbox provides only the functions that Hugging Face provides."""
 
 from collections import OrderedDict
 from datetime import datetime
@@ -32,11 +32,11 @@ def render(text: str, **values: Any) -> str:
         ("{% set l = [] %}{% set _ = l.append(1) %}{{ l }}", "[1]"),
     ],
 )
-def test_templates_get_what_they_know(text: str, expected: str) -> None:
+def test_templates_have_the_hugging_face_functions(text: str, expected: str) -> None:
     assert render(text) == expected
 
 
-def test_any_mapping_is_json() -> None:
+def test_any_mapping_is_encoded_as_json() -> None:
     value = MappingProxyType({"a": OrderedDict(b=1)})
     assert render("{{ v | tojson }}", v=value) == '{"a": {"b": 1}}'
 
@@ -55,7 +55,7 @@ def test_any_mapping_is_json() -> None:
         "{{ range(10 ** 9) | list }}",
     ],
 )
-def test_what_must_not_work_is_a_render_error(text: str) -> None:
+def test_forbidden_operations_raise_render_errors(text: str) -> None:
     template = ChatTemplate(text)
     with pytest.raises(RenderError):
         template.render([{"role": "user", "content": "hi"}])
@@ -67,12 +67,12 @@ def test_switches_cannot_replace_the_conversation() -> None:
     assert template.render([{"content": "mine"}], switches=stolen) == "mine<t>"
 
 
-def test_a_text_that_is_no_template() -> None:
+def test_an_invalid_template_is_rejected() -> None:
     with pytest.raises(TemplateSyntaxError):
         ChatTemplate("{% if %}")
 
 
-def test_an_object_is_written_once_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_is_encoded_once_per_options(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = CachedJsonObject(name="é", parameters={"a": [1, {"b": 2}]})
     text = "{{ v | tojson }}{{ v | tojson(indent=2) }}{{ v | tojson(separators=[',', ':']) }}"
     expected = render(text, v=dict(tool))
@@ -84,6 +84,6 @@ def test_an_object_is_written_once_in_each_way(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "change", ["v.update({'x': 1})", "v.a.append(3)", "v.a[1].update({'b': 3})", "v.pop('a')"]
 )
-def test_an_object_that_a_template_changes_is_written_anew(change: str) -> None:
+def test_an_object_changed_by_a_template_is_encoded_again(change: str) -> None:
     text = f"{{{{ v | tojson }}}}{{% set _ = {change} %}}{{{{ v | tojson }}}}"
     assert render(text, v=CachedJsonObject(a=[1, {"b": 2}])) == render(text, v={"a": [1, {"b": 2}]})

@@ -200,7 +200,7 @@ CASES: dict[str, tuple[tuple[Turn, ...], tuple[Turn, ...]]] = {
 
 
 @pytest.mark.parametrize(("given_turns", "arranged"), CASES.values(), ids=CASES.keys())
-def test_a_history_is_arranged(given_turns: tuple[Turn, ...], arranged: tuple[Turn, ...]) -> None:
+def test_a_history_is_ordered(given_turns: tuple[Turn, ...], arranged: tuple[Turn, ...]) -> None:
     assert order_turns(Request("m", turns=given_turns)).turns == arranged
     assert normalize_prompt(Request("m", turns=given_turns)).turns == arranged
 
@@ -287,7 +287,7 @@ def _texts(block: Block) -> list[str]:
 
 
 def later(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """The same turns with ids that no other history has."""
+    """Return the same turns with ids that no other history has."""
     return tuple(Turn(turn.role, tuple(map(_later, turn.blocks))) for turn in turns)
 
 
@@ -301,20 +301,20 @@ def _later(block: Block) -> Block:
 
 
 @given(HISTORY)
-def test_arranging_twice_changes_nothing(turns: tuple[Turn, ...]) -> None:
+def test_ordering_is_idempotent(turns: tuple[Turn, ...]) -> None:
     once = order_turns(Request("m", turns=turns))
     assert order_turns(once) is once
 
 
 @given(HISTORY)
-def test_no_text_is_lost(turns: tuple[Turn, ...]) -> None:
+def test_all_text_is_preserved(turns: tuple[Turn, ...]) -> None:
     request = Request("m", turns=turns)
     ordered = texts(order_turns(request))
     assert all(any(text in other for other in ordered) for text in texts(request))
 
 
 @given(HISTORY)
-def test_what_comes_out_is_canonical(turns: tuple[Turn, ...]) -> None:
+def test_the_result_is_canonical(turns: tuple[Turn, ...]) -> None:
     made = order_turns(Request("m", turns=turns)).turns
     assert not made or made[0].role != "system"
     for before, turn in pairwise(made):
@@ -333,7 +333,7 @@ BEGINS = st.sampled_from([assistant("so"), assistant(ReasoningBlock("t"), call("
 
 
 @given(HISTORY, ENDS, BEGINS, HISTORY)
-def test_growth_by_the_model_keeps_all_that_was(
+def test_assistant_turns_only_extend_the_history(
     turns: tuple[Turn, ...], end: Turn, begin: Turn, more: tuple[Turn, ...]
 ) -> None:
     before = order_turns(Request("m", turns=(*turns, end)))
@@ -344,7 +344,7 @@ def test_growth_by_the_model_keeps_all_that_was(
 
 
 @given(HISTORY, ENDS, HISTORY)
-def test_growth_by_others_changes_the_last_exchange_only(
+def test_other_turns_change_only_the_last_exchange(
     turns: tuple[Turn, ...], end: Turn, more: tuple[Turn, ...]
 ) -> None:
     before = order_turns(Request("m", turns=(*turns, end))).turns
@@ -354,7 +354,7 @@ def test_growth_by_others_changes_the_last_exchange_only(
 
 
 @given(HISTORY, BEGINS, HISTORY)
-def test_a_reminder_only_adds_to_the_last_result(
+def test_a_reminder_only_extends_the_last_result(
     turns: tuple[Turn, ...], begin: Turn, more: tuple[Turn, ...]
 ) -> None:
     calls = (assistant(call("n1"), call("n2")), tool(gave("n2", "y"), gave("n1", "x")))
@@ -376,10 +376,8 @@ SESSION = st.lists(EXCHANGE, max_size=6).map(
 
 
 @given(st.lists(st.one_of(SESSION, HISTORY), min_size=1, max_size=3), st.booleans())
-def test_what_is_remembered_changes_nothing(
-    histories: list[tuple[Turn, ...]], copied: bool
-) -> None:
-    """Sessions that grow side by side, then shrink, through one stabilizer and fresh ones."""
+def test_the_cache_does_not_change_results(histories: list[tuple[Turn, ...]], copied: bool) -> None:
+    """Sessions that grow in parallel and then shrink, with one normalizer and with new ones."""
     warm = PromptNormalizer(NormalizationOptions())
     longest = max(map(len, histories))
     for count in (*range(1, longest + 1), *range(longest, 0, -3)):
@@ -405,8 +403,8 @@ LATE = (
 
 
 @pytest.mark.parametrize("other", [user(gave("a", "2")), user("no")])
-def test_a_late_result_opens_what_was_closed(other: Turn) -> None:
-    """And one that is gone again, or another one, is not taken from memory."""
+def test_a_late_result_reopens_a_closed_exchange(other: Turn) -> None:
+    """A history without that result, or with another one, is not taken from the cache."""
     warm = PromptNormalizer()
     edited = (*LATE[:6], other, *LATE[7:])
     for turns in (LATE, edited, LATE):
@@ -429,11 +427,11 @@ def test_a_reminder_can_make_a_result_equal_another() -> None:
     assert once.turns == (GO, CALL_A, tool(gave("a", "x\n\ny")))
 
 
-# --- what a long history costs ------------------------------------------------------------------
+# --- cost of a long history ---------------------------------------------------------------------
 
 
 def long_history(exchanges: int) -> tuple[Turn, ...]:
-    """As Claude Code sends it: results in user turns, with a reminder."""
+    """Build a history as sent by Claude Code: results in user turns, with a reminder."""
     turns: list[Turn] = [user("<system-reminder>\nBe kind.\n</system-reminder>", "go")]
     for at in range(exchanges):
         turns.append(assistant(ReasoningBlock(f"thought {at}"), call(f"toolu_{at}")))
@@ -441,7 +439,7 @@ def long_history(exchanges: int) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def test_made_turns_are_the_same_objects_each_time() -> None:
+def test_created_turns_are_the_same_objects_each_time() -> None:
     turns = long_history(50)
     warm = PromptNormalizer()
     before = warm.normalize(Request("m", turns=turns[:-2]))
@@ -450,7 +448,7 @@ def test_made_turns_are_the_same_objects_each_time() -> None:
     assert all(map(lambda a, b: a is b, before.turns[:closed], after.turns))
 
 
-def test_only_new_turns_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_turns_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Turn] = []
     real = TextCleaner.clean_turn
 
@@ -467,7 +465,7 @@ def test_only_new_turns_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(seen) <= 5
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_is_bounded() -> None:
     warm = PromptNormalizer(max_chars=200_000)
     for session in range(40):
         turns = (user(f"session {session}"), *long_history(20)[1:])

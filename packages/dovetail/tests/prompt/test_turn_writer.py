@@ -1,4 +1,4 @@
-"""Turns that are not ours, in their model's own notation and order."""
+"""Turns of other servers, written in the notation of the model and in their order."""
 
 import json
 from collections.abc import Sequence
@@ -39,13 +39,13 @@ AGAIN, EDIT = ReasoningBlock("Second."), _call("edit", lines=[1, 2])
 INTERLEAVED = (THINK, CALL, AGAIN, EDIT)
 
 Pair = tuple[str | None, str | None]
-#: The pairs of parsers that the families name.
+#: The pairs of tool parser and reasoning parser of the families.
 PAIRS: list[Pair] = sorted(
     {(family.tool_parser, family.reasoning_parser) for family in families() if family.tool_parser},
     key=str,
 )
 THINKERS = [pair for pair in PAIRS if pair[1] is not None]
-#: Notations in which a turn of calls is nothing but calls.
+#: Notations in which a turn with calls contains only calls.
 CALLS_ALONE = {"pythonic", "xlam"}
 
 
@@ -74,7 +74,7 @@ def _seen(blocks: Sequence[OutputBlock]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("pair", THINKERS, ids=str)
-def test_think_call_think_call_stays_in_order(pair: Pair) -> None:
+def test_interleaved_reasoning_and_calls_stay_in_order(pair: Pair) -> None:
     text = _write(pair, INTERLEAVED)
     assert text is not None
     assert _read(pair, text) == _seen(INTERLEAVED)
@@ -95,7 +95,7 @@ def test_text_and_calls(pair: Pair) -> None:
 @pytest.mark.parametrize("pair", THINKERS, ids=str)
 @pytest.mark.parametrize("first", [THINK, TextBlock("Sure.")], ids=["thought", "answer"])
 def test_reasoning_opened_by_the_prompt_is_not_opened_again(pair: Pair, first: Any) -> None:
-    """The prompt ends with the opener: what is written continues from there, and closes it."""
+    """The prompt ends with the start marker: the written turn continues from there."""
     opener = _write(pair, (THINK,))
     assert opener is not None
     end = opener[: opener.index(THINK.text)]
@@ -113,7 +113,7 @@ def test_reasoning_opened_by_the_prompt_is_not_opened_again(pair: Pair, first: A
 
 
 @pytest.mark.parametrize("pair", THINKERS, ids=str)
-def test_nothing_is_closed_that_was_not_opened(pair: Pair) -> None:
+def test_reasoning_that_was_not_opened_is_not_closed(pair: Pair) -> None:
     blocks = (TextBlock("Sure."),)
     assert _write(pair, blocks, "<|assistant|>") == _write(pair, blocks)
 
@@ -142,14 +142,14 @@ HERMES = ("hermes", "qwen3")
         (ToolCallBlock("", "run", '{"b": 1, "a": "\\u00e9"}'), {"b": 1, "a": "é"}),
     ],
 )
-def test_arguments_are_an_object(call: ToolCallBlock, written: dict[str, Any]) -> None:
+def test_arguments_are_written_as_an_object(call: ToolCallBlock, written: dict[str, Any]) -> None:
     text = _write(HERMES, (call,))
     assert text is not None
     assert _read(HERMES, text) == [(call.name, written)]
     assert "\\u00e9" not in text
 
 
-def test_names_as_the_model_knows_them() -> None:
+def test_tools_have_their_prompt_names() -> None:
     names = ToolNames([ToolSpec("read", namespace="fs", shown_as="fs__read")])
     call = ToolCallBlock("", "read", "{}", namespace="fs")
     text = TurnWriter(*HERMES).write(Turn("assistant", (call,)), names, _as_it_is, "")
@@ -157,7 +157,7 @@ def test_names_as_the_model_knows_them() -> None:
     assert _read(HERMES, text) == [("fs__read", {})]
 
 
-def test_every_text_is_protected() -> None:
+def test_every_text_is_escaped() -> None:
     blocks = (ReasoningBlock("<x>"), TextBlock("<x>"), _call("run", command="<x>"))
     text = TurnWriter(*HERMES).write(
         Turn("assistant", blocks), ToolNames(()), lambda text: text.replace("<x>", "<!x>"), ""
@@ -167,7 +167,7 @@ def test_every_text_is_protected() -> None:
     assert "<x>" not in text
 
 
-def test_what_is_no_output_is_left_out() -> None:
+def test_blocks_that_are_not_output_are_omitted() -> None:
     plain = _write(HERMES, (TextBlock("A."),))
     assert _write(HERMES, (ImageBlock(url="x"), ReasoningBlock(""), TextBlock("A."))) == plain
 

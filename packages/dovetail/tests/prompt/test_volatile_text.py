@@ -1,4 +1,4 @@
-"""Counters go where a harness put them, and prose stays prose."""
+"""Counters of harnesses are removed; other text is unchanged."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ VOLATILE = VolatilePatterns()
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-def test_a_counter_leaves_system_text_as_if_it_had_never_been(counter: str) -> None:
+def test_counters_are_removed_from_system_text(counter: str) -> None:
     for around in ("{}", "Be kind.\n{}", "{}\nBe kind.", "Be kind.\n{}\nAlways."):
         text = around.format(counter)
         without = "\n".join(line for line in text.split("\n") if line != counter)
@@ -35,7 +35,7 @@ def test_a_counter_leaves_system_text_as_if_it_had_never_been(counter: str) -> N
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-def test_a_counter_leaves_reminders_in_user_text(counter: str) -> None:
+def test_counters_are_removed_from_reminders_in_user_text(counter: str) -> None:
     alone = f"<system-reminder>\n{counter}\n</system-reminder>"
     warning = f"<system_warning>{counter}</system_warning>"
     with_text = f"<system-reminder>\nUse the list.\n{counter}\n</system-reminder>"
@@ -46,7 +46,7 @@ def test_a_counter_leaves_reminders_in_user_text(counter: str) -> None:
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-def test_a_user_who_writes_one_is_not_touched(counter: str) -> None:
+def test_counters_written_by_users_are_unchanged(counter: str) -> None:
     for text in (
         counter,
         f"What does this mean?\n{counter}",
@@ -69,7 +69,7 @@ def test_system_prose_about_counters_stays(text: str) -> None:
     assert VOLATILE.strip_system(text) is text
 
 
-def test_what_a_tool_returned_is_data() -> None:
+def test_tool_results_are_unchanged() -> None:
     text = "<system-reminder>\nToken usage: 1/2; 1 remaining\n</system-reminder>"
     call = Turn("assistant", (ToolCallBlock("c1", "read", "{}"),))
     result = Turn("tool", (ToolResultBlock("c1", (TextBlock(text),)),))
@@ -77,7 +77,7 @@ def test_what_a_tool_returned_is_data() -> None:
     assert normalize_prompt(request) is request
 
 
-def test_the_operators_own_pattern() -> None:
+def test_a_custom_pattern_is_removed() -> None:
     options = NormalizationOptions(volatile=(*DEFAULT_PATTERNS, r"^Now: .*$", r" \(seed \d+\)"))
     system = (TextBlock("Be kind (seed 17).\nNow: 12:31\nToken usage: 1/2; 1 remaining"),)
     user = Turn("user", (TextBlock("Now: what?\n<system-reminder>\nNow: 1\n</system-reminder>"),))
@@ -87,7 +87,7 @@ def test_the_operators_own_pattern() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "x*", "", "(?P<n>a)|^", "[z-a]"])
-def test_a_bad_pattern_is_refused_at_load_by_name(pattern: str) -> None:
+def test_an_invalid_pattern_is_rejected_by_name(pattern: str) -> None:
     with pytest.raises(InvalidPatternError) as refused:
         PromptNormalizer(NormalizationOptions(volatile=(pattern,)))
     assert repr(pattern) in str(refused.value)
@@ -97,7 +97,7 @@ LINES = st.lists(st.sampled_from([*COUNTERS, "Be kind.", "", "x", " y "]), max_s
 
 
 @given(LINES)
-def test_lines_of_counters_go_wherever_they_stand(lines: list[str]) -> None:
+def test_lines_of_counters_are_removed_at_any_position(lines: list[str]) -> None:
     expected = [line for line in lines if line not in COUNTERS]
     assert VOLATILE.strip_system("\n".join(lines)) == "\n".join(expected)
 

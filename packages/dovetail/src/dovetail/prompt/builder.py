@@ -1,10 +1,11 @@
-"""Build one prompt: reuse the known tokens, render and encode what is new.
+"""Build one prompt: reuse the known tokens, render and encode the new part.
 
     prompt(N+1) = prompt(N) + generated(N) + encode(suffix)
 
-The known part is neither rendered nor encoded again. Where it does not fit (another system text,
-another set of tools, turns restored from seals) the splice is iterated: the first prompt is
-rendered cold, then turn by turn. Where the model's own policy drops reasoning, the template does.
+The known part is neither rendered nor encoded again. If it does not match (another system text,
+other tools, turns restored from seals), the splice is iterated: the first prompt is rendered cold,
+then extended turn by turn. If the policy of the model drops reasoning, the template renders those
+turns.
 """
 
 import re
@@ -43,11 +44,11 @@ from dovetail_tokenizers import ControlTokenGuard
 
 @dataclass(frozen=True)
 class RenderContext:
-    """What all prompts of a model are rendered with.
+    """The components that render all prompts of a model.
 
-    `opens_reasoning` decides whether output after an end of a prompt begins inside reasoning;
-    `role_tokens` finds the control tokens that are not part of the output notation, such as those
-    of role headers.
+    `opens_reasoning`: returns whether output after this end of a prompt begins inside reasoning.
+    `role_tokens`: matches the control tokens that are not part of the output notation, such as
+    those of role headers.
     """
 
     template: ChatTemplate
@@ -60,7 +61,7 @@ class RenderContext:
     role_tokens: re.Pattern[str] | None
 
     def encode_turn(self, text: str) -> list[int]:
-        """Encode a turn in the model's notation, without its stop token: that comes next."""
+        """Encode a turn in the model's notation, without its stop token, which the suffix adds."""
         for end in self.splicer.stop_tokens:
             if text.endswith(end):
                 text = text.removesuffix(end)
@@ -68,14 +69,14 @@ class RenderContext:
         return self.guard.encode(text, first=False)
 
     def find_opening(self, text: str) -> str | None:
-        """The end of a prompt after its last role marker; None where none is near the end."""
+        """Return the text after the last role marker, or None if no marker is near the end."""
         end = text[-200:]
         roles = list(self.role_tokens.finditer(end)) if self.role_tokens is not None else []
         return end[roles[-1].end() :] if roles else None
 
 
 class PromptTools:
-    """A request's tools as the prompt contains them."""
+    """The tools of a request in the form for the prompt."""
 
     __slots__ = ("definitions", "names")
 
@@ -107,15 +108,15 @@ class PromptBuilder:
         self._names = tools.names
         self._tools = tools.definitions
         self._switches = switches
-        self._prompt_end = ""  # the end of the prompt so far
-        self._opening: str | None = None  # the same from its last role marker on
+        self._prompt_end = ""  # the end of the text so far
+        self._opening: str | None = None  # the text after its last role marker
         self._is_resumed = False
         self._is_unchanged = False  # the template rendered the last known turn unchanged
         self._reused_tokens = 0
         self._notes: list[str] = []
 
     def build(self, head: HeadDigests) -> Prompt:
-        """Build the whole prompt. The template renders a turn that cannot be spliced."""
+        """Build the prompt. The template renders the turns that cannot be spliced."""
         spliced = self._spliced_turns()
         built = self._build_ids(spliced)
         while isinstance(built, int):
@@ -149,7 +150,7 @@ class PromptBuilder:
         )
 
     def _drops_reasoning(self) -> bool:
-        """Return whether the template's policy drops reasoning of the last known turn here."""
+        """Return whether the template drops the reasoning of the last known turn."""
         index = self._history.parent_index
         return index is not None and index < self._start and not self._is_unchanged
 
@@ -163,7 +164,7 @@ class PromptBuilder:
         return frozenset(at for at in places if self._turns[at].role == "assistant")
 
     def _spliced_turns(self) -> list[int]:
-        """The turns that the template does not render: known ones, and those it would regroup."""
+        """Return the turns not rendered by the template: known ones, and those it would regroup."""
         first = max(self._history.anchor_index or 0, self._start)
         return [
             at
@@ -174,7 +175,7 @@ class PromptBuilder:
         ]
 
     def _must_rewrite(self, turn: Turn) -> bool:
-        """Return whether the template would lose or regroup parts of a turn."""
+        """Return whether the template would drop or regroup parts of a turn."""
         profile = self._context.profile
         kinds = {block.type for block in turn.blocks}
         if not profile.text_with_calls and kinds >= {"text", "tool_call"}:
@@ -221,7 +222,7 @@ class PromptBuilder:
         return self._encode_reusing(array(TOKEN_ID_TYPECODE), text)
 
     def _render_resumed(self, until: int) -> "array[int] | None":
-        """Render from the last known prompt after a user turn, where the template allows it."""
+        """Render from the last known prompt after a user turn, if the template supports it."""
         base, partial_renderer = self._history.base_prompt, self._context.partial_renderer
         if base is None or base[0] >= until or not partial_renderer.supported:
             return None
@@ -242,10 +243,10 @@ class PromptBuilder:
         return self._encode_reusing(known[: -len(tail)], text)
 
     def _encode_reusing(self, before: "array[int]", text: str) -> "array[int]":
-        """Encode a rendered text after other ids.
+        """Encode a rendered text that follows other ids.
 
-        Where the template renders everything up to the last known turn exactly as it was
-        generated, the known ids are reused: encoded again, the same text could become other ids.
+        If the template renders everything up to the last known turn exactly as generated, the
+        known ids are reused, because encoding the same text may give different ids.
         """
         parent_ids, guard = self._history.parent_token_ids, self._context.guard
         if parent_ids is not None and parent_ids[: len(before)] == before:
@@ -256,9 +257,9 @@ class PromptBuilder:
         return before + guard.pack(text, first=not before)
 
     def _restore_opening(self, ids: "array[int]", index: int) -> bool:
-        """Restore the turn's own opening before it, where a switch has changed that since.
+        """Restore the original opening before a turn if a switch has changed it since.
 
-        False if that is impossible: the tokens would follow text they did not follow before.
+        Returns False if this is impossible: the tokens would follow a different text.
         """
         entry = self._history.entries.get(index)
         if entry is None or entry.opening is None or entry.opening == self._opening:
@@ -277,7 +278,7 @@ class PromptBuilder:
         self._prompt_end = text[-40:] if self._opening is None else self._opening
 
     def _turn_ids(self, index: int) -> "Sequence[int] | None":
-        """Return the tokens of a turn: the generated ones, or those of the model's notation."""
+        """Return the tokens of a turn: generated, or encoded in the model's notation."""
         entry = self._history.entries.get(index)
         if entry is not None:
             return unpack_ids(entry.generated)
@@ -290,7 +291,7 @@ class PromptBuilder:
         )
 
     def _render_suffix(self, index: int, end: int) -> str | None:
-        """Render what follows a turn, up to the next one that is spliced."""
+        """Render the messages after a turn, up to the next spliced turn."""
         point, turn, entry = (
             self._splice_point(index),
             self._turns[index],
@@ -313,7 +314,7 @@ class PromptBuilder:
         )
 
     def _history_before(self, depends_on: ContextDependency, index: int) -> list[ChatMessage]:
-        """Return the messages before a turn, as far as the rendering after it depends on them."""
+        """Return the messages before a turn that affect the rendering after it."""
         if depends_on == "nothing":
             return []
         if depends_on == "history":
@@ -326,7 +327,7 @@ class PromptBuilder:
     def _apply_fallback(
         self, messages: list[ChatMessage], tools: Sequence[ChatMessage] = ()
     ) -> list[ChatMessage]:
-        """Write as text what the template cannot render."""
+        """Convert messages that the template cannot render to text."""
         if not needs_fallback(self._context.profile):
             return messages
         parser = self._context.writer.tool_parser
@@ -366,7 +367,7 @@ class PromptBuilder:
         return "tool" if role == "tool" and self._context.profile.renders_results else "user"
 
     def _message_builder(self, index: int) -> MessageBuilder:
-        """A builder that starts at a turn; calls are numbered through the whole history."""
+        """Return a builder that starts at a turn and numbers calls across the complete history."""
         if index == self._history.anchor_index or (
             self._history.base_prompt and index == self._history.base_prompt[0]
         ):

@@ -1,8 +1,8 @@
-"""Build the messages of a chat template from turns, in the form that this template accepts.
+"""Build the messages for a chat template from turns, in the form that this template accepts.
 
-Ids never reach the template as clients send them: calls are numbered by their position in the
-conversation, in the style the template wants, so that another id never changes the prompt.
-Every text of a client is escaped: a control token spelled out in it stays text.
+The template does not receive the ids of clients: calls are numbered by their position in the
+conversation, in the style that the template expects, so that a different id never changes the
+prompt. All client text is escaped, so that a control token in it is encoded as plain text.
 """
 
 import json
@@ -25,7 +25,7 @@ from dovetail_model import (
 
 ChatMessage = dict[str, Any]
 MISSING_RESULT_TEXT = "[no result]"
-MISSING_USER_TEXT = "[no words]"  # before a leading assistant turn, where a user must come first
+MISSING_USER_TEXT = "[no words]"  # inserted if the template requires a user turn first
 
 
 class TextEscaper(Protocol):
@@ -50,7 +50,7 @@ class ToolNames:
 
 
 class MessageBuilder:
-    """Builds messages from turns, one after the other: ids are numbered through the history."""
+    """Builds messages from consecutive turns; call ids are numbered across the history."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class MessageBuilder:
         self._open_calls: dict[str, tuple[str, str]] = {}
 
     def build_head(self, system: Sequence[Block]) -> list[ChatMessage]:
-        """Build the system message, if there is text and the template renders one."""
+        """Build the system message, if there is system text and the template renders it."""
         text = self._text(system)
         if not text or self._profile.system != "kept":
             return []
         return [self._message("system", text)]
 
     def build(self, system: Sequence[Block], turns: Sequence[Turn]) -> list[ChatMessage]:
-        """Build the messages of a whole conversation."""
+        """Build the messages of a complete conversation."""
         messages = self.build_head(system)
         written = [message for turn in turns for message in self.build_turn(turn)]
         if self._profile.system != "kept" and (text := self._text(system)):
@@ -84,7 +84,7 @@ class MessageBuilder:
         return messages + self.adapt(written)
 
     def build_turn(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[ChatMessage]:
-        """Build the messages of one turn. `own_ids` are the ids the model gave its calls."""
+        """Build the messages of one turn. `own_ids` are the call ids that the model generated."""
         match turn.role:
             case "assistant":
                 message = self._assistant_message(turn, own_ids)
@@ -106,9 +106,9 @@ class MessageBuilder:
         return self._merge_user_messages(self._add_missing_results(messages))
 
     def _add_missing_results(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Add missing results: where roles must alternate, no user message may follow a call.
+        """Add missing results: if roles must alternate, no user message may follow a call.
 
-        A user message in place of a result is appended to it, as reminders in a loop are.
+        A user message in place of a result is appended to the added result, like reminders.
         """
         result_ids = {m["tool_call_id"] for m in messages if m["role"] == "tool"}
         complete: list[ChatMessage] = []
@@ -142,7 +142,7 @@ class MessageBuilder:
         return merged
 
     def number_calls(self, turn: Turn, own_ids: Sequence[str | None] = ()) -> list[tuple[str, str]]:
-        """Assign the prompt's ids and names to a turn's calls; results refer to them."""
+        """Assign prompt ids and names to the calls of a turn. Results refer to these."""
         calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
         numbered = []
         self._open_calls = {}
@@ -156,7 +156,7 @@ class MessageBuilder:
         return numbered
 
     def format_arguments(self, call: ToolCallBlock) -> Any:
-        """Format a call's arguments as the template expects them: an object or its JSON text."""
+        """Format the arguments of a call for the template: an object or its JSON text."""
         value = parse_arguments(call, self._protect)
         return (
             json.dumps(value, ensure_ascii=False) if self._profile.arguments == "string" else value
@@ -180,7 +180,7 @@ class MessageBuilder:
         return self._add_reasoning(message, self._protect("\n".join(reasoning)))
 
     def _add_reasoning(self, message: ChatMessage, reasoning: str) -> ChatMessage:
-        """Add reasoning to the message where the template looks for it."""
+        """Add reasoning to the message in the form that the template reads."""
         if reasoning and self._profile.thinking_parts:
             text = message["content"]
             parts = [{"type": "text", "text": text}] if isinstance(text, str) else text or []
@@ -192,7 +192,7 @@ class MessageBuilder:
     def _result_message(self, result: ToolResultBlock) -> ChatMessage:
         call = self._open_calls.get(make_call_key(result.call_id))
         text = self._text(result.blocks)
-        if call is None:  # its call is no longer in the history: templates reject or drop it
+        if call is None:  # the history lacks its call: templates reject or drop such a result
             return self._message("user", text)
         return {**self._message("tool", text), "tool_call_id": call[0], "name": call[1]}
 
@@ -214,17 +214,17 @@ class MessageBuilder:
 
 
 def format_content(profile: TemplateProfile, text: str) -> Any:
-    """Format a message's content as the template expects it."""
+    """Format the content of a message for the template."""
     return [{"type": "text", "text": text}] if profile.content == "parts" else text
 
 
 def format_tool_call(id: str, name: str, arguments: Any) -> ChatMessage:
-    """Format a call as templates expect it."""
+    """Format a call for a template."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def format_tools(tools: Iterable[ToolSpec], protect: TextEscaper) -> list[ChatMessage]:
-    """Format tools as templates expect them. A custom tool becomes a function of one string."""
+    """Format tools for a template. A custom tool becomes a function with one string argument."""
     return [
         CachedJsonObject(
             type="function",
@@ -239,7 +239,7 @@ def format_tools(tools: Iterable[ToolSpec], protect: TextEscaper) -> list[ChatMe
 
 
 def escape_strings(value: Any, protect: TextEscaper) -> Any:
-    """Escape every string in a JSON value, keys too."""
+    """Escape every string in a JSON value, including keys."""
     if isinstance(value, str):
         return protect(value)
     if isinstance(value, Mapping):
@@ -250,19 +250,19 @@ def escape_strings(value: Any, protect: TextEscaper) -> Any:
 
 
 def parse_arguments(call: ToolCallBlock, protect: TextEscaper) -> dict[str, Any]:
-    """Parse and escape a call's arguments. Free text and non-objects become `input`."""
+    """Parse and escape the arguments of a call. Text and non-objects become `input`."""
     if not call.custom:
         try:
             value = json.loads(call.arguments or "{}")
             if isinstance(value, dict):
                 return dict(escape_strings(value, protect))
         except (ValueError, RecursionError):
-            pass  # a truncated call, or one nested deeper than any tool accepts
+            pass  # a truncated call, or one that is nested too deeply
     return {"input": protect(call.arguments)}
 
 
 def _has_content(message: ChatMessage) -> bool:
-    """Return whether anything is left of a turn whose truncated call its client has dropped."""
+    """Return whether a message has content: a client may have dropped a truncated call."""
     return any(value for key, value in message.items() if key != "role")
 
 
@@ -271,7 +271,7 @@ def _call_id_and_name(call: ChatMessage) -> tuple[str, str]:
 
 
 def _split_parallel_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Split turns of several calls into several turns, each followed by its own results."""
+    """Split turns with several calls into turns with one call, each followed by its results."""
     many = {c["id"] for m in messages if len(m.get("tool_calls", ())) > 1 for c in m["tool_calls"]}
     results: dict[str, list[ChatMessage]] = {}
     for message in messages:
@@ -294,7 +294,7 @@ def _split_parallel_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
 def _tool_parameters(tool: ToolSpec) -> Mapping[str, Any]:
     schema = tool.model_parameters
     if schema.get("type") == "object" and "properties" not in schema:
-        return {**schema, "properties": {}}  # templates look for it
+        return {**schema, "properties": {}}  # templates read it
     return schema
 
 

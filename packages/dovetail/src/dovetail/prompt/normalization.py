@@ -1,9 +1,9 @@
 """Normalize requests so that their token prefix stays stable from turn to turn.
 
-Cost is bounded by what is new: the closed exchanges of each conversation are cached in order, and a
-longer history that begins with the same turns continues from there. Tuples are compared: for turns
-that are the same objects this costs nanoseconds, for equal ones a memcmp, and turns that were made
-here (a tool turn out of a user's) are the same objects each time.
+The cost depends only on the new turns: the closed exchanges of each conversation are cached in
+normalized form, and a longer history that begins with the same turns reuses them. Turns are
+compared as tuples, which costs nanoseconds for the same objects and a memcmp for equal ones. Turns
+that are created here, such as a tool turn from a user turn, are the same objects each time.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ _HistoryKey = tuple[int, str]
 
 @dataclass(frozen=True)
 class _NormalizedHistory:
-    """The closed part of a conversation: the original turns and the normalized ones."""
+    """The closed part of a conversation: the original and the normalized turns."""
 
     original_turns: tuple[Turn, ...]
     system: tuple[Block, ...]
@@ -49,9 +49,9 @@ _EMPTY_HISTORY = _NormalizedHistory((), (), (), frozenset(), 0)
 
 
 class PromptNormalizer:
-    """Normalizes requests: volatile text removed, turns in canonical order.
+    """Normalizes requests: removes volatile text and puts turns in canonical order.
 
-    The result depends on the request alone; the cache is bounded by `max_chars` of text. Not
+    The result depends only on the request. The cache holds at most `max_chars` of text. Not
     thread-safe.
     """
 
@@ -66,7 +66,7 @@ class PromptNormalizer:
         )
 
     def normalize(self, request: Request) -> Request:
-        """Remove what must not reach the token prefix, and order the turns."""
+        """Remove volatile text from the prefix and put the turns in canonical order."""
         key, known = self._find_longest(request.turns)
         try:
             system, turns = self._extend(request.turns, key, known)
@@ -78,7 +78,7 @@ class PromptNormalizer:
     def _extend(
         self, original: tuple[Turn, ...], key: _HistoryKey | None, known: _NormalizedHistory
     ) -> tuple[tuple[Block, ...], tuple[Turn, ...]]:
-        """Return the system blocks and turns of a history that extends a known one."""
+        """Return the normalized system blocks and turns of a history that extends a known one."""
         clean = self._cleaner.clean_turn
         system, begin = (
             (known.system, len(known.original_turns))
@@ -90,7 +90,7 @@ class PromptNormalizer:
             sequencer.add(at, clean(original[at]))
         done, at, last = sequencer.split()
         turns = (*known.turns, *done)
-        if done and not sequencer.has_late_result:  # else what is closed depends on turns behind it
+        if done and not sequencer.has_late_result:  # otherwise closed turns depend on later ones
             ids = known.call_ids | sequencer.call_ids()
             chars = known.chars + sum(map(_turn_chars, original[len(known.original_turns) : at]))
             self._remember(
@@ -107,14 +107,14 @@ class PromptNormalizer:
                 key = _history_key(at, original[at])
                 known = self._histories.peek(key)
                 if known is not None and known.original_turns == original[:at]:
-                    self._histories.get(key)  # used, now that it is known to fit
+                    self._histories.get(key)  # mark as used only after the comparison
                     return key, known
         return None, _EMPTY_HISTORY
 
     def _remember(
         self, old_key: _HistoryKey | None, original: tuple[Turn, ...], known: _NormalizedHistory
     ) -> None:
-        """Cache a history in place of the one it extends."""
+        """Cache a history and remove the one that it extends."""
         at = len(known.original_turns)
         if old_key is not None:
             self._histories.pop(old_key)
@@ -122,7 +122,7 @@ class PromptNormalizer:
 
 
 def _history_key(index: int, turn: Turn) -> _HistoryKey:
-    """The key of the history before this assistant turn. It may collide: histories are compared."""
+    """Return the key of the history before this assistant turn. Keys may collide."""
     text = ""
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock):
@@ -137,7 +137,7 @@ def _turn_chars(turn: Turn) -> int:
 
 
 def _count_chars(blocks: Iterable[Block]) -> int:
-    """Count the characters of blocks, plus an overhead for each object."""
+    """Count the characters of blocks, plus an overhead per object."""
     total = 0
     for block in blocks:
         match block:
@@ -156,5 +156,5 @@ def _count_chars(blocks: Iterable[Block]) -> int:
 
 
 def normalize_prompt(request: Request, options: NormalizationOptions | None = None) -> Request:
-    """Normalize one request without a cache. Servers use a `PromptNormalizer`."""
+    """Normalize one request without a cache. Use a `PromptNormalizer` in servers."""
     return PromptNormalizer(options).normalize(request)

@@ -1,9 +1,9 @@
-"""Render with the template from a user turn on instead of from the beginning.
+"""Render a conversation with the template from a user turn on, not from the beginning.
 
-Where a template drops the reasoning of a finished loop, that loop is rendered again when the next
-user turn arrives. What precedes the loop has not changed: its prompt is known, and ends with the
-user's turn and a generation prompt. So only the loop is rendered, after a placeholder for the
-user's text.
+If a template drops the reasoning of a finished tool loop, the loop must be rendered again when the
+next user turn arrives. The prompt before the loop has not changed: it is known, and ends with the
+user turn and a generation prompt. Therefore only the loop is rendered, after a placeholder for the
+user text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 
 
 class PartialRenderer:
-    """Renders from a user turn on, for templates that allow it."""
+    """Renders from a user turn on. `supported`: the result equals that of a full render."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class PartialRenderer:
     def render_after_user(
         self, messages: Sequence[ChatMessage], tools: bool, switches: Mapping[str, Any]
     ) -> str | None:
-        """Render what follows a user's text and these messages after it."""
+        """Render the text after a user text that is followed by these messages."""
         user = {"role": "user", "content": format_content(self._profile, self._nonce)}
         try:
             text = self._template.render(
@@ -45,7 +45,7 @@ class PartialRenderer:
         return tail if found else None
 
     def _matches_full_render(self, with_reasoning: bool) -> bool:
-        """Return whether rendering from the second of two loops on equals rendering both."""
+        """Return whether a render from the second of two loops equals the render of both."""
         first, second = (
             self._sample_loop(with_reasoning, "a"),
             self._sample_loop(with_reasoning, "b"),
@@ -77,11 +77,11 @@ class PartialRenderer:
         }
         final: ChatMessage = {
             "role": "assistant",
-            "content": format_content(profile, f"Answer {mark}."),
+            "content": format_content(profile, f"Final {mark}."),
         }
         if with_reasoning:
-            calls |= dict.fromkeys(profile.reasoning_fields, f"Thought {mark}.")
-            final |= dict.fromkeys(profile.reasoning_fields, f"Second thought {mark}.")
+            calls |= dict.fromkeys(profile.reasoning_fields, f"Reasoning {mark}.")
+            final |= dict.fromkeys(profile.reasoning_fields, f"Second reasoning {mark}.")
         result = {
             "role": "tool",
             "content": format_content(profile, f"Result {mark}."),

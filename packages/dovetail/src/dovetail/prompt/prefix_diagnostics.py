@@ -1,9 +1,9 @@
-"""Prefix diagnostics: how much a prompt shares with the last one of its session, and why not more.
+"""Prefix diagnostics: compare a prompt with the last one of its session, and explain differences.
 
-A harness sends more than one branch of prompts under one session id: titles, summaries, forks. So a
-few branches are cached for each session, and a prompt is compared with the one it shares most with.
-Tokens are compared as bytes, a block at a time. The cache is bounded by bytes; the least recently
-used session is evicted first.
+A harness sends several branches of prompts with one session id: titles, summaries, forks. A few
+branches are therefore cached per session, and a prompt is compared with the branch with the longest
+common prefix. Tokens are compared as bytes, in blocks. The cache is limited in bytes and evicts the
+least recently used session first.
 """
 
 from array import array
@@ -14,13 +14,13 @@ from itertools import islice
 from dovetail.prompt.prefix_report import DivergenceReason, PrefixReport, PromptPart
 from dovetail.storage.lru import LruCache
 
-_BLOCK_BYTES = 1 << 16  # bytes compared at once
+_BLOCK_BYTES = 1 << 16  # per comparison
 
 
 def count_common_bytes(left: bytes | bytearray, right: memoryview) -> int:
-    """Count the leading bytes that are equal: by blocks, then by halves of the first difference.
+    """Count the equal leading bytes: compare blocks, then bisect the first different block.
 
-    `startswith` compares with memcmp and copies nothing; memoryviews compare item by item.
+    `startswith` uses memcmp without a copy; memoryviews would be compared item by item.
     """
     end = min(len(left), len(right))
     begin = 0
@@ -41,28 +41,30 @@ def count_common_bytes(left: bytes | bytearray, right: memoryview) -> int:
 
 
 def count_common_ids(left: "array[int]", right: "array[int]") -> int:
-    """Count the leading ids that are equal."""
+    """Count the equal leading ids."""
     return count_common_bytes(left.tobytes(), memoryview(right).cast("B")) // left.itemsize
 
 
-_MAX_BRANCHES = 16  # of one session: an agent with its sub-agents
-_MAX_OTHER_SESSIONS = 8  # that a first prompt is compared with
-_EXCERPT_TOKENS = 24  # shown as text on each side of a divergence
+_MAX_BRANCHES = 16  # per session: an agent with its sub-agents
+_MAX_OTHER_SESSIONS = 8  # compared with the first prompt of a session
+_EXCERPT_TOKENS = 24  # decoded on each side of a divergence
 _TOKEN_ID_BYTES = array("I").itemsize
-_DIGEST_BYTES = 64  # memory of a turn's digest
-_BRANCH_OVERHEAD_BYTES = 1024  # of a branch, besides its tokens and digests
+_DIGEST_BYTES = 64  # memory per turn digest
+_BRANCH_OVERHEAD_BYTES = 1024  # per branch, in addition to tokens and digests
 
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
 class PromptObservation:
-    """The data of a prompt that is compared.
+    """The data of a prompt for the comparison.
 
-    `session` and `harness` are compared as they are: where tenants must not be compared, both have
-    to name the tenant. `system`, `tools` and `switches` are digests of the head's parts, `turns`
-    those of the visible turns in canonical order. `policy_dropped`: the template dropped reasoning
-    here. `reasoning_cleared`: a resume policy cleared it.
+    `session`, `harness`: compared as strings. Both must include the tenant if prompts of different
+    tenants must not be compared.
+    `system`, `tools`, `switches`: digests of the parts of the head.
+    `turns`: digests of the visible turns in canonical order.
+    `policy_dropped`: the template dropped reasoning.
+    `reasoning_cleared`: a resume policy cleared reasoning.
     """
 
     session: str | None
@@ -78,9 +80,9 @@ class PromptObservation:
 
 
 class _Branch:
-    """The last prompt of one branch of a session, with what was generated on it.
+    """The last prompt of one branch of a session, with its output.
 
-    It grows in place: a prompt that extends it costs a comparison and what is new.
+    It grows in place, so that a longer prompt costs only a comparison and a copy of its new part.
     """
 
     __slots__ = (
@@ -103,7 +105,7 @@ class _Branch:
         return len(self.token_bytes) + len(self.turns) * _DIGEST_BYTES + _BRANCH_OVERHEAD_BYTES
 
     def extend(self, observation: PromptObservation, common: int) -> None:
-        """Make this prompt the branch's last; it shares the first `common` tokens."""
+        """Make this prompt the last of the branch. Its first `common` tokens are unchanged."""
         self.harness = observation.harness
         self.system, self.tools, self.switches = (
             observation.system,
@@ -116,7 +118,7 @@ class _Branch:
         self._prompt_bytes = len(self.token_bytes)
 
     def ends_with(self, observation: PromptObservation) -> bool:
-        """Return whether this is the branch's last prompt."""
+        """Return whether this is the last prompt of the branch."""
         own = (self._prompt_bytes // _TOKEN_ID_BYTES, self._prompt_turns, self.system, self.tools)
         return own == (
             len(observation.ids),
@@ -130,7 +132,7 @@ class _Branch:
         self.turns = self._prompt_turns if turn is None else (*self._prompt_turns, turn)
 
     def find_difference(self, observation: PromptObservation) -> PromptPart | None:
-        """Return the first part that differs. None where the prompt extends this branch."""
+        """Return the first part that differs, or None if the prompt extends this branch."""
         if self.system != observation.system:
             return "header"
         if self.tools != observation.tools:
@@ -142,7 +144,7 @@ class _Branch:
     def is_unrelated(self, observation: PromptObservation) -> bool:
         """Return whether the prompt does not belong to this branch, such as a title request.
 
-        A conversation whose whole head changed still belongs to it: its turns continue.
+        A conversation with a completely new head still belongs to it if its turns continue.
         """
         if self.system == observation.system or self.tools == observation.tools:
             return False
@@ -150,20 +152,20 @@ class _Branch:
 
 
 class PrefixDiagnostics:
-    """Compares each prompt with earlier ones. `decode` turns ids into text for reports."""
+    """Compares each prompt with earlier ones. `decode` converts ids to text for reports."""
 
     __slots__ = ("_anonymous_count", "_decode", "_held_bytes", "_max_bytes", "_sessions")
 
     def __init__(self, *, max_bytes: int = 64 << 20, decode: Decode) -> None:
         self._max_bytes = max_bytes
         self._decode = decode
-        # Branches grow after they were put, so `_held_bytes` is counted here.
+        # Branches grow inside the cache, so this class tracks the total in `_held_bytes`.
         self._sessions: LruCache[str, list[_Branch]] = LruCache()
         self._held_bytes = 0
         self._anonymous_count = 0
 
     def compare(self, observation: PromptObservation) -> PrefixReport:
-        """Compare a prompt with the last one of its session, and make it the last."""
+        """Compare a prompt with the last one of its session, then record it as the last."""
         branch, common = self._nearest(self._session_branches(observation), observation)
         found = (
             self._report_first(observation)
@@ -182,15 +184,15 @@ class PrefixDiagnostics:
         turn: bytes | None = None,
         prompt: PromptObservation | None = None,
     ) -> None:
-        """Record what was generated, without the stop token.
+        """Record the generated ids, without the stop token.
 
-        `turn` is the digest of that turn as the client was shown it: it distinguishes an edited
-        turn from one that was tokenized again. `prompt` is the one it was generated on, the
-        session's last if not given.
+        `turn`: the digest of the turn as sent to the client, to distinguish an edited turn from one
+        that was tokenized differently.
+        `prompt`: the prompt of the output; by default the last one of the session.
         """
         branches = reversed(self._branches(session))
         branch = next((one for one in branches if prompt is None or one.ends_with(prompt)), None)
-        if branch is None:  # evicted already
+        if branch is None:  # already evicted
             return
         self._held_bytes -= branch.size
         branch.set_output(array("I", ids).tobytes(), turn)
@@ -228,9 +230,9 @@ class PrefixDiagnostics:
         )
 
     def _report_first(self, observation: PromptObservation) -> PrefixReport:
-        """Report a session's first prompt: what it shares with other sessions of the harness."""
+        """Compare the first prompt of a session with other sessions of the same harness."""
         total = len(observation.ids)
-        if observation.reused_tokens:  # the ledger knows its history, which was evicted here
+        if observation.reused_tokens:  # evicted here, but the ledger has the history
             reason: DivergenceReason | None = "policy" if observation.policy_dropped else None
             prefill_tokens = total - observation.reused_tokens
             return PrefixReport(
@@ -266,7 +268,7 @@ class PrefixDiagnostics:
     def _nearest(
         self, branches: Iterable[_Branch], observation: PromptObservation
     ) -> tuple[_Branch | None, int]:
-        """Return the branch with the longest common prefix, and the length of that."""
+        """Return the branch with the longest common prefix, and the length of the prefix."""
         best, max_common, id_bytes = None, -1, _id_bytes(observation)
         for branch in branches:
             common = count_common_bytes(branch.token_bytes, id_bytes) // _TOKEN_ID_BYTES
@@ -275,7 +277,7 @@ class PrefixDiagnostics:
         return best, max_common
 
     def _session_branches(self, observation: PromptObservation) -> Iterator[_Branch]:
-        """Return the branches of its session that it may extend, the newest first."""
+        """Return the branches of the session that the prompt may extend, newest first."""
         branches = reversed(self._branches(observation.session))
         return (branch for branch in branches if not branch.is_unrelated(observation))
 
@@ -315,9 +317,9 @@ class PrefixDiagnostics:
     def _remember(
         self, observation: PromptObservation, branch: _Branch | None, common: int
     ) -> None:
-        """Cache the prompt, in the branch that it extends or in a new one."""
+        """Cache the prompt in the branch that it extends, or in a new branch."""
         session = observation.session
-        if session is None:  # a name that no client can send
+        if session is None:  # use a name that no client can send
             self._anonymous_count += 1
             session = f"\0{self._anonymous_count}"
         branches = [one for one in self._sessions.pop(session) or () if one is not branch]
@@ -351,6 +353,6 @@ def _find_reason(branch: _Branch, observation: PromptObservation) -> DivergenceR
 
 
 def _first_changed_turn(old: tuple[bytes, ...], new: tuple[bytes, ...]) -> int:
-    """The index of the first turn that differs or is missing."""
+    """Return the index of the first turn that differs or is missing."""
     same = (at for at, (was, now) in enumerate(zip(old, new, strict=False)) if was != now)
     return next(same, min(len(old), len(new)))

@@ -1,4 +1,4 @@
-"""The report of the prefix diagnostics: what two prompts share, where they diverge, and why."""
+"""The report of the prefix diagnostics: the common prefix of two prompts and their divergence."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -6,22 +6,22 @@ from typing import Literal, get_args
 DivergenceReason = Literal[
     "first", "header", "tools", "switches", "history", "policy", "resume", "retokenization"
 ]
-"""Why a prompt does not extend the last one. A small closed set: it labels a counter."""
+"""Why a prompt does not extend the last one. A closed set, since it labels a counter."""
 
 DIVERGENCE_REASONS: tuple[str, ...] = get_args(DivergenceReason)
 
 PromptPart = Literal["header", "tools", "switches", "history"]
-"""Which part of two prompts differs first."""
+"""The first part in which two prompts differ."""
 
 _REASON_TEXT: dict[DivergenceReason, str] = {
     "first": "first prompt of the session",
     "header": "the system text changed",
     "tools": "the tool list changed",
-    "switches": "the template's switches changed",
+    "switches": "the template switches changed",
     "history": "the history was edited",
-    "policy": "the template dropped thoughts",
-    "resume": "thoughts were cleared on purpose at a resume",
-    "retokenization": "the same request became other tokens",
+    "policy": "the template dropped reasoning",
+    "resume": "the resume policy cleared reasoning",
+    "retokenization": "the same text was tokenized differently",
 }
 
 
@@ -29,15 +29,18 @@ _REASON_TEXT: dict[DivergenceReason, str] = {
 class PrefixReport:
     """A prompt compared with the last one of its session.
 
-    `common_tokens` leading tokens are those of the last prompt and what was generated on it,
-    `prefill_tokens` of `total_tokens` must be prefilled, `reprefilled_tokens` of the last prompt
-    and output are no longer a prefix. `reason` is None where nothing diverged. `diverged_at` is
-    the first divergent token and `turn` the first changed turn, if a turn changed. `text_before`,
-    `old_text` and `new_text` are the text around the divergence: payload, not for logs. The first
-    `reused_tokens` tokens were reused from the ledger.
-
-    For a session's first prompt `shared_tokens` is the longest prefix that it shares with a recent
-    prompt of another session of the same harness, and `shared_difference` what differs there.
+    `common_tokens`: leading tokens that equal those of the last prompt and its output.
+    `total_tokens`: the tokens of the prompt.
+    `prefill_tokens`: the tokens of the prompt that must be prefilled.
+    `reprefilled_tokens`: tokens of the last prompt and its output that are no longer a prefix.
+    `reason`: None if the prompt did not diverge.
+    `diverged_at`: the index of the first divergent token.
+    `turn`: the index of the first changed turn, if a turn changed.
+    `text_before`, `old_text`, `new_text`: the text around the divergence. Payload, not for logs.
+    `reused_tokens`: the number of leading tokens that were reused from the ledger.
+    `shared_tokens`: for the first prompt of a session, the longest common prefix with a recent
+    prompt of another session of the same harness.
+    `shared_difference`: the part in which the two differ.
     """
 
     common_tokens: int
@@ -56,9 +59,9 @@ class PrefixReport:
 
 
 def describe_prefix(report: PrefixReport, *, payload: bool = False) -> str:
-    """Describe a report in one line. With `payload` a second one shows the divergent text."""
+    """Describe a report in one line. With `payload`, a second line shows the divergent text."""
     counts = (
-        f"{report.common_tokens} of {report.total_tokens} tokens kept, "
+        f"{report.common_tokens} of {report.total_tokens} tokens unchanged, "
         f"{report.prefill_tokens} to prefill"
     )
     if report.reason is None:
@@ -74,7 +77,8 @@ def describe_prefix(report: PrefixReport, *, payload: bool = False) -> str:
         at = "" if report.diverged_at is None else f" at token {report.diverged_at}"
         turn = "" if report.turn is None else f", turn {report.turn}"
         why = f"{report.reason}: {meaning}"
-        line = f"prefix: broken{at}{turn} ({why}): {counts}, {report.reprefilled_tokens} lost"
+        again = f"{report.reprefilled_tokens} re-prefilled"
+        line = f"prefix: diverged{at}{turn} ({why}): {counts}, {again}"
     if payload and report.diverged_at is not None:
         line += (
             f"\n  after {report.text_before!r}: was {report.old_text!r}, now {report.new_text!r}"
@@ -83,7 +87,7 @@ def describe_prefix(report: PrefixReport, *, payload: bool = False) -> str:
 
 
 def prefix_headers(report: PrefixReport) -> list[tuple[str, str]]:
-    """The report as response headers. They reveal nothing of other sessions, nor any text."""
+    """Return the report as response headers, without text and without data of other sessions."""
     values = {
         "common": report.common_tokens,
         "total": report.total_tokens,

@@ -1,4 +1,4 @@
-"""A prompt: token ids, and how they were built."""
+"""A rendered prompt: token ids and their origin."""
 
 from array import array
 from dataclasses import dataclass
@@ -21,16 +21,21 @@ class HeadDigests:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The ids that go to the engine, and where they come from.
+    """The token ids for the engine, and their origin.
 
-    `origin` is `grown`: a known prompt and its turn, and a new suffix; `resumed`: a known prompt
-    up to a user turn, rendered by the template from there; `iterated`: rendered up to the first
-    known turn, then turn by turn; `cold`: rendered by the template as a whole.
-    `exact_turns` are the indexes of turns with their generated tokens, `unchanged_turns` of those
-    that the template rendered the same, so that they kept their tokens, `rewritten_turns` of those
-    in the model's own notation. The first `reused_tokens` ids were reused from the ledger.
-    `reasoning_dropped`: the template drops reasoning of the last known turn here.
-    `opening` is the end of the prompt after the last role marker.
+    `origin`:
+    - `grown`: a known prompt with its output, then a new suffix.
+    - `resumed`: a known prompt up to a user turn, then text rendered by the template.
+    - `iterated`: text rendered up to the first known turn, then spliced turn by turn.
+    - `cold`: completely rendered by the template.
+
+    `exact_turns`: the indexes of turns with their generated tokens.
+    `unchanged_turns`: the indexes of turns that the template rendered exactly as generated, so
+    that their tokens are preserved.
+    `rewritten_turns`: the indexes of turns written in the model's own notation.
+    `reused_tokens`: the number of leading ids that were reused from the ledger.
+    `reasoning_dropped`: whether the template drops reasoning of the last known turn.
+    `opening`: the end of the prompt after the last role marker.
     """
 
     ids: "array[int]"

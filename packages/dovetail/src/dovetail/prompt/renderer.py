@@ -1,4 +1,4 @@
-"""Render the prompts of one model, following its template's policy on earlier turns."""
+"""Render the prompts of one model, following the template's policy for earlier turns."""
 
 import json
 import re
@@ -32,8 +32,8 @@ from dovetail_model import (
 from dovetail_parsers import markers, opens_reasoning
 from dovetail_tokenizers import ControlTokenGuard, Tokenizer
 
-_MAX_CACHED_ITEM_BYTES = 1 << 20  # bytes, or characters: larger items are not cached
-_MAX_TOOLSETS_BYTES = 32 << 20  # of all cached tools
+_MAX_CACHED_ITEM_BYTES = 1 << 20  # or characters; larger items are not cached
+_MAX_TOOLSETS_BYTES = 32 << 20  # total of the cached toolsets
 _MAX_TOOLSETS = 512
 
 
@@ -72,14 +72,14 @@ class PromptRenderer:
         self._has_reasoning = reasoning_parser is not None
         self._strips_reasoning = self._has_reasoning and _template_strips_reasoning(self._context)
         self._toolsets: dict[int, _Toolset] = {}
-        self._toolsets_bytes = 0  # bytes of all of them
+        self._toolsets_bytes = 0
 
     @property
     def splicer(self) -> Splicer:
         return self._context.splicer
 
     def keeps_history(self, tools: bool) -> bool:
-        """Return whether turns before a new user turn stay as they were, including reasoning."""
+        """Return whether a new user turn leaves earlier turns unchanged, including reasoning."""
         profile = self.profile
         if not profile.keeps_plain:
             return False
@@ -90,13 +90,13 @@ class PromptRenderer:
         return profile.keeps_at_user if tools else profile.keeps_without_tools
 
     def replay_start(self, turns: Sequence[Turn], tools: bool) -> int:
-        """Return the index from which turns keep their tokens: 0, or that of the last user turn."""
+        """Return the first turn whose tokens are preserved: 0, or the last user turn."""
         if self.keeps_history(tools):
             return 0
         return find_loop_start(turns)
 
     def digest_head(self, request: Request, switches: Mapping[str, Any]) -> HeadDigests:
-        """Compute the digests of a request's head."""
+        """Compute the digests of the head of a request."""
         system = _digest_system(request.system)
         tools = self._toolset(request.tools).digest
         read = {k: v for k, v in switches.items() if k in self._context.template.variables}
@@ -106,7 +106,7 @@ class PromptRenderer:
         )
 
     def count_new_chars(self, request: Request, history: RecognizedHistory) -> int:
-        """Estimate how many characters have to be encoded for a prompt."""
+        """Estimate the number of characters to encode for a prompt."""
         start = history.anchor_index or 0
         if history.base_prompt is not None and self._context.partial_renderer.supported:
             start = history.base_prompt[0]
@@ -119,7 +119,7 @@ class PromptRenderer:
     def render(
         self, request: Request, history: RecognizedHistory, switches: Mapping[str, Any]
     ) -> Prompt:
-        """Render a prompt. `request` is normalized, `history` is what is known of its turns.
+        """Render the prompt of a normalized request. `history` has its recognized turns.
 
         Thread-safe.
         """
@@ -138,9 +138,9 @@ class PromptRenderer:
         ids: Sequence[int],
         raw: str,
     ) -> list[int] | None:
-        """Encode blocks in the model's own notation, after output that ends in `raw`.
+        """Encode blocks in the model's own notation, as a continuation of output with text `raw`.
 
-        First comes the part of that text that the ids do not spell, then the notation's separator.
+        The result begins with the part of `raw` that `ids` do not cover, and a separator.
         """
         text = self._context.writer.write(
             Turn("assistant", tuple(blocks)), ToolNames(tools), self._context.guard.protect, ""
@@ -154,9 +154,9 @@ class PromptRenderer:
         return self._context.encode_turn(unspelled + between + text)
 
     def _toolset(self, tools: tuple[ToolSpec, ...]) -> "_Toolset":
-        """Return the prompt form of tools, cached since the decoder returns the same objects again.
+        """Return the prompt form of tools, cached because the decoder returns the same objects.
 
-        Very large tools are not cached: clients may send any amount.
+        Very large toolsets are not cached, to bound the memory that clients can use.
         """
         known = self._toolsets.get(id(tools))
         if known is not None and known.tools is tools:
@@ -172,7 +172,7 @@ class PromptRenderer:
 
 
 class _Toolset:
-    """Tools in the forms that prompts need. `size` are the bytes of their JSON."""
+    """Tools in the forms that prompts need. `size` is the length of their JSON in bytes."""
 
     def __init__(self, tools: tuple[ToolSpec, ...], protect: Callable[[str], str]) -> None:
         packed = msgspec.json.encode(tools)
@@ -183,12 +183,12 @@ class _Toolset:
 
     @cached_property
     def prompt_tools(self) -> PromptTools:
-        """The tools as the template receives them."""
+        """The tools in the form for the template."""
         return PromptTools(self.tools, self._protect)
 
 
 def _digest_system(system: tuple[Block, ...]) -> bytes:
-    """Compute the digest of a system text, cached since many sessions share it."""
+    """Compute the digest of a system text, cached because many sessions share it."""
     digest = (
         _cached_system_digest
         if sum(map(_count_chars, system)) <= _MAX_CACHED_ITEM_BYTES
@@ -217,7 +217,7 @@ def _count_chars(block: Block) -> int:
 
 
 def find_loop_start(turns: Sequence[Turn]) -> int:
-    """Find the start of the running tool loop: the last turn not of the assistant or a tool."""
+    """Find the start of the running tool loop: the last turn that is not assistant or tool."""
     for at in range(len(turns) - 1, -1, -1):
         if turns[at].role not in ("assistant", "tool"):
             return at

@@ -1,12 +1,12 @@
-"""Render what follows an assistant turn without rendering the turn itself.
+"""Render the messages after an assistant turn without rendering the turn itself.
 
-A placeholder takes the turn's place: the same calls by name and id, with a nonce as their argument,
-or the nonce as its text. After the last nonce come the closing of the turn, its stop token, the
-following messages and the generation prompt. From the stop token on, that is the suffix that
-continues whatever the model generated.
+A placeholder replaces the turn: the same calls by name and id, with a nonce as argument, or the
+nonce as text. The text after the last nonce consists of the closing of the turn, its stop token,
+the following messages and the generation prompt. The part from the stop token on is the suffix that
+is appended to the generated tokens of the turn.
 
-How to find the stop token is determined once, at load, and never while serving: where a template's
-placeholder does not behave like a natural turn, turns are not spliced.
+The position of the stop token is determined once, when the model is loaded. If the placeholder is
+not rendered like a natural turn, turns are not spliced.
 """
 
 import json
@@ -25,7 +25,7 @@ ContextDependency = Literal["nothing", "calls", "history"]
 
 @dataclass(frozen=True)
 class SpliceShape:
-    """The kind of a splice: after a turn with or without calls, before a result or a user."""
+    """The kind of a splice: a turn with or without calls, and the role of the next message."""
 
     calls: bool
     following_role: FollowingRole
@@ -33,10 +33,13 @@ class SpliceShape:
 
 @dataclass(frozen=True)
 class SplicePoint:
-    """How turns of a shape end: the stop token, the closings before it, and the placeholder's form.
+    """How turns of a shape end.
 
-    `depends_on` is what of the messages before the turn changes what follows it: nothing, or the
-    calls alone (a few templates number them through the history), or the whole history.
+    `stop`: the stop token.
+    `closings`: the possible texts before the stop token.
+    `placeholder`: the form of the placeholder.
+    `depends_on`: the part of the earlier messages that affects the suffix: nothing, only the calls
+    (a few templates number them across the history), or the complete history.
     """
 
     stop: str
@@ -46,7 +49,7 @@ class SplicePoint:
 
 
 class StopTokenMatcher:
-    """Matches the spellings that may end a turn, the most certain first."""
+    """Matches the texts that may end a turn, the most certain first."""
 
     def __init__(self, ends: Sequence[str], controls: Sequence[str], markers: frozenset[str]):
         inner = [c for c in controls if any(c in marker for marker in markers)]
@@ -58,7 +61,7 @@ class StopTokenMatcher:
         ]
 
     def find_first(self, tail: str, before: str) -> str | None:
-        """Find the first stop token in a tail, in front of the text that must follow it."""
+        """Find the first stop token in a tail, which must end before the text `before`."""
         limit = tail.find(before)
         for pattern in self._patterns:
             found = pattern.search(tail) if pattern is not None else None
@@ -68,7 +71,7 @@ class StopTokenMatcher:
 
 
 class Splicer:
-    """Renders the suffixes of one template."""
+    """Renders the suffixes of turns with one template."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Splicer:
 
     @property
     def strongest_dependency(self) -> ContextDependency:
-        """What a suffix with whole turns in it depends on: as much as any splice point."""
+        """The strongest dependency of all splice points, for a suffix with assistant turns."""
         orders: tuple[ContextDependency, ...] = ("history", "calls", "nothing")
         found = {point.depends_on for point in self.points.values()}
         return next((one for one in orders if one in found), "nothing")
@@ -116,9 +119,10 @@ class Splicer:
         tools: Sequence[ChatMessage],
         switches: Mapping[str, Any],
     ) -> str | None:
-        """Render the stop token and what follows it; None where the template differs from load.
+        """Render the stop token and the text after it.
 
-        `before` is only what the splice point depends on.
+        Returns None if the template renders another closing than at load. `before` contains only
+        the messages that the splice point depends on.
         """
         previous = [*self._stub_history, *before] if point.depends_on != "history" else before
         shown = tools if point.depends_on == "history" else self.tools if tools else ()
@@ -139,7 +143,7 @@ class Splicer:
         tools: Sequence[ChatMessage],
         switches: Mapping[str, Any],
     ) -> str | None:
-        """Render what follows the placeholder's last nonce."""
+        """Render the text after the last nonce of the placeholder."""
         placeholder = self._placeholder_turn(form, calls)
         try:
             text = self._template.render(
@@ -187,7 +191,7 @@ class Splicer:
 
 
 def format_closings(point: SplicePoint, calls: Sequence[tuple[str, str]]) -> set[str]:
-    """The closings of a turn with these calls. A few formats end with the last call's id."""
+    """Return the closings of a turn with these calls. Some contain the id of the last call."""
     id, name = calls[-1] if calls else ("", "")
     return {
         text.replace(_ID_PLACEHOLDER, id).replace(_NAME_PLACEHOLDER, name)
@@ -196,13 +200,13 @@ def format_closings(point: SplicePoint, calls: Sequence[tuple[str, str]]) -> set
 
 
 def create_nonce() -> str:
-    """Create a nonce of letters and digits: several templates escape anything else."""
+    """Create a nonce of letters and digits: several templates escape other characters."""
     return "Q" + secrets.token_hex(8) + "z"
 
 
 _STUB_HISTORY: list[ChatMessage] = [{"role": "user", "content": "x"}]
-_ID_PLACEHOLDER, _NAME_PLACEHOLDER = "\0id", "\0name"  # in a closing, for the last call's
-_STUB_TOOL_NAME = "read_x7q"  # of the probes' tool; found nowhere else in what a template writes
+_ID_PLACEHOLDER, _NAME_PLACEHOLDER = "\0id", "\0name"  # stand for the last call in a closing
+_STUB_TOOL_NAME = "read_x7q"  # unique, so that no other text of a template contains it
 STUB_TOOL: list[ChatMessage] = [
     {
         "type": "function",
@@ -236,7 +240,7 @@ def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _generalize_closing(text: str, calls: Sequence[tuple[str, str]]) -> str:
-    """Replace the last call's id and name in a closing by placeholders."""
+    """Replace the id and the name of the last call in a closing with placeholders."""
     for id, name in calls[-1:]:
         text = text.replace(id, _ID_PLACEHOLDER).replace(name, _NAME_PLACEHOLDER)
     return text
@@ -279,7 +283,7 @@ def _try_point(
 
 
 def _find_dependency(splicer: Splicer, shape: SpliceShape, form: str) -> ContextDependency:
-    """Find what of a longer history, with calls and other tools, changes the suffix."""
+    """Find which part of a longer history, with calls and other tools, changes the suffix."""
     profile, mark = splicer.profile, create_nonce()
     calls = _sample_calls(profile, 1 if shape.calls else 0)
     following = _following_messages(profile, shape, calls, mark)

@@ -1,4 +1,4 @@
-"""Chat templates in a sandbox, with the functions that Hugging Face provides and nothing more."""
+"""Chat templates in a Jinja sandbox, with only the functions that Hugging Face provides."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ Clock = Callable[[], datetime]
 
 
 class TemplateRejectedError(TemplateError):
-    """The template itself rejected a conversation, with `raise_exception`."""
+    """The template rejected a conversation with `raise_exception`."""
 
 
 class _GenerationExtension(Extension):
-    """Supports `{% generation %}`, which marks training text; in a prompt it is a scope."""
+    """Supports `{% generation %}`, which marks training text and has no effect in prompts."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -31,7 +31,7 @@ class _GenerationExtension(Extension):
 
 
 class CachedJsonObject(dict[str, Any]):
-    """An object whose JSON is encoded once for all prompts, as long as it does not change."""
+    """A dict that caches its JSON until it changes, so that prompts share the encoding."""
 
     __slots__ = ("_json_by_options", "_snapshot")
 
@@ -41,7 +41,7 @@ class CachedJsonObject(dict[str, Any]):
         self._json_by_options: dict[str, str] = {}
 
     def _to_json(self, options: dict[str, Any]) -> str:
-        if self != self._snapshot:  # a template may change what it is given
+        if self != self._snapshot:  # a template may modify its input
             self._snapshot, self._json_by_options = _deep_copy(self), {}
         texts, key = (
             self._json_by_options,
@@ -53,7 +53,7 @@ class CachedJsonObject(dict[str, Any]):
 
 
 def create_environment(clock: Clock = datetime.now) -> SandboxedEnvironment:
-    """Create the sandbox. Mutable values are allowed: several templates append to lists."""
+    """Create the sandbox. It allows mutable values, since several templates append to lists."""
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols]
     )
@@ -87,7 +87,7 @@ def _tojson(
 
 
 def _deep_copy(value: Any) -> Any:
-    """Copy a JSON value with all its objects and lists."""
+    """Copy a JSON value with its nested objects and lists."""
     if isinstance(value, dict):
         return {key: _deep_copy(item) for key, item in value.items()}
     return [_deep_copy(item) for item in value] if isinstance(value, list) else value
@@ -96,7 +96,7 @@ def _deep_copy(value: Any) -> Any:
 def _json_default(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 def _raise_exception(message: str) -> None:
@@ -108,23 +108,43 @@ MessageHandling = Literal["kept", "dropped", "refused"]
 
 @dataclass(frozen=True)
 class TemplateProfile:
-    """What a template accepts and what it does with a history, under the switches of the probe.
+    """The input that a template accepts and its handling of a history, as found by the probe.
 
-    What it renders: `renders_*`, `many_calls`, `text_with_calls` and `text_with_reasoning` (in one
-    turn), `trims` (white space around an assistant's text), `shows_ids` (of calls).
-    What it accepts: `arguments`, `content`, `null_content` (as no text), `wants_null` (calls are
-    rendered only with null content), `system`, `developer`, `consecutive_users`, `call_ids`.
-    `system_inside` is "dropped" too where such a message is moved to the front.
-    Reasoning: `reasoning_fields` may all be set at once; with `thinking_parts` it is a part of the
-    content; with neither, the family's markers in the text are all that is left.
-    `keeps_*` say what remains of earlier turns: of the reasoning in a running tool loop, of that
-    before a new user turn (with tools, and `keeps_without_tools`), of a history without reasoning,
-    which a few templates rewrite too, and of the prompt before a turn. `drops_at_final`: a loop's
-    reasoning survives user text, but not the final message. `keep_switches` are switches under
-    which reasoning survives a user turn.
-    `thinking_switches` turn thinking on and off: what to pass for True and for False. `efforts`
-    are the levels that `effort_switch` takes. `reasoning_opener` is the end of the generation
-    prompt after a user turn that leaves a reasoning span open.
+    Rendered content:
+    `renders_tools`, `renders_calls`, `renders_results`: whether the template renders these.
+    `many_calls`: several calls in one turn.
+    `text_with_calls`, `text_with_reasoning`: text next to calls, and next to both in one turn.
+    `trims`: whitespace around assistant text is removed.
+    `shows_ids`: call ids are rendered.
+
+    Accepted input:
+    `arguments`, `content`: the form of call arguments and of message content.
+    `null_content`: null content means no text.
+    `wants_null`: calls are rendered only with null content.
+    `system`, `developer`: the handling of these roles.
+    `system_inside`: the handling of a later system message; "dropped" also if it is moved forward.
+    `consecutive_users`: consecutive user messages are accepted.
+    `call_ids`: the required style of call ids.
+
+    Reasoning:
+    `reasoning_fields`: the message fields that the template reads; all may be set.
+    `thinking_parts`: reasoning is a part of the content. If neither this nor a field is supported,
+    reasoning is written into the text with the markers of the family.
+
+    Earlier turns:
+    `keeps_in_loop`: reasoning survives in a running tool loop.
+    `keeps_at_user`, `keeps_without_tools`: reasoning survives a new user turn, with and without
+    tools.
+    `keeps_plain`: a history without reasoning is unchanged, which is not so for a few templates.
+    `keeps_prompt`: the prompt before a turn is unchanged.
+    `drops_at_final`: the reasoning of a loop survives user text, but not the final message.
+    `keep_switches`: switches under which reasoning survives a user turn.
+
+    Switches:
+    `thinking_switches`: the switches that turn thinking on (True) and off (False).
+    `efforts`: the levels that `effort_switch` accepts.
+    `reasoning_opener`: the end of the generation prompt after a user turn if it leaves a reasoning
+    span open.
     """
 
     renders_tools: bool = True
@@ -166,13 +186,13 @@ ChatMessages = Sequence[Mapping[str, Any]]
 
 
 class RenderError(Exception):
-    """The template could not render this conversation."""
+    """The template failed to render a conversation."""
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens that it may name (`bos_token` and the like).
+    """A compiled template with the special tokens that it may use, such as `bos_token`.
 
-    `variables` are the variables that it reads; any other switch changes nothing.
+    `variables` are the variables that it reads; other switches have no effect.
     """
 
     __slots__ = ("_compiled", "special_tokens", "text", "variables")

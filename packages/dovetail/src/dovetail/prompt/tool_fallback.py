@@ -1,14 +1,14 @@
 """Describe tools, calls and results as text for templates that do not render them.
 
-Tools are then described in the system message:
+The system message then describes the tools:
 
     <tools>
     {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}
     </tools>
 
-Calls are requested and shown in the notation of the model's family; a model without a family is
-asked for the Hermes form, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, which the
-parser `hermes` parses. Results are user text between `<tool_response></tool_response>`.
+Calls use the notation of the model's family. A model without a family is instructed to use the
+Hermes form, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, which the parser `hermes`
+parses. Results are user text between `<tool_response></tool_response>`.
 """
 
 import json
@@ -26,7 +26,7 @@ FALLBACK_TOOL_PARSER = "hermes"
 
 
 def needs_fallback(profile: TemplateProfile) -> bool:
-    """Return whether this template cannot render a whole tool loop."""
+    """Return whether this template cannot render a complete tool loop."""
     return not (profile.renders_tools and profile.renders_calls and profile.renders_results)
 
 
@@ -35,9 +35,9 @@ def format_fallback_tools(
     tool_parser: str = FALLBACK_TOOL_PARSER,
     results: bool = True,
 ) -> str:
-    """Describe tools to a model; empty if there are none.
+    """Describe tools to a model. Returns an empty string if there are none.
 
-    `results`: results are sent as text too, so their form is described as well.
+    `results`: results are also sent as text, so describe their form too.
     """
     if not tools:
         return ""
@@ -55,7 +55,7 @@ def format_fallback_tools(
 def format_fallback_calls(
     calls: Sequence[tuple[str, object]], tool_parser: str = FALLBACK_TOOL_PARSER
 ) -> str:
-    """Format calls as the model is asked to write them, given names and arguments."""
+    """Format calls, given as names and arguments, in the notation that the model must use."""
     blocks = [
         ToolCallBlock("", name, given if isinstance(given, str) else _dump_json(given))
         for name, given in calls
@@ -64,7 +64,7 @@ def format_fallback_calls(
 
 
 def format_fallback_result(text: str) -> str:
-    """Format a tool's result as described to the model."""
+    """Format a tool result as described to the model."""
     return f"<tool_response>\n{text}\n</tool_response>"
 
 
@@ -74,7 +74,7 @@ def to_plain_messages(
     profile: TemplateProfile,
     tool_parser: str | None = None,
 ) -> list[PlainMessage]:
-    """Rewrite a conversation with everything as text that the template cannot render.
+    """Rewrite a conversation: everything that the template cannot render becomes text.
 
     The results of one turn become one message.
     """
@@ -99,7 +99,7 @@ def to_plain_messages(
 def _add_tool_text(
     messages: list[PlainMessage], tool_text: str, profile: TemplateProfile
 ) -> list[PlainMessage]:
-    """Append the description to the system message, or insert it before the first user text."""
+    """Append the tool description to the system message, or put it before the first user text."""
     role = "system" if profile.system == "kept" else "user"
     if not messages or messages[0]["role"] != role:
         return [{"role": role, "content": tool_text}, *messages]

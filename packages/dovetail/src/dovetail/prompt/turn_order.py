@@ -1,9 +1,9 @@
 """Put turns in canonical order, exchange by exchange.
 
-An exchange is an assistant turn and what follows it before the next one. The assistant turn is
-followed by one tool turn with the results in the order of the calls. Other messages among results
-steer a tool loop: their text is appended to the last result after a blank line, and so are their
-images and documents.
+An exchange is an assistant turn and the messages up to the next one. In canonical order, one tool
+turn follows the assistant turn, with the results in the order of the calls. Other messages among
+the results steer a tool loop: their text is appended to the last result after a blank line, and so
+are their images and documents.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -25,7 +25,7 @@ from dovetail_model import (
 
 
 class ToolExchange:
-    """Collects the parts of an exchange. `index` is that of its first turn in the history."""
+    """Collects the parts of an exchange. `index` is the position of its first turn."""
 
     __slots__ = ("_assistant_turns", "_calls", "_parts", "_sources", "index")
 
@@ -33,12 +33,12 @@ class ToolExchange:
         self.index = index
         self._assistant_turns: list[Turn] = []
         self._calls: list[ToolCallBlock] = []
-        self._parts: list[ToolResultBlock | Turn] = []  # results and steering as received
+        self._parts: list[ToolResultBlock | Turn] = []  # results and messages in order of arrival
         self._sources: list[Turn] = []  # the turns that contained the results
 
     @property
     def has_reply(self) -> bool:
-        """Whether anything followed the assistant turn."""
+        """Whether a message followed the assistant turn."""
         return bool(self._parts)
 
     def add_assistant(self, turn: Turn) -> list[ToolCallBlock]:
@@ -56,7 +56,7 @@ class ToolExchange:
         self._parts.append(turn)
 
     def turns(self) -> list[Turn]:
-        """The exchange in canonical order. Turns that do not change are the same objects."""
+        """Return the turns in canonical order. Unchanged turns are the same objects."""
         assistant = _merge_turns(self._assistant_turns)
         first = self._first_result()
         if first is None:
@@ -67,27 +67,27 @@ class ToolExchange:
         results = sort_results(self._calls, results)
         residue = _attach_messages(results, steering)
         if steering:
-            results = sort_results(self._calls, results)  # it may now equal another
+            results = sort_results(self._calls, results)  # the last may now equal another
         return [*assistant, *before, _reuse_turn(self._sources, "tool", tuple(results)), *residue]
 
     def _first_result(self) -> int | None:
-        """The index where the tool loop begins: with the calls, else with a result."""
+        """Return the index where the tool loop begins: 0 after calls, else the first result."""
         kinds = (at for at, part in enumerate(self._parts) if isinstance(part, ToolResultBlock))
         first = next(kinds, None)
         return 0 if first is not None and self._calls else first
 
 
 def normalize_call_id(call_id: str) -> str:
-    """Reduce an id to what is compared: OpenClaw sends `call1` for `call_1`."""
+    """Reduce an id to its letters and digits: OpenClaw sends `call1` for `call_1`."""
     return "".join(filter(str.isalnum, call_id)) or call_id
 
 
 def sort_results(
     calls: Sequence[ToolCallBlock], results: Iterable[ToolResultBlock]
 ) -> list[ToolResultBlock]:
-    """Sort results by their calls, followed by those without a call here.
+    """Sort results by their calls, then append the results without a call.
 
-    A further result for a call is placed after the first, unless both are equal.
+    A second result for the same call is placed after the first, unless both are equal.
     """
     exact: dict[str, list[int]] = {}
     plain: dict[str, list[int]] = {}
@@ -116,7 +116,7 @@ def _merge_turns(turns: list[Turn]) -> list[Turn]:
 
 
 def _attach_messages(results: list[ToolResultBlock], steering: Iterable[Turn]) -> list[Turn]:
-    """Append steering to the last result. Returns what a result cannot hold, as turns."""
+    """Append steering messages to the last result. Returns turns with all other blocks."""
     last = results[-1]
     inside = list(last.blocks)
     residue: list[Turn] = []
@@ -146,7 +146,7 @@ def _append_block(
 
 
 def _reuse_turn(sources: Sequence[Turn], role: Role, blocks: tuple[Block, ...]) -> Turn:
-    """A turn of these blocks: the source itself where it already is that turn."""
+    """Return a turn with these blocks, which is the first source if that is equal."""
     source = sources[0]
     alike = source.role == role and len(source.blocks) == len(blocks)
     return source if alike and all(map(is_, source.blocks, blocks)) else Turn(role, blocks)
@@ -156,13 +156,14 @@ _SYSTEM_ROLES: dict[Role, Role] = {"system": "system", "developer": "system"}
 
 
 class LateResultError(Exception):
-    """A result belongs to a call in a closed part of the history."""
+    """A result for a call in a closed part of the history."""
 
 
 class TurnSequencer:
-    """Orders turns one by one. `closed_call_ids` are the calls of an earlier, closed part.
+    """Orders turns incrementally.
 
-    `has_late_result`: a result was moved to an exchange before the last one.
+    `closed_call_ids`: the calls of an earlier, closed part of the history.
+    `has_late_result`: whether a result was moved to an exchange before the last one.
     """
 
     __slots__ = ("_closed_call_ids", "_exchange_by_call", "_exchanges", "has_late_result")
@@ -174,7 +175,7 @@ class TurnSequencer:
         self.has_late_result = False
 
     def add(self, index: int, turn: Turn) -> None:
-        """Add the turn at this index. Raises `LateResultError` for a result of a closed call."""
+        """Add the turn at this index. Raises `LateResultError` for the result of a closed call."""
         results, rest = _split_results(turn)
         if turn.role == "assistant" and rest:
             self._add_assistant(index, _turn_with(turn, "assistant", rest))
@@ -238,21 +239,21 @@ def split_leading_system(
 
 
 def drop_blank_text(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Remove blank texts; returns the same tuple where there are none."""
+    """Remove blank texts. Returns the same tuple if there are none."""
     if not any(isinstance(block, TextBlock) and _is_blank(block.text) for block in blocks):
         return blocks
     return tuple(b for b in blocks if not (isinstance(b, TextBlock) and _is_blank(b.text)))
 
 
 def replace_turns(request: Request, system: tuple[Block, ...], turns: tuple[Turn, ...]) -> Request:
-    """Replace system and turns; returns the same request where they are equal."""
+    """Replace system and turns. Returns the same request if they are equal."""
     if system == request.system and turns == request.turns:
         return request
     return msgspec.structs.replace(request, system=system, turns=turns)
 
 
 def _split_results(turn: Turn) -> tuple[list[ToolResultBlock], tuple[Block, ...]]:
-    """Return the results in a turn, and its other blocks."""
+    """Return the results of a turn and its other blocks."""
     blocks = drop_blank_text(turn.blocks)
     results = [_drop_empty_text(block) for block in blocks if isinstance(block, ToolResultBlock)]
     if not results:
@@ -261,7 +262,7 @@ def _split_results(turn: Turn) -> tuple[list[ToolResultBlock], tuple[Block, ...]
 
 
 def _drop_empty_text(result: ToolResultBlock) -> ToolResultBlock:
-    """Remove empty texts. White space that a tool returned is data."""
+    """Remove empty texts, but not whitespace, which is data that a tool returned."""
     blocks = tuple(b for b in result.blocks if not (isinstance(b, TextBlock) and not b.text))
     if len(blocks) == len(result.blocks):
         return result

@@ -1,7 +1,7 @@
-"""Write assistant turns in the model's own notation, for turns that were not generated here.
+"""Write assistant turns that this server did not generate in the model's own notation.
 
-A template has one field for reasoning, so it groups what was interleaved. The family's writer does
-not: reasoning, call, reasoning, call are written in that order.
+A template has one field for reasoning, so it regroups interleaved output. The writer of the family
+preserves the order: reasoning, call, reasoning, call.
 """
 
 import json
@@ -28,7 +28,7 @@ class TurnWriter:
     def write(
         self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str
     ) -> str | None:
-        """Write a turn after this end of a prompt; None if the family cannot express it."""
+        """Write a turn after `prompt_end`, or return None if the family cannot express it."""
         blocks = [made for block in turn.blocks if (made := _escape_block(block, names, protect))]
         if self._family is None:
             return None if any(b.type != "text" for b in blocks) else _join_text(blocks)
@@ -46,7 +46,7 @@ class TurnWriter:
     def write_partial(
         self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str
     ) -> str | None:
-        """Write a turn that the model is to continue: nothing follows its last text."""
+        """Write a turn that the model is to continue, without markers after its last text."""
         text = self.write(turn, names, protect, prompt_end)
         last = turn.blocks[-1] if turn.blocks else None
         if text is None or not isinstance(last, TextBlock | ReasoningBlock):
@@ -56,7 +56,7 @@ class TurnWriter:
         return head + found if found else text
 
     def reasoning_end(self) -> str:
-        """Return what ends reasoning, including its framing."""
+        """Return the text that ends reasoning, including whitespace."""
         if self._family is None:
             return ""
         mark = "\N{NULL}"
@@ -67,7 +67,7 @@ class TurnWriter:
 
 
 def is_interleaved(turn: Turn) -> bool:
-    """Return whether reasoning or text follows a call: an order that templates do not preserve."""
+    """Return whether reasoning or text follows a call, which templates would reorder."""
     called = False
     for block in turn.blocks:
         if isinstance(block, ToolCallBlock):
@@ -100,7 +100,7 @@ def _join_text(blocks: list[OutputBlock]) -> str:
 
 
 def _overlap_chars(end: str, text: str) -> int:
-    """Return how many characters of the text's beginning the prompt already ends with."""
+    """Return the length of the longest prefix of the text that the prompt already ends with."""
     for size in range(min(len(end), len(text), 200), 0, -1):
         if end.endswith(text[:size]):
             return size

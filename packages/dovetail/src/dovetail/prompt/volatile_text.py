@@ -1,9 +1,9 @@
-"""Remove text that changes from request to request and that the model does not need.
+"""Remove text that changes with every request and that the model does not need.
 
-These are running counters and the billing line of Claude Code. A pattern is a regular expression;
-what it matches is removed. It applies to system text, and in a user turn only inside reminders, the
-elements that harnesses insert (`<system-reminder>`): what a user wrote or a tool returned is never
-changed. `^` and `$` match at every line.
+This text consists of token and cost counters and the billing line of Claude Code. A pattern is a
+regular expression whose matches are removed. It applies to system text and, in a user turn, only to
+reminders, which are elements that harnesses insert (`<system-reminder>`). Text of a user or a tool
+is never changed. `^` and `$` match at every line.
 """
 
 import re
@@ -23,7 +23,7 @@ _COUNTER_PATTERNS = (
 )
 
 DEFAULT_PATTERNS: tuple[str, ...] = tuple(
-    # A counter alone on its line, or alone in its reminder: then the reminder is removed too.
+    # A counter alone on its line, or alone in its reminder, which is then removed with it.
     rf"^(?:<(system-reminder|system_warning)>\s*)?{counter}[ \t]*(?(1)\s*</\1>)$"
     for counter in _COUNTER_PATTERNS
 )
@@ -33,7 +33,7 @@ _REMINDER_PREFIX = "<system"
 
 
 class InvalidPatternError(ValueError):
-    """A pattern is not a regular expression, or would match everywhere."""
+    """A pattern that is not a valid regular expression or that matches empty text."""
 
 
 class VolatilePatterns:
@@ -45,13 +45,13 @@ class VolatilePatterns:
         self._patterns = tuple(_compile_pattern(pattern) for pattern in patterns)
 
     def strip_system(self, text: str) -> str:
-        """Remove volatile text from system text; returns the same object where there is none."""
+        """Remove volatile text from system text. Returns the same object if there is none."""
         for pattern in self._patterns:
             text = _remove_matches(text, list(pattern.finditer(text)))
         return text
 
     def strip_user(self, text: str) -> str:
-        """Remove volatile text from the reminders in a user's text."""
+        """Remove volatile text from the reminders in a user text."""
         if _REMINDER_PREFIX not in text:
             return text
         for pattern in self._patterns:
@@ -65,7 +65,7 @@ class VolatilePatterns:
 
 
 def _find_reminders(text: str) -> Iterator[tuple[int, int]]:
-    """Find reminders. Each closer is searched once: openers without one are cheap."""
+    """Find reminders. A missing closer is searched only once, so that openers stay cheap."""
     at, none_left = 0, set[str]()
     while (opener := _REMINDER_OPENER.search(text, at)) is not None:
         closer = f"</{opener[1]}>"
@@ -82,14 +82,14 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern, re.M)
     except (re.error, OverflowError, RecursionError) as error:
-        raise InvalidPatternError(f"volatile pattern {pattern!r}: {error}") from error
+        raise InvalidPatternError(f"invalid volatile pattern {pattern!r}: {error}") from error
     if compiled.search("") is not None:
-        raise InvalidPatternError(f"volatile pattern {pattern!r}: it matches empty text")
+        raise InvalidPatternError(f"invalid volatile pattern {pattern!r}: it matches empty text")
     return compiled
 
 
 def _remove_matches(text: str, found: Sequence[re.Match[str]]) -> str:
-    """Remove matches from a text. A line that becomes empty is removed with its line break."""
+    """Remove matches from a text, and lines that become empty with their line breaks."""
     if not found:
         return text
     parts: list[str] = []
@@ -108,14 +108,14 @@ def _remove_matches(text: str, found: Sequence[re.Match[str]]) -> str:
 
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
-# `key=value;` any number of times. A last field that ends the line may lack its semicolon.
+# Any number of `key=value;`. The last field of the line may lack its semicolon.
 _BILLING_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\n]*;)+(?:[ \t]*[\w.-]+=\S*[ \t]*\r?$)?", re.M)
 
 
 def strip_preamble(text: str) -> str:
     """Remove the billing line at the beginning of a text, if there is one.
 
-    What follows the last field on the same line is preserved, and so is everything after the line.
+    Text after the last field on the same line is preserved, and so are all other lines.
     """
     if not text.startswith(_BILLING_HEADER):
         return text
@@ -126,13 +126,13 @@ def strip_preamble(text: str) -> str:
     return rest.lstrip()
 
 
-_MAX_CACHED_TEXTS = 64  # system texts: a few per harness and version
+_MAX_CACHED_TEXTS = 64  # system texts; each harness and version has a few
 _MAX_CACHED_TEXT_CHARS = 1 << 20
 
 
 @dataclass(frozen=True)
 class NormalizationOptions:
-    """What may be removed. `volatile` are regular expressions as described in this module."""
+    """The text to remove. `volatile`: regular expressions as described in this module."""
 
     strip_preamble: bool = True
     volatile: tuple[str, ...] = DEFAULT_PATTERNS
@@ -149,11 +149,11 @@ class TextCleaner:
         self._cache: LruCache[str, str] = LruCache(_MAX_CACHED_TEXTS)
 
     def clean_system(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        """Clean the blocks of a system prompt, cached since it is long and repeated."""
+        """Clean the blocks of a system prompt, cached because it is long and repeated."""
         return _map_texts(blocks, self._clean_cached)
 
     def clean_turn(self, turn: Turn) -> Turn:
-        """Clean a turn; returns the same object where nothing is removed."""
+        """Clean a turn. Returns the same object if it is unchanged."""
         if turn.role in ("system", "developer"):
             blocks = _map_texts(turn.blocks, self._clean_system_text)
         elif turn.role == "user":
@@ -176,7 +176,7 @@ class TextCleaner:
 
 
 def _map_texts(blocks: tuple[Block, ...], clean: Callable[[str], str]) -> tuple[Block, ...]:
-    """Clean each text of the blocks; returns the same tuple where nothing changes."""
+    """Clean each text of the blocks. Returns the same tuple if all are unchanged."""
     mapped = tuple(_map_text(block, clean) for block in blocks)
     return blocks if all(map(is_, mapped, blocks)) else mapped
 
