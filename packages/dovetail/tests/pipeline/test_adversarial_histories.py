@@ -1,4 +1,4 @@
-"""Clients that mean harm: bad seals are ignored with a note, and what was edited is what counts."""
+"""Malicious clients: invalid seals are ignored with a note, and edits are used as sent."""
 
 import asyncio
 import json
@@ -54,12 +54,12 @@ BAD_SEALS: dict[str, tuple[Callable[[str], str], str | None]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_SEALS)
-def test_a_seal_that_is_not_right_is_ignored_with_a_note(kind: str) -> None:
+def test_an_invalid_seal_is_ignored_with_a_note(kind: str) -> None:
     spoil, reason = BAD_SEALS[kind]
 
     async def check() -> None:
         generated = await make_cluster().generate(None, [user("hi")], REASONING_OUTPUT)
-        elsewhere = make_cluster()  # its store knows nothing
+        elsewhere = make_cluster()  # its store is empty
         turn = _with_seal(generated, spoil(generated.seals[0]))
         prepared = await elsewhere.prepare([user("hi"), turn, user("so?")])
         assert not prepared.prompt.exact_turns
@@ -88,7 +88,7 @@ def test_a_seal_under_another_key_or_for_another_tenant() -> None:
     run(check())
 
 
-def test_a_seal_swapped_with_that_of_another_turn() -> None:
+def test_a_seal_swapped_with_another_turn() -> None:
     async def check() -> None:
         for replicas in (1, 2):
             cluster = make_cluster(replicas=replicas)
@@ -187,7 +187,7 @@ EDITS: dict[str, tuple[Callable[[Turn], Turn], str, str]] = {
 
 @pytest.mark.parametrize("behind", [0, 1, 3], ids=lambda n: f"{n} known turns behind")
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_the_client_edited_counts(edit: str, behind: int) -> None:
+def test_edits_by_the_client_are_used(edit: str, behind: int) -> None:
     change, there, gone = EDITS[edit]
 
     async def check() -> None:
@@ -212,7 +212,7 @@ def test_what_the_client_edited_counts(edit: str, behind: int) -> None:
 
 
 @pytest.mark.parametrize("place", ["user", "result"])
-def test_words_of_others_changed_far_above(place: str) -> None:
+def test_edits_of_earlier_user_turns_and_results(place: str) -> None:
     async def check() -> None:
         cluster = make_cluster()
         generated = await cluster.generate(None, [user("original question")], OUTPUT)
@@ -245,7 +245,7 @@ def test_replay_policies() -> None:
     run(check())
 
 
-def test_the_same_request_twice_at_once() -> None:
+def test_the_same_request_twice_concurrently() -> None:
     async def check() -> None:
         cluster = make_cluster()
         one = await cluster.generate(None, [user("hi")], REASONING_OUTPUT)
@@ -269,7 +269,7 @@ def test_the_same_request_twice_at_once() -> None:
     run(check())
 
 
-def test_many_sessions_at_once() -> None:
+def test_many_concurrent_sessions() -> None:
     async def session(cluster: Cluster, name: str) -> None:
         last: GeneratedTurn | None = None
         for at in range(8):

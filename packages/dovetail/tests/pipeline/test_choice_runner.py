@@ -99,14 +99,14 @@ def test_output_format_applies_after_closed_reasoning() -> None:
     assert "think" not in second.constraint.text
 
 
-def test_choices_have_seeds_of_their_own() -> None:
+def test_choices_have_different_seeds() -> None:
     entry, engine = _scripted_model("<think></think>Yes.")
     messages = _run_request(entry, sampling=Sampling(n=3, seed=7))
     assert len(messages) == 3
     assert sorted(request.sampling.seed or 0 for request in engine.requests) == [7, 8, 9]
 
 
-def test_too_many_choices_are_refused() -> None:
+def test_too_many_choices_are_rejected() -> None:
     with pytest.raises(InvalidRequest, match="at most 16"):
         _run_request(_scripted_model()[0], sampling=Sampling(n=17))
 
@@ -158,7 +158,7 @@ def test_output_without_a_finish_is_complete() -> None:
     assert (message.blocks[0].text, message.finish) == ("Hello", "length")  # type: ignore[union-attr]
 
 
-def test_characters_that_a_death_cuts_in_the_middle_come_out_whole() -> None:
+def test_a_character_split_by_a_replica_failure_is_complete() -> None:
     text = "é漢🦜 done"
     for dies_after in range(1, len(text.encode())):
         entry = _model_with(FailingEngine(text, dies_after), FailingEngine(text))
@@ -166,7 +166,7 @@ def test_characters_that_a_death_cuts_in_the_middle_come_out_whole() -> None:
         first = entry.engine.replicas[0].engine
         assert isinstance(first, FailingEngine)
         assert isinstance(second, FailingEngine)
-        second.requests = first.requests  # both know the prompt that it began with
+        second.requests = first.requests  # both record into one list
         (message,) = _run_request(entry, sampling=Sampling(max_tokens=len(text.encode())))
         assert message.blocks[0].text == text  # type: ignore[union-attr]
         assert message.usage.output_tokens == len(text.encode())
@@ -192,7 +192,7 @@ class RejectingEngine(FailingEngine):
 
 
 @pytest.mark.parametrize("error", [Overloaded("no room"), EngineError("500: out of order")])
-def test_a_replica_that_refuses_is_not_the_only_one(error: EngineError) -> None:
+def test_a_request_rejected_by_one_replica_is_migrated(error: EngineError) -> None:
     entry = _model_with(RejectingEngine(error), FailingEngine("Hello"))
     (message,) = _run_request(entry, sampling=Sampling(max_tokens=5))
     assert message.blocks[0].text == "Hello"  # type: ignore[union-attr]

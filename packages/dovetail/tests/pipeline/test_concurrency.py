@@ -1,4 +1,4 @@
-"""Prompts of long texts are built in threads, and are the same."""
+"""Prompts of long texts are built in threads with the same result."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ ENDPOINTS = {
 
 
 def _body(name: str, text: str) -> dict[str, Any]:
-    """A request with a text."""
+    """Build a request with a text."""
     if name in ("compact", "input_tokens", "responses"):
         return {"input": text}
     if name in ("completions", "tokenize"):
@@ -56,7 +56,7 @@ def _body(name: str, text: str) -> dict[str, Any]:
 
 @pytest.fixture
 def encoded_by(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
-    """The threads that have the library encode a long text."""
+    """Record the threads in which the library encodes a long text."""
     seen: set[threading.Thread] = set()
     plain = HfTokenizer._encode_with_library
 
@@ -73,7 +73,7 @@ def encoded_by(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
 def test_no_endpoint_encodes_a_long_text_on_the_loop(
     name: str, encoded_by: set[threading.Thread]
 ) -> None:
-    body = _body(name, f"{name}: {LONG}")  # a text that is not remembered
+    body = _body(name, f"{name}: {LONG}")  # a text that is not cached
 
     async def scene() -> None:
         async with serving() as stage:
@@ -112,7 +112,7 @@ def test_many_tokens_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) ->
     assert threading.current_thread() not in seen
 
 
-def test_short_work_is_done_at_once() -> None:
+def test_short_work_runs_without_a_thread() -> None:
     async def main() -> None:
         here = threading.current_thread()
         assert await run_in_thread(MIN_OFFLOAD_SIZE - 1, threading.current_thread) is here
@@ -133,7 +133,7 @@ def test_huge_work_does_not_delay_other_work() -> None:
     asyncio.run(main())
 
 
-def test_what_the_work_raises_comes_out() -> None:
+def test_exceptions_of_the_work_are_raised() -> None:
     def fail() -> None:
         raise KeyError("x")
 
@@ -151,7 +151,7 @@ def _preparer(min_offload_chars: int = MIN_OFFLOAD_SIZE) -> ChatPreparer:
 
 
 async def _prompts(requests: list[Request], min_size: int) -> list[list[int]]:
-    """The prompts of requests that come all at once."""
+    """Return the prompts of concurrent requests."""
     preparer = _preparer(min_offload_chars=min_size)
     made = await asyncio.gather(*map(preparer.prepare, requests))
     return [one.prompt.ids.tolist() for one in made]
@@ -165,7 +165,7 @@ TOOLS = tuple(ToolSpec(f"tool_{n}", "Does it.", {"type": "object"}) for n in ran
 @given(
     conversations=st.lists(st.lists(TEXTS.filter(str.strip), min_size=1, max_size=4), max_size=8)
 )
-def test_prompts_that_are_made_at_the_same_time_are_those_made_alone(
+def test_concurrent_prompts_equal_sequential_prompts(
     conversations: list[list[str]],
 ) -> None:
     requests = [

@@ -1,4 +1,4 @@
-"""Generated turns are a prefix of the next prompt: every model, every harness."""
+"""Generated turns are a prefix of the next prompt, for every model and harness."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from real_models import PAIRS, Pair, available, model, require
 PAGE = Path(__file__).parents[4] / "docs" / "exactness.md"
 EVERY_PAIR = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 
-# From the templates themselves, read by people. All others keep everything.
+# Written by hand from the templates. All others preserve everything.
 POLICIES: dict[str, Policy] = {
     "Qwen3": "drops at a user turn",
     "Qwen3.5": "drops at a user turn",
@@ -28,19 +28,19 @@ POLICIES: dict[str, Policy] = {
 
 
 @EVERY_PAIR
-def test_the_policy_is_that_of_the_template(pair: Pair) -> None:
+def test_the_probed_policy_matches_the_template(pair: Pair) -> None:
     require(pair)
     assert policy_of(model(pair)) == POLICIES.get(pair.name, "keeps")
 
 
 @EVERY_PAIR
-def test_every_turn_that_the_policy_keeps_is_exact(pair: Pair) -> None:
+def test_every_preserved_turn_is_exact(pair: Pair) -> None:
     wrong = {c.agent: [s for s in c.preserved if not s.exact or s.notes] for c in _row(pair).cells}
     assert wrong == {kind.name: [] for kind in AGENTS}
 
 
 @EVERY_PAIR
-def test_every_step_of_a_tool_loop_only_adds_to_the_prompt(pair: Pair) -> None:
+def test_every_step_of_a_tool_loop_extends_the_prompt(pair: Pair) -> None:
     for cell in _row(pair).cells:
         tool = [step.origin for step in cell.steps if step.follower == "tool"]
         assert len(tool) >= 8
@@ -54,13 +54,13 @@ def test_a_turn_is_followed_by_the_token_that_ended_it(pair: Pair) -> None:
 
 
 @EVERY_PAIR
-def test_where_the_template_has_its_way_only_the_last_loop_is_prefilled_again(pair: Pair) -> None:
+def test_only_the_last_loop_is_prefilled_again_if_the_template_drops_reasoning(pair: Pair) -> None:
     for cell in _row(pair).cells:
         assert all(step.keeps_earlier for step in cell.steps if not step.preserved), cell.agent
 
 
 @EVERY_PAIR
-def test_where_the_template_has_its_way_memory_changes_nothing(pair: Pair) -> None:
+def test_prompts_equal_a_cold_render_if_the_template_drops_reasoning(pair: Pair) -> None:
     for cell in _row(pair).cells:
         assert all(step.as_cold for step in cell.steps if not step.preserved), cell.agent
 
@@ -71,7 +71,7 @@ def test_no_preserved_turn_is_prefilled_again(pair: Pair) -> None:
     assert sum(step.reprefilled for step in preserved) == 0
     assert (
         sum(step.reprefilled_off for step in preserved) > 0
-    )  # else there would be no need for a ledger
+    )  # without the ledger, turns would be prefilled again
 
 
 def test_the_document_has_a_cell_for_every_model_and_agent() -> None:

@@ -1,7 +1,7 @@
-"""Exactness when the world changes in the middle of a session.
+"""Exactness after changes in the middle of a session.
 
-The system text and the tools change, the server restarts, its store is lost, its key is lost. What
-can be kept is kept, token for token; nothing ever breaks.
+The system text and the tools change, the server restarts, its store is lost, its key is lost. All
+tokens that can be preserved are preserved, and no request fails.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ MIDDLE = 10  # turns before the change: in the middle of the last loop
 
 
 def in_a_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
-    """A test that awaits."""
+    """Run an async test in an event loop."""
 
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -60,7 +60,7 @@ def in_a_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, Non
 @AGENT
 @pytest.mark.parametrize("change", ["a tool in the middle of the list", "another git status"])
 @in_a_loop
-async def test_known_turns_stand_under_another_head(
+async def test_known_turns_are_reused_under_another_head(
     pair: Pair, kind: type[Agent], change: str
 ) -> None:
     session, runner, agent = await _run_until_middle(pair, kind)
@@ -80,7 +80,7 @@ async def test_known_turns_stand_under_another_head(
 @EVERY_PAIR
 @pytest.mark.parametrize("kind", [ClaudeCode, ChatAgent], ids=lambda k: k.name)
 @in_a_loop
-async def test_a_session_goes_on_after_a_restart(
+async def test_a_session_continues_after_a_restart(
     pair: Pair, kind: type[Agent], tmp_path: Path
 ) -> None:
     require(pair)
@@ -100,7 +100,7 @@ async def test_a_session_goes_on_after_a_restart(
 @THINKING
 @SEALED
 @in_a_loop
-async def test_turns_come_back_from_seals_when_the_store_is_lost(
+async def test_turns_are_restored_from_seals_if_the_store_is_lost(
     pair: Pair, kind: type[Agent]
 ) -> None:
     session, _, agent = await _run_until_middle(pair, kind)
@@ -113,8 +113,8 @@ async def test_turns_come_back_from_seals_when_the_store_is_lost(
 
 @THINKING
 @in_a_loop
-async def test_no_turn_ends_twice(pair: Pair) -> None:
-    """Turns that are written in the model's notation, rebuilt from seals or from the client."""
+async def test_no_turn_has_two_stop_tokens(pair: Pair) -> None:
+    """Turns in the notation of the model, rebuilt from seals or from the client's copy."""
     _, _, agent = await _run_until_middle(pair, ClaudeCode)
     controls = model(pair).tokenizer.controls
     ends = {controls[end] for end in (*model(pair).stop_strings, "<|end|>") if end in controls}
@@ -126,7 +126,7 @@ async def test_no_turn_ends_twice(pair: Pair) -> None:
 @THINKING
 @SEALED
 @in_a_loop
-async def test_without_the_key_seals_are_nothing(pair: Pair, kind: type[Agent]) -> None:
+async def test_seals_are_ignored_without_their_key(pair: Pair, kind: type[Agent]) -> None:
     session, _, agent = await _run_until_middle(pair, kind)
     other = ChatPreparer(
         model(pair), Ledger(MemoryLedgerStore()), Keyring([b"another" + bytes(25)])
@@ -158,7 +158,7 @@ def _begins_with(after: ScriptedTurn, before: ScriptedTurn) -> bool:
 
 
 def _preserved_turns(session: Session, kind: type[Agent]) -> list[ScriptedTurn]:
-    """The turns that the model's policy keeps: all of them, or those of the running loop."""
+    """Return the turns that the policy of the model preserves: all, or the running loop."""
     known = session.turns[:MIDDLE]
     if policy_for(model(session.pair), kind) == "keeps":
         return known
@@ -171,7 +171,7 @@ def _missing_turns(scripted_turn: ScriptedTurn, turns: list[ScriptedTurn]) -> li
 
 
 def _sealed_ids(session: Session, kind: type[Agent]) -> list["array[int]"]:
-    """What seals hold: turns with reasoning, complete where the next turn has some too."""
+    """Return the sealed turns: those with reasoning, complete if the next turn has some too."""
     turns = _preserved_turns(session, kind)
     held: list[array[int]] = []
     for at, scripted_turn in enumerate(turns):
@@ -187,7 +187,7 @@ def _sealed_ids(session: Session, kind: type[Agent]) -> list["array[int]"]:
 
 
 def _missing(ids: "array[int]", turns: list["array[int]"]) -> list[int]:
-    """The places of turns whose tokens do not stand in the ids, one behind the other."""
+    """Return the indexes of turns whose tokens do not occur in the ids, in order."""
     text, missing, start = ids.tobytes(), [], 0
     for at, turn_ids in enumerate(turns):
         found = text.find(turn_ids.tobytes(), start)

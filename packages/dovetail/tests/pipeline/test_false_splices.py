@@ -1,4 +1,4 @@
-"""No turn ever receives another branch's tokens, and no edited one its old ones.
+"""No turn is spliced with the tokens of another branch, and no edited turn with its old tokens.
 
 The long run is `tools/fuzz_turns.py`.
 """
@@ -46,13 +46,13 @@ MODELS += [pytest.param(_loader(pair), id=pair.name) for pair in THINKING]
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_histories_out_of_a_ledger_of_doubles(seed: int, replicas: int) -> None:
+def test_random_histories_with_similar_turns(seed: int, replicas: int) -> None:
     tally = run(run_histories(random.Random(seed), 200, replicas))
     assert tally.histories == 200
-    assert tally.exact > 20  # it is not by refusing everything that nothing is false
+    assert tally.exact > 20  # the check is not vacuous
 
 
-def test_histories_without_any_cache() -> None:
+def test_random_histories_without_caches() -> None:
     tally = run(run_histories(random.Random(9), 200, 2, uncached=True))
     assert tally.exact > 20
 
@@ -63,7 +63,7 @@ def _reasoning_and_call(name: str, command: str = "ls") -> list[OutputBlock]:
 
 
 async def _twins(cluster: Cluster) -> tuple[GeneratedTurn, GeneratedTurn]:
-    """The same question, the same call, for other reasons."""
+    """Generate turns with the same question and call, but different reasoning."""
     one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
     return one, await cluster.generate(None, [user("hi")], _reasoning_and_call("Yorick"))
 
@@ -75,13 +75,13 @@ async def _child(cluster: Cluster, parent: GeneratedTurn, name: str = "Zenobia")
 
 
 def _who(cluster: Cluster, prepared: PreparedRequest) -> set[str]:
-    """Whose reasoning is in a prompt."""
+    """Return whose reasoning a prompt contains."""
     text = cluster.text(prepared)
     return {name for name in ("Xanthippe", "Yorick", "Zenobia", "Edited") if name in text}
 
 
 def _history(*turns: Turn | GeneratedTurn, last: GeneratedTurn) -> list[Turn]:
-    """Turns and generated turns, each call with its result."""
+    """Build a history of turns and generated turns, each call with its result."""
     made: list[Turn] = []
     for turn in (*turns, last):
         if isinstance(turn, GeneratedTurn):
@@ -93,7 +93,7 @@ def _history(*turns: Turn | GeneratedTurn, last: GeneratedTurn) -> list[Turn]:
 
 @pytest.mark.parametrize("load", MODELS)
 class TestDoubles:
-    def test_each_twin_is_known_by_its_handles(self, load: Loader) -> None:
+    def test_similar_turns_are_distinguished_by_handles(self, load: Loader) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load())
             one, other = await _twins(cluster)
@@ -109,7 +109,7 @@ class TestDoubles:
 
         run(check())
 
-    def test_twins_without_handles_are_left_alone(self, load: Loader) -> None:
+    def test_similar_turns_without_handles_are_not_spliced(self, load: Loader) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load())
             one, _ = await _twins(cluster)
@@ -119,7 +119,7 @@ class TestDoubles:
 
         run(check())
 
-    def test_what_was_unique_is_ambiguous_once_it_has_a_twin(self, load: Loader) -> None:
+    def test_a_turn_becomes_ambiguous_when_a_similar_one_is_recorded(self, load: Loader) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load())
             one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
@@ -133,7 +133,7 @@ class TestDoubles:
 
         run(check())
 
-    def test_more_twins_than_a_lookup_returns(self, load: Loader) -> None:
+    def test_more_similar_turns_than_a_lookup_returns(self, load: Loader) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load())
             one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
@@ -144,8 +144,8 @@ class TestDoubles:
 
         run(check())
 
-    def test_a_twin_above_a_known_turn(self, load: Loader) -> None:
-        """The child was generated after the other one."""
+    def test_a_similar_turn_before_a_known_turn(self, load: Loader) -> None:
+        """The child was generated after the other similar turn."""
 
         async def check() -> None:
             cluster = make_cluster(model=load())
@@ -156,7 +156,7 @@ class TestDoubles:
 
         run(check())
 
-    def test_twins_above_twins(self, load: Loader) -> None:
+    def test_similar_turns_before_similar_turns(self, load: Loader) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load())
             one, other = await _twins(cluster)
@@ -180,7 +180,7 @@ class TestDoubles:
 
         run(check())
 
-    def test_sealed_turn_with_a_stored_twin(self, load: Loader) -> None:
+    def test_sealed_turn_with_a_similar_stored_turn(self, load: Loader) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load(), replicas=2)
             one = await cluster.generate(
@@ -195,7 +195,7 @@ class TestDoubles:
 
         run(check())
 
-    def test_tenants_with_the_same_words(self, load: Loader) -> None:
+    def test_tenants_with_the_same_conversation(self, load: Loader) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load())
             one = await cluster.generate(
@@ -218,6 +218,6 @@ class TestDoubles:
 
 
 def _shown(cluster: Cluster, history: Sequence[Turn]) -> set[str]:
-    """The edited reasoning, where this template renders reasoning of a running loop at all."""
+    """Return the edited reasoning if the template renders reasoning of a running loop."""
     shows = cluster.model.profile.keeps_in_loop or not cluster.model.profile.reasoning_fields
     return {"Edited"} if shows else set()

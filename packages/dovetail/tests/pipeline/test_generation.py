@@ -117,7 +117,7 @@ def test_the_entry_of_a_turn() -> None:
     )
 
 
-def test_the_chain_is_what_a_client_will_show() -> None:
+def test_the_chain_matches_the_copy_of_the_client() -> None:
     entry = _entry([*BYTES.encode(WHOLE), STOP])
     shown = Turn(
         "assistant",
@@ -130,7 +130,7 @@ def test_the_chain_is_what_a_client_will_show() -> None:
     assert entry.chain == extend_chain(b"key", b"c" * 16, digest_turn(shown).digest)
 
 
-def test_how_far_the_tokens_of_a_span_reach() -> None:
+def test_end_offsets_of_spans() -> None:
     text = ""
     for span in _entry([*BYTES.encode(WHOLE), STOP]).spans:
         text += span.raw
@@ -139,8 +139,8 @@ def test_how_far_the_tokens_of_a_span_reach() -> None:
 
 @settings(max_examples=60)
 @given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=12))
-def test_spans_do_not_depend_on_how_the_tokens_came(cuts: list[int]) -> None:
-    """A character may be split over two feeds, a marker never is."""
+def test_spans_do_not_depend_on_the_chunking(cuts: list[int]) -> None:
+    """A character may be split over two feeds, but not a marker."""
     ids = [*BYTES.encode(WHOLE), STOP]
     generation = _generation()
     at = 0
@@ -153,8 +153,8 @@ def test_spans_do_not_depend_on_how_the_tokens_came(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 500])
 @pytest.mark.parametrize("pair", [p for p in PAIRS if p.name == "Qwen3"], ids=lambda p: p.name)
-def test_odd_tokens_keep_their_reach(pair: Pair, step: int) -> None:
-    """Real tokens, sampled oddly and split inside characters."""
+def test_end_offsets_of_unusual_tokens(pair: Pair, step: int) -> None:
+    """Random real tokens that split characters."""
     require(pair)
     real = model(pair)
     tokenizer = real.tokenizer
@@ -173,7 +173,7 @@ def test_odd_tokens_keep_their_reach(pair: Pair, step: int) -> None:
         assert text.removeprefix(spelled).strip() == ""
 
 
-def test_reasoning_is_sealed_with_the_turn_since_the_last_seal() -> None:
+def test_a_seal_covers_the_output_since_the_last_seal() -> None:
     generation = _generation()
     ids = [*BYTES.encode(WHOLE), STOP]
     ends = [e for e in _feed(generation, ids) if isinstance(e, SpanEnd) and e.kind == "reasoning"]
@@ -193,7 +193,7 @@ def test_reasoning_is_sealed_with_the_turn_since_the_last_seal() -> None:
     assert SEALER.open(ends[0].seal or "", "u", "model-1") != sealed
 
 
-def test_a_seal_carries_the_tail_of_the_turn_before() -> None:
+def test_a_seal_contains_the_tail_of_the_previous_turn() -> None:
     parent = _entry([*BYTES.encode(WHOLE), STOP])
     generation = _generation(prompt=_prompt(RecognizedHistory(parent=parent)))
     events = _feed(generation, BYTES.encode(FIRST + LOOK))
@@ -214,7 +214,7 @@ def test_without_a_sealer_there_are_no_seals() -> None:
     assert [e.seal for e in events if isinstance(e, SpanEnd)] == [None]
 
 
-def test_the_entry_grows_from_its_parent() -> None:
+def test_the_entry_extends_its_parent() -> None:
     parent = _entry([*BYTES.encode(FIRST), STOP])
     whole = array("I", [1, 2, 3, 4, 5])
     history = RecognizedHistory(parent=parent, parent_token_ids=whole)
@@ -247,7 +247,7 @@ def test_interrupted_turn_has_no_finish() -> None:
     )
 
 
-def test_what_comes_behind_the_stop_token_is_ignored() -> None:
+def test_tokens_after_the_stop_token_are_ignored() -> None:
     generation = _generation()
     ids = BYTES.encode(LOOK)
     events = generation.feed([*ids, STOP, *BYTES.encode("and more")])
@@ -287,7 +287,7 @@ def test_turn_truncated_by_length() -> None:
         ("", "stop", "stop"),
     ],
 )
-def test_why_it_ended(text: str, given: object, expected: str) -> None:
+def test_finish_reasons(text: str, given: object, expected: str) -> None:
     generation = _generation()
     _feed(generation, BYTES.encode(text))
     assert generation.finish(given)[-1] == Finish(expected)  # type: ignore[arg-type]
@@ -313,7 +313,7 @@ def test_pending_bytes_are_emitted_at_the_end() -> None:
         ("<think>\nHm, and", "<think>\nHm, and"),
     ],
 )
-def test_interrupted_turn_records_what_was_emitted(text: str, recorded: str) -> None:
+def test_interrupted_turn_records_emitted_output(text: str, recorded: str) -> None:
     generation = _generation()
     _feed(generation, BYTES.encode(text))
     assert BYTES.decode(unpack_ids(generation.build_entry().generated)).rstrip("\n") == recorded
@@ -321,7 +321,7 @@ def test_interrupted_turn_records_what_was_emitted(text: str, recorded: str) -> 
     assert BYTES.decode(unpack_ids(generation.build_entry().generated)) == text
 
 
-def test_a_stop_token_in_the_middle_of_a_character() -> None:
+def test_a_stop_token_inside_a_character() -> None:
     generation = _generation()
     events = [*generation.feed([*BYTES.encode("Ah"), 0xF0, STOP]), *generation.finish("stop")]
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Ah\ufffd"
@@ -373,7 +373,7 @@ def _spelled(text: str) -> Tokenizer:
     return ByteTokenizer(re.findall(r"<\|[a-z_]+\|>", text))
 
 
-def test_a_control_token_spelled_out_in_prose_is_prose() -> None:
+def test_control_tokens_spelled_in_text_stay_text() -> None:
     tokenizer = _spelled(KIMI)
     generation = _generation(OutputSpec(tokenizer, frozenset(), "kimi_k2", None, "m"))
     generation.feed(tokenizer.encode_plain(KIMI))
@@ -393,7 +393,7 @@ def test_a_stop_sequence_of_the_client(step: int) -> None:
     assert BYTES.decode(generation.ids) == "One\n\nTwo."
 
 
-def test_a_turn_that_the_model_ends_before_a_stop_sequence_comes() -> None:
+def test_a_turn_that_ends_before_a_stop_sequence() -> None:
     generation = _generation(stop=("END",))
     generation.feed([*BYTES.encode("One EN"), STOP, *BYTES.encode("D")])
     assert generation.stopped
@@ -401,7 +401,7 @@ def test_a_turn_that_the_model_ends_before_a_stop_sequence_comes() -> None:
     assert BYTES.decode(generation.ids) == "One EN"
 
 
-def test_no_stop_sequence_is_found_inside_a_marker() -> None:
+def test_stop_sequences_are_not_found_inside_markers() -> None:
     generation = _generation(stop=("think", "\n<"))
     _feed(generation, BYTES.encode(FIRST + LOOK))
     generation.finish("stop")
@@ -411,7 +411,7 @@ def test_no_stop_sequence_is_found_inside_a_marker() -> None:
     ]
 
 
-def test_a_message_of_nothing() -> None:
+def test_an_empty_message() -> None:
     generation = _generation()
     assert generation.finish("stop") == [Finish("stop")]
     entry = generation.build_entry()

@@ -1,4 +1,4 @@
-"""Two hundred turns: exact to the end, and the last turn costs what the first one did."""
+"""Two hundred turns: all are exact, and the cost per turn is constant."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def test_every_turn_is_exact_to_the_end(pair: Pair) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("pair", DROPS, ids=lambda pair: pair.name)
-def test_only_user_turns_are_inexact_where_the_policy_drops_reasoning(pair: Pair) -> None:
+def test_only_user_turns_are_inexact_if_the_policy_drops_reasoning(pair: Pair) -> None:
     costs = session(pair)
     inexact = [at for at, cost in enumerate(costs) if not cost.exact]
     assert inexact == list(range(LOOP, TURNS, LOOP))
@@ -42,12 +42,12 @@ def test_only_user_turns_are_inexact_where_the_policy_drops_reasoning(pair: Pair
 def test_the_work_of_a_turn_does_not_grow_with_the_session(pair: Pair, work: str) -> None:
     costs = session(pair)
     done: Callable[[int], int] = lambda at: int(getattr(costs[at], work))  # noqa: E731
-    for at in range(TURNS - LOOP, TURNS):  # numbers have more digits by now, hence the margin
+    for at in range(TURNS - LOOP, TURNS):  # numbers have more digits now, hence the margin
         assert done(at) <= 1.2 * done(LOOP + at % LOOP) + 16, at
 
 
 @pytest.mark.parametrize("pair", KEEPS[:1], ids=lambda pair: pair.name)
-def test_the_store_gets_no_more_where_the_clients_copy_is_replayed(pair: Pair) -> None:
+def test_stored_bytes_do_not_grow_if_client_copies_are_replayed(pair: Pair) -> None:
     require(pair)
     stored = [cost.stored for cost in asyncio.run(run_long_session(pair, 40, OFF))]
     assert max(stored[-LOOP:]) <= 1.2 * max(stored[LOOP : 2 * LOOP])
@@ -55,10 +55,10 @@ def test_the_store_gets_no_more_where_the_clients_copy_is_replayed(pair: Pair) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("pair", KEEPS[:1], ids=lambda pair: pair.name)
-def test_memory_grows_evenly(pair: Pair) -> None:
+def test_memory_grows_linearly(pair: Pair) -> None:
     require(pair)
     costs = asyncio.run(run_long_session(pair, 70, memory=True))
     used = [cost.memory for cost in costs]
     early, late = used[29] - used[9], used[69] - used[49]
     assert late < 1.5 * early
-    assert late / 20 < 100 << 10  # bytes a turn, the client's own history among them
+    assert late / 20 < 100 << 10  # bytes per turn, including the history of the client

@@ -1,4 +1,4 @@
-"""Requests prepared from end to end: switches, policies, and prefix diagnostics."""
+"""Request preparation end to end: switches, policies, and prefix diagnostics."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -54,7 +54,7 @@ def _runner(
 
 
 async def _step(runner: ScriptedRunner, agent: Any, *blocks: OutputBlock) -> Any:
-    """Generate a turn, and send the results of its calls."""
+    """Generate a turn and send the results of its calls."""
     turn = await runner.run_blocks(agent, blocks)
     if turn.calls:
         agent.add_results([(call, "a file") for call in turn.calls])
@@ -70,7 +70,7 @@ def _request(**changes: Any) -> Request:
 
 
 def test_unset_thinking_is_inherited_from_the_previous_turn() -> None:
-    """Claude Code's agents leave `thinking` out, and other requests share their session."""
+    """Agents of Claude Code omit `thinking`, and other requests share their session."""
 
     async def main() -> None:
         loaded = _model("Qwen3")
@@ -105,7 +105,7 @@ def test_unset_thinking_is_inherited_from_the_previous_turn() -> None:
         (PromptSettings(template_switches={"enable_thinking": False}), True),
     ],
 )
-def test_what_the_operator_decides(settings: PromptSettings, closed: bool) -> None:
+def test_settings_of_the_operator(settings: PromptSettings, closed: bool) -> None:
     async def main() -> None:
         loaded = _model("Qwen3")
         preparer = _runner(loaded, settings).preparer
@@ -117,7 +117,7 @@ def test_what_the_operator_decides(settings: PromptSettings, closed: bool) -> No
     _run(main())
 
 
-def test_keep_all_is_another_renderer_where_the_template_has_a_switch_for_it() -> None:
+def test_keep_all_uses_another_renderer_if_the_template_has_a_switch() -> None:
     loaded = _model("GLM-4.7")
     renderers = RendererCache(loaded)
     usual = renderers.get(True, loaded.switches)
@@ -131,7 +131,7 @@ def test_keep_all_is_another_renderer_where_the_template_has_a_switch_for_it() -
 
 
 def test_keep_all_keeps_the_reasoning_of_a_finished_loop() -> None:
-    """Claude Code requests it always; a template without a switch drops reasoning anyway."""
+    """Claude Code always requests it; a template without a switch still drops reasoning."""
 
     async def main() -> None:
         for name, preserved in (("GLM-4.7", True), ("Qwen3", False)):
@@ -252,7 +252,7 @@ class Clock:
 def test_reasoning_of_finished_loops_is_cleared_once_on_a_late_resume() -> None:
     async def main() -> None:
         clock = Clock()
-        loaded = _model("Ministral-3")  # keeps all thoughts by itself
+        loaded = _model("Ministral-3")  # preserves all reasoning by default
         runner = _runner(loaded, PromptSettings(resume_drop_thinking=3600.0), clock)
         agent = MessagesAgent()
         agent.add_user_message("Go.")
@@ -269,7 +269,7 @@ def test_reasoning_of_finished_loops_is_cleared_once_on_a_late_resume() -> None:
         text = loaded.tokenizer.decode(late.prompt.ids)
         assert "Let me look." not in text
         assert "Old." not in text
-        assert "Running." in text  # the loop that goes on needs its thoughts
+        assert "Running." in text  # the running loop needs its reasoning
         turn = await _step(runner, agent, ReasoningBlock("Again."), CALL)
         assert turn.prepared.prompt.ids == late.prompt.ids
         after = await runner.prepare(agent)
@@ -295,7 +295,7 @@ def test_nothing_is_cleared_without_reasoning_or_if_turned_off() -> None:
     _run(main())
 
 
-def test_what_the_template_refuses_is_the_clients_fault(tmp_path: Path) -> None:
+def test_a_conversation_rejected_by_the_template_is_an_invalid_request(tmp_path: Path) -> None:
     async def main() -> None:
         _model("Qwen3")
         text = (
@@ -308,7 +308,9 @@ def test_what_the_template_refuses_is_the_clients_fault(tmp_path: Path) -> None:
         preparer = _runner(loaded).preparer
         await preparer.prepare(_request())
         odd = _request(thinking=Thinking(template_kwargs={"odd": True}))
-        with pytest.raises(InvalidRequest, match=r"template refuses.*Not so odd") as caught:
+        with pytest.raises(
+            InvalidRequest, match=r"template of the model rejected.*Not so odd"
+        ) as caught:
             await preparer.prepare(odd)
         assert caught.value.kind == "invalid_request"
 
@@ -316,7 +318,7 @@ def test_what_the_template_refuses_is_the_clients_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="no SmolLM2 at hand: make tokenizers")
-def test_a_template_without_tools_carries_a_tool_loop() -> None:
+def test_a_template_without_tools_supports_a_tool_loop() -> None:
     async def main() -> None:
         loaded = load_model(SMOLLM2)
         assert not loaded.profile.renders_tools
@@ -344,7 +346,7 @@ def test_a_template_without_tools_carries_a_tool_loop() -> None:
     _run(main())
 
 
-def test_counting_leaves_no_trace() -> None:
+def test_counting_records_nothing() -> None:
     async def main() -> None:
         loaded = _model("Qwen3")
         runner, agent = _runner(loaded), MessagesAgent()
@@ -372,7 +374,7 @@ def test_the_snapshot_names_its_tenant() -> None:
     _run(main())
 
 
-def test_requests_with_and_without_tools_have_their_own_heads() -> None:
+def test_requests_with_and_without_tools_have_different_heads() -> None:
     async def main() -> None:
         preparer = _runner(_model("Qwen3")).preparer
         bare = (await preparer.prepare(_request())).prompt.head
@@ -384,7 +386,7 @@ def test_requests_with_and_without_tools_have_their_own_heads() -> None:
     _run(main())
 
 
-def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_session_encodes_only_new_text(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = _model("Qwen3")
     system = "".join(f"Rule {n}: be brief, and {n * n} times so.\n" for n in range(1000))
     tool = ToolSpec("read_it", "Reads." + "It does. " * 400, {"type": "object"})
@@ -411,8 +413,8 @@ def test_a_new_session_encodes_only_what_is_new(monkeypatch: pytest.MonkeyPatch)
     _run(main())
 
 
-def test_a_very_long_text_does_not_stop_the_loop() -> None:
-    """It is encoded in a thread, into the same tokens."""
+def test_a_very_long_text_does_not_block_the_event_loop() -> None:
+    """The text is encoded in a thread, with the same result."""
     long = "\n".join(f"line {at} of a file that somebody pasted" for at in range(8000))
     request = Request(model="m", turns=(Turn("user", (TextBlock(long),)),))
     beats = 0

@@ -1,4 +1,4 @@
-"""Turns of random tokens through the pipeline: ids to frames, a client, and back to a prompt.
+"""Turns of random tokens through the pipeline: ids, frames, a client, and the next prompt.
 
 The long run is `tools/fuzz_turns.py`.
 """
@@ -31,8 +31,8 @@ def test_random_output_is_replayed_exactly(pair: Pair) -> None:
     assert tally.missed == 0
 
 
-def test_reasoning_alone_without_its_text() -> None:
-    """OpenCode drops truncated calls and reasoning text: nothing visible is left of the turn."""
+def test_turns_of_reasoning_without_text() -> None:
+    """OpenCode drops truncated calls and reasoning text, so the turn has no visible content."""
     pair = next(pair for pair in PAIRS if pair.name == "Ministral-3")
     require(pair)
     opencode = next(agent for agent in AGENTS if agent.name == "opencode")
@@ -40,7 +40,7 @@ def test_reasoning_alone_without_its_text() -> None:
 
 
 def _edges(pair: Pair) -> dict[str, list[int]]:
-    """Ends of output that are easily got wrong."""
+    """Yield ends of output that are error-prone."""
     tokenizer = model(pair).tokenizer
     stop = min(model(pair).stop_ids)
     text = tokenizer.encode_plain("Sure: ")
@@ -66,7 +66,7 @@ def _edges(pair: Pair) -> dict[str, list[int]]:
 @pytest.mark.parametrize("agent", [MessagesAgent, ClaudeCode, Codex, PlainChat])
 @pytest.mark.parametrize("edge", _edges(available()[0]) if available() else ["none at hand"])
 @pytest.mark.parametrize("pair", EDGES, ids=lambda pair: pair.name)
-def test_odd_ends_of_output(pair: Pair, edge: str, agent: type[Agent]) -> None:
+def test_unusual_ends_of_output(pair: Pair, edge: str, agent: type[Agent]) -> None:
     require(pair)
     asyncio.run(_run_and_continue(pair, _edges(pair)[edge], agent()))
 

@@ -1,6 +1,6 @@
-"""Reasoning that reaches its budget and the token limit, in every notation of reasoning.
+"""Reasoning budgets and token limits in every notation of reasoning.
 
-No marker is a token here: each is as many tokens as it has bytes, and can be split anywhere.
+Markers are not tokens in these tests: each byte is a token, so a marker can be split anywhere.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ Pair = tuple[str | None, str]
 
 @cache
 def _frame(pair: Pair) -> tuple[str, str]:
-    """What opens and what closes reasoning in this notation."""
+    """Return the start and the end marker of reasoning in this notation."""
     family = resolve_family(pair[0] or pair[1])
     assert family is not None
     if family.unified is None:
@@ -57,7 +57,7 @@ def _frame(pair: Pair) -> tuple[str, str]:
     return opening, closing
 
 
-#: One pair of parsers for each way to write a thought.
+#: One pair of parsers per notation of reasoning.
 NOTATIONS = {
     _frame(pair): pair
     for family in families()
@@ -87,7 +87,7 @@ def _preparer(pair: Pair) -> ChatPreparer:
 
 
 class ReasoningEngine:
-    """An engine that reasons, closes its reasoning if it gets so far, and then writes text."""
+    """An engine that generates reasoning, its end marker if tokens are left, and then text."""
 
     name = "thinker"
     capabilities = EngineCapabilities()
@@ -142,7 +142,7 @@ class BudgetRun:
 
     @property
     def in_cache(self) -> list[int]:
-        """Everything that the engine has prefilled and generated."""
+        """All tokens that the engine has prefilled and generated."""
         return [*self.engine.requests[-1].prompt, *self.engine.outputs[-1]]
 
 
@@ -152,11 +152,11 @@ def _reasoning_and_text(message: Message) -> tuple[str, str]:
 
 
 async def _check(pair: Pair, budget: int, max_tokens: int) -> None:
-    """No part of a marker is emitted; all tokens are counted, and are in the next prompt."""
+    """Check that no marker is emitted, and that all tokens are counted and in the next prompt."""
     run = BudgetRun(pair, REASONING, budget, max_tokens)
     message = await run.execute()
     reasoning, text = _reasoning_and_text(message)
-    assert REASONING.startswith(reasoning.rstrip("\ufffd"))  # the limit may cut a character
+    assert REASONING.startswith(reasoning.rstrip("\ufffd"))  # the limit may split a character
     assert TEXT.startswith(text)
     assert message.finish == "length"
     whole = run.in_cache
@@ -168,11 +168,11 @@ async def _check(pair: Pair, budget: int, max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("pair", NOTATIONS.values(), ids=str)
-def test_reasoning_is_closed_with_its_whole_marker_or_not_at_all(pair: Pair) -> None:
+def test_reasoning_is_closed_with_a_complete_marker_or_not_at_all(pair: Pair) -> None:
     opening, closing = (len(text.encode()) for text in _frame(pair))
 
     async def every_limit() -> None:
-        for budget in (1, opening + 12):  # the second ends within a character
+        for budget in (1, opening + 12):  # the second ends inside a character
             spent = max(budget, opening + 1)
             for max_tokens in range(spent, spent + closing + 6):
                 await _check(pair, budget, max_tokens)
@@ -181,8 +181,8 @@ def test_reasoning_is_closed_with_its_whole_marker_or_not_at_all(pair: Pair) -> 
 
 
 @pytest.mark.parametrize("pair", NOTATIONS.values(), ids=str)
-def test_a_closing_that_the_model_has_begun_is_its_own(pair: Pair) -> None:
-    """Where the budget ends within it, no second one is put behind its first half."""
+def test_an_end_marker_begun_by_the_model_is_not_repeated(pair: Pair) -> None:
+    """If the budget ends inside the marker, no second marker follows its first half."""
     opening, closing = (len(text.encode()) for text in _frame(pair))
 
     async def every_budget() -> None:

@@ -1,7 +1,7 @@
-"""However a prompt came about, it is the one that the template would have written.
+"""A spliced prompt equals the prompt that the template renders.
 
-A turn that the model wrote as its template writes it makes the two ways comparable: grown from
-what is known, or rendered from the beginning by a server that knows nothing.
+If the model generates a turn exactly as the template renders it, both ways are comparable: a prompt
+grown from known tokens, and one that a server without a ledger renders from the beginning.
 """
 
 import json
@@ -41,7 +41,7 @@ GIVEN = st.dictionaries(st.sampled_from(["command", "count", "extra"]), VALUES, 
 
 @dataclass(frozen=True)
 class Step:
-    """What the model generates, and what the client replies."""
+    """The output of the model and the reply of the client."""
 
     reasoning: str
     text: str
@@ -60,7 +60,7 @@ CONVERSATIONS = st.lists(steps(), min_size=1, max_size=3)
 
 
 def _blocks(step: Step, loaded: Model, *, with_reasoning: bool) -> list[OutputBlock]:
-    """The step as far as the template has a place for it."""
+    """Return the blocks of a step that the template can render."""
     facts = loaded.profile
     calls = step.calls if facts.many_calls else step.calls[:1]
     text = step.text if facts.text_with_calls or not calls else ""
@@ -77,12 +77,12 @@ def _next_turns(generated: GeneratedTurn, step: Step) -> list[Turn]:
 
 @cache
 def _cold(pair: Pair) -> Cluster:
-    """A server without a ledger."""
+    """Prepare a request on a server without a ledger."""
     return make_cluster("client", model=model(pair), keys=KEYS)
 
 
 async def _canonical(pair: Pair, before: list[Turn], turn: Turn) -> list[int]:
-    """The ids that the template writes for a turn; none where it changes the prompt before it."""
+    """Return the ids that the template renders for a turn; none if it changes the prompt before."""
     cold = _cold(pair)
     prompt = (await cold.prepare(before)).prompt.ids
     ids = [b.id for b in turn.blocks if isinstance(b, ToolCallBlock)]
@@ -99,8 +99,8 @@ def results_for(ids: list[str]) -> Turn:
     return Turn("tool", tuple(ToolResultBlock(id, (TextBlock("x"),)) for id in ids))
 
 
-# The template writes the system text into the user turn that is last of all, and nowhere else: its
-# own rendering of a tool loop has none.
+# The template renders the system text only into a user turn at the end of the conversation: its
+# rendering of a tool loop has no system text.
 MOVING = ("Mistral-Nemo",)
 STEADY = [pair for pair in PAIRS if pair.name not in MOVING]
 
@@ -108,8 +108,8 @@ STEADY = [pair for pair in PAIRS if pair.name not in MOVING]
 @pytest.mark.parametrize("pair", STEADY, ids=lambda pair: pair.name)
 @given(conversation=CONVERSATIONS)
 @EXAMPLES
-def test_a_grown_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) -> None:
-    """Reasoning is used where the generation prompt opens it; else the template would close it."""
+def test_a_grown_prompt_equals_the_cold_prompt(pair: Pair, conversation: list[Step]) -> None:
+    """Reasoning is included only if the generation prompt opens it; else it would be closed."""
     require(pair)
     loaded = model(pair)
     with_reasoning = bool(loaded.profile.reasoning_opener)
@@ -164,7 +164,7 @@ DROPPING = [pair for pair in PAIRS if pair.reasoning_parser != "none"]
 @pytest.mark.parametrize("pair", DROPPING, ids=lambda pair: pair.name)
 @given(conversation=CONVERSATIONS)
 @EXAMPLES
-def test_a_resumed_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) -> None:
+def test_a_resumed_prompt_equals_the_cold_prompt(pair: Pair, conversation: list[Step]) -> None:
     require(pair)
     loaded = model(pair)
 
@@ -189,5 +189,5 @@ def test_a_resumed_prompt_is_the_cold_one(pair: Pair, conversation: list[Step]) 
 
 
 def _closing(generated: GeneratedTurn) -> list[Turn]:
-    """An assistant turn of the client's own, and another user turn."""
+    """Return an assistant turn made by the client, and another user turn."""
     return [Turn("assistant", (TextBlock("Well."),)), user("And now?")] if generated.calls else []

@@ -1,4 +1,4 @@
-"""Tenants of one server are isolated: in an engine's cache and in sealed reasoning."""
+"""Tenants of one server are isolated in the cache of the engine and in sealed reasoning."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -82,7 +82,7 @@ def _of(tenant: str, *turns: Turn, salt: str | None = None) -> Request:
     )
 
 
-def test_each_tenant_has_a_cache_of_its_own() -> None:
+def test_each_tenant_has_a_separate_engine_cache() -> None:
     model, engine = tiny_model(), RecordingEngines()
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([b"k" * 32]))
     entry = TokenModel(("m",), model, preparer, ReplicaPool([engine]))

@@ -1,7 +1,7 @@
-"""What one more token costs between the engine's ids and its events: counted, never timed.
+"""The cost of one token between ids and events, counted in calls, not measured in time.
 
-Engines send one token at a time, and each finds the caches cold. So what counts is how many
-functions are called for it, and that this does not grow with what was said before.
+Engines send one token at a time, and the CPU caches are cold for each. The relevant figure is
+therefore the number of function calls per token, which must not grow with the output.
 """
 
 import json
@@ -29,7 +29,7 @@ TAGS = "<tool_call>\n<function=write>\n<parameter=content>\n"
 
 @dataclass(frozen=True)
 class Case:
-    """Output that opens with one text and continues with another; the limit of calls per token."""
+    """Output with a first and a repeated text, and the limit of calls per token."""
 
     id: str
     tool_parser: str
@@ -48,7 +48,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one token: calls of functions, and blocks of memory that stay."""
+    """The cost of one token: function calls and retained memory blocks."""
 
     calls: float
     blocks: float
@@ -57,7 +57,7 @@ class Cost:
 def costs(case: Case, sizes: Sequence[int]) -> list[Cost]:
     """Measure the tokens up to each size, as one output grows."""
     made, ids = _start_generation(case)
-    _feed(made, ids, 2000)  # the first ones fill what all streams share
+    _feed(made, ids, 2000)  # the first tokens fill the shared caches
     made, ids = _start_generation(case)
     found, done = [], 0
     for size in sizes:

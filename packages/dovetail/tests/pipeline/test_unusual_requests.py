@@ -1,4 +1,4 @@
-"""Requests of clients that have lost their way: a prompt, or a clear error, and no one dies."""
+"""Unusual requests give a prompt or a clear error and never crash."""
 
 from contextlib import nullcontext, suppress
 
@@ -63,8 +63,8 @@ TOO_DEEP = ("nested 400", "nested 900", "lists")
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_odd_arguments_never_raise(pair: Pair) -> None:
-    """But for what nests deeper than a template can go: that is the client's fault."""
+def test_unusual_arguments_never_raise(pair: Pair) -> None:
+    """Arguments that are nested too deeply for a template are an invalid request."""
     require(pair)
     preparer = _preparer(model(pair))
     for kind, arguments in ODD_ARGUMENTS.items():
@@ -81,7 +81,7 @@ def test_odd_arguments_never_raise(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", ODD_ARGUMENTS)
-def test_odd_arguments_that_the_model_wrote(kind: str) -> None:
+def test_unusual_arguments_from_the_model(kind: str) -> None:
     arguments = ODD_ARGUMENTS[kind].encode("utf-8", "replace").decode()
 
     async def check() -> None:
@@ -152,7 +152,7 @@ ODD: dict[str, tuple[Turn, ...]] = {
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_empty_request_is_a_prompt_or_a_clear_error(pair: Pair) -> None:
-    """A few templates can do nothing without a message."""
+    """A few templates need at least one message."""
     require(pair)
     preparer = _preparer(model(pair))
     for turns in NOTHING.values():
@@ -162,7 +162,7 @@ def test_empty_request_is_a_prompt_or_a_clear_error(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_odd_conversations_never_raise(pair: Pair, kind: str) -> None:
+def test_unusual_conversations_never_raise(pair: Pair, kind: str) -> None:
     require(pair)
     preparer = _preparer(model(pair))
     for tools in ((RUN,), ()):
@@ -196,7 +196,7 @@ def test_ten_thousand_turns() -> None:
 
 
 def test_prefill_of_a_generated_turn() -> None:
-    """The client sends back our own turn and wants more of it."""
+    """The client sends back a generated turn to be continued."""
 
     async def check() -> None:
         cluster = make_cluster()

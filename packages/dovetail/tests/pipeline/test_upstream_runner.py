@@ -1,4 +1,4 @@
-"""Streams of an upstream that parses by itself: with local ids and seals, and sent back.
+"""Streams of an upstream that parses by itself: local ids, seals, and the next request.
 
 The upstream is scripted; the tests of the OpenAI engine have real ones.
 """
@@ -95,7 +95,7 @@ def make_registry(upstream: Upstream) -> ModelRegistry:
 
 
 def reasoning_and_calls(request: Request) -> list[tuple[str, str]]:
-    """Reasoning and calls of the history in their order."""
+    """Return the reasoning and the calls of the history in order."""
     found = []
     for turn in request.turns:
         for block in turn.blocks:
@@ -106,7 +106,7 @@ def reasoning_and_calls(request: Request) -> list[tuple[str, str]]:
     return found
 
 
-def test_codex_sends_back_reasoning_that_it_was_never_shown() -> None:
+def test_codex_sends_back_reasoning_it_did_not_receive_as_text() -> None:
     async def scene() -> None:
         upstream = Upstream(TURN, TEXT)
         async with serving(registry=make_registry(upstream)) as stage:
@@ -128,7 +128,7 @@ def test_codex_sends_back_reasoning_that_it_was_never_shown() -> None:
                 {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
                 for call in calls
             ]
-            assert len({call["call_id"] for call in calls}) == 2  # the upstream said one id twice
+            assert len({call["call_id"] for call in calls}) == 2  # the upstream sent one id twice
             history = [{"role": "user", "content": "Weather?"}, *items, *results]
             second = await client.responses.create(model=NAME, input=history, store=False)
             assert second.output_text == "Sunny."
@@ -179,12 +179,12 @@ async def _streamed(stage: Stage) -> tuple[int, bytes]:
         ([[Failure("overloaded", "no room")]], 503, "no room"),
         ([TEXT[0], EngineUnavailable("gone")], 200, "gone"),
         ([TEXT[0], [Failure("engine_unavailable", "gone")]], 200, "gone"),
-        ([TEXT[0]], 200, "without a word"),
+        ([TEXT[0]], 200, "closed the stream"),
         ([TEXT[0], ZeroDivisionError()], 200, "ZeroDivisionError"),
         ([[*TEXT[0], Failure("overloaded", "no room"), *TEXT[0]]], 200, "no room"),
     ],
 )
-def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
+def test_a_failure_is_a_status_before_output_and_an_event_after(
     batches: list[Any], status: int, message: str
 ) -> None:
     async def scene() -> None:
@@ -198,7 +198,7 @@ def test_a_failure_is_a_status_before_the_first_word_and_an_event_after(
 
 
 @pytest.mark.parametrize("late", [EngineUnavailable("gone"), TEXT[0], [Finish("length")]])
-def test_nothing_counts_behind_the_end(late: Any) -> None:
+def test_events_after_the_finish_are_ignored(late: Any) -> None:
     async def scene() -> None:
         upstream = Upstream([TEXT[0], [USAGE, Finish("stop"), TextDelta("more")], late])
         async with serving(registry=make_registry(upstream)) as stage:
@@ -239,7 +239,7 @@ def test_token_endpoints_are_not_supported_for_upstream_models() -> None:
             ):
                 reply = await stage.request("POST", path, body)
                 assert 400 <= reply.status < 500, path
-                assert "known to its own server only" in reply.body.decode()
+                assert "has access to its tokens" in reply.body.decode()
             entry = (await stage.request("GET", f"/v1/models/{NAME}")).json
             assert entry["max_model_len"] == 4096
 

@@ -152,7 +152,7 @@ def test_responses(server: Running, question: str) -> None:
 
 
 def test_inexact_turns_are_reported(server: Running) -> None:
-    assert "they are not exact" in server.log.read_text()
+    assert "turns are not exact" in server.log.read_text()
 
 
 def test_a_server_that_is_gone_is_a_proper_error(tmp_path: Path) -> None:

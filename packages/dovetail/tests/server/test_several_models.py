@@ -72,7 +72,7 @@ def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"deux"', '"one"'))
     ended = dovetail("serve", "--config", path, home=tmp_path)
     assert ended.status == 1
-    assert "two models are called one" in ended.err
+    assert "two models have the name one" in ended.err
 
 
 @pytest.mark.parametrize(

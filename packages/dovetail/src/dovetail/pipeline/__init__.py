@@ -1,1 +1,1 @@
-"""Run requests: prepare prompts, stream from engines, decode tokens into events, record turns."""
+"""Run requests: prepare prompts, stream tokens, decode them into events, record turns."""

@@ -1,9 +1,9 @@
 """Track which tokens of a generation belong to which of its blocks.
 
-Text is decoded when its tokens arrive and emitted when its role is certain: parsers hold some of it
-back. So characters are counted on both sides, and marks relate character counts to id counts. The
-counts restart whenever everything decoded was emitted, which is nearly always the case: until
-something is held back again, nothing has to be counted.
+Text is decoded when its tokens arrive and emitted when the parser is certain about its role, so
+some text is held back. Decoded and emitted characters are therefore counted separately, and marks
+relate character counts to id counts. The counts restart whenever all decoded text was emitted,
+which is nearly always the case, so the common case needs no counting.
 """
 
 from array import array
@@ -24,7 +24,7 @@ BlockDelta = TextDelta | ReasoningDelta | CallArgs
 
 
 class BlockOffsets:
-    """The offsets of one generation. Others may append to its ids while nothing is held back."""
+    """The offsets of one generation. While no text is held back, callers may append to its ids."""
 
     __slots__ = (
         "_block_types",
@@ -43,16 +43,16 @@ class BlockOffsets:
     def __init__(self, tokenizer: Tokenizer, ids: "array[int]") -> None:
         self._tokenizer = tokenizer
         self._ids = ids
-        self._decoded_chars = 0  # characters that were decoded
-        self._emitted_chars = 0  # of those, characters whose raw text was emitted in events
-        self.chars_before_stop = 0  # of the decoded, characters before a stop sequence
-        # Decoded characters and ids at the ends of feeds: the last emitted mark, and those since.
+        self._decoded_chars = 0
+        self._emitted_chars = 0  # decoded characters that were emitted in events
+        self.chars_before_stop = 0  # decoded characters before a stop sequence
+        # Decoded characters and ids after each feed: the last emitted mark and later ones.
         self._marks = deque([(0, 0)])
-        self._block_types: list[type[BlockDelta]] = []  # the delta type of each block
-        self._call_blocks: dict[int, int] = {}  # a call's index -> its block's index
-        self.end_offsets: list[int] = []  # of each block so far: ids up to its end; 0: it is open
+        self._block_types: list[type[BlockDelta]] = []  # per block
+        self._call_blocks: dict[int, int] = {}  # call index -> block index
+        self.end_offsets: list[int] = []  # per block: ids up to its end; 0 while it is open
         self.open_type: type[BlockDelta] | None = None  # the delta type of the open block
-        self.all_emitted = True  # whether everything decoded was emitted
+        self.all_emitted = True  # whether no text is held back
 
     @property
     def reasoning_tokens(self) -> int:
@@ -66,7 +66,7 @@ class BlockOffsets:
 
     @property
     def is_only_reasoning(self) -> bool:
-        """Whether at most one reasoning span was emitted, and nothing else."""
+        """Whether the output so far is at most one reasoning span."""
         return self._block_types in ([ReasoningDelta], [])
 
     @property
@@ -96,11 +96,11 @@ class BlockOffsets:
         self._decoded_chars += len(text)
 
     def mark_boundary(self) -> None:
-        """Mark that the ids so far are exactly the text so far: no character is split here."""
+        """Mark a position where the ids and the text end together, not inside a character."""
         self._marks.append((self._decoded_chars, len(self._ids)))
 
     def add_token(self, id: int, text: str) -> None:
-        """Add an id that decodes to whole characters."""
+        """Add an id that decodes to complete characters."""
         if self.all_emitted:
             self.begin_feed()
         self._ids.append(id)
@@ -108,7 +108,7 @@ class BlockOffsets:
         self._marks.append((self._decoded_chars, len(self._ids)))
 
     def end_feed(self) -> type[BlockDelta] | None:
-        """End a feed. Returns the delta type of the open block if nothing is held back."""
+        """End a feed. Returns the delta type of the open block if no text is held back."""
         self._drop_emitted_marks()
         self.all_emitted = self._emitted_chars == self._decoded_chars and self._marks[0] == (
             self._decoded_chars,
@@ -142,7 +142,7 @@ class BlockOffsets:
                 self.open_type = None
 
     def count_ids_within(self, chars: int) -> int:
-        """Count the ids that end within this many characters, at least those emitted."""
+        """Count the ids that end within this many characters, at least the emitted ones."""
         self._drop_emitted_marks()
         reached, count = next(m for m in reversed(self._marks) if m[0] <= chars)
         detokenizer = Detokenizer(self._tokenizer)

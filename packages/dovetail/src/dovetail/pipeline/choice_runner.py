@@ -1,6 +1,6 @@
 """Run one choice of a response: stream tokens from the engine and emit batches of events.
 
-Also asks engines to prefill prompts ahead of the requests that will need them.
+Also sends requests that prefill a prompt before it is needed.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from dovetail_model import (
     Usage,
 )
 
-WARM_PRIORITY = -100  # of prefills that no request waits for
+WARM_PRIORITY = -100  # of prefill requests that no client waits for
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RequestObserver:
 
 
 class ChoiceRunner:
-    """Runs one choice of a response. It is the `TokenSink` that the engine pushes tokens to."""
+    """Runs one choice of a response. The engine pushes tokens to it: it is a `TokenSink`."""
 
     _sink: EventSink
 
@@ -78,22 +78,22 @@ class ChoiceRunner:
         self._cached_tokens: int | None = None
         self._exact = True
         self._migrations = 0
-        self._migrated_at = 0  # generated tokens at the last migration
-        self._attempts = 0  # requests to the engine
+        self._migrated_at = 0  # number of generated tokens at the last migration
+        self._attempts = 0  # number of engine requests
         self._started = False  # whether any event was emitted
         self._recorded = False
         self._engine_finish: FinishReason | None = None  # why the engine stopped
         self._finish_reason: FinishReason | None = None  # why the choice ended
         model = entry.model
-        # Without a known end of reasoning the budget cannot be enforced.
+        # The budget can be enforced only if the tokens that end reasoning are known.
         self._reasoning_budget = (
             prepared.request.thinking.budget if model.reasoning_end_ids else None
         )
 
     async def run(self, sink: EventSink) -> None:
-        """Emit the events: the exact input tokens first, the final usage and the finish last.
+        """Emit the events: a usage with the input tokens first, final usage and finish last.
 
-        Errors are raised before the first event; after it they are emitted as a `Failure`.
+        Errors before the first event are raised; later errors are emitted as a `Failure`.
         """
         self._sink = sink
         for note in self._entry.output_constraint(self._prepared).notes:
@@ -127,7 +127,8 @@ class ChoiceRunner:
 
     def push(self, delta: TokenDelta) -> bool:
         """Process tokens from the engine. This is the hot path: it runs for every token."""
-        if delta.cached is not None and self._attempts == 1:  # to a second request, all was cached
+        # Only the first request counts: later ones of the choice always hit the cache.
+        if delta.cached is not None and self._attempts == 1:
             self._cached_tokens = min(delta.cached, len(self._prepared.prompt.ids))
         if not delta.exact and self._exact:
             self._exact = False
@@ -147,7 +148,7 @@ class ChoiceRunner:
         )
 
     def _decode_with_logprobs(self, delta: TokenDelta) -> list[Event]:
-        """Process tokens with logprobs: record them, and emit them if the client asked."""
+        """Process tokens with logprobs: record them, and emit them if the client requested them."""
         missing = len(delta.ids) - len(delta.logprobs)
         # An engine may report the stop token without its logprob.
         if missing == 0 or (missing == 1 and delta.finish == "stop"):
@@ -159,7 +160,7 @@ class ChoiceRunner:
         return events
 
     async def drain(self) -> bool:
-        """Wait until the sink has room. Returns whether the engine is to continue."""
+        """Wait until the sink has room. Returns whether the engine must continue."""
         if self._generation.stopped or self._is_budget_spent():
             return False
         await self._sink.drain()
@@ -177,11 +178,11 @@ class ChoiceRunner:
             self._emit([])
 
     async def _generate(self) -> None:
-        """Generate in as many engine requests as needed, each continuing where the last ended.
+        """Generate the output in one or more engine requests that continue each other.
 
-        Reasoning that has spent its budget is closed for the model if tokens are left after that;
-        otherwise the choice ends in it. A choice whose replica failed is migrated to another one,
-        or continues on the only one once that has recovered.
+        When the reasoning budget is spent, the server ends the reasoning, provided that tokens for
+        further output are left; otherwise the choice ends there. If the replica fails, the choice
+        is migrated to another one, or continues on the only replica after its recovery.
         """
         closing = list(self._entry.model.reasoning_end_ids)
         while not self._is_finished():
@@ -192,9 +193,9 @@ class ChoiceRunner:
                 )
             except EngineError as error:
                 if self._is_finished():
-                    return  # the output was complete
+                    return  # the output is complete
                 if self._generation.ids and len(self._generation.ids) >= self._limit:
-                    self._engine_finish = "length"  # only the finish was missing
+                    self._engine_finish = "length"  # only the finish reason is missing
                     return
                 if not (self._can_migrate(error) or await self._wait_for_recovery(error)):
                     raise
@@ -206,7 +207,7 @@ class ChoiceRunner:
                 return
             start = len(self._generation.ids)
             if self._limit - start <= len(closing):
-                self._engine_finish = "length"  # no token would be left after the closing
+                self._engine_finish = "length"  # no token would be left after the end of reasoning
                 return
             self.push(TokenDelta(ids=closing))
             self._generation.mark_forced(start)
@@ -216,7 +217,7 @@ class ChoiceRunner:
         return self._generation.stopped or self._engine_finish is not None
 
     def _can_migrate(self, error: DovetailError) -> bool:
-        """Return whether another replica can continue from what was generated so far."""
+        """Return whether another replica can continue the output."""
         generated, entry = self._generation.ids, self._entry
         replica_alive = not isinstance(error, EngineUnavailable | EngineTimeout)
         if (
@@ -225,13 +226,13 @@ class ChoiceRunner:
         ):
             return False
         if replica_alive and generated:
-            return False  # another replica would probably fail in the same way
+            return False  # the request itself probably causes the failure
         return not generated or self._can_resume()
 
     async def _wait_for_recovery(self, error: DovetailError) -> bool:
-        """Wait for the only replica to recover. A choice without output does not wait.
+        """Wait for the only replica to recover. Returns False at once if there is no new output.
 
-        A replica that fails again without further output has probably failed over this request.
+        A replica that fails again without new output probably fails because of this request.
         """
         entry, generated = self._entry, len(self._generation.ids)
         if not isinstance(error, EngineUnavailable | EngineTimeout) or entry.engine.available_count:
@@ -241,17 +242,17 @@ class ChoiceRunner:
         return self._can_resume() and await entry.engine.wait_available(entry.recovery_wait)
 
     def _can_resume(self) -> bool:
-        """Return whether the output can be continued: no grammar can be resumed in its middle."""
+        """Return whether the output can be continued: a grammar cannot be resumed."""
         return (
             self._phase() is not None
             or self._entry.output_constraint(self._prepared).is_unconstrained
         )
 
     def _is_budget_spent(self) -> bool:
-        """Return whether the reasoning budget is used up.
+        """Return whether the reasoning budget is spent.
 
-        Pending text may be the model's own closing, so the model may finish it, but only within a
-        grace of a few tokens: it may start a closing again and again.
+        Pending text may be the beginning of the model's own end marker, so the model gets a few
+        more tokens to complete it. This grace is limited because the model may repeat it.
         """
         budget, generation = self._reasoning_budget, self._generation
         if budget is None or not generation.in_reasoning or generation.reasoning_tokens < budget:
@@ -279,7 +280,7 @@ class ChoiceRunner:
         )
 
     def _constraint(self) -> Constraint | None:
-        """Return the constraint on the rest. After text or calls no grammar can be resumed."""
+        """Return the constraint for the rest of the output, None after text or calls."""
         phase = self._phase()
         return (
             None
@@ -288,7 +289,7 @@ class ChoiceRunner:
         )
 
     def _phase(self) -> OutputPhase | None:
-        """The phase of the output; None once there is anything but reasoning."""
+        """Return the phase of the output, or None after text or calls."""
         generation = self._generation
         if not generation.ids:
             return "start"
@@ -316,15 +317,15 @@ class ChoiceRunner:
         return [*events, self._usage(), finish]
 
     async def _record(self) -> None:
-        """Record the turn, also if the client has disconnected: it may send it back."""
+        """Record the turn, even if the client disconnected, because it may send the turn back."""
         if self._exact and self._generation.ids and not self._recorded:
             self._recorded = True
             await self._entry.preparer.record(self._prepared, self._generation)
 
     def _warm_next_prompt(self) -> None:
-        """Prefill the next prompt before the user sends it, if the client has requested that.
+        """Prefill the next prompt before the user sends it, if the client requested this.
 
-        After a call there is nothing to gain: the next prompt extends this one.
+        This is useless after a call, because the next prompt then extends this one.
         """
         if self._prepared.request.hints.speculative_prefill and self._finish_reason == "stop":
             self._entry.engine.warm(_session_key(self._prepared), self._next_warm_request)
@@ -336,7 +337,7 @@ class ChoiceRunner:
 
 
 def warm_prefix(entry: TokenModel, request: Request) -> None:
-    """Prefill the prefix that prompts continuing this request will share."""
+    """Prefill the common prefix of all prompts that continue this request."""
     session = _named_session_key(request.identity)
 
     async def create_request() -> EngineRequest | None:
@@ -352,7 +353,7 @@ def _warm_request(
     ids: "array[int] | None",
     id_and_session: tuple[str, str | None],
 ) -> EngineRequest | None:
-    """Make a request that only prefills, if the prompt fits the context window."""
+    """Build a request that only prefills, or None if the prompt exceeds the context window."""
     if not ids or len(ids) >= entry.context_length:
         return None
     name, session = id_and_session
@@ -370,7 +371,7 @@ def _warm_request(
 
 
 def _session_key(prepared: PreparedRequest) -> str | None:
-    """Identify a conversation by its session, else by its first turn; scoped to the tenant."""
+    """Identify a conversation by its session, else by its first turn, scoped to the tenant."""
     identity, digests = prepared.request.identity, prepared.prompt.history.digests
     if identity.session is None:
         return (prepared.prompt.head.whole + digests[0]).hex() if digests else None
@@ -384,11 +385,11 @@ def _named_session_key(identity: Identity) -> str | None:
 
 
 def _cache_salt(request: Request) -> str | None:
-    """Separate the engine's prefix cache by tenant, so that hits reveal nothing to others."""
+    """Return a cache salt per tenant, so that cache hits reveal nothing to other tenants."""
     tenant, salt = request.identity.tenant, request.hints.cache_salt
     return _scope_to_tenant(tenant, salt or "") if tenant else salt
 
 
 def _scope_to_tenant(tenant: str, name: str) -> str:
-    """Make a name that no other tenant can produce."""
+    """Build a name that no other tenant can produce."""
     return f"{len(tenant)}:{tenant}/{name}"

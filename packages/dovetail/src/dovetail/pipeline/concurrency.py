@@ -1,4 +1,4 @@
-"""Concurrency helpers: slow streams, several coroutines at once, and work in threads."""
+"""Concurrency helpers: detect slow streams, run coroutines together, run work in threads."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -11,7 +11,7 @@ ItemT = TypeVar("ItemT")
 async def signal_slow_start(
     stream: AsyncGenerator[ItemT], seconds: float
 ) -> AsyncGenerator[ItemT | None]:
-    """Yield the stream's items; None first, if the first item takes longer than `seconds`."""
+    """Yield the items of a stream, after a None if the first takes longer than `seconds`."""
     first = asyncio.ensure_future(anext(stream, None))
     try:
         done, _ = await asyncio.wait({first}, timeout=seconds)
@@ -44,16 +44,16 @@ async def run_all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 T = TypeVar("T")
 
-MIN_OFFLOAD_SIZE = 1 << 15  # characters, or tokens: 2 to 50 ms of work
-MIN_HUGE_SIZE = 1 << 20  # a second or more
-# Few threads: the event loop may wait 5 ms for the GIL for each of them. Huge work continues when
-# its client has disconnected, and must not delay other work.
+MIN_OFFLOAD_SIZE = 1 << 15  # characters or tokens: 2 to 50 ms of work
+MIN_HUGE_SIZE = 1 << 20  # a second of work or more
+# Few threads, because the event loop may wait 5 ms for the GIL per thread. Huge work runs on even
+# if its client disconnects, so it has its own thread and does not delay other work.
 _executor = ThreadPoolExecutor(2, "dovetail-offload")
 _huge_executor = ThreadPoolExecutor(1, "dovetail-offload-huge")
 
 
 async def run_in_thread(size: int, work: Callable[[], T], *, min_size: int = MIN_OFFLOAD_SIZE) -> T:
-    """Do the work, in a thread if `size` (characters or tokens) is at least `min_size`."""
+    """Run the work, in a thread if `size` (characters or tokens) is at least `min_size`."""
     if size < min_size:
         return work()
     threads = _executor if size < MIN_HUGE_SIZE else _huge_executor

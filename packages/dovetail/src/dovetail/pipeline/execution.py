@@ -1,4 +1,4 @@
-"""Run a request: from the request to the events of its response.
+"""Run a request and emit the events of its response.
 
 Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─▶ events ─▶ frames, further out
                                               └─ record: the finished turn goes into the ledger
@@ -26,7 +26,7 @@ async def run_request(
     sink: EventSink,
     observer: RequestObserver | None = None,
 ) -> None:
-    """Emit the events of a response, by choice. Raises before the first; a `Failure` after."""
+    """Emit the events of all choices. Errors after the first event are emitted as `Failure`."""
     runners = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
     await run_all([runner.run(sink) for runner in runners])
 
@@ -39,7 +39,7 @@ async def count_tokens(entry: ModelEntry, request: Request) -> int:
 def require_token_model(entry: ModelEntry) -> TokenModel:
     """Return the model if it is a `TokenModel`, else raise `Unsupported`."""
     if isinstance(entry, UpstreamModel):
-        raise Unsupported(f"The tokens of {entry.name} are known to its own server only.")
+        raise Unsupported(f"Only the upstream server of {entry.name} has access to its tokens.")
     return entry
 
 
@@ -58,12 +58,13 @@ async def _create_runners(
 
 def _choice_count(request: Request) -> int:
     if request.sampling.n > MAX_CHOICES:
-        raise InvalidRequest(f"n: at most {MAX_CHOICES} choices", param="n")
+        message = f"`n` must be at most {MAX_CHOICES}, got {request.sampling.n}"
+        raise InvalidRequest(message, param="n")
     return max(1, request.sampling.n)
 
 
 def _max_output_tokens(entry: TokenModel, prepared: PreparedRequest) -> int:
-    """Return the context window left for output. Raises where the prompt leaves none."""
+    """Return the tokens left for output. Raises ContextOverflow if the prompt leaves none."""
     length, window = len(prepared.prompt.ids), entry.context_length
     if length >= window:
         raise ContextOverflow(

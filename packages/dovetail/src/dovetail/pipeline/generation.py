@@ -1,7 +1,7 @@
-"""Decode one generation: token ids in, events out, and at its end the entry for the ledger.
+"""Decode one generation from token ids into events, and build its ledger entry.
 
-Everything that a client is shown passes through here: calls get their public ids, reasoning gets
-its seals, and what the model wrote is recorded token for token.
+All output to clients passes through this module: it assigns public ids to calls, adds seals to
+reasoning, and records the generated tokens.
 """
 
 import re
@@ -32,12 +32,12 @@ from dovetail_tokenizers import Detokenizer, Piece, Tokenizer, TokenTextCache
 
 __all__ = ["Generation", "OutputSpec", "TurnOwner"]
 
-MAX_STOP_SEQUENCE_CHARS = 1024  # all prefixes of a sequence are held: quadratic in its length
+MAX_STOP_SEQUENCE_CHARS = 1024  # all prefixes are stored, which is quadratic in the length
 MAX_STOP_TOTAL_CHARS = 16 << 10
 
 
 class StopSequenceMatcher:
-    """Passes text up to the first stop sequence, and holds back what may become one."""
+    """Passes text up to the first stop sequence and holds back a possible beginning of one."""
 
     __slots__ = ("_held", "_longest", "_pattern", "_prefixes", "found")
 
@@ -48,8 +48,8 @@ class StopSequenceMatcher:
             or sum(map(len, sequences)) > MAX_STOP_TOTAL_CHARS
         ):
             raise InvalidRequest(
-                f"stop sequences: at most {MAX_STOP_SEQUENCE_CHARS} characters each, "
-                f"{MAX_STOP_TOTAL_CHARS} together",
+                f"Stop sequences must have at most {MAX_STOP_SEQUENCE_CHARS} characters each "
+                f"and {MAX_STOP_TOTAL_CHARS} in total.",
                 param="stop",
             )
         self._pattern = re.compile("|".join(map(re.escape, sequences)))
@@ -59,7 +59,7 @@ class StopSequenceMatcher:
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """Return the text that is certainly output. Text after a stop sequence is dropped."""
+        """Return the text that is not part of a stop sequence. Text after one is dropped."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -77,7 +77,7 @@ class StopSequenceMatcher:
         return held
 
     def _partial_match_length(self, text: str) -> int:
-        """The length of the longest end of the text that begins a stop sequence."""
+        """Return the length of the longest suffix of the text that may begin a stop sequence."""
         for size in range(min(self._longest, len(text)), 0, -1):
             if text[-size:] in self._prefixes:
                 return size
@@ -86,7 +86,7 @@ class StopSequenceMatcher:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """How a model's output is decoded: its tokenizer, its stop tokens, its parsers."""
+    """How the output of a model is decoded: tokenizer, stop tokens, parsers."""
 
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
@@ -96,19 +96,19 @@ class OutputSpec:
 
     @cached_property
     def special_markers(self) -> frozenset[str]:
-        """The markers of its parsers that are or contain control tokens."""
+        """The markers of the parsers that are or contain control tokens."""
         known = markers(self.tool_parser, self.reasoning_parser)
         controls = self.tokenizer.controls
         return frozenset(marker for marker in known if any(c in marker for c in controls))
 
     @cached_property
     def plain_texts(self) -> TokenTextCache:
-        """The texts of its plain tokens; stop tokens are not among them."""
+        """The texts of plain tokens, without stop tokens."""
         return TokenTextCache(self.tokenizer, excluded=self.stop_ids)
 
 
 class Generation:
-    """Decodes one generation, and builds the ledger entry of its turn."""
+    """Decodes one generation and builds the ledger entry of its turn."""
 
     def __init__(
         self,
@@ -135,15 +135,15 @@ class Generation:
         stops = request.sampling.stop
         self._stop_matcher = StopSequenceMatcher(stops) if any(stops) else None
         self._fold = Fold()
-        #: What was generated, without the stop token.
+        #: The generated token ids, without the stop token.
         self.ids = array(TOKEN_ID_TYPECODE)
         self._offsets = BlockOffsets(spec.tokenizer, self.ids)
         thinking = msgspec.json.encode(request.thinking)
         origin = TurnOrigin(entry_id, spec.fingerprint, prompt, owner, thinking, request.identity)
         self._record = TurnRecord(origin, self.ids, self._offsets)
-        # Whether a plain token can be decoded by itself.
+        # Whether a single plain token can be decoded without the detokenizer.
         self._single_token_path = self._stop_matcher is None
-        # The delta type of the open block, if nothing is held back.
+        # The delta type of the open block, if no text is held back.
         self._open_type: type[BlockDelta] | None = None
         self._stop_id: int | None = None
         #: Whether the turn has ended: by the model, or by a stop sequence.
@@ -162,7 +162,7 @@ class Generation:
 
     @property
     def has_pending_text(self) -> bool:
-        """Whether text is held back: part of a character, or what may become a marker."""
+        """Whether text is held back: part of a character, or the possible beginning of a marker."""
         return self._detokenizer.has_pending_bytes or bool(self._offsets.pending_text.strip())
 
     def is_only_reasoning(self, closing: str) -> bool:
@@ -173,7 +173,7 @@ class Generation:
         return self._parser.thinking or held.removeprefix(closing.strip()) == ""
 
     def feed(self, ids: Sequence[int]) -> list[Event]:
-        """Return the events that these tokens complete. Tokens after the turn's end are ignored."""
+        """Return the events that these tokens complete. Tokens after the end are ignored."""
         if (
             self._single_token_path
             and len(ids) == 1
@@ -203,7 +203,7 @@ class Generation:
             self._record.forced_ranges.append((start, len(self.ids)))
 
     def finish(self, reason: FinishReason | None = None) -> list[Event]:
-        """Return the events that the end of the output completes, the `Finish` last."""
+        """End the output and return the remaining events, with `Finish` last."""
         self._single_token_path = False
         self._offsets.begin_feed()
         events = self._parse(self._detokenizer.finish())
@@ -222,14 +222,14 @@ class Generation:
     def build_entry(self, created: float = 0.0) -> LedgerEntry:
         """Build the ledger entry of the turn."""
         finished = self._finished or self._stop_id is not None
-        # The turn is truncated before a stop sequence, so no token ended what is recorded.
+        # The turn is truncated before a stop sequence, so the record has no stop token.
         stop = self._stop_id if self._stop_sequence is None else None
         return self._record.build_entry(self._fold.message(), stop, finished, created)
 
     # Decoding
 
     def _feed_tokens(self, ids: Sequence[int]) -> list[Event]:
-        """Process any tokens: several, control tokens, stop tokens, parts of characters."""
+        """Process tokens of any kind: several, control tokens, stop tokens, parts of characters."""
         generated = self._take_until_stop_id(ids)
         self._offsets.begin_feed()
         self.ids.extend(generated)
@@ -266,7 +266,7 @@ class Generation:
         return events
 
     def _parse_until_stop_sequence(self, piece: Piece, stops: StopSequenceMatcher) -> list[Event]:
-        """Parse up to a stop sequence. Only plain text can be one, never a control token."""
+        """Parse up to a stop sequence, which can only be plain text, not a control token."""
         if stops.found is not None:
             return []
         text = stops.finish() if piece.special else stops.feed(piece.text)
@@ -288,7 +288,7 @@ class Generation:
     # Emitting
 
     def _finish_feed(self, events: list[Event]) -> list[Event]:
-        """Emit the events of a feed and update the offsets of what is held back."""
+        """Emit the events of a feed and update the offsets of held-back text."""
         emitted = self._emit(events) if events else events
         self._open_type = self._offsets.end_feed()
         return emitted
@@ -312,7 +312,7 @@ class Generation:
         return self._stop_matcher.found if self._stop_matcher is not None else None
 
     def _truncate(self) -> None:
-        """Drop the tokens that the client did not see: those from the stop sequence on."""
+        """Drop the tokens from the stop sequence on, which the client does not receive."""
         del self.ids[self._offsets.count_ids_within(self._offsets.chars_before_stop) :]
 
     def _finish_reason(self, given: FinishReason | None) -> FinishReason:

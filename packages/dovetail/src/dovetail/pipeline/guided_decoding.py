@@ -1,4 +1,4 @@
-"""Guided decoding: a request's tool choice and output format as a constraint for the engine."""
+"""Guided decoding: translate tool choice and output format into a constraint for the engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,10 +12,10 @@ from dovetail.storage.lru import LruCache
 from dovetail_model import Unsupported
 from dovetail_parsers import build_guided_grammar
 
-#: Where the output is when an engine starts or continues it.
+#: The position in the output from which an engine generates.
 OutputPhase = Literal["start", "reasoning", "after_reasoning"]
 
-#: The engine cannot enforce the output format.
+#: Note for a request whose output format the engine cannot enforce.
 UNENFORCED_NOTE = "guided:unenforced"
 
 _MAX_CACHED = 256
@@ -23,7 +23,7 @@ _MAX_CACHED = 256
 
 @dataclass(frozen=True)
 class OutputConstraint:
-    """The constraint on an output. `notes` name what of it is not enforced."""
+    """The constraint on an output. `notes` name the parts that are not enforced."""
 
     constraint: Constraint | None = None
     notes: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class OutputConstraint:
 
 
 class ConstraintBuilder:
-    """Builds the constraints of a model's requests, cached since sessions repeat them."""
+    """Builds the constraints of requests to a model, cached because sessions repeat them."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -63,7 +63,7 @@ class ConstraintBuilder:
         return constraint
 
     def _may_reason(self, prepared: PreparedRequest) -> bool:
-        """Return whether the model may reason: not if the request or the prompt turned it off."""
+        """Return whether the model may reason: neither the request nor the prompt disables it."""
         model = self._model
         if model.reasoning_parser is None or prepared.request.thinking.enabled is False:
             return False

@@ -1,4 +1,4 @@
-"""Prepare prompts for decoded requests, and record the generated turns in the ledger.
+"""Prepare prompts for decoded requests and record the generated turns in the ledger.
 
 Request ─normalize─▶ Request ─recognize─▶ known turns ─render─▶ Prompt(ids)
 """
@@ -78,10 +78,10 @@ class PreparedRequest:
 
 
 class RequestPreparer(Protocol):
-    """Makes the prompts of requests and records the generated turns.
+    """Prepares the prompts of requests and records the generated turns.
 
-    `records_before_finish`: a turn is recorded before its finish is emitted, since the next
-    request may reach another process.
+    `records_before_finish`: a turn is recorded before its finish is emitted, because another
+    process may receive the next request.
     """
 
     @property
@@ -109,7 +109,7 @@ class RequestPreparer(Protocol):
 
 
 class ChatPreparer:
-    """Prepares the requests of one model, and records its turns."""
+    """Prepares the requests of one model and records its turns."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class ChatPreparer:
         return self._ledger.has_worker_peers
 
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
-        """Prepare a request for the engine. `harness` names the client, for comparisons."""
+        """Prepare a request for the engine. `harness` names the client, for prefix diagnostics."""
         request, prompt, owner, cleared = await self._render(request)
         snapshot = _snapshot_prefix(request, prompt, harness, reasoning_cleared=cleared)
         return PreparedRequest(
@@ -155,9 +155,9 @@ class ChatPreparer:
         )
 
     async def count_tokens(self, request: Request) -> int:
-        """Count the tokens of a request's prompt. Records nothing.
+        """Count the prompt tokens of a request without recording it.
 
-        Requests may have tools and no message: the tools are counted with a one-letter message.
+        A request may have tools but no messages: its tools are counted with a one-letter message.
         """
         if not request.turns:
             request = msgspec.structs.replace(request, turns=(Turn("user", (TextBlock("x"),)),))
@@ -165,17 +165,17 @@ class ChatPreparer:
         return len(prompt.ids)
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]:
-        """The switches of the template in an agent's session with these reasoning settings."""
+        """Return the template switches of a request with tools and these reasoning settings."""
         return self._resolve_switches(thinking, tools=True)
 
     async def _render(self, request: Request) -> tuple[Request, Prompt, TurnOwner, bool]:
         request = self._normalizer.normalize(request)
         if not request.turns and not request.system:
-            raise InvalidRequest("The request has no message.", param="messages")
+            raise InvalidRequest("The request contains no messages.", param="messages")
         newest = request.turns[-1].blocks if request.turns else ()
         if any(map(_lacks_text, newest)):
             name = request.model or self._model.name
-            raise Unsupported(f"The model {name} is served as text: it takes no images or files.")
+            raise Unsupported(f"The model {name} accepts only text, not images or files.")
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
             request = msgspec.structs.replace(request, tools=())
         owner = self._owner_of(request.identity.tenant)
@@ -210,14 +210,14 @@ class ChatPreparer:
                 min_size=self._min_offload_chars,
             )
         except RenderError as error:
-            message = f"The model's chat template refuses this conversation: {error}"
+            message = f"The chat template of the model rejected the conversation: {error}"
             raise InvalidRequest(message) from error
         return request, prompt, owner, clears
 
     def create_generation(
         self, prepared: PreparedRequest, new_call_id: CallIdFactory
     ) -> Generation:
-        """Create the generation of a prepared request, ready to be fed."""
+        """Create the generation of a prepared request."""
         return Generation(
             self._output_spec,
             prepared.prompt,
@@ -239,7 +239,7 @@ class ChatPreparer:
     async def predict_next_prompt(
         self, prepared: PreparedRequest, generation: Generation
     ) -> "array[int] | None":
-        """Predict the prefix of the next prompt, if a user turn follows; None if it is cached.
+        """Predict the prefix of the next prompt after a user turn, or None if it is cached.
 
         If a template drops the reasoning of finished turns, the next prompt diverges from this one
         long before its end.
@@ -252,9 +252,9 @@ class ChatPreparer:
         return ids if len(ids) - known >= MIN_WARM_TOKENS else None
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int]":
-        """Return the prefix of every prompt that continues this request with a user turn.
+        """Return the common prefix of all prompts that continue this request with a user turn.
 
-        Before the first user turn more system turns may follow.
+        Before the first user turn, further system turns may also follow.
         """
         shared: array[int] | None = None
         for continuation in _possible_continuations(request):
@@ -272,9 +272,9 @@ class ChatPreparer:
     def _should_clear_reasoning(
         self, request: Request, history: RecognizedHistory, loop_start: int
     ) -> bool:
-        """Return whether a session is resumed so late that nothing of it can still be cached.
+        """Return whether a session is resumed so late that its prefix is no longer cached.
 
-        Only the reasoning of finished loops may be cleared, and only if there is any.
+        Only the reasoning of finished loops is cleared, so there must be a finished loop.
         """
         after, last = self._settings.resume_drop_thinking, history.parent
         if after is None or last is None or self._clock() - last.created < after:
@@ -299,7 +299,7 @@ class ChatPreparer:
 
 
 def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:
-    """Fill in reasoning settings that the request leaves out from the turn it continues."""
+    """Fill in missing reasoning settings from the turn that the request continues."""
     if last is None or not last.thinking:
         return request
     before = msgspec.json.decode(last.thinking, type=Thinking)
@@ -307,7 +307,7 @@ def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:
 
 
 def _lacks_text(block: Block) -> bool:
-    """Return whether a block has no text that the model could read."""
+    """Return whether a block has no text for the model."""
     if isinstance(block, DocumentBlock):
         return block.text is None
     return isinstance(block, ImageBlock)
@@ -325,7 +325,7 @@ def _strip_reasoning(request: Request, until: int) -> Request:
 def _snapshot_prefix(
     request: Request, prompt: Prompt, harness: str, *, reasoning_cleared: bool
 ) -> PromptObservation:
-    """Collect what prefix diagnostics compares. Prompts of two tenants are never compared."""
+    """Collect the data for prefix diagnostics. Names include the tenant to separate tenants."""
     identity, head = request.identity, prompt.head
     return PromptObservation(
         session=f"{identity.tenant}\0{identity.session}" if identity.session else None,
@@ -342,7 +342,7 @@ def _snapshot_prefix(
 
 
 def _possible_continuations(request: Request) -> Iterator[Request]:
-    """Yield possible continuations: what their prompts share does not depend on the text."""
+    """Yield possible continuations. Their common prefix does not depend on the new text."""
     for text in ("a", "b"):
         turns = (*request.turns, Turn("user", (TextBlock(text),)))
         yield msgspec.structs.replace(request, turns=turns)

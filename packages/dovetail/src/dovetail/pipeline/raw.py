@@ -1,7 +1,7 @@
 """Raw prompts of text completions: no template, no parser, no ledger.
 
-The client writes the model's own notation: the spelling of a control token is that token, and
-nothing is inserted before the text.
+The client writes the model's own notation: control tokens in the text are encoded as control
+tokens, and no token is inserted before the text.
 """
 
 from array import array
@@ -30,7 +30,7 @@ def to_raw_model(entry: TokenModel) -> TokenModel:
 
 
 class RawPreparer:
-    """Prepares prompts as they are, and records nothing."""
+    """Prepares prompts without changes and does not record turns."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -42,7 +42,7 @@ class RawPreparer:
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
         ids = array(TOKEN_ID_TYPECODE, await self._encode(request))
         if not ids:
-            raise InvalidRequest("prompt: there is nothing in it", param="prompt")
+            raise InvalidRequest("`prompt` must not be empty", param="prompt")
         return PreparedRequest(
             request=request,
             prompt=Prompt(ids, "cold", False, _EMPTY_HEAD, RecognizedHistory()),
@@ -55,7 +55,7 @@ class RawPreparer:
         return len(await self._encode(request))
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]:
-        """None: there is no template."""
+        """Return no switches: raw prompts use no template."""
         return {}
 
     def create_generation(
@@ -71,27 +71,28 @@ class RawPreparer:
         )
 
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
-        """Do nothing: a text is not a turn."""
+        """Do nothing: a text completion is not a turn."""
 
     async def predict_next_prompt(
         self, prepared: PreparedRequest, generation: Generation
     ) -> "array[int] | None":
-        """None: what follows a text is not known."""
+        """Return None: the continuation of a text is unknown."""
         return None
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int] | None":
-        """Return None: texts do not share a known prefix."""
+        """Return None: texts have no known common prefix."""
         return None
 
     async def close(self) -> None:
-        """Do nothing: nothing was recorded."""
+        """Do nothing: there is no store to close."""
 
     async def _encode(self, request: Request) -> list[int]:
         prompt = raw_prompt(request)
         if isinstance(prompt, str):
-            encode = self._model.tokenizer.encode  # it encodes spelled-out control tokens as such
+            encode = self._model.tokenizer.encode  # control tokens in the text stay control tokens
             return await run_in_thread(len(prompt), lambda: encode(prompt))
         largest = max(prompt, default=0)
         if largest >= self._model.tokenizer.size:
-            raise InvalidRequest(f"prompt: the model has no token {largest}", param="prompt")
+            message = f"`prompt` contains token id {largest}, which the model does not have"
+            raise InvalidRequest(message, param="prompt")
         return list(prompt)

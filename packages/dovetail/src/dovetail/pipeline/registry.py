@@ -1,4 +1,4 @@
-"""The served models: each under its names, with its engine and its sampling defaults."""
+"""The served models with their names, engines and sampling defaults."""
 
 import re
 import time
@@ -22,22 +22,24 @@ from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Sampling
 from dovetail_protocols import DecodeCache
 
-DEFAULT_CONTEXT_TOKENS = 1 << 20  # where neither the model nor the engine states a length
+DEFAULT_CONTEXT_TOKENS = 1 << 20  # if neither the model nor the engine reports a length
 
 
-#: How long the start of a response waits for the engine: until then an error can be a status.
+#: How long the start of a response waits for the engine, so that an error can set the status.
 STREAM_START_TIMEOUT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class TokenModel:
-    """A model whose tokens are processed here, under its public names; the first is its own.
+    """A model whose prompts and output are tokenized by this server.
 
-    `default_sampling` are the operator's values: they override the model's, a request overrides
-    them. A stream whose replica fails is migrated at most `migration_limit` times: to another one,
-    or to the same if it recovers within `recovery_wait` seconds. `keep_logprobs`: logprobs are
-    requested from the engine and recorded even if the client did not ask for them. The start of a
-    response waits `start_timeout_seconds` for the engine.
+    `names`: the public names; the first is the main name.
+    `migration_limit`: how often a stream may be migrated after a failure of its replica.
+    `recovery_wait`: how many seconds a stream waits for the recovery of the only replica.
+    `default_sampling`: the operator's values. They override those of the model; a request
+    overrides them.
+    `keep_logprobs`: request and record logprobs even if the client did not request them.
+    `start_timeout_seconds`: how long the start of a response waits for the engine.
     """
 
     names: tuple[str, ...]
@@ -58,7 +60,7 @@ class TokenModel:
 
     @property
     def context_length(self) -> int:
-        """The context window: the smallest of the configured, the engine's and the model's."""
+        """The context window: the minimum of setting, engine limit and model limit."""
         engine = self.engine.capabilities.context_length
         return _min_context_length(self.max_context, engine, self.model.context_length)
 
@@ -73,7 +75,7 @@ class TokenModel:
     def output_constraint(
         self, prepared: PreparedRequest, phase: OutputPhase = "start"
     ) -> OutputConstraint:
-        """The constraint on the output from `phase` on, as far as the engine can enforce it."""
+        """Return the constraint on the output from `phase` on that the engine can enforce."""
         capabilities = self.engine.capabilities
         effective_phase: OutputPhase = (
             "after_reasoning" if capabilities.constrains_after_reasoning else phase
@@ -81,22 +83,22 @@ class TokenModel:
         return self._constraint_builder.build(prepared, capabilities.constraints, effective_phase)
 
     def resolve_sampling(self, requested: Sampling) -> Sampling:
-        """Merge the request's values with the operator's, then the model's own."""
+        """Merge the values of the request, the operator and the model, in this order."""
         merged = merge_sampling(requested, self.default_sampling, self.model.sampling)
         if self.keep_logprobs and merged.logprobs is None and self.engine.capabilities.logprobs:
             merged = msgspec.structs.replace(merged, logprobs=0)
         return merged
 
     async def close(self) -> None:
-        """Flush and close the preparer's stores."""
+        """Flush and close the stores of the preparer."""
         await self.preparer.close()
 
 
 @dataclass(frozen=True)
 class UpstreamModel:
-    """A model on an upstream engine that renders and parses by itself, under its public names.
+    """A model on an upstream engine that renders prompts and parses output itself.
 
-    Its tokens are not known here: its turns are sent as text, and may not be exact.
+    This server does not have its tokens: turns are sent as text, so they may not be exact.
     """
 
     names: tuple[str, ...]
@@ -118,14 +120,14 @@ class UpstreamModel:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (f"the turns of {self.name} are another server's: they are not exact",)
+        return (f"{self.name}: the upstream server renders the prompts, so turns are not exact",)
 
     def resolve_sampling(self, requested: Sampling) -> Sampling:
-        """Merge the request's values with the operator's. The rest is left to the upstream."""
+        """Merge the values of the request and the operator. The upstream sets the others."""
         return merge_sampling(requested, self.default_sampling)
 
     async def close(self) -> None:
-        """Do nothing: nothing was recorded."""
+        """Do nothing: there is no store to close."""
 
 
 ModelEntry = TokenModel | UpstreamModel
@@ -136,7 +138,7 @@ _MERGED_FIELDS = tuple(
 
 
 def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
-    """Fill in values that the request leaves out from the first fallback that has them."""
+    """Fill in the missing values of a request from the first fallback that has them."""
     values = {
         name: next(
             (
@@ -152,14 +154,15 @@ def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
 
 
 def _min_context_length(*lengths: int | None) -> int:
-    """Return the smallest of the stated context lengths."""
+    """Return the minimum of the known context lengths."""
     return min((length for length in lengths if length), default=DEFAULT_CONTEXT_TOKENS)
 
 
 class ModelRegistry:
-    """Finds models by the names that clients use.
+    """Finds models by name or alias.
 
-    `response_store` has the stored responses, `store_faults` the failures of the stores.
+    `response_store`: the stored responses.
+    `store_faults`: the failures of the stores.
     """
 
     def __init__(
@@ -180,11 +183,12 @@ class ModelRegistry:
         names = [name for one in entries for name in one.names]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
-            raise ValueError(f"two models are called {', '.join(duplicates)}: --served-model-name")
+            names_text = ", ".join(duplicates)
+            raise ValueError(f"two models have the name {names_text}: use --served-model-name")
         for alias, name in self._aliases.items():
             if name not in self._by_name:
                 known = ", ".join(self._by_name)
-                raise ValueError(f"the alias {alias!r} is of {name!r}, but served is {known}")
+                raise ValueError(f"the alias {alias!r} refers to {name!r}; served models: {known}")
 
     def find(self, name: str) -> ModelEntry:
         """Find a model by its own name, an alias, or an alias with wildcards."""
@@ -200,11 +204,12 @@ class ModelRegistry:
             )
         if found is None:
             known = ", ".join(self._by_name)
-            raise NotFound(f"The model `{name}` does not exist. Served: {known}.", param="model")
+            message = f"The model `{name}` does not exist. Served models: {known}."
+            raise NotFound(message, param="model")
         return found
 
     def iter_entries(self) -> Iterator[tuple[str, ModelEntry]]:
-        """Yield every name that can be listed: an alias with wildcards stands for any number."""
+        """Yield every name with its model, except aliases with wildcards."""
         for entry in self.entries:
             for name in entry.names:
                 yield name, entry
@@ -213,7 +218,7 @@ class ModelRegistry:
                 yield alias, self._by_name[name]
 
     async def start(self) -> None:
-        """Start every engine. A missing response store is reported now, not on first use."""
+        """Start all engines, after a check of the response store that logs a failure."""
         await self.response_store.ping()
         for entry in self.entries:
             await entry.engine.start()

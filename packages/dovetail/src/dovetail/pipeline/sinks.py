@@ -1,4 +1,4 @@
-"""What the pipeline writes events to."""
+"""The sinks that the pipeline writes events to."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,21 +7,21 @@ from dovetail_model import Event, Fold, Message
 
 
 class EventSink(Protocol):
-    """Receives the events of a response synchronously, by choice.
+    """Receives the events of a response synchronously, per choice.
 
-    That keeps a token cheap: no task switch between the engine's socket and the client's. A sink
-    that has no room reports that, and is drained before the engine continues (backpressure).
+    This makes tokens cheap: there is no task switch between the sockets of engine and client. If
+    the sink is full, `write` returns False, and the engine waits for `drain` (backpressure).
     """
 
     def write(self, choice: int, events: list[Event]) -> bool:
-        """Write a batch of events. Returns False if there is no room for more at the moment."""
+        """Write a batch of events. Returns False if the sink is full."""
 
     async def drain(self) -> None:
-        """Wait until there is room."""
+        """Wait until the sink has room."""
 
 
 class CallbackSink:
-    """Passes each event of one choice to a callback, and folds them into a message."""
+    """Passes each event of one choice to a callback and folds all into a message."""
 
     __slots__ = ("_fold", "_on_event")
 
@@ -36,7 +36,7 @@ class CallbackSink:
         return True
 
     async def drain(self) -> None:
-        """Return at once: there is always room."""
+        """Return immediately: the sink is never full."""
 
     def message(self) -> Message:
         """Return the message so far."""

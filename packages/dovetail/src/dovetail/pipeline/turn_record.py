@@ -1,4 +1,4 @@
-"""The record of a turn: its ledger entry, and the seals of its reasoning."""
+"""The record of a turn: its ledger entry and the seals of its reasoning."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock,
 
 @dataclass(frozen=True)
 class TurnOwner:
-    """The owner of a turn: the tenant, its chain key, and the sealer of its reasoning."""
+    """The owner of a turn: the tenant, its chain key, and the sealer for its reasoning."""
 
     tenant: str
     chain_key: bytes
@@ -32,9 +32,10 @@ class TurnOwner:
 
 @dataclass(frozen=True)
 class TurnOrigin:
-    """The request that a turn comes from. `thinking` are its reasoning settings as JSON.
+    """The request that produced a turn.
 
-    `identity` is that of the client: the turn belongs to its session.
+    `thinking`: the reasoning settings of the request as JSON.
+    `identity`: the client and the session that the turn belongs to.
     """
 
     entry_id: str
@@ -63,16 +64,16 @@ class TurnRecord:
         self._origin = origin
         self._ids = ids
         self._offsets = offsets
-        self.model_call_ids: dict[str, str | None] = {}  # public call id -> the model's own
+        self.model_call_ids: dict[str, str | None] = {}  # public call id -> the model's id
         self._reasoning_count = 0
-        self._sealed_until = (0, 0)  # ids and spans that the turn's seals hold so far
+        self._sealed_until = (0, 0)  # number of ids and spans that are sealed so far
         self._logprobs: array[float] = array(LOGPROB_TYPECODE)
-        self.forced_ranges: list[tuple[int, int]] = []  # ranges of ids that are not the model's own
+        self.forced_ranges: list[tuple[int, int]] = []  # ids not chosen by the model
 
     def add_logprobs(self, logprobs: Iterable[float]) -> None:
-        """Add the logprobs of the ids that come next. Earlier ids without any get NaN.
+        """Add the logprobs of the next ids. Earlier ids without a logprob get NaN.
 
-        A turn without logprobs stores none.
+        A turn without logprobs stores an empty value.
         """
         self._logprobs.extend([nan] * (len(self._ids) - len(self._logprobs)))
         self._logprobs.extend(logprobs)
@@ -118,7 +119,7 @@ class TurnRecord:
         )
 
     def seal(self, fold: Fold) -> str | None:
-        """Seal the reasoning that has just ended, with the turn since the seal before it."""
+        """Seal the reasoning that has just ended, with the output since the previous seal."""
         origin, prompt = self._origin, self._origin.prompt
         self._reasoning_count += 1
         if origin.owner.sealer is None:
@@ -143,7 +144,7 @@ class TurnRecord:
         return origin.owner.sealer.seal(payload, origin.owner.tenant, origin.model)
 
     def _session_name(self) -> str:
-        """Return the session that the client names, else that of the turn it continues."""
+        """Return the session that the client named, else the session of the parent turn."""
         named, parent = self._origin.identity.session, self._origin.prompt.history.parent
         if named:
             return normalize_session_name(named)
@@ -187,18 +188,18 @@ class TurnRecord:
                 )
 
     def _count_recorded_blocks(self, finished: bool) -> int:
-        """Count the blocks to record: of an interrupted turn, those that clients keep.
+        """Count the blocks to record: for an interrupted turn, those that clients preserve.
 
-        Reasoning that never ended is not among them, unless there is nothing else.
+        Clients drop reasoning that did not end, so it is recorded only if it is the only block.
         """
         blocks = len(self._offsets.end_offsets)
         open_reasoning = self._offsets.in_reasoning and not finished
         return blocks - 1 if open_reasoning and blocks > 1 else blocks
 
     def _count_recorded_tokens(self, spans: Sequence[EntrySpan], finished: bool) -> int:
-        """Count the tokens to record: of an interrupted turn, those that were emitted.
+        """Count the tokens to record: for an interrupted turn, those that were emitted.
 
-        After a complete block there may be half a marker, which the client has never seen.
+        A complete block may be followed by an incomplete marker, which the client never received.
         """
         last = spans[-1] if spans else None
         if finished or last is None or last.kind == "text" or not last.complete:
@@ -207,7 +208,7 @@ class TurnRecord:
 
 
 def _diff_to_parent(prompt: Prompt) -> tuple[str | None, int, bytes]:
-    """Split the prompt into the parent's id, the shared prefix length, and the new ids."""
+    """Return the id of the parent, the length of the common prefix, and the new ids."""
     ids, history = prompt.ids, prompt.history
     if history.parent is None or history.parent_token_ids is None:
         return None, 0, ids.tobytes()
@@ -218,7 +219,7 @@ def _diff_to_parent(prompt: Prompt) -> tuple[str | None, int, bytes]:
 
 
 def _unsealed_tail(parent: LedgerEntry | None) -> PreviousTurnTail | None:
-    """Return what the previous turn generated after its last seal."""
+    """Return the output of the previous turn after its last seal."""
     if parent is None:
         return None
     sealed = [at for at, span in enumerate(parent.spans) if span.kind == "reasoning"]

@@ -1,7 +1,7 @@
 """Run one choice on an upstream engine: forward its events with local call ids and seals.
 
-Calls get ids that are unique here, and reasoning gets seals, so that clients that hide it still
-send it back. The next request contains the sealed reasoning as the model wrote it.
+Calls get ids that are unique on this server. Reasoning gets seals, so that clients send it back
+even if they hide it. The next request to the upstream contains the original reasoning.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class UpstreamRunner:
         self._reasoning: list[str] = []
 
     async def run(self, sink: EventSink) -> None:
-        """Emit the events, the finish last. Raises before the first; a `Failure` after."""
+        """Emit the events, finish last. Errors after the first event are emitted as `Failure`."""
         stream = self._entry.engine.stream(self._request)
         self._observer.on_upstream_request(
             sum(turn.role == "assistant" for turn in self._request.turns)
@@ -68,7 +68,7 @@ class UpstreamRunner:
                 async for batch in batches:
                     if await self._forward([Usage()] if batch is None else batch, sink):
                         return  # events after the finish are ignored
-            raise EngineUnavailable("the upstream ended its answer without a word")
+            raise EngineUnavailable("the upstream closed the stream before the end of the response")
         except DovetailError as error:
             if not self._started:
                 raise
@@ -80,7 +80,7 @@ class UpstreamRunner:
             raise
 
     async def _forward(self, batch: list[Event], sink: EventSink) -> bool:
-        """Write a batch. Returns whether it ended the stream; raises the failure it ends with."""
+        """Write a batch. Returns whether it ended the stream, or raises its failure."""
         events = self._rewrite_events(batch)
         failure = events.pop() if events and isinstance(events[-1], Failure) else None
         if events:
@@ -92,7 +92,7 @@ class UpstreamRunner:
         return bool(events) and isinstance(events[-1], Finish)
 
     def _rewrite_events(self, batch: list[Event]) -> list[Event]:
-        """Replace call ids and seals in a batch, up to the finish or the failure."""
+        """Replace call ids and seals in a batch, up to the finish or failure."""
         events: list[Event] = []
         for event in batch:
             if events and isinstance(events[-1], Finish | Failure):
@@ -108,7 +108,7 @@ class UpstreamRunner:
         return events
 
     def _seal_reasoning(self, upstream_seal: str | None) -> str:
-        """Seal the reasoning that has just ended together with the upstream's own seal."""
+        """Seal the reasoning that has just ended, together with the seal of the upstream."""
         text = "".join(self._reasoning)
         self._reasoning.clear()
         payload = SealPayload(
@@ -125,7 +125,7 @@ class UpstreamRunner:
 
 
 def _upstream_request(entry: UpstreamModel, request: Request, choice: int) -> Request:
-    """Make the upstream's request: normalized, with the sealed reasoning restored."""
+    """Build the upstream request: normalized, with the sealed reasoning restored."""
     request = entry.normalizer.normalize(request)
     turns = tuple(_restore_turn(entry, request, turn) for turn in request.turns)
     sampling = msgspec.structs.replace(entry.resolve_sampling(request.sampling), n=1)
@@ -146,11 +146,11 @@ def _open_seal(entry: UpstreamModel, tenant: str, block: Block) -> Block:
         return block
     payload = entry.sealer.open(block.seal, tenant, _seal_owner(entry))
     if not isinstance(payload, SealPayload) or not payload.spans:
-        return msgspec.structs.replace(block, seal=None)  # invalid, or another server's
+        return msgspec.structs.replace(block, seal=None)  # invalid, or from another server
     span = payload.spans[-1]
     return msgspec.structs.replace(block, text=span.shown, seal=span.raw or None)
 
 
 def _seal_owner(entry: UpstreamModel) -> str:
-    """The model name that a seal is bound to in addition to its tenant."""
+    """Return the model name that a seal is bound to in addition to its tenant."""
     return f"upstream:{entry.name}"
