@@ -1,4 +1,4 @@
-"""Form and meaning: what clients do to a turn that they replay, and what is an edit."""
+"""Equivalence of turns: which changes of a replayed turn are harmless, and which are edits."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ SCHEMA: dict[str, Any] = {
 }
 DEEP = '{"a":' * 600 + "1" + "}" * 600
 
-#: What the model wrote, and what the client made of it.
+#: The arguments that the model generated, and the copy of the client.
 FORM = {
     "the same": ('{"command": "ls"}', '{"command": "ls"}'),
     "white space between tokens": ('{ "command" :\n "ls" }', '{"command":"ls"}'),
@@ -91,18 +91,18 @@ EDITS = {
 
 
 @pytest.mark.parametrize(("wrote", "shown"), FORM.values(), ids=list(FORM))
-def test_form(wrote: str, shown: str) -> None:
+def test_rewritten_arguments_are_equivalent(wrote: str, shown: str) -> None:
     assert is_same_arguments(wrote, shown, SCHEMA)
     assert is_same_turn(_called(wrote), _calls(shown), [ToolSpec("run", parameters=SCHEMA)])
 
 
 @pytest.mark.parametrize(("wrote", "shown"), EDITS.values(), ids=list(EDITS))
-def test_an_edit(wrote: str, shown: str) -> None:
+def test_edited_arguments_are_not_equivalent(wrote: str, shown: str) -> None:
     assert not is_same_arguments(wrote, shown, SCHEMA)
     assert not is_same_turn(_called(wrote), _calls(shown), [ToolSpec("run", parameters=SCHEMA)])
 
 
-def test_what_is_too_deep_to_walk_is_compared_as_text() -> None:
+def test_deeply_nested_arguments_are_compared_as_text() -> None:
     assert is_same_arguments(DEEP, DEEP + "\n", {})
 
 
@@ -114,7 +114,7 @@ JSON = st.recursive(
 
 
 @given(value=st.dictionaries(st.text(max_size=4), JSON, max_size=4))
-def test_any_spelling_of_the_same_value_is_form(value: dict[str, Any]) -> None:
+def test_any_spelling_of_the_same_value_is_equivalent(value: dict[str, Any]) -> None:
     turned = dict(reversed(value.items()))
     assert is_same_arguments(
         json.dumps(value), json.dumps(turned, ensure_ascii=False, indent=1), {}
@@ -126,7 +126,7 @@ def test_a_new_value_is_an_edit(value: dict[str, Any], key: str) -> None:
     assert not is_same_arguments(json.dumps(value), json.dumps({**value, key: "never said"}), {})
 
 
-def test_the_schema_is_that_of_the_tool_with_its_namespace() -> None:
+def test_the_schema_of_a_tool_is_found_by_name_and_namespace() -> None:
     shown = Turn("assistant", (ToolCallBlock("c1", "run", '{"timeout": 30}', namespace="mcp"),))
     named = [
         ToolSpec("run", parameters={}),
@@ -196,7 +196,7 @@ def test_copies_of_a_turn(blocks: tuple[Block, ...], same: bool) -> None:
     assert is_same_turn(entry("e", spans=SPANS), Turn("assistant", blocks)) is same
 
 
-def test_free_text_is_compared_as_it_is() -> None:
+def test_free_text_is_compared_without_parsing() -> None:
     patch = '*** Begin Patch\n{"a": 1.0}\n'
     spans = (EntrySpan("call", "", patch, name="patch", id="c1", custom=True),)
     for shown, same in ((patch, True), (patch.rstrip(), True), (patch.replace("1.0", "1"), False)):
@@ -205,7 +205,7 @@ def test_free_text_is_compared_as_it_is() -> None:
 
 
 def test_truncated_call_equals_what_its_client_parsed() -> None:
-    """Claude Code sends `{}` for arguments that never ended."""
+    """Claude Code sends `{}` for incomplete arguments."""
     spans = (EntrySpan("call", "", '{"command": "l', name="run", id="c1", complete=False),)
     assert is_same_turn(entry("e", spans=spans), _calls("{}"))
 

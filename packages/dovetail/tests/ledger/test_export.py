@@ -1,4 +1,4 @@
-"""An export contains what the engine received and returned, id for id."""
+"""An export contains exactly the ids that the engine received and returned."""
 
 import asyncio
 import copy
@@ -41,12 +41,12 @@ def _runner(pair: Pair) -> tuple[RecordingRunner, Ledger]:
 
 
 @EVERY_PAIR
-def test_a_session_of_every_agent_is_exported_as_it_was(pair: Pair) -> None:
+def test_sessions_of_every_agent_are_exported_exactly(pair: Pair) -> None:
     asyncio.run(_every_agent(pair))
 
 
 async def _every_agent(pair: Pair) -> None:
-    """One ledger for all of them: sessions are not mixed up."""
+    """Run all agents with one ledger: their sessions stay separate."""
     runner, ledger = _runner(pair)
     of_agent: dict[str, tuple[set[str], int]] = {}
     for kind in AGENTS:
@@ -65,7 +65,7 @@ async def _every_agent(pair: Pair) -> None:
 
 
 def _check_spans(samples: list[TrainingSample], pair: Pair) -> None:
-    """A call's ids spell its name; every kind of span is there."""
+    """Check that the ids of a call contain its name, and that every kind of span occurs."""
     decode = model(pair).tokenizer.decode
     spans = [(sample, span) for sample in samples for t in sample.turns for span in t.spans]
     for sample, span in spans:
@@ -86,7 +86,7 @@ def _line(at: int) -> list[ReasoningBlock | TextBlock | ToolCallBlock]:
 
 
 @pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenClaw], ids=lambda kind: kind.name)
-def test_a_long_session_that_was_never_broken_is_one_sample(kind: type[Agent]) -> None:
+def test_a_long_session_with_a_stable_prefix_is_one_sample(kind: type[Agent]) -> None:
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         agent = kind(session="long")
@@ -103,7 +103,7 @@ def test_a_long_session_that_was_never_broken_is_one_sample(kind: type[Agent]) -
     asyncio.run(main())
 
 
-def test_a_sub_agent_has_samples_of_its_own() -> None:
+def test_a_sub_agent_has_separate_samples() -> None:
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         main_line, sub = (
@@ -113,7 +113,7 @@ def test_a_sub_agent_has_samples_of_its_own() -> None:
         sub.headers = {**sub.headers, "x-claude-code-agent-id": "helper-1"}
         main_line.add_user_message("Go.")
         sub.add_user_message("Look.")
-        for at in range(3):  # by turns
+        for at in range(3):  # alternating
             for agent in (main_line, sub):
                 result = await runner.run_blocks(agent, _line(at))
                 agent.add_results([(call, "fine") for call in result.calls])
@@ -125,7 +125,7 @@ def test_a_sub_agent_has_samples_of_its_own() -> None:
     asyncio.run(main())
 
 
-def test_a_fork_is_a_sample_of_its_own_and_nothing_counts_twice() -> None:
+def test_a_fork_is_a_separate_sample_without_duplicate_loss() -> None:
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         agent = MessagesAgent(session="s")
@@ -138,7 +138,7 @@ def test_a_fork_is_a_sample_of_its_own_and_nothing_counts_twice() -> None:
         first, second = await exported(ledger, "s")
         assert [len(first.turns), len(second.turns)] == [2, 2]
         check([first, second], runner.expected_turns)
-        # What both grew from is chosen in one of them, and prompt in the other.
+        # The common turns are output in one sample and prompt in the other.
         shared = first.turns[0].end
         assert first.ids[:shared] == second.ids[:shared]
         assert sum(first.loss_mask[:shared]) > 0 == sum(second.loss_mask[:shared])
@@ -147,7 +147,7 @@ def test_a_fork_is_a_sample_of_its_own_and_nothing_counts_twice() -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_edits_a_turn_begins_a_new_sample() -> None:
+def test_an_edited_turn_begins_a_new_sample() -> None:
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         agent = MessagesAgent(session="s")
@@ -170,7 +170,7 @@ async def _step(runner: RecordingRunner, agent: Agent, at: int) -> None:
     agent.add_results([(call, "fine") for call in result.calls])
 
 
-def test_a_client_without_sessions_has_one_for_each_line() -> None:
+def test_a_client_without_sessions_has_one_per_branch() -> None:
     async def main() -> None:
         runner, ledger = _runner(QWEN)
         for _ in range(2):
@@ -197,8 +197,8 @@ def test_a_client_without_sessions_has_one_for_each_line() -> None:
     asyncio.run(main())
 
 
-def test_where_the_history_ends_a_turn_otherwise_the_models_own_end_is_left_out() -> None:
-    """gpt-oss ends a text turn with a token that its template never writes."""
+def test_stop_token_is_omitted_if_the_next_prompt_has_another() -> None:
+    """gpt-oss ends a text turn with a token that its template never renders."""
 
     async def main() -> None:
         runner, ledger = _runner(GPT)
@@ -223,7 +223,7 @@ def test_where_the_history_ends_a_turn_otherwise_the_models_own_end_is_left_out(
     asyncio.run(main())
 
 
-def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
+def test_a_turn_is_found_by_every_id_known_to_clients() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())
         root = turn(
@@ -259,7 +259,7 @@ def test_a_turn_is_found_by_every_id_that_a_client_may_know() -> None:
 
 
 def test_output_of_another_session_is_prompt() -> None:
-    """As when a client continues a session under another name."""
+    """A client may continue a session under another name."""
 
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())
@@ -302,14 +302,14 @@ def test_logprobs_align_with_their_ids() -> None:
             await ledger.record(entry, _prompt(entry))
         (sample,) = await exported(ledger, "s", "t")
         assert sample.ids == [1, 7, 8, 9, 2, 5, 6, 2]
-        assert sample.loss_mask == [0, 1, 1, 1, 1, 0, 0, 1]  # 6 was put into its mouth
+        assert sample.loss_mask == [0, 1, 1, 1, 1, 0, 0, 1]  # 6 was forced
         assert sample.logprobs == [None, -0.5, None, -0.25, -1.0, None, None, None]
         await ledger.close()
 
     asyncio.run(main())
 
 
-def test_turns_whose_beginning_is_gone_are_counted_and_left_out() -> None:
+def test_branches_with_missing_ancestors_are_counted_and_skipped() -> None:
     async def main() -> list[object]:
         ledger = Ledger(MemoryLedgerStore())
         orphan = turn("b", parent="gone", prefix_tokens=3, generated=pack_ids([6]), session="s")
@@ -322,7 +322,7 @@ def test_turns_whose_beginning_is_gone_are_counted_and_left_out() -> None:
     assert asyncio.run(main()) == [MissingBranch("b", 2)]
 
 
-def test_a_damaged_store_that_bites_its_tail_ends() -> None:
+def test_a_cycle_in_a_damaged_store_ends_the_walk() -> None:
     async def main() -> list[object]:
         ledger = Ledger(MemoryLedgerStore())
         for id, parent in (("a", "b"), ("b", "a"), ("c", "c")):
@@ -334,7 +334,7 @@ def test_a_damaged_store_that_bites_its_tail_ends() -> None:
 
 
 def test_no_tokenizer_is_loaded() -> None:
-    """The package cannot even reach one: what it writes was never text."""
+    """The export modules do not import a tokenizer: samples are never decoded."""
     code = (
         "import sys, dovetail.ledger.sqlite_store\n"
         "before = set(sys.modules)\n"
@@ -351,5 +351,5 @@ def _with(entry: LedgerEntry, **changes: object) -> LedgerEntry:
 
 
 def _prompt(entry: LedgerEntry) -> "array[int]":
-    """As long as it was; what stands in the parent's part does not matter for recording."""
+    """Build a prompt of the right length. Recording ignores the ids of the parent's part."""
     return array(TOKEN_ID_TYPECODE, [0] * entry.prefix_tokens) + unpack_ids(entry.suffix)

@@ -1,4 +1,4 @@
-"""What is recorded of a turn for its export: logprobs, forced tokens, the finish reason."""
+"""The recorded data of a turn for its export: logprobs, forced tokens, finish reason."""
 
 import asyncio
 import secrets
@@ -36,7 +36,7 @@ WHO = Identity(session="s", agent="a")
 
 
 class ExportedRun:
-    """A request that was run: its sample, the client's events, the engine's requests."""
+    """The result of a request: sample, events of the client, requests to the engine."""
 
     def __init__(self, text: str, *, keep: bool = False, chunk: int = 1, **changes: object) -> None:
         self.model = build_demo_model()
@@ -63,7 +63,7 @@ class ExportedRun:
         return sample
 
     def text(self, mask: int) -> str:
-        """The text of what the model chose, or of what it did not choose behind the prompt."""
+        """Decode the output tokens that the model chose, or those that it did not choose."""
         start = self.sample.turns[0].prompt_end
         pairs = zip(self.sample.ids[start:], self.sample.loss_mask[start:], strict=True)
         return self.model.tokenizer.decode([id for id, chosen in pairs if chosen == mask])
@@ -82,7 +82,7 @@ def test_forced_end_of_reasoning_is_masked() -> None:
     assert forced.strip() == "</think>"
     chosen = run.text(1)
     assert chosen.startswith("<think>I wonder.")
-    # All the same, what the second request began with stands in the sample.
+    # The sample still contains the prompt of the second engine request.
     second = run.engine.requests[1].prompt
     assert array("I", run.sample.ids)[: len(second)] == second
 
@@ -98,7 +98,7 @@ def test_unrequested_logprobs_are_recorded_and_not_shown(chunk: int) -> None:
     assert generated == [
         -0.5,
         *[-0.25] * (len(generated) - 1),
-    ]  # the one of the token that ended it, too
+    ]  # including that of the stop token
     assert set(run.sample.logprobs[: turn.prompt_end]) == {None}
 
 
@@ -111,7 +111,7 @@ def test_requested_logprobs_are_recorded_and_shown() -> None:
     assert run.sample.logprobs[turn.prompt_end :] == [one.logprob for one in shown]
 
 
-def test_what_was_forced_has_no_logprob() -> None:
+def test_forced_tokens_have_no_logprob() -> None:
     run = ExportedRun(LONG_REASONING, keep=True, thinking=Thinking(budget=40))
     assert run.sample.logprobs is not None
     turn = run.sample.turns[0]
@@ -130,7 +130,7 @@ def test_logprobs_are_not_requested_by_default() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 1000])
 def test_no_stop_token_is_recorded_after_a_stop_sequence(chunk: int) -> None:
-    """The rest of the output may arrive in the same chunk, stop token included."""
+    """The rest of the output, including the stop token, may arrive in the same chunk."""
     run = ExportedRun(SHORT, keep=True, chunk=chunk, sampling=Sampling(stop=(" so",)))
     (turn,) = run.sample.turns
     assert turn.stop is None

@@ -1,4 +1,4 @@
-"""Keys from files and folders, and what is derived from them."""
+"""Keys from files and folders, and derived keys."""
 
 import base64
 import logging
@@ -37,20 +37,20 @@ def _file(folder: Path, text: str) -> Path:
         f"# the old one is below\n\n{ONE.hex()}\r\n",
     ],
 )
-def test_a_key_in_hex_or_base64(tmp_path: Path, line: str) -> None:
+def test_keys_are_read_in_hex_and_base64(tmp_path: Path, line: str) -> None:
     keyring = read_keyring(_file(tmp_path, line))
     assert keyring.sealing.is_same(SealKey(ONE))
     assert keyring.warnings == ()
 
 
-def test_base64url_is_read_too(tmp_path: Path) -> None:
+def test_keys_are_read_in_base64url(tmp_path: Path) -> None:
     key = b"\xff\xfe" * 16
     text = base64.urlsafe_b64encode(key).decode()
     assert "_" in text
     assert read_keyring(_file(tmp_path, text)).sealing.is_same(SealKey(key))
 
 
-def test_the_first_seals_and_all_open(tmp_path: Path) -> None:
+def test_the_first_key_seals_and_all_keys_open(tmp_path: Path) -> None:
     keyring = read_keyring(_file(tmp_path, f"{TWO.hex()}\n{ONE.hex()}\n{TWO.hex()}\n"))
     assert keyring.sealing.is_same(SealKey(TWO))
     for secret in (ONE, TWO):
@@ -137,7 +137,7 @@ print(load_or_create_keyring(Path(sys.argv[1])).sealing.id.hex())
 """
 
 
-def test_processes_that_start_together_agree(tmp_path: Path) -> None:
+def test_processes_that_start_together_use_the_same_key(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": ":".join(part for part in sys.path if part)}
     makers = [
         subprocess.Popen(
@@ -158,7 +158,7 @@ def test_processes_that_start_together_agree(tmp_path: Path) -> None:
     assert len(list((tmp_path / "data").iterdir())) == 1
 
 
-def test_each_tenant_has_its_chain_key_and_rotation_keeps_it() -> None:
+def test_chain_keys_differ_per_tenant_and_survive_rotation() -> None:
     old, rotated, other = Keyring([ONE]), Keyring([TWO, ONE]), Keyring([TWO])
     assert old.chain_key("a") == rotated.chain_key("a")
     assert len({keyring.chain_key(t) for keyring in (old, other) for t in ("", "a", "b")}) == 6
@@ -166,7 +166,7 @@ def test_each_tenant_has_its_chain_key_and_rotation_keeps_it() -> None:
     assert old.chain_key("a") not in (old.sealing.sealing, ONE)
 
 
-def test_a_key_does_not_show_itself() -> None:
+def test_repr_does_not_reveal_the_key() -> None:
     shown = repr(SealKey(ONE)) + repr(Keyring([ONE]))
     assert ONE.hex() not in shown
     assert repr(ONE)[2:-1] not in shown

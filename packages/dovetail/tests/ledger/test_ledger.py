@@ -1,4 +1,4 @@
-"""The ledger before its store: what needs no store, what is rebuilt, and what may fail."""
+"""The ledger and its cache: lookups without the store, rebuilt token ids, store failures."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ PROMPT = array("I", [1, 2, 3])
 
 
 class RecordingStore(MemoryLedgerStore):
-    """Records its calls, and fails or waits on demand."""
+    """A store that records its calls, and fails or waits on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class RecordingStore(MemoryLedgerStore):
 
 
 def _whole(parent: "array[int]", entry: LedgerEntry) -> "array[int]":
-    """The definition."""
+    """Compute the token ids of an entry by definition."""
     return parent[: entry.prefix_tokens] + unpack_ids(entry.suffix) + unpack_ids(entry.generated)
 
 
 def _line(length: int, *, seed: int = 0) -> tuple[list[LedgerEntry], list["array[int]"]]:
-    """A session: each turn extends the one before, sometimes after dropping tokens."""
+    """Build a session in which each turn extends the previous one or a prefix of it."""
     chance = random.Random(seed)
     entries: list[LedgerEntry] = []
     wholes = [array("I")]
@@ -92,7 +92,7 @@ async def _record(ledger: Ledger, entry: LedgerEntry, whole: "array[int]") -> No
     await ledger.record(entry, whole[: len(whole) - generated])
 
 
-def test_what_was_recorded_here_needs_no_store() -> None:
+def test_recorded_turns_are_found_without_the_store() -> None:
     async def main() -> None:
         store = RecordingStore()
         ledger = Ledger(store)
@@ -111,7 +111,7 @@ def test_what_was_recorded_here_needs_no_store() -> None:
     asyncio.run(main())
 
 
-def test_the_callers_prompt_stays_the_callers() -> None:
+def test_recording_does_not_modify_the_prompt_of_the_caller() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())
         prompt = array("I", [1, 2, 3])
@@ -124,7 +124,7 @@ def test_the_callers_prompt_stays_the_callers() -> None:
     asyncio.run(main())
 
 
-def test_recording_does_not_wait_for_the_store_and_is_found_meanwhile() -> None:
+def test_recording_does_not_wait_and_pending_turns_are_found() -> None:
     async def main() -> None:
         store = RecordingStore()
         store.gate.clear()
@@ -141,7 +141,7 @@ def test_recording_does_not_wait_for_the_store_and_is_found_meanwhile() -> None:
     asyncio.run(main())
 
 
-def test_what_does_not_fit_the_cache_is_found_before_and_after_it_is_written() -> None:
+def test_entries_larger_than_the_cache_are_found_before_and_after_writing() -> None:
     async def main() -> None:
         store = RecordingStore()
         store.gate.clear()
@@ -159,7 +159,7 @@ def test_what_does_not_fit_the_cache_is_found_before_and_after_it_is_written() -
     asyncio.run(main())
 
 
-def test_a_store_that_cannot_keep_up_makes_the_caller_wait() -> None:
+def test_a_slow_store_makes_the_caller_wait() -> None:
     async def main() -> None:
         store = RecordingStore()
         store.gate.clear()
@@ -183,7 +183,7 @@ def test_a_store_that_cannot_keep_up_makes_the_caller_wait() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_lookup_by_chain_returns_every_match(shared: bool) -> None:
-    """A look-up by chain must also return what an earlier process recorded."""
+    """A look-up by chain also returns entries that an earlier process recorded."""
 
     async def main() -> None:
         store = RecordingStore()
@@ -205,7 +205,7 @@ def test_lookup_by_chain_returns_every_match(shared: bool) -> None:
     asyncio.run(main())
 
 
-def test_another_process_is_seen_where_the_store_is_shared() -> None:
+def test_turns_of_other_processes_are_found_in_a_shared_store() -> None:
     async def main() -> None:
         store = MemoryLedgerStore()
         ledger = Ledger(store, shared=True)
@@ -219,7 +219,7 @@ def test_another_process_is_seen_where_the_store_is_shared() -> None:
     asyncio.run(main())
 
 
-def test_only_so_many_of_one_chain() -> None:
+def test_lookup_by_chain_is_limited() -> None:
     async def main() -> None:
         ledger = Ledger(RecordingStore())
         for number in range(MAX_LOOKUP_IDS + 5):
@@ -232,7 +232,7 @@ def test_only_so_many_of_one_chain() -> None:
     asyncio.run(main())
 
 
-def test_tenants_do_not_meet() -> None:
+def test_tenants_are_isolated() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())
         ours = turn("e1", calls=("c1",), generated=pack_ids([4]))
@@ -260,10 +260,8 @@ def test_tenants_do_not_meet() -> None:
     cache=st.sampled_from([0, 3_000, 1 << 20]),
     wholes=st.sampled_from([0, 1_000, 1 << 20]),
 )
-def test_wholes_are_what_they_are_defined_to_be(
-    seed: int, length: int, cache: int, wholes: int
-) -> None:
-    """In any order, with any part of them in memory, over one store and two ledgers."""
+def test_token_ids_equal_their_definition(seed: int, length: int, cache: int, wholes: int) -> None:
+    """Lookups in any order, with any part in memory, with one store and two ledgers."""
 
     async def main() -> None:
         entries, expected = _line(length, seed=seed)
@@ -283,7 +281,7 @@ def test_wholes_are_what_they_are_defined_to_be(
     asyncio.run(main())
 
 
-def test_a_very_long_session_is_rebuilt() -> None:
+def test_token_ids_of_a_very_long_session_are_rebuilt() -> None:
     async def main() -> None:
         entries, expected = _line(5_000)
         store = MemoryLedgerStore()
@@ -296,7 +294,7 @@ def test_a_very_long_session_is_rebuilt() -> None:
     asyncio.run(main())
 
 
-def test_a_turn_whose_ancestor_is_gone_has_no_whole() -> None:
+def test_a_missing_ancestor_makes_token_ids_unknown() -> None:
     async def main() -> None:
         entries, _ = _line(5)
         store = MemoryLedgerStore()
@@ -321,7 +319,7 @@ def test_a_turn_whose_ancestor_is_gone_has_no_whole() -> None:
     ],
     ids=["own parent", "ring", "keeps more than there is"],
 )
-def test_a_damaged_line_has_no_whole(damaged: list[LedgerEntry]) -> None:
+def test_a_damaged_branch_has_no_token_ids(damaged: list[LedgerEntry]) -> None:
     async def main() -> None:
         store = MemoryLedgerStore()
         for entry in damaged:
@@ -333,7 +331,7 @@ def test_a_damaged_line_has_no_whole(damaged: list[LedgerEntry]) -> None:
     asyncio.run(main())
 
 
-def test_a_store_that_fails_makes_turns_unknown(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_store_makes_turns_unknown(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         store = RecordingStore()
         await store.put(turn("stored"))
@@ -358,7 +356,7 @@ def test_a_store_that_fails_makes_turns_unknown(caplog: pytest.LogCaptureFixture
 
 
 def test_active_session_does_not_expire() -> None:
-    """Thirty days, a turn every two hours: none is forgotten, and few are touched each time."""
+    """Thirty days with a turn every two hours: no turn expires, and few are touched each time."""
 
     async def main() -> None:
         now = 0.0
@@ -376,7 +374,7 @@ def test_active_session_does_not_expire() -> None:
     asyncio.run(main())
 
 
-def test_a_busy_session_is_touched_seldom() -> None:
+def test_an_active_session_is_touched_once_per_interval() -> None:
     async def main() -> None:
         now = 0.0
         store = RecordingStore()
@@ -391,7 +389,7 @@ def test_a_busy_session_is_touched_seldom() -> None:
     asyncio.run(main())
 
 
-def test_all_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_all_turns_are_found_after_a_restart(tmp_path: Path) -> None:
     entries, expected = _line(50)
 
     async def write() -> None:
@@ -412,7 +410,7 @@ def test_all_is_there_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(read())
 
 
-def test_an_id_is_no_option_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_ids_do_not_start_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     made = iter(["-u", "-", "u-"])
     monkeypatch.setattr(secrets, "token_urlsafe", lambda count: next(made))
     assert create_entry_id() == "u-"

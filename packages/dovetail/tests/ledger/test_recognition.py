@@ -1,4 +1,4 @@
-"""Recognition: what a prompt may extend, and what it may not."""
+"""Recognition: which recorded turns a prompt may extend."""
 
 import asyncio
 from array import array
@@ -50,7 +50,7 @@ def _seal(id: str) -> str:
 
 
 class LedgerFixture:
-    """A ledger, and turns recorded as a generation records them."""
+    """A ledger with turns that are recorded as a generation records them."""
 
     def __init__(self, replay: ReplayPolicy = "auto") -> None:
         self.ledger = Ledger(MemoryLedgerStore())
@@ -62,7 +62,7 @@ class LedgerFixture:
     async def record_turn(
         self, turns: Sequence[Turn], turn: Turn, id: str, *, ids: Sequence[int], **changes: Any
     ) -> LedgerEntry:
-        """The turn that was generated behind these, with what was recalled of them."""
+        """Record a turn that was generated after these turns, as recognized."""
         history = await self.recognize(*turns)
         spans = tuple(_span(block) for block in turn.blocks)
         prompt = (history.parent_token_ids or array("I")) + array("I", [900 + len(turns)])
@@ -97,7 +97,7 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
 
-def test_nothing_is_known_of_nothing() -> None:
+def test_an_empty_ledger_recognizes_no_turn() -> None:
     async def main() -> None:
         found = await LedgerFixture().recognize()
         assert (found.entries, found.anchor_index, found.parent) == ({}, None, None)
@@ -109,7 +109,7 @@ def test_nothing_is_known_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("session", [None, "s"])
-def test_a_prompt_goes_on_from_the_last_turn(session: str | None) -> None:
+def test_a_prompt_extends_the_last_turn(session: str | None) -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         scope = replace(SCOPE, session=session)
@@ -134,7 +134,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", OTHERS.values(), ids=list(OTHERS))
-def test_what_is_not_ours_here_is_not_known(change: dict[str, Any]) -> None:
+def test_turns_of_other_tenants_and_models_are_not_recognized(change: dict[str, Any]) -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         await fixture.record_turn([GO], _text_turn("Yes."), "e1", ids=[1])
@@ -147,7 +147,7 @@ def test_what_is_not_ours_here_is_not_known(change: dict[str, Any]) -> None:
     _run(main())
 
 
-def test_looks_are_compared_under_the_tenants_key() -> None:
+def test_chains_use_the_key_of_the_tenant() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         await fixture.record_turn([GO], _text_turn("Yes."), "e1", ids=[1])
@@ -159,7 +159,7 @@ def test_looks_are_compared_under_the_tenants_key() -> None:
     _run(main())
 
 
-def test_another_head_knows_the_turns_and_not_the_prompt() -> None:
+def test_another_head_reuses_turns_but_not_the_prompt() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
@@ -178,8 +178,8 @@ def test_another_head_knows_the_turns_and_not_the_prompt() -> None:
     _run(main())
 
 
-def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
-    """A handle still identifies the turn; what precedes it has changed."""
+def test_an_earlier_edit_invalidates_the_prompt_but_not_the_tokens() -> None:
+    """A handle still identifies the turn, but the turns before it have changed."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -197,8 +197,8 @@ def test_an_edit_before_a_turn_takes_its_prompt_and_not_its_tokens() -> None:
     _run(main())
 
 
-def test_turns_that_look_the_same_on_another_line_are_no_anchor() -> None:
-    """Equal text after other reasoning: the prompt is a different one."""
+def test_a_similar_turn_of_another_branch_is_no_anchor() -> None:
+    """The same text after other reasoning has a different prompt."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -219,7 +219,7 @@ def test_turns_that_look_the_same_on_another_line_are_no_anchor() -> None:
     _run(main())
 
 
-def test_two_that_look_the_same_are_neither() -> None:
+def test_two_entries_with_the_same_chain_are_ambiguous() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         await fixture.record_turn([GO], _text_turn("A.", reasoning="X."), "e1", ids=[1])
@@ -233,7 +233,7 @@ def test_two_that_look_the_same_are_neither() -> None:
     _run(main())
 
 
-def test_more_than_can_be_looked_at_are_none() -> None:
+def test_too_many_candidates_are_ambiguous() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         for number in range(MAX_LOOKUP_IDS):
@@ -244,8 +244,8 @@ def test_more_than_can_be_looked_at_are_none() -> None:
     _run(main())
 
 
-def test_an_id_of_ours_that_is_not_known_is_another_turns() -> None:
-    """It was evicted, a similar turn was not. Ids of the client's own are ignored."""
+def test_an_unknown_local_call_id_excludes_similar_turns() -> None:
+    """The turn was evicted, a similar one was not. Ids made by clients are ignored."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -261,7 +261,7 @@ def test_an_id_of_ours_that_is_not_known_is_another_turns() -> None:
     _run(main())
 
 
-def test_two_of_the_same_tokens_are_one() -> None:
+def test_entries_with_the_same_tokens_are_not_ambiguous() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         await fixture.record_turn([GO], _text_turn("A."), "e1", ids=[1])
@@ -272,8 +272,8 @@ def test_two_of_the_same_tokens_are_one() -> None:
     _run(main())
 
 
-def test_a_double_that_comes_later_is_seen() -> None:
-    """A turn known by its looks alone, in a session that is still going on."""
+def test_a_later_duplicate_invalidates_a_chain_match() -> None:
+    """A turn that was matched by chain, in a session that continues."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -289,7 +289,7 @@ def test_a_double_that_comes_later_is_seen() -> None:
     _run(main())
 
 
-def test_the_clients_copy_counts_where_it_was_edited() -> None:
+def test_an_edited_copy_is_used() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
@@ -300,7 +300,7 @@ def test_the_clients_copy_counts_where_it_was_edited() -> None:
     _run(main())
 
 
-def test_replay_exact_takes_the_models_tokens_all_the_same() -> None:
+def test_replay_exact_ignores_edits() -> None:
     async def main() -> None:
         fixture = LedgerFixture("exact")
         one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
@@ -311,7 +311,7 @@ def test_replay_exact_takes_the_models_tokens_all_the_same() -> None:
     _run(main())
 
 
-def test_replay_client_takes_nothing() -> None:
+def test_replay_client_reuses_no_turn() -> None:
     async def main() -> None:
         fixture = LedgerFixture("client")
         await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
@@ -324,7 +324,7 @@ def test_replay_client_takes_nothing() -> None:
 
 
 def test_base_prompt_follows_the_previous_user_turn() -> None:
-    """Where a template drops at a user turn, what stands before the last loop is still known."""
+    """If a template drops reasoning at a user turn, the prompt before the last loop is known."""
 
     async def main() -> None:
         fixture = LedgerFixture()
@@ -346,7 +346,7 @@ def test_base_prompt_follows_the_previous_user_turn() -> None:
     _run(main())
 
 
-def test_forgotten_leaves_the_parent() -> None:
+def test_without_entries_preserves_the_parent() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         one = await fixture.record_turn([GO], _text_turn("A."), "e1", ids=[1])
@@ -357,7 +357,7 @@ def test_forgotten_leaves_the_parent() -> None:
     _run(main())
 
 
-def test_a_last_turn_to_go_on_from_stands_apart() -> None:
+def test_a_last_turn_to_continue_is_reported_separately() -> None:
     async def main() -> None:
         fixture = LedgerFixture()
         one = await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
@@ -374,7 +374,7 @@ def test_a_last_turn_to_go_on_from_stands_apart() -> None:
 
 
 def test_interrupted_turn_is_continued_from_the_clients_copy() -> None:
-    """As Codex does after a failed stream: the reasoning was complete, the call was not."""
+    """Codex does this after a failed stream: the reasoning was complete, the call was not."""
     reasoning, seal = ReasoningBlock("Hm.", _seal("e1")), _seal("e1")
     call = ToolCallBlock("c1", "read", '{"pa')
     spans = (
@@ -392,8 +392,8 @@ def test_interrupted_turn_is_continued_from_the_clients_copy() -> None:
             one, spans=spans[:1], generated=pack_ids([1, 2, 3]), stop=None
         )
         for blocks in (
-            (ReasoningBlock("Ah.", seal),),  # other words
-            (reasoning, TextBlock("So.")),  # words that were never said
+            (ReasoningBlock("Ah.", seal),),  # other reasoning
+            (reasoning, TextBlock("So.")),  # text that was not generated
             (TextBlock("Hm."),),
         ):
             assert (await fixture.recognize(GO, Turn("assistant", blocks))).partial_entry is None

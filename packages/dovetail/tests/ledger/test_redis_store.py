@@ -1,4 +1,4 @@
-"""Redis as it is when things go wrong: away, hung, refusing, and back again."""
+"""Redis failures: unreachable, unresponsive, rejecting writes, and recovery."""
 
 import asyncio
 import logging
@@ -35,7 +35,9 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().split()[0] for record in found]
 
 
-def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_are_stored_after_an_outage(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         clock = Clock()
         store = RedisLedgerStore(server.url, clock=clock)
@@ -55,11 +57,11 @@ def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCapt
         assert _warnings(caplog) == ["store_failed"]
 
         server.start()
-        assert await store.get("t", "e2") is None  # not asked yet: it was away just now
+        assert await store.get("t", "e2") is None  # not queried: still in backoff
         clock.now += 10
         await store.put(turn("e3"))
         assert await store.get("t", "e3") == turn("e3")
-        assert await store.get("t", "e2") == turn("e2")  # what came meanwhile follows
+        assert await store.get("t", "e2") == turn("e2")  # pending entries are stored
         assert (store.faults.pending, store.faults.lost, store.faults.unavailable) == (0, 0, False)
         assert _warnings(caplog) == ["store_failed", "store_recovered"]
         await store.close()
@@ -67,7 +69,7 @@ def test_it_goes_away_and_comes_back(server: RedisServer, caplog: pytest.LogCapt
     asyncio.run(main())
 
 
-def test_a_restart_between_two_requests_is_not_noticed(
+def test_a_restart_between_requests_causes_no_failure(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -84,7 +86,7 @@ def test_a_restart_between_two_requests_is_not_noticed(
     assert _warnings(caplog) == []
 
 
-def test_one_that_hangs_is_not_waited_for(server: RedisServer) -> None:
+def test_an_unresponsive_server_does_not_delay_requests(server: RedisServer) -> None:
     async def main() -> None:
         clock = Clock()
         store = RedisLedgerStore(server.url, timeout=0.05, clock=clock)
@@ -103,7 +105,7 @@ def test_one_that_hangs_is_not_waited_for(server: RedisServer) -> None:
     asyncio.run(main())
 
 
-def test_one_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_was_never_reachable(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         store = RedisLedgerStore("redis://127.0.0.1:1")
         await store.put(turn("e1"))
@@ -133,7 +135,7 @@ def test_full_server_rejects_writes_and_serves_reads(
     assert _warnings(caplog) == ["store_failed"]
 
 
-def test_frontends_share_it(server: RedisServer) -> None:
+def test_several_servers_share_one_store(server: RedisServer) -> None:
     async def main() -> None:
         one, two, other = (
             RedisLedgerStore(server.url, prefix=prefix, timeout=30.0) for prefix in ("p", "p", "q")

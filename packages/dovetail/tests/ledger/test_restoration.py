@@ -1,4 +1,4 @@
-"""Turns restored from the seals of a client, where no store knows them."""
+"""Turns that are missing in the store are restored from seals."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ GENERATED = [1, 2, 3, 4, 5, 6]
 
 
 def _seal(number: int = 0, *, sealer: Sealer = SEALER, **changes: Any) -> str:
-    """The first seal of a turn holds its reasoning, the second what came since."""
+    """Create a seal. The first of a turn holds its reasoning, the second the output since then."""
     start, end = ((0, 3), (3, 6))[number]
     given: dict[str, Any] = {
         "entry": "e1",
@@ -67,7 +67,7 @@ def _restore(
     return entry, notes
 
 
-def test_two_seals_make_the_whole_turn() -> None:
+def test_two_seals_restore_the_complete_turn() -> None:
     entry, notes = _restore(_turn(_seal()), _following())
     assert notes == []
     assert list(unpack_ids(entry.generated)) == GENERATED
@@ -86,7 +86,7 @@ def test_unsealed_blocks_are_rebuilt_and_marked() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "moved"])
-def test_the_seals_of_a_turn_make_it_together(order: tuple[int, int]) -> None:
+def test_the_seals_of_a_turn_are_joined(order: tuple[int, int]) -> None:
     first, second = (_seal(number) for number in order)
     turn = Turn("assistant", (*_turn(first).blocks, ReasoningBlock("", second)))
     entry, notes = _restore(turn, rebuild=None)
@@ -95,12 +95,12 @@ def test_the_seals_of_a_turn_make_it_together(order: tuple[int, int]) -> None:
     assert entry.spans == (REASONING, TEXT, CALL)
 
 
-def test_a_turn_whose_first_seal_is_lost_is_not_restored() -> None:
+def test_a_turn_without_its_first_seal_is_not_restored() -> None:
     turn = Turn("assistant", (*_turn(None).blocks, ReasoningBlock("", _seal(1))))
     assert _restore(turn) == (None, ["seal_incomplete"])
 
 
-def test_seals_of_two_turns_make_none() -> None:
+def test_seals_of_two_turns_are_not_joined() -> None:
     turn = Turn("assistant", (*_turn(_seal()).blocks, ReasoningBlock("", _seal(1, entry="e2"))))
     assert _restore(turn) == (None, ["seal_incomplete"])
 
@@ -110,7 +110,7 @@ def test_seals_of_two_turns_make_none() -> None:
     [{"entry": "e9"}, {"start": 2}, {"start": 4}],
     ids=["another turn's", "too early", "too late"],
 )
-def test_a_tail_that_does_not_fit_is_not_taken(wrong: dict[str, Any]) -> None:
+def test_a_tail_that_does_not_match_is_ignored(wrong: dict[str, Any]) -> None:
     entry, _ = _restore(_turn(_seal()), _following(**wrong))
     assert list(unpack_ids(entry.generated)) == [1, 2, 3, 72]
 
@@ -124,7 +124,7 @@ def test_a_tail_that_does_not_fit_is_not_taken(wrong: dict[str, Any]) -> None:
     ],
     ids=["arguments", "text", "thought"],
 )
-def test_an_edited_turn_is_the_clients(turn: Turn) -> None:
+def test_an_edited_turn_is_not_restored(turn: Turn) -> None:
     entry, notes = _restore(turn, _following())
     assert entry is None
     assert notes == ["edited_turn"]
@@ -143,34 +143,34 @@ OTHER = Sealer(Keyring([b"o" * 32]))
     ],
     ids=["tenant", "model", "key", "forged"],
 )
-def test_a_seal_that_is_refused_leaves_a_note(seal: str, owner: tuple[str, str], note: str) -> None:
+def test_a_refused_seal_adds_a_note(seal: str, owner: tuple[str, str], note: str) -> None:
     entry, notes = _restore(_turn(seal), owner=owner)
     assert entry is None
     assert notes == [note]
 
 
 @pytest.mark.parametrize("seal", [None, "ErUBCkYIBRgCIkD", ""])
-def test_what_is_not_ours_is_no_matter(seal: str | None) -> None:
+def test_seals_of_other_vendors_are_ignored(seal: str | None) -> None:
     assert _restore(_turn(seal)) == (None, [])
 
 
-def test_a_seal_that_lacks_the_tokens_restores_nothing() -> None:
+def test_a_seal_without_tokens_restores_no_turn() -> None:
     noise = pack_ids(int.from_bytes(os.urandom(3), "big") for _ in range(MAX_SEAL_CHARS))
     entry, notes = _restore(_turn(_seal(generated=noise)))
     assert entry is None
     assert notes == ["seal_incomplete"]
 
 
-def test_without_a_way_to_rebuild_it_is_incomplete() -> None:
+def test_without_an_encoder_the_turn_is_incomplete() -> None:
     assert _restore(_turn(_seal()), rebuild=None) == (None, ["seal_incomplete"])
     assert _restore(_turn(_seal()), rebuild=lambda *_: None) == (None, ["seal_incomplete"])
 
 
-def test_without_a_sealer_nothing_is_opened() -> None:
+def test_without_a_sealer_no_seal_is_opened() -> None:
     assert _restore(_turn(_seal()), sealer=None) == (None, [])
 
 
-def test_only_what_is_behind_the_seal_is_rebuilt() -> None:
+def test_only_output_after_the_seal_is_rebuilt() -> None:
     rebuilt: list[OutputBlock] = []
 
     def rebuild(

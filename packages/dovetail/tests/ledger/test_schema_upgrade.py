@@ -1,4 +1,4 @@
-"""Ledgers that an older Dovetail has written: a file of version 1, as it really wrote it.
+"""Upgrade of ledgers: a file of version 1 that the code of that version wrote.
 
 The recording was made with the code of that version: three turns of tenant `t`, last used at 1e9.
 """
@@ -38,7 +38,7 @@ def _store(path: Path) -> SqliteLedgerStore:
     return SqliteLedgerStore(path, clock=lambda: THEN + 1)
 
 
-def test_all_that_an_old_file_holds_is_still_found(old: Path) -> None:
+def test_all_entries_of_an_old_file_are_found(old: Path) -> None:
     async def main() -> tuple[list[LedgerEntry | None], tuple[str, ...], tuple[str, ...]]:
         store = _store(old)
         entries = [await store.get("t", f"old{n}") for n in range(3)]
@@ -56,7 +56,7 @@ def test_all_that_an_old_file_holds_is_still_found(old: Path) -> None:
         assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
-def test_an_old_file_takes_new_turns_and_drops_old_ones(old: Path) -> None:
+def test_an_old_file_accepts_new_turns_and_evicts_old_ones(old: Path) -> None:
     async def main() -> None:
         store = _store(old)
         await store.put(turn("new", session="s"))
@@ -106,8 +106,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_many_processes_may_open_an_old_file_at_once(old: Path) -> None:
-    with closing(sqlite3.connect(old)) as reader:  # and one that had it open before
+def test_many_processes_can_open_an_old_file_at_once(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as reader:  # a reader that opened the file earlier
         reader.execute("SELECT count(*) FROM entries").fetchone()
         started = [
             subprocess.Popen(
@@ -133,8 +133,8 @@ def test_many_processes_may_open_an_old_file_at_once(old: Path) -> None:
         assert reader.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
-def test_a_session_that_began_before_the_upgrade_is_exported_whole(old: Path) -> None:
-    """Old turns have no session: they are exported with the one that continues them."""
+def test_a_session_that_began_before_the_upgrade_is_exported_completely(old: Path) -> None:
+    """Old turns have no session: they are exported with the session that continues them."""
 
     async def main() -> list[object]:
         ledger = Ledger(_store(old))

@@ -1,4 +1,4 @@
-"""Seals: what goes in comes out, for its owner alone, and nothing else ever does."""
+"""Seals: only the owner can open them, and every modification is detected."""
 
 import base64
 import random
@@ -55,7 +55,7 @@ SEALED = st.builds(
 
 
 def _reasoning_payload(tokens: int = 50, *, entry: str = "turn_1", seed: int = 0) -> SealPayload:
-    """Reasoning of that many tokens, of words as a model writes them."""
+    """Build a payload with this many tokens of realistic reasoning."""
     chance = random.Random(seed)
     words = ["the", "file", "has", "no", "test", "yet", "so", "I", "will", "read", "it", "first"]
     text = " ".join(chance.choice(words) + str(chance.randrange(1000)) for _ in range(tokens))
@@ -69,7 +69,7 @@ TEXT_OF_SAMPLE = SEALER.seal(SAMPLE, "tenant", "model")
 
 
 @given(sealed=SEALED, tenant=TEXT, model=TEXT)
-def test_what_is_sealed_is_opened(sealed: SealPayload, tenant: str, model: str) -> None:
+def test_a_sealed_payload_can_be_opened(sealed: SealPayload, tenant: str, model: str) -> None:
     text = SEALER.seal(sealed, tenant, model)
     assert SEALER.open(text, tenant, model) == sealed
     assert read_entry_id(text) == sealed.entry
@@ -86,8 +86,8 @@ def test_seal_text_reveals_no_reasoning() -> None:
     assert b"file" not in clear
 
 
-def test_no_character_can_be_changed() -> None:
-    """Every one of them, and each of its bits: also those of the last that make no whole byte."""
+def test_any_changed_character_is_detected() -> None:
+    """Change every bit of every character, including unused bits of the last character."""
     for at, old in enumerate(TEXT_OF_SAMPLE):
         for bit in range(6):
             new = ALPHABET[ALPHABET.index(old) ^ (1 << bit)]
@@ -95,14 +95,14 @@ def test_no_character_can_be_changed() -> None:
             assert isinstance(SEALER.open(changed, "tenant", "model"), SealRefusal), (at, bit)
 
 
-def test_the_nonce_body_and_tag_are_called_forged_when_changed() -> None:
+def test_changes_of_nonce_body_and_tag_are_reported_as_forged() -> None:
     for at in range(48, len(TEXT_OF_SAMPLE), 7):
         new = "A" if TEXT_OF_SAMPLE[at] != "A" else "B"
         changed = TEXT_OF_SAMPLE[:at] + new + TEXT_OF_SAMPLE[at + 1 :]
         assert SEALER.open(changed, "tenant", "model") == SealRefusal("forged")
 
 
-def test_no_end_can_be_missing() -> None:
+def test_any_truncation_is_detected() -> None:
     for length in range(len(TEXT_OF_SAMPLE)):
         reason: SealRefusalReason = "truncated" if length >= len("dovetail") else "not_ours"
         truncated = TEXT_OF_SAMPLE[:length]
@@ -111,12 +111,12 @@ def test_no_end_can_be_missing() -> None:
 
 
 @pytest.mark.parametrize("more", ["A", "AAAA", "=", "==", "\n", " ", "é", TEXT_OF_SAMPLE])
-def test_nothing_can_be_added(more: str) -> None:
+def test_appended_text_is_detected(more: str) -> None:
     for changed in (TEXT_OF_SAMPLE + more, TEXT_OF_SAMPLE[:30] + more + TEXT_OF_SAMPLE[30:]):
         assert SEALER.open(changed, "tenant", "model") == SealRefusal("forged")
 
 
-def test_another_spelling_of_base64_is_no_seal() -> None:
+def test_non_canonical_base64_is_refused() -> None:
     text = next(
         text
         for seed in range(100)
@@ -130,7 +130,7 @@ def test_a_seal_cannot_be_given_another_entry_id() -> None:
     one, two = (
         SEALER.seal(_reasoning_payload(entry=id), "tenant", "model") for id in ("aaa", "bbb")
     )
-    head = 24 + 4  # the fixed part, and three bytes of id
+    head = 24 + 4  # the fixed part and three bytes of the id
     swapped = one[:24] + two[24:head] + one[head:]
     assert read_entry_id(swapped) == "bbb"
     assert SEALER.open(swapped, "tenant", "model") == SealRefusal("forged")
@@ -139,17 +139,17 @@ def test_a_seal_cannot_be_given_another_entry_id() -> None:
 @pytest.mark.parametrize(
     ("tenant", "model"), [("other", "model"), ("tenant", "other"), ("", "tenantmodel"), ("", "")]
 )
-def test_a_seal_is_its_tenants_and_models_alone(tenant: str, model: str) -> None:
+def test_a_seal_opens_only_for_its_tenant_and_model(tenant: str, model: str) -> None:
     assert SEALER.open(TEXT_OF_SAMPLE, tenant, model) == SealRefusal("foreign")
 
 
-def test_tenant_and_model_do_not_run_into_each_other() -> None:
+def test_tenant_and_model_are_separated() -> None:
     text = SEALER.seal(SAMPLE, "ab", "c")
     assert SEALER.open(text, "a", "bc") == SealRefusal("foreign")
 
 
-def test_the_binding_in_clear_is_not_what_protects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were the short tag of another tenant the same by chance, the seal would still not open."""
+def test_a_matching_binding_does_not_open_a_foreign_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the short tag of another tenant collides, the seal does not open."""
     monkeypatch.setattr(seal_module, "_compute_binding", lambda key, tenant, model: b"same")
     text = SEALER.seal(SAMPLE, "tenant", "model")
     assert SEALER.open(text, "tenant", "model") == SAMPLE
@@ -157,7 +157,7 @@ def test_the_binding_in_clear_is_not_what_protects(monkeypatch: pytest.MonkeyPat
     assert SEALER.open(text, "tenant", "other") == SealRefusal("forged")
 
 
-def test_keys_are_rotated() -> None:
+def test_seals_open_after_key_rotation() -> None:
     new = bytes(32)
     rotated, later = Sealer(Keyring([new, KEY])), Sealer(Keyring([new]))
     assert rotated.open(TEXT_OF_SAMPLE, "tenant", "model") == SAMPLE
@@ -198,7 +198,7 @@ def test_replicas_open_each_others_seals() -> None:
         "",
         "erased",
         "dovetai",
-        "EqQBCkYIBxgCKkBn" * 20,  # the look of another vendor's
+        "EqQBCkYIBxgCKkBn" * 20,  # looks like a signature of another vendor
         "gAAAAABo" + "x" * 300,
         base64.b64encode(bytes(range(256))).decode(),
         "ddovetail" + TEXT_OF_SAMPLE,
@@ -222,7 +222,7 @@ SOUP = st.one_of(
     st.text(),
     st.text(ALPHABET + "+/=. é\0\ud800").map(lambda rest: "dovetail" + rest),
     st.binary(max_size=400).map(lambda data: "dovetail" + base64.urlsafe_b64encode(data).decode()),
-    # A right beginning, so that the later checks are reached.
+    # A valid beginning, so that later checks are reached.
     st.tuples(st.integers(0, 80), st.text(ALPHABET + "=\x7f", max_size=500)).map(
         lambda parts: TEXT_OF_SAMPLE[: parts[0]] + parts[1]
     ),
@@ -234,7 +234,7 @@ SOUP = st.one_of(
 
 @settings(max_examples=1000)
 @given(text=SOUP, tenant=st.just("tenant") | st.text(), model=st.just("model") | st.text())
-def test_no_text_makes_it_raise(text: str, tenant: str, model: str) -> None:
+def test_open_never_raises(text: str, tenant: str, model: str) -> None:
     opened = SEALER.open(text, tenant, model)
     if text == TEXT_OF_SAMPLE and (tenant, model) == ("tenant", "model"):
         assert opened == SAMPLE
@@ -245,10 +245,8 @@ def test_no_text_makes_it_raise(text: str, tenant: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0", msgspec.msgpack.encode([1, 2]), b"bomb"])
-def test_what_we_sealed_and_cannot_read_is_refused(
-    payload: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A payload of a later release under our key; or a bomb, by someone who has the key."""
+def test_unreadable_payloads_are_refused(payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload of a later release, or a decompression bomb by an owner of the key."""
     body = zstandard.ZstdCompressor().compress(bytes(1 << 27) if payload == b"bomb" else payload)
     monkeypatch.setattr(seal_module, "_encode_fitting", lambda sealed, room: body)
     text = SEALER.seal(SAMPLE, "tenant", "model")
@@ -257,7 +255,7 @@ def test_what_we_sealed_and_cannot_read_is_refused(
 
 
 def _long_turn(spans: int, tokens: int) -> SealPayload:
-    """A turn of many reasoning spans and calls, with a previous turn's tail."""
+    """Build a turn with many reasoning spans and calls, and the tail of a previous turn."""
     made: list[EntrySpan] = []
     ids = array("I")
     for number in range(spans):
@@ -285,7 +283,7 @@ def _opened(sealed: SealPayload) -> SealPayload:
     return opened
 
 
-def test_what_fits_lacks_nothing() -> None:
+def test_payloads_that_fit_are_complete() -> None:
     sealed = _long_turn(4, 100)
     assert _opened(sealed) == sealed
 
@@ -305,10 +303,10 @@ def _noise(length: int, seed: int) -> str:
         (100, 100, 400_000, 100, ("previous", "raws", "spans")),
     ],
 )
-def test_parts_are_left_out_in_their_order(
+def test_parts_are_omitted_in_order(
     tail: int, raw: int, first: int, last: int, lacks: tuple[str, ...]
 ) -> None:
-    """`tail`, `first` and `last` are lengths in tokens, `raw` that of a text which is not shown."""
+    """`tail`, `first`, `last`: lengths in tokens. `raw`: the length of text that is not shown."""
     spans = (
         EntrySpan("call", _noise(raw, 1), "{}", first, id="c0"),
         EntrySpan("reasoning", "hm", "hm", first + last),
@@ -324,7 +322,7 @@ def test_parts_are_left_out_in_their_order(
     assert all(not span.raw for span in opened.spans) == ("raws" in lacks)
 
 
-def test_a_longer_turn_never_lacks_less() -> None:
+def test_longer_turns_never_omit_less() -> None:
     order = ("previous", "raws", "spans", "ids")
     seen = [_opened(_long_turn(7, tokens)).omitted for tokens in range(100, 12_000, 700)]
     ranks = [max((order.index(lack) for lack in lacks), default=-1) for lacks in seen]
@@ -346,13 +344,13 @@ def test_remaining_spans_have_their_ids(spans: int) -> None:
         assert (opened.spans, opened.generated) == ((), b"")
 
 
-def test_a_turn_that_no_seal_can_hold_still_has_one() -> None:
+def test_an_oversized_turn_still_gets_a_seal() -> None:
     opened = _opened(_long_turn(1, 300_000))
     assert opened.omitted == ("previous", "raws", "ids")
 
 
-def test_what_compresses_well_is_opened_again() -> None:
-    """A model in a loop: the most that may be sealed is less than the most that is opened."""
+def test_highly_compressible_payloads_can_be_opened() -> None:
+    """Repetitive output: the limit for sealing is below the limit for opening."""
     loop = "🦜" * 280_000
     sealed = SealPayload("turn_1", "turn_0", b"", (EntrySpan("text", loop, ""),), b"b", b"h", 3)
     assert _opened(sealed) == sealed
@@ -360,14 +358,14 @@ def test_what_compresses_well_is_opened_again() -> None:
 
 @given(sealed=SEALED, tokens=st.integers(0, 60_000), seed=st.integers(0, 9))
 @settings(max_examples=25, deadline=None)
-def test_no_seal_is_too_long(sealed: SealPayload, tokens: int, seed: int) -> None:
+def test_seals_do_not_exceed_the_size_limit(sealed: SealPayload, tokens: int, seed: int) -> None:
     ids = pack_ids(random.Random(seed).randrange(200_000) for _ in range(tokens))
     long = msgspec.structs.replace(sealed, generated=ids)
     assert len(SEALER.seal(long, "tenant", "model")) <= MAX_SEAL_CHARS
 
 
 @pytest.mark.parametrize("id", ["", "x" * 256])
-def test_an_id_that_has_no_place_is_refused(id: str) -> None:
+def test_invalid_entry_ids_are_rejected(id: str) -> None:
     with pytest.raises(ValueError, match="entry id"):
         SEALER.seal(_reasoning_payload(entry=id), "tenant", "model")
     longest = SEALER.seal(_reasoning_payload(entry="x" * 255), "tenant", "model")

@@ -1,4 +1,4 @@
-"""The ledger's file: restarts, several processes, and files that are not ours or are damaged."""
+"""The ledger file: restarts, several processes, foreign files and damaged files."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ def test_close_finishes_pending_writes(tmp_path: Path) -> None:
     async def write() -> None:
         store = SqliteLedgerStore(tmp_path / "ledger.db")
         puts = [asyncio.create_task(store.put(turn(f"e{number}"))) for number in range(300)]
-        await asyncio.sleep(0)  # let them ask
+        await asyncio.sleep(0)  # let the writers queue
         await store.close()
         await asyncio.gather(*puts)
         await store.close()
@@ -53,7 +53,7 @@ def test_close_finishes_pending_writes(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_write_is_done_though_its_caller_went_away(tmp_path: Path) -> None:
+def test_a_write_completes_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteLedgerStore(tmp_path / "ledger.db")
         put = asyncio.create_task(store.put(turn("e1")))
@@ -65,7 +65,7 @@ def test_a_write_is_done_though_its_caller_went_away(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_writes_that_wait_share_a_transaction(tmp_path: Path) -> None:
+def test_queued_writes_share_a_transaction(tmp_path: Path) -> None:
     async def main() -> list[str]:
         store = SqliteLedgerStore(tmp_path / "ledger.db")
         statements: list[str] = []
@@ -114,9 +114,9 @@ def test_several_processes_share_one_new_file(tmp_path: Path) -> None:
     asyncio.run(read())
 
 
-def test_many_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
+def test_many_threads_can_create_the_same_file_at_once(tmp_path: Path) -> None:
     switching = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # every step of one may come between two of another
+    sys.setswitchinterval(1e-5)  # interleave the steps of the threads
     try:
         for attempt in range(50):
             path = tmp_path / f"{attempt}.db"
@@ -128,13 +128,13 @@ def test_many_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
         sys.setswitchinterval(switching)
 
 
-def test_a_busy_file_is_waited_for_without_blocking_the_loop(tmp_path: Path) -> None:
+def test_waiting_for_a_locked_file_does_not_block_the_loop(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteLedgerStore(tmp_path / "ledger.db")
         other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         put = asyncio.create_task(store.put(turn("e1")))
-        for _ in range(100):  # the loop goes on meanwhile
+        for _ in range(100):  # the event loop keeps running
             await asyncio.sleep(0)
         assert not put.done()
         other.execute("COMMIT")
@@ -147,7 +147,7 @@ def test_a_busy_file_is_waited_for_without_blocking_the_loop(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("tokens", [60, 800, 50_000])
-def test_the_file_stays_within_its_bound(tmp_path: Path, tokens: int) -> None:
+def test_the_file_stays_within_its_size_limit(tmp_path: Path, tokens: int) -> None:
     bound = 2 << 20
     chance = random.Random(tokens)
 
@@ -191,7 +191,7 @@ def _newer(path: Path) -> None:
     ],
     ids=["garbage", "folder", "foreign", "newer"],
 )
-def test_a_file_that_is_not_ours_is_named(tmp_path: Path, make: object, message: str) -> None:
+def test_errors_name_a_foreign_or_damaged_file(tmp_path: Path, make: object, message: str) -> None:
     path = tmp_path / "ledger.db"
     assert callable(make)
     make(path)
@@ -200,7 +200,7 @@ def test_a_file_that_is_not_ours_is_named(tmp_path: Path, make: object, message:
     assert str(path) in refused.value.message
 
 
-def test_damage_found_later_is_named_and_does_not_hang(tmp_path: Path) -> None:
+def test_damage_found_later_is_reported_without_hanging(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
 
     async def fill() -> None:
@@ -222,7 +222,7 @@ def test_damage_found_later_is_named_and_does_not_hang(tmp_path: Path) -> None:
     asyncio.run(read())
 
 
-def test_one_entry_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+def test_a_failing_write_does_not_affect_others(tmp_path: Path) -> None:
     async def main() -> list[BaseException | None]:
         store = SqliteLedgerStore(tmp_path / "ledger.db")
         entries: list[LedgerEntry] = [turn("good1"), turn("\ud800"), turn("good2")]
@@ -238,7 +238,7 @@ def test_one_entry_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     assert isinstance(bad, StoreError)
 
 
-def test_the_ledger_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     async def write() -> None:
         store = SqliteLedgerStore(tmp_path / "new" / "turns.sqlite")
         await store.put(turn("a"))

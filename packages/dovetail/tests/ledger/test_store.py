@@ -1,4 +1,4 @@
-"""What all stores do alike, and how each of them forgets."""
+"""The common behaviour of all stores, and the eviction of each."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -32,7 +32,7 @@ AGE = 100.0
 
 
 class Bench:
-    """A store of some kind, and a clock for it."""
+    """A store and its clock."""
 
     def __init__(self, store: LedgerStore, advance: Callable[[float], Awaitable[None]]) -> None:
         self.store = store
@@ -101,7 +101,7 @@ async def _redis(url: str) -> AsyncIterator[Bench]:
         await client.flushall()
 
         async def advance(seconds: float) -> None:
-            """The server's clock cannot be set: take the time off what every key has left."""
+            """Reduce the TTL of every key, because the clock of the server cannot be set."""
             for key in await client.keys():
                 left = await client.pttl(key)
                 if left >= 0:
@@ -123,11 +123,11 @@ async def _redis(url: str) -> AsyncIterator[Bench]:
         ("", ""),
     ],
 )
-def test_a_call_key_is_letters_and_digits(id: str, key: str) -> None:
+def test_call_keys_consist_of_letters_and_digits(id: str, key: str) -> None:
     assert make_call_key(id) == key
 
 
-def test_what_was_put_is_found(scenario: Scenario) -> None:
+def test_stored_entries_are_found(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         entry = turn("e1", generated=pack_ids(range(1000)), calls=("call_1", "call_2"))
         await bench.store.put(entry)
@@ -139,7 +139,7 @@ def test_what_was_put_is_found(scenario: Scenario) -> None:
     scenario.run(body)
 
 
-def test_what_was_not_put_is_not_found(scenario: Scenario) -> None:
+def test_unknown_entries_are_not_found(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         await bench.store.put(turn("e1", calls=("call_1", "__")))
         assert await bench.store.get("t", "e2") is None
@@ -155,7 +155,7 @@ def test_what_was_not_put_is_not_found(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("other", ["", "T", "t ", "t:e1", "*", "t}:entry"])
-def test_an_entry_is_its_tenants_alone(scenario: Scenario, other: str) -> None:
+def test_entries_are_visible_to_their_tenant_only(scenario: Scenario, other: str) -> None:
     async def body(bench: Bench) -> None:
         ours, theirs = turn("e1", calls=("c1",)), turn("e1", tenant=other, generated=pack_ids([7]))
         await bench.store.put(ours)
@@ -169,7 +169,7 @@ def test_an_entry_is_its_tenants_alone(scenario: Scenario, other: str) -> None:
     scenario.run(body)
 
 
-def test_the_newest_come_first_and_only_so_many(scenario: Scenario) -> None:
+def test_lookups_return_the_newest_first_up_to_the_limit(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         ids = [f"e{number}" for number in range(MAX_LOOKUP_IDS + 3)]
         for id in ids:
@@ -181,7 +181,7 @@ def test_the_newest_come_first_and_only_so_many(scenario: Scenario) -> None:
     scenario.run(body)
 
 
-def test_putting_again_changes_nothing(scenario: Scenario) -> None:
+def test_storing_an_entry_again_changes_nothing(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         for id in ("e1", "e2"):
             await bench.store.put(turn(id, calls=("c",)))
@@ -231,7 +231,7 @@ def test_a_child_outlives_its_parent(scenario: Scenario) -> None:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(ENTRIES, max_size=5, unique_by=lambda entry: entry.id))
-def test_any_entry_comes_back_as_it_was(scenario: Scenario, entries: list[LedgerEntry]) -> None:
+def test_any_entry_round_trips(scenario: Scenario, entries: list[LedgerEntry]) -> None:
     async def body(bench: Bench) -> None:
         await asyncio.gather(*map(bench.store.put, entries))
         for entry in entries:
@@ -244,7 +244,7 @@ def test_any_entry_comes_back_as_it_was(scenario: Scenario, entries: list[Ledger
     scenario.run(body)
 
 
-def test_a_session_has_its_turns_in_their_order(scenario: Scenario) -> None:
+def test_a_session_has_its_turns_in_order(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         ids = [f"e{number}" for number in range(MAX_LOOKUP_IDS + 3)]
         for number, id in enumerate(ids):
@@ -252,7 +252,7 @@ def test_a_session_has_its_turns_in_their_order(scenario: Scenario) -> None:
             if number % 2:
                 await bench.store.put(turn(f"other{number}", session="two"))
         await bench.store.put(turn("nowhere"))
-        await bench.store.put(turn(ids[0], session="one"))  # once more
+        await bench.store.put(turn(ids[0], session="one"))  # stored again
         assert await bench.store.find_by_session("t", "one") == tuple(ids)
         assert len(await bench.store.find_by_session("t", "two")) == len(ids) // 2
         assert await bench.store.find_by_session("t", "") == ()
@@ -261,7 +261,7 @@ def test_a_session_has_its_turns_in_their_order(scenario: Scenario) -> None:
     scenario.run(body)
 
 
-def test_sessions_are_listed_for_their_tenant_alone(scenario: Scenario) -> None:
+def test_sessions_are_listed_per_tenant(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         for id, session in (("e1", "one"), ("e2", "two é\n{}"), ("e3", "two é\n{}")):
             await bench.store.put(turn(id, session=session))
@@ -276,7 +276,7 @@ def test_sessions_are_listed_for_their_tenant_alone(scenario: Scenario) -> None:
     scenario.run(body)
 
 
-def test_a_session_goes_with_its_turns(scenario: Scenario) -> None:
+def test_a_session_is_deleted_with_its_turns(scenario: Scenario) -> None:
     async def body(bench: Bench) -> None:
         await bench.store.put(turn("e1", session="one"))
         await bench.advance(AGE * 0.75)
@@ -300,7 +300,7 @@ def test_turn_is_found_by_its_response(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_an_entry_that_is_too_large_drives_nothing_out(kind: str, tmp_path: Path) -> None:
+def test_an_oversized_entry_evicts_no_other(kind: str, tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         await bench.store.put(turn("small"))
         await bench.store.put(turn("large", generated=_noise(100_000)))
@@ -311,7 +311,7 @@ def test_an_entry_that_is_too_large_drives_nothing_out(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_what_is_too_old_takes_no_room(kind: str, tmp_path: Path) -> None:
+def test_expired_entries_use_no_space(kind: str, tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         for number in range(5):
             await bench.store.put(turn(f"e{number}"))
@@ -340,7 +340,7 @@ def test_eviction_follows_the_last_use(
 
 
 async def _check_eviction(bench: Bench, acts: list[tuple[str, int]]) -> None:
-    """Compared with a model of the order of use: what was evicted was older than what remains."""
+    """Compare with a model of the order of use: evicted entries are older than the others."""
     order: dict[str, float] = {}
     now = 0.0
     for number, (act, value) in enumerate(acts):
@@ -364,7 +364,7 @@ async def _check_eviction(bench: Bench, acts: list[tuple[str, int]]) -> None:
         assert held.bytes <= _BOUND
         assert alive == list(order)[len(order) - len(alive) :]
         if len(alive) < len(order):
-            # Not before it was needed: what was held, with the new one, was too much.
+            # Entries are evicted only if the total with the new one exceeds the limit.
             assert act == "put"
             assert before.bytes + 4 * value + 2_000 > _BOUND
             assert held.bytes + 4 * 2_000 + 2_000 > _BOUND * 15 / 16
@@ -382,12 +382,12 @@ async def _check_indexes(store: LedgerStore, alive: set[str]) -> None:
 
 
 def _noise(count: int) -> bytes:
-    """Ids that do not compress."""
+    """Return ids that do not compress."""
     return pack_ids((number * 2654435761) % 2**32 for number in range(count))
 
 
 def test_entries_of_older_and_newer_versions_are_read() -> None:
-    """Fields are only ever added, at the end and with a default."""
+    """Fields are only added, at the end and with a default."""
     entry = turn("e")
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(entry))
     for known in (fields[:12], [*fields, "from the future"]):
@@ -397,11 +397,11 @@ def test_entries_of_older_and_newer_versions_are_read() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\0", b"\1", b"\0\x93\1\2\3", b"\1(\xb5/\xfd\0", b"\2abc", b"\xff" * 40]
 )
-def test_a_damaged_body_is_no_entry(body: bytes) -> None:
+def test_a_damaged_body_is_not_decoded(body: bytes) -> None:
     assert decode_entry(body) is None
 
 
-def test_a_body_that_would_fill_the_memory_is_no_entry() -> None:
+def test_an_oversized_body_is_not_decoded() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 29))
     assert len(bomb) < 1 << 16
     assert decode_entry(b"\1" + bomb) is None

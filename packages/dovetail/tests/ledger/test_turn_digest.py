@@ -1,4 +1,4 @@
-"""Digests of turns: what they leave out, what they do not, and that nothing runs together."""
+"""Digests of turns: which differences they ignore, and that parts are separated."""
 
 from typing import NamedTuple
 
@@ -154,13 +154,13 @@ def test_copy_digest_distinguishes_similar_copies(other: tuple[Block, ...]) -> N
 
 
 def test_deep_arguments_have_a_digest() -> None:
-    """JSON that can be read, and that takes two frames a level to walk."""
+    """Valid JSON that needs two stack frames per level to traverse."""
     deep = '{"a":' * 600 + "1" + "}" * 600
     one = digest_turn(Turn("assistant", (_call(deep),)))
     assert one.digest != digest_turn(Turn("assistant", (_call(deep.replace("1", "2")),))).digest
 
 
-def test_half_a_character_has_a_digest() -> None:
+def test_a_lone_surrogate_has_a_digest() -> None:
     assert (
         digest_turn(Turn("user", (TextBlock("\ud800"),))).digest
         != digest_turn(Turn("user", ())).digest
@@ -171,7 +171,9 @@ PARTS = st.lists(st.text(max_size=5) | st.binary(max_size=5), max_size=5)
 
 
 @given(one=PARTS, other=PARTS)
-def test_parts_never_run_together(one: list[str | bytes], other: list[str | bytes]) -> None:
+def test_different_parts_have_different_digests(
+    one: list[str | bytes], other: list[str | bytes]
+) -> None:
     as_bytes = [
         [p if isinstance(p, bytes) else p.encode("utf-8", "surrogatepass") for p in parts]
         for parts in (one, other)
@@ -179,7 +181,7 @@ def test_parts_never_run_together(one: list[str | bytes], other: list[str | byte
     assert (compute_digest(*one) == compute_digest(*other)) == (as_bytes[0] == as_bytes[1])
 
 
-def test_the_chain_hangs_on_key_past_and_turn() -> None:
+def test_the_chain_depends_on_key_history_and_turn() -> None:
     start, one, two = bytes(DIGEST_BYTES), compute_digest("1"), compute_digest("2")
     known = [
         extend_chain(b"k", start, one),
@@ -204,11 +206,11 @@ def test_the_chain_hangs_on_key_past_and_turn() -> None:
         ("{cut ", "{cut"),
     ],
 )
-def test_canonical(given: str, expected: str) -> None:
+def test_arguments_are_canonicalized(given: str, expected: str) -> None:
     assert canonicalize_arguments(given) == expected
 
 
-def test_digests_are_remembered_by_identity_and_not_without_end() -> None:
+def test_digests_are_cached_by_identity_within_limits() -> None:
     digests = TurnDigestCache(max_turns=2)
     turns = [Turn("user", (TextBlock(str(n)),)) for n in range(5)]
     first = digests.get(turns[0])

@@ -1,4 +1,4 @@
-"""Where responses are kept: the same rules for memory, SQLite and Redis."""
+"""Response backends: the same rules for memory, SQLite and Redis."""
 
 import asyncio
 import os
@@ -54,7 +54,7 @@ Scene = Callable[[Bench], Awaitable[None]]
 
 
 class Scenario:
-    """Plays a scene over a fresh store."""
+    """Runs a coroutine function with a new store."""
 
     def __init__(self, kind: str, folder: Path, server: RedisServer | None) -> None:
         self.kind = kind
@@ -86,7 +86,7 @@ class Scenario:
                 store = RedisResponseBackend(self._server.url, max_age=AGE, timeout=30.0)
 
                 async def advance(seconds: float) -> None:
-                    """The server's clock cannot be set: the time is taken off every key."""
+                    """Reduce the TTL of every key: the clock of the server cannot be set."""
                     for key in await client.keys():
                         left = await client.pttl(key) - round(seconds * 1000)
                         await client.pexpire(key, max(0, left))
@@ -119,7 +119,7 @@ def response(id: str, tenant: str = "t", **more: Any) -> StoredResponse:
     return StoredResponse(tenant, id, **(fields | more))
 
 
-def test_what_was_put_is_found_by_its_tenant_alone(scenario: Scenario) -> None:
+def test_stored_responses_are_visible_to_their_tenant_only(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         one = response("r1", previous="r0", background=True)
         await bench.store.put(one)
@@ -140,7 +140,7 @@ def test_what_was_put_is_found_by_its_tenant_alone(scenario: Scenario) -> None:
     scenario.run(scene)
 
 
-def test_a_newer_form_replaces_the_older(scenario: Scenario) -> None:
+def test_a_newer_version_replaces_the_older(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         await bench.store.put(response("r1", status="queued", output=b""))
         await bench.store.put(response("r1", output=b"x" * 5000))
@@ -170,7 +170,7 @@ def test_the_age_counts_from_the_last_use(scenario: Scenario) -> None:
     scenario.run(scene)
 
 
-def test_the_bytes_are_bounded_and_the_longest_unused_go(scenario: Scenario) -> None:
+def test_size_is_limited_and_the_oldest_use_is_evicted(scenario: Scenario) -> None:
     if scenario.kind == "redis":
         pytest.skip("the server bounds its memory")
     noise = os.urandom(20_000)
@@ -191,14 +191,14 @@ def test_the_bytes_are_bounded_and_the_longest_unused_go(scenario: Scenario) -> 
     scenario.run(scene, max_bytes=200_000)
 
 
-def test_a_body_that_is_damaged_is_no_response() -> None:
+def test_a_damaged_body_is_not_decoded() -> None:
     whole = encode_response(response("r1"))
     assert decode_response(whole) == response("r1")
     for broken in (b"", whole[:-3], whole[3:], b"\0" * 40, os.urandom(100)):
         assert decode_response(broken) is None
 
 
-def test_it_survives_a_restart_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_the_file_survives_a_restart_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "responses.sqlite"
 
     async def write() -> None:
@@ -218,7 +218,7 @@ def test_it_survives_a_restart_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_file_is_rejected(tmp_path: Path) -> None:
     from dovetail.ledger.sqlite_store import SqliteLedgerStore
 
     asyncio.run(SqliteLedgerStore(tmp_path / "turns.sqlite").close())
@@ -254,7 +254,7 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_it_is_found_before_it_is_written(scenario: Scenario) -> None:
+def test_a_response_is_found_before_it_is_written(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         responses = ResponseStore(bench.store)
         for number in range(100):
@@ -275,7 +275,7 @@ def test_it_is_found_before_it_is_written(scenario: Scenario) -> None:
     scenario.run(scene)
 
 
-def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -> None:
+def test_outputs_are_returned_up_to_the_first_missing_response(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         responses, local = ResponseStore(bench.store), ConnectionCache()
         for id in ("r1", "r2", "r3"):
@@ -290,13 +290,13 @@ def test_several_are_found_up_to_the_first_that_is_missing(scenario: Scenario) -
         assert await responses.get_outputs("u", ["r1"], LIMIT) == []
         with pytest.raises(RequestTooLarge):
             await responses.get_outputs("t", ["r1", "r2"], 2 * len(response("r1").output) - 1)
-        await bench.store.delete("t", "r1")  # by another process
+        await bench.store.delete("t", "r1")  # as another process would
         assert await responses.get_outputs("t", ["r1", "r3"], LIMIT) == [response("r3").output]
 
     scenario.run(scene)
 
 
-def test_a_chain_in_use_does_not_grow_old(scenario: Scenario) -> None:
+def test_a_chain_in_use_does_not_expire(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         now = [0.0]
         responses = ResponseStore(bench.store, clock=lambda: now[0])
@@ -315,7 +315,7 @@ def test_a_chain_in_use_does_not_grow_old(scenario: Scenario) -> None:
     scenario.run(scene)
 
 
-def test_what_is_not_finished_and_what_is_too_large_is_not_gone_on_from() -> None:
+def test_running_and_oversized_responses_cannot_be_continued() -> None:
     async def scene() -> None:
         responses = ResponseStore(MemoryResponseBackend())
         responses.put(response("r1", status="in_progress"))
@@ -329,8 +329,8 @@ def test_what_is_not_finished_and_what_is_too_large_is_not_gone_on_from() -> Non
     asyncio.run(scene())
 
 
-def test_a_chain_without_an_end_is_too_large() -> None:
-    """Also one of responses that have no items; a store that is damaged may make a ring of it."""
+def test_a_cyclic_chain_is_rejected_as_too_large() -> None:
+    """Responses without items also count: only a damaged store can contain a cycle."""
 
     async def scene() -> None:
         responses = ResponseStore(MemoryResponseBackend())
@@ -345,8 +345,8 @@ def test_a_chain_without_an_end_is_too_large() -> None:
     asyncio.run(scene())
 
 
-def test_of_a_chain_only_the_items_are_held() -> None:
-    """A head may have the tools and instructions of its request, and a chain many heads."""
+def test_chains_hold_only_items() -> None:
+    """A head contains the tools and instructions of its request, and a chain has many heads."""
 
     async def scene() -> None:
         responses = ResponseStore(MemoryResponseBackend())
@@ -365,7 +365,7 @@ def test_of_a_chain_only_the_items_are_held() -> None:
 
 
 class Failing(MemoryResponseBackend):
-    """A store that does not work for a while."""
+    """A store that fails while `fails` is set."""
 
     fails = True
 
@@ -413,7 +413,7 @@ def test_failing_store_fails_no_response(caplog: pytest.LogCaptureFixture) -> No
     assert [record.getMessage() for record in caplog.records] == ["store_write_lost"]
 
 
-def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
+def test_responses_can_be_stored_after_a_redis_outage(server: RedisServer) -> None:
     async def scene() -> None:
         responses = ResponseStore(
             store := RedisResponseBackend(server.url, clock=lambda: clock[0]), has_peers=True
@@ -428,7 +428,7 @@ def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
         assert [r.id for r in await responses.get_chain("t", "r2", LIMIT)] == ["r1", "r2"]
         with pytest.raises(StoreError):
             await responses.delete("t", "r1")
-        server.start()  # with nothing in it
+        server.start()  # empty
         clock[0] += 10.0
         assert await responses.get("t", "r1") is None
         with pytest.raises(PreviousResponseNotFound):
@@ -442,7 +442,7 @@ def test_redis_goes_away_and_comes_back(server: RedisServer) -> None:
     asyncio.run(scene())
 
 
-def test_a_connection_holds_the_last_few_with_all_before_them() -> None:
+def test_a_connection_caches_the_last_responses_with_their_chains() -> None:
     async def scene() -> None:
         responses, local = ResponseStore(MemoryResponseBackend()), ConnectionCache(max_responses=3)
         before: tuple[StoredResponse, ...] = ()
@@ -463,7 +463,7 @@ def test_a_connection_holds_the_last_few_with_all_before_them() -> None:
     asyncio.run(scene())
 
 
-def test_a_lane_that_rests_does_not_lose_its_place_to_a_busy_one() -> None:
+def test_a_busy_conversation_does_not_evict_an_idle_one() -> None:
     local = ConnectionCache(max_responses=3)
     local.put((), response("resting"))
     before: tuple[StoredResponse, ...] = ()

@@ -1,4 +1,4 @@
-"""What stores could not do: told once in a while, and counted."""
+"""Store failures are counted and logged at a limited rate."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ def _logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, objec
     return [(record.getMessage(), record.__dict__["fields"]) for record in caplog.records]
 
 
-def test_a_store_that_flickers_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flapping_store_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     faults = StoreFaults("ledger", lambda: now)
     for _ in range(100):
@@ -36,7 +36,7 @@ def test_a_store_that_flickers_does_not_flood_the_log(caplog: pytest.LogCaptureF
     ]
 
 
-def test_one_that_only_refuses_is_not_away() -> None:
+def test_a_rejected_operation_does_not_mean_unavailable() -> None:
     faults = StoreFaults("ledger")
     faults.record_failure(OSError("full"), unavailable=False)
     assert (faults.failures, faults.unavailable) == (1, False)
@@ -55,9 +55,7 @@ def test_unreachable_redis_is_logged_at_startup(
     assert [event for event, _ in _logged(caplog)] == ["store_failed"]
 
 
-def test_a_turn_that_sqlite_cannot_write_is_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_sqlite_writes_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     registry = CollectorRegistry()
 
@@ -69,7 +67,7 @@ def test_a_turn_that_sqlite_cannot_write_is_counted(
         await ledger.record(turn("e1"), array("i"))
         await ledger.flush()
         assert await ledger.get("t", "another") is None
-        assert ledger.faults.unavailable  # that it can be read does not make it whole
+        assert ledger.faults.unavailable  # a successful read does not end the failure
         await ledger.close()
 
     asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""LruCache: what counts as a use, what is evicted first, and that both bounds hold."""
+"""LruCache: the order of use, eviction, and both limits."""
 
 from collections.abc import Callable
 
@@ -72,7 +72,7 @@ def test_value_larger_than_the_bound_empties_the_cache() -> None:
     assert (len(cache), cache.total_size) == (0, 0)
 
 
-def test_on_evict_is_called_for_what_a_bound_removes() -> None:
+def test_on_evict_is_called_for_evicted_entries_only() -> None:
     evicted: list[tuple[str, bytes]] = []
     cache: LruCache[str, bytes] = LruCache(
         2, max_size=10, size_of=len, on_evict=lambda key, value: evicted.append((key, value))
@@ -93,7 +93,7 @@ def test_on_evict_is_called_for_what_a_bound_removes() -> None:
     assert len(evicted) == 3
 
 
-def test_a_bound_on_the_size_needs_a_measure() -> None:
+def test_max_size_requires_size_of() -> None:
     with pytest.raises(ValueError, match="together"):
         LruCache[str, bytes](max_size=10)
     with pytest.raises(ValueError, match="together"):
@@ -101,7 +101,7 @@ def test_a_bound_on_the_size_needs_a_measure() -> None:
 
 
 class Model:
-    """The same mapping as a list of entries, the least recently used first."""
+    """The same mapping as a list of entries, least recently used first."""
 
     def __init__(self, max_entries: int | None, max_size: int | None) -> None:
         self.entries: list[tuple[int, int]] = []
