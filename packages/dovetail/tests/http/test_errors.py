@@ -33,7 +33,7 @@ def test_a_wrong_key_is_refused_in_each_dialect() -> None:
                 "type": "error",
                 "error": {
                     "type": "authentication_error",
-                    "message": "The API key is not known here.",
+                    "message": "The API key is not valid for this server.",
                 },
             }
             with pytest.raises(openai.AuthenticationError) as denied:

@@ -93,7 +93,7 @@ def test_one_too_many_in_each_dialect(path: str) -> None:
             error = reply.json["error"]
             assert error["type"] == "rate_limit_error"
             assert error.get("code", "rate_limit_exceeded") == "rate_limit_exceeded"
-            assert "2 requests a minute" in error["message"]
+            assert "2 requests per minute" in error["message"]
             assert at.limited("requests") == 1
             assert len(at.stage.engine.requests) == 2
             reply = await at.request(path, key="other")  # which has no limits, and hears of none
@@ -244,7 +244,7 @@ def test_a_debt_delays_the_next_request() -> None:
             assert reply.status == 429
             assert 240 < int(reply.headers["retry-after"]) < 400
             assert reply.headers["anthropic-ratelimit-tokens-remaining"] == "0"
-            assert "60 tokens a minute" in reply.json["error"]["message"]
+            assert "60 tokens per minute" in reply.json["error"]["message"]
             assert at.limited("tokens") == 1
 
     run(scene)
@@ -439,7 +439,7 @@ def test_a_background_response_is_inside_until_it_is_over() -> None:
             begun = await client.responses.create(model=NAME, input="Hi", background=True)
             assert begun.status in ("queued", "in_progress")
             await at.stage.engine.began.wait()
-            with pytest.raises(openai.RateLimitError, match="1 request at once"):
+            with pytest.raises(openai.RateLimitError, match="1 concurrent request"):
                 await client.responses.create(model=NAME, input="Hi")
             done.set()
             await at.stage.ended.get()

@@ -1,4 +1,4 @@
-"""Limit how many requests run at once, and queue others by priority."""
+"""Limit the number of concurrent requests and queue the others by priority."""
 
 import asyncio
 import heapq
@@ -9,15 +9,15 @@ from itertools import count
 from dovetail_model import DovetailError, Hints
 from dovetail_protocols import Codec
 
-RETRY_AFTER_SECONDS = 2.0  # sent where a retry may soon succeed, here or at another server
+RETRY_AFTER_SECONDS = 2.0  # sent with errors that a retry, here or elsewhere, may soon avoid
 QueuePosition = tuple[float, float, float, int]
 
 
 class AdmissionController:
-    """Admit requests up to a limit. Others wait in a queue, the most urgent first.
+    """Admit requests up to a limit and queue the others, the most urgent first.
 
-    `max_running` run at once and `max_queued` wait, each for `queue_timeout` seconds at most.
-    `on_rejected` is called for each that is rejected.
+    Up to `max_running` requests run concurrently. Up to `max_queued` requests wait, each for at
+    most `queue_timeout` seconds. `on_rejected` is called for each rejected request.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class AdmissionController:
         if self.queued >= self._max_queued:
             self._on_rejected()
             raise busy_error(codec)
-        if len(self._queue) > 2 * self._max_queued:  # most of them have been cancelled
+        if len(self._queue) > 2 * self._max_queued:  # most entries are cancelled requests
             self._queue = [waiting for waiting in self._queue if not waiting[1].done()]
             heapq.heapify(self._queue)
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,7 +75,7 @@ class AdmissionController:
                 await slot
         except BaseException as error:
             if slot.done() and not slot.cancelled():
-                self._release()  # the slot came too late
+                self._release()  # the slot was assigned after the wait ended
             slot.cancel()
             if isinstance(error, TimeoutError):
                 self._on_rejected()
@@ -85,7 +85,7 @@ class AdmissionController:
             self.queued -= 1
 
     def _release(self) -> None:
-        """Hand the slot to the next request that still waits."""
+        """Hand the slot to the next request that is still waiting, or free it."""
         while self._queue:
             _, slot = heapq.heappop(self._queue)
             if not slot.done():
@@ -105,9 +105,10 @@ def _queue_position(hints: Hints, sequence: int) -> QueuePosition:
 
 
 def busy_error(codec: Codec) -> DovetailError:
-    """The error of a server without capacity, of the kind that this API's clients retry."""
+    """Return the error of a server at capacity, of the kind that clients of this API retry."""
     error = codec.overload_error(
-        "The server is at its limit of concurrent requests.", retry_after=RETRY_AFTER_SECONDS
+        "The server is at its limit of concurrent requests; retry later.",
+        retry_after=RETRY_AFTER_SECONDS,
     )
     error.reason = "busy"
     return error

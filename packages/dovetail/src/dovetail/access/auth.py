@@ -1,4 +1,4 @@
-"""API keys: authenticate callers, and find their tenants and rate limits."""
+"""API keys: authenticate callers and look up their tenants and rate limits."""
 
 import hmac
 import logging
@@ -16,7 +16,7 @@ from dovetail.access.limits import NO_LIMITS, RateLimits
 from dovetail.settings.file_version import FileVersion, get_file_version, is_recently_changed
 from dovetail_model import Forbidden, Unauthenticated
 
-CHECK_INTERVAL_SECONDS = 3.0  # between two checks whether the key file has changed
+CHECK_INTERVAL_SECONDS = 3.0  # between two checks of the key file for changes
 _EMPTY_DIGEST = bytes(32)
 
 _log = logging.getLogger(__name__)
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request, as its API key identifies it.
+    """The sender of a request, identified by its API key.
 
-    key: Digest of the key; that of an empty one where none is needed.
+    key: Digest of the key; the digest of an empty string if the server requires no key.
     """
 
     tenant: str = ""
@@ -40,15 +40,16 @@ ANONYMOUS = Caller()
 
 
 class ApiKeys:
-    """Known keys, by their digests. Without any, everybody has access, as one tenant.
+    """The accepted keys, by their digests. Without keys, every caller has access, as one tenant.
 
-    A key of the command line belongs to the tenant with the empty name too: turns stay known when
-    an operator begins to require a key. It is the operator's own, so it is an admin key. Keys
-    without limits of their own get `limits`; without keys all callers share them.
+    Keys from the command line belong to the tenant with the empty name, the tenant of a server
+    without keys, so the ledger still finds earlier turns when an operator starts to require a key.
+    They are admin keys because they belong to the operator. Keys without limits of their own get
+    `limits`; without keys, all callers share these limits.
 
-    The file is reloaded when it changes. If the new version is invalid, the old keys stay. A file
-    without keys is valid then (and from the start if `may_be_empty`): it rejects everybody. What is
-    not a regular file, such as a pipe, is read once.
+    The file is reloaded when it changes. If the new version is invalid, the previous keys remain
+    in use. On a reload (and at startup if `may_be_empty`), a file without keys is valid and rejects
+    every caller. A path that is not a regular file, such as a pipe, is read once.
     """
 
     __slots__ = (
@@ -94,46 +95,48 @@ class ApiKeys:
         self._install(file_keys)
 
     def __bool__(self) -> bool:
-        """Whether a key is needed."""
+        """Whether callers must send a key."""
         return bool(self._static_keys) or self._file is not None
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        """Return the owner of the key in the headers. Raises if no key of them is known."""
+        """Return the owner of the key in the headers. Raises if they contain no valid key."""
         self._reload_if_changed()
         if not self:
             return Caller("", _digest(""), self._limits, admin=True)
         sent = extract_keys(headers)
         if not sent:
-            message = "No API key was sent: use x-api-key or Authorization: Bearer."
+            message = "No API key was sent. Set the header x-api-key or Authorization: Bearer."
             raise _unauthenticated(message, "no_key")
         known = [key for text in sent if (key := self._find(_digest(text))) is not None]
         if not known:
-            raise _unauthenticated("The API key is not known here.", "unknown_key")
+            raise _unauthenticated("The API key is not valid for this server.", "unknown_key")
         key = next((key for key in known if not self._is_expired(key)), known[0])
         self._require_current(key)
         return Caller(key.tenant, key.digest, key.limits, key.admin)
 
     def revalidate(self, caller: Caller) -> Caller:
-        """Return the same caller with its current limits. Raises if its key is no longer valid."""
+        """Return the caller with its current limits. Raises if its key is no longer valid."""
         self._reload_if_changed()
         if not self:
             return caller
         key = self._find(caller.key)
         if key is None:
-            raise _unauthenticated("The API key is no longer known here.", "unknown_key")
+            message = "The API key is no longer valid for this server."
+            raise _unauthenticated(message, "unknown_key")
         self._require_current(key)
         return caller if key.limits == caller.limits else replace(caller, limits=key.limits)
 
     def reload(self, *, accept_empty: bool = True) -> None:
         """Read the file now. An invalid version is logged and not used.
 
-        An empty one may be about to be written: with `accept_empty=False` it is read again later.
+        An empty file may be about to be written: with `accept_empty=False`, a recently changed one
+        is ignored until a later check.
         """
         if not self._is_regular_file:
             return
         try:
             keys = self._read_file()
-        except EmptyKeyFileError:  # an error at startup; now the last key has been removed
+        except EmptyKeyFileError:  # an error at startup; here the last key was removed
             if not accept_empty and is_recently_changed(self._loaded_version):
                 return
             keys = []
@@ -154,7 +157,7 @@ class ApiKeys:
         self._table = {self._table_key(key.digest): key for key in (*self._static_keys, *file_keys)}
 
     def _reload_if_changed(self) -> None:
-        """Reload the file if it has changed, checked at most every few seconds."""
+        """Reload the file if it has changed. It is checked at most every few seconds."""
         now = time.monotonic()
         if self._file is None or not self._is_regular_file:
             return
@@ -165,10 +168,10 @@ class ApiKeys:
             self.reload(accept_empty=False)
 
     def _find(self, digest: bytes) -> ApiKey | None:
-        """Find a key in constant time, however many there are.
+        """Find a key in time that does not depend on the number of keys or on their content.
 
-        The position in the table depends on a secret of this process; the match is confirmed by
-        comparing the whole digest.
+        The position in the table depends on a secret of this process, and the match is confirmed by
+        comparing the complete digest in constant time.
         """
         key = self._table.get(self._table_key(digest))
         same = hmac.compare_digest(digest, _EMPTY_DIGEST if key is None else key.digest)
@@ -190,7 +193,7 @@ class ApiKeys:
 def require_admin(caller: Caller) -> None:
     """Raise unless the caller may see data of all tenants."""
     if not caller.admin:
-        raise Forbidden("This is for keys that are marked admin.")
+        raise Forbidden("This endpoint requires an admin key.")
 
 
 def extract_keys(headers: Mapping[str, str]) -> list[str]:
@@ -203,12 +206,12 @@ def extract_keys(headers: Mapping[str, str]) -> list[str]:
 
 
 def exposure_warning(host: str, keys: ApiKeys) -> str | None:
-    """Return a warning if anybody who reaches this machine has access."""
+    """Return a warning if the server accepts requests from other machines without a key."""
     if keys or _is_loopback(host):
         return None
     return (
-        f"listening on {host} without API keys: whoever reaches this address can use the model. "
-        "Use --api-key or --api-key-file, or bind to 127.0.0.1."
+        f"listening on {host} without API keys: any client that can reach this address can use the "
+        "model. Use --api-key or --api-key-file, or bind to 127.0.0.1."
     )
 
 

@@ -1,10 +1,10 @@
-"""The key file: a line per key, with its digest and what its owner may do.
+"""The key file: one line per key, with its tenant, its digest and its options.
 
 team-a:9f86d081…    requests=60 tokens=100000 concurrent=8
 team-a:60303ae2…    expires=2027-01-31   # the next key of the same tenant
 operator:fd61a03a…  requests=none admin
 
-Options that a line omits have the values that the settings give for all keys.
+Options that a line omits have the values that the settings define for all keys.
 """
 
 import re
@@ -21,11 +21,11 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _TENANT = re.compile(r"[^\s:\x00-\x1f\x7f]{1,128}")
 _COUNT = re.compile(r"[1-9][0-9]{0,14}")
 _LIMITS = ("requests", "tokens", "concurrent")
-_FORM = "not of the form tenant:sha256 (a tenant has no spaces, colons or #)"
+_FORM = "expected tenant:sha256 (the tenant must not contain spaces, colons or #)"
 
 
 class KeyFileError(ValueError):
-    """An invalid key file. The message names the line, never its content."""
+    """An invalid key file. The message contains the line number, never the line's content."""
 
 
 class EmptyKeyFileError(KeyFileError):
@@ -34,10 +34,10 @@ class EmptyKeyFileError(KeyFileError):
 
 @dataclass(frozen=True)
 class ApiKey:
-    """An API key, known only by its digest.
+    """An API key, of which only the digest is stored.
 
-    expires: Seconds since the epoch.
-    admin: May see data of all tenants.
+    expires: Expiry in seconds since the epoch; None if the key does not expire.
+    admin: Whether the key gives access to data of all tenants.
     """
 
     tenant: str
@@ -48,14 +48,14 @@ class ApiKey:
 
 
 def read_keys(path: Path, limits: RateLimits = NO_LIMITS) -> list[ApiKey]:
-    """Read the keys of a file. Those without limits of their own get `limits`."""
+    """Read the keys of a file. Keys without limits of their own get `limits`."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror or error}") from error
     if len(text) > MAX_FILE_BYTES:
-        raise KeyFileError(f"{path}: a file of keys has {MAX_FILE_BYTES >> 20} MiB at most")
+        raise KeyFileError(f"{path}: the key file is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:
         return list(parse_keys(text, limits))
     except KeyFileError as error:
@@ -78,13 +78,13 @@ def parse_keys(text: bytes, limits: RateLimits = NO_LIMITS) -> Iterator[ApiKey]:
         except ValueError as error:
             raise KeyFileError(f", line {number}: {error}") from None
         if key.digest in seen:
-            raise KeyFileError(f", line {number}: the same key as in line {seen[key.digest]}")
+            raise KeyFileError(f", line {number}: duplicate of the key in line {seen[key.digest]}")
         if len(seen) == MAX_KEYS:
             raise KeyFileError(f": more than {MAX_KEYS} keys")
         seen[key.digest] = number
         yield key
     if not seen:
-        raise EmptyKeyFileError(": there is no key in it")
+        raise EmptyKeyFileError(": the file contains no keys")
 
 
 def _parse_key(words: list[str], limits: RateLimits) -> ApiKey:
@@ -96,34 +96,36 @@ def _parse_key(words: list[str], limits: RateLimits) -> ApiKey:
     for word in words[1:]:
         name, _, value = word.partition("=")
         if name in seen_names:
-            raise ValueError(f"{name} is said twice")
+            raise ValueError(f"{name} is set more than once")
         seen_names.add(name)
         key = _apply_option(key, name, value, word)
     return key
 
 
 def _apply_option(key: ApiKey, name: str, value: str, word: str) -> ApiKey:
-    """Apply one more option of a line. An unknown one is not shown: it may be a key."""
+    """Apply one option of a line. Errors do not quote an unknown option: it may be a key."""
     if name in _LIMITS:
         if value != "none" and not _COUNT.fullmatch(value):
-            raise ValueError(f"{name}= wants a number from 1, or none")
+            raise ValueError(f"{name}= must be a positive number or none")
         count = None if value == "none" else int(value)
         return replace(key, limits=replace(key.limits, **{name: count}))
     if name == "expires":
         return replace(key, expires=_parse_time(value))
     if word == "admin":
         return replace(key, admin=True)
-    raise ValueError("behind the hash: requests=, tokens=, concurrent=, expires= or admin")
+    raise ValueError(
+        "unknown option after the hash; expected requests=, tokens=, concurrent=, expires= or admin"
+    )
 
 
 def _parse_time(text: str) -> float:
-    """Parse a day, which counts to its end, or a time, in UTC by default."""
+    """Parse a date, which includes the whole day, or a time; in UTC unless it has an offset."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError("expires= wants a day, as 2027-01-31, or a time") from None
+        raise ValueError("expires= must be a date such as 2027-01-31, or a time") from None
     if not 1970 < time.year < 9999:
-        raise ValueError("expires= wants a year between 1970 and 9999")
+        raise ValueError("expires= must have a year between 1971 and 9998")
     if len(text) <= len("2027-01-31"):
         time += timedelta(days=1)
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

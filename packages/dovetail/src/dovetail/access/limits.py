@@ -1,8 +1,9 @@
 """Rate limits of a key: requests and tokens per minute, and concurrent requests.
 
-A minute's worth may come at once, then more as time passes: the only state per key is the time at
-which everything so far will be made up for (GCRA). The cost of a response is known when it has
-finished, so tokens are charged afterwards: a key that has spent more than it had must wait.
+The rate limits use the generic cell rate algorithm (GCRA): a key may use the allowance of a minute
+at once, and the allowance refills continuously. The only state per key and limit is the time at
+which the allowance will be full again. The cost of a response is known when it has finished, so
+tokens are charged afterwards, and a key that has overdrawn its allowance must wait.
 """
 
 import time
@@ -17,12 +18,17 @@ from dovetail_protocols import LimitStatus
 MINUTE_SECONDS = 60.0
 CONCURRENCY_RETRY_SECONDS = 2.0  # retry hint for too many concurrent requests
 _MIN_EVICT_STATES = 1024
-_ROUNDING_TOLERANCE = 1e-3  # of one request: sums of small times must not make it one fewer
+_ROUNDING_TOLERANCE = 1e-3  # of one request: rounding errors must not cost a request
 
 
 @dataclass(frozen=True)
 class RateLimits:
-    """Limits of one key: per minute, and concurrently. None is no limit."""
+    """Limits of one key. None means no limit.
+
+    requests: Requests per minute.
+    tokens: Tokens per minute.
+    concurrent: Concurrent requests.
+    """
 
     requests: int | None = None
     tokens: int | None = None
@@ -36,7 +42,11 @@ NO_LIMITS = RateLimits()
 
 
 class LimitState(Protocol):
-    """State of a key: when requests and tokens are made up for, and how many requests run."""
+    """State of a key.
+
+    requests, tokens: When the allowance will be full again, in the time of the limiter's clock.
+    in_flight: Number of running requests.
+    """
 
     requests: float
     tokens: float
@@ -49,10 +59,10 @@ class LimitState(Protocol):
 
 
 class LimitStore(Protocol):
-    """The states of all keys."""
+    """Storage for the states of all keys."""
 
     def lock(self, key: bytes) -> AbstractContextManager[LimitState]:
-        """Hold the state of a key, which nothing else changes meanwhile."""
+        """Hold exclusive access to the state of a key while the block runs."""
 
 
 class RateLimitExceeded(RateLimited):
@@ -87,7 +97,7 @@ class RateLimiter:
         return [_limit_status(name, limit, due - now) for name, limit, due in minute_limits]
 
     def acquire(self, key: bytes, limits: RateLimits) -> "RateLimitLease":
-        """Admit one more request of the key. Raises where that is one too many."""
+        """Admit a request of the key. Raises `RateLimitExceeded` if that would exceed a limit."""
         lease = RateLimitLease(self._store, self._clock, key, limits)
         if not limits:
             return lease
@@ -102,7 +112,7 @@ class RateLimiter:
 
 
 class RateLimitLease:
-    """An admitted request, under the limits of that moment."""
+    """The share of an admitted request in the limits of its key, as they were at admission."""
 
     __slots__ = ("_clock", "_key", "_limits", "_store")
 
@@ -129,7 +139,7 @@ class RateLimitLease:
 
 
 class MemoryLimitState:
-    """State of a key in this process alone."""
+    """State of a key, in the memory of this process."""
 
     __slots__ = ("in_flight", "requests", "tokens")
 
@@ -143,7 +153,7 @@ class MemoryLimitState:
 
 
 class MemoryLimitStore:
-    """States in one process. Idle ones are evicted."""
+    """States in the memory of this process. Idle states are evicted."""
 
     __slots__ = ("_clock", "_evict_at", "_states")
 
@@ -172,29 +182,29 @@ class MemoryLimitStore:
 
 
 def is_idle(state: LimitState, now: float) -> bool:
-    """Return whether a state equals a new one."""
+    """Return whether a state is equivalent to a new one."""
     return state.requests <= now and state.tokens <= now and not state.in_flight
 
 
 def _check_limits(state: LimitState, limits: RateLimits, now: float) -> None:
-    """Raise where a limit is reached: the one with the longest wait."""
+    """Raise for the reached limit with the longest wait, if any."""
     waits = []
     if limits.concurrent is not None and state.in_flight >= limits.concurrent:
         waits.append(
             (
                 CONCURRENCY_RETRY_SECONDS,
                 "concurrent",
-                f"{_format_count(limits.concurrent, 'requests')} at once",
+                _format_count(limits.concurrent, "concurrent requests"),
             )
         )
     for name, limit, due in _minute_limits(state, limits):
         wait = _wait_seconds(limit, due - now)
         if wait > 0:
-            waits.append((wait, name, f"{_format_count(limit, name)} a minute"))
+            waits.append((wait, name, f"{_format_count(limit, name)} per minute"))
     if waits:
         wait, reason, description = max(waits)
         raise RateLimitExceeded(
-            f"The limit of {description} for this key is reached.", reason, wait
+            f"This API key has reached its limit of {description}.", reason, wait
         )
 
 
@@ -203,13 +213,13 @@ def _format_count(count: int, things: str) -> str:
 
 
 def _minute_limits(state: LimitState, limits: RateLimits) -> list[tuple[str, int, float]]:
-    """Return the limits per minute, and when each will be made up for."""
+    """Return the limits per minute: name, limit, and when the allowance will be full again."""
     known = (("requests", limits.requests, state.requests), ("tokens", limits.tokens, state.tokens))
     return [(name, limit, due) for name, limit, due in known if limit is not None]
 
 
 def _wait_seconds(limit: int, owed: float) -> float:
-    """Return seconds until there is room for one more."""
+    """Return the seconds until the allowance covers one more request or token."""
     one = MINUTE_SECONDS / limit
     wait = owed + one - MINUTE_SECONDS
     return wait if wait > one * _ROUNDING_TOLERANCE else 0.0

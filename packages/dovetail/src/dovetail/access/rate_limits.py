@@ -1,4 +1,4 @@
-"""Rate limits of requests that generate: revalidate the key and acquire a lease."""
+"""Rate limits of generation requests: revalidate the key and acquire a lease."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from dovetail_protocols import Codec
 
 
 class RateLimitGate:
-    """Enforce the rate limits of keys, and report their state in the headers of the response."""
+    """Enforce the rate limits of keys and report their state in response headers."""
 
     __slots__ = ("_keys", "_limiter", "_metrics")
 
@@ -29,10 +29,10 @@ class RateLimitGate:
         headers: list[tuple[str, str]],
         usage: Callable[[], Usage | None],
     ) -> Iterator[None]:
-        """Hold a lease for one request while the block runs. Raises where it is one too many.
+        """Hold a lease for one request while the block runs. Raises if a limit is reached.
 
         The state of the limits is added to `headers`; `usage` is called at the end for the tokens
-        to charge. A connection may outlive its key, so the key is validated again.
+        to charge. The key is validated again because a connection may outlive it.
         """
         caller = self._keys.revalidate(caller)
         try:

@@ -1,8 +1,8 @@
-"""Rate limit states shared by the worker processes of one server: a file that all of them map.
+"""Rate limit states shared by the worker processes of one server, in a memory-mapped file.
 
-A header, then slots of one size. A key has the slot of its hash, or one of the next. Each process
-has a count of its own of running requests, so that what a crashed one leaves behind can be told
-apart, and is reset when the next process takes its number.
+The file is a hash table with open addressing: a header, then slots of equal size. Each slot has one
+count of running requests per worker, so that a restarted worker can reset the counts that its
+crashed predecessor left behind.
 """
 
 import fcntl
@@ -18,8 +18,8 @@ from dovetail.access.limits import is_idle
 
 DEFAULT_SLOTS = 1 << 14
 _MAGIC = b"dovetlm1"
-_HEADER = struct.Struct("=8sII48x")  # magic, slots, processes
-_SLOT = struct.Struct("=32sdd")  # key, then when requests and tokens are made up for
+_HEADER = struct.Struct("=8sII48x")  # magic, number of slots, number of workers
+_SLOT = struct.Struct("=32sdd")  # key, then when the requests and tokens allowances are full again
 _COUNT = struct.Struct("=q")
 _TIME = struct.Struct("=d")
 _REQUESTS_AT, _TOKENS_AT = 32, 40
@@ -30,11 +30,11 @@ _LOCK_RETRY_SECONDS = 0.0002
 
 
 class SharedLimitStoreError(OSError):
-    """A file that is no store of limits, or not one for this process."""
+    """A file that is not a rate limit store, or has no counts for this worker."""
 
 
 def create_shared_limit_store(path: Path, workers: int, slots: int = DEFAULT_SLOTS) -> None:
-    """Create the file, empty and for this user alone. An existing one is replaced."""
+    """Create an empty store that only this user can access. An existing file is replaced."""
     path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     file = os.open(path, flags, 0o600)
@@ -46,7 +46,7 @@ def create_shared_limit_store(path: Path, workers: int, slots: int = DEFAULT_SLO
 
 
 class SharedLimitStore:
-    """The states of all processes, as seen by the process of one number."""
+    """The states of all keys, as used by worker number `worker`."""
 
     __slots__ = ("_file", "_map", "_slot_size", "_slots", "_worker", "_workers")
 
@@ -56,7 +56,7 @@ class SharedLimitStore:
             head = os.pread(self._file, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
             magic, self._slots, self._workers = _HEADER.unpack(head)
             if magic != _MAGIC or not 0 <= worker < self._workers:
-                raise SharedLimitStoreError(f"{path} is no book of limits for process {worker}")
+                raise SharedLimitStoreError(f"{path} is not a rate limit store for worker {worker}")
             self._map = mmap.mmap(self._file, 0)
         except BaseException:
             os.close(self._file)
@@ -76,9 +76,9 @@ class SharedLimitStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock, or go on without it when another process hangs while holding it.
+        """Hold the lock, or continue without it after a timeout if another process holds it.
 
-        A count that is off by one is better than a server that hangs.
+        An inaccurate count is better than a server that hangs.
         """
         deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
         held = self._try_lock()
@@ -99,7 +99,7 @@ class SharedLimitStore:
         return True
 
     def _find_state(self, key: bytes) -> "SharedLimitState":
-        """Find the slot of a key, or a free one. A used slot is never empty again."""
+        """Find the slot of a key, or assign it one. Used slots never become empty again."""
         first = int.from_bytes(key[:8], "big")
         now, free = time.monotonic(), -1
         for probe in range(_MAX_PROBES):
@@ -112,7 +112,7 @@ class SharedLimitStore:
             if owner == _EMPTY_KEY:
                 break
         if free < 0:
-            free = self._slot_offset(first % self._slots)  # all are in use: evict one
+            free = self._slot_offset(first % self._slots)  # all probed slots are in use: evict one
         self._map[free : free + self._slot_size] = key.ljust(self._slot_size, b"\0")
         return self._state_at(free)
 
@@ -132,7 +132,7 @@ class SharedLimitStore:
 
 
 class SharedLimitState:
-    """A slot of the file."""
+    """The state of a key, in a slot of the file."""
 
     __slots__ = ("_at", "_map", "_worker", "_workers")
 
@@ -164,7 +164,7 @@ class SharedLimitState:
         return sum(counts)
 
     def add_in_flight(self, by: int) -> None:
-        """Change the count, never below 0: the slot may have become that of another key."""
+        """Change the count, but not below 0: the slot may belong to another key by now."""
         at = self._at + _SLOT.size + self._worker * _COUNT.size
         count: int = _COUNT.unpack_from(self._map, at)[0]
         _COUNT.pack_into(self._map, at, max(0, count + by))
