@@ -93,7 +93,7 @@ def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Pat
         (("http://127.0.0.1:9",), "is a server running there?"),
         (("http://127.0.0.1:9", "--api", "soap"), "there are messages, responses, chat"),
         (("http://127.0.0.1:9", "--tasks", "cook"), "there is no such task"),
-        (("ftp://somewhere",), "not an http address"),
+        (("ftp://somewhere",), "expected an http://"),
     ],
 )
 def test_errors_are_reported_in_one_line(

@@ -147,7 +147,7 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
         (["claude", "--api", "chat"], "Claude Code speaks messages, not 'chat'"),
         (["pi", "--print", "--url", "URL", "--engine", "vllm"], "--engine is for a server to be"),
         (["pi", "--print", "--url", "URL", "--model", "other"], f"serves '{NAME}'"),
-        (["pi", "--print", "--url", "ftp://x"], "not an http address"),
+        (["pi", "--print", "--url", "ftp://x"], "expected an http://"),
         (["pi", "--print", "--url", "http://127.0.0.1:1"], "no server answers at"),
         (["claude", "--print", "--model", "smollm2"], "needs 49,152 tokens"),
     ],

@@ -117,7 +117,7 @@ def test_silence(pieces: list[bytes]) -> None:
         async with server(handle) as endpoint:
             await fetch(endpoint, SHORT)
 
-    with pytest.raises(EngineTimeout, match=r"was silent for 0\.05 s"):
+    with pytest.raises(EngineTimeout, match=r"sent no data for 0\.05 s"):
         asyncio.run(main())
 
 
@@ -149,14 +149,14 @@ def test_endless_response_is_aborted() -> None:
             server(responding_with(*endless)) as endpoint,
             send_request(endpoint, POST) as response,
         ):
-            with pytest.raises(EngineUnavailable, match="more than 1 MiB"):
+            with pytest.raises(EngineUnavailable, match="larger than 1 MiB"):
                 await response.read(1 << 20)
 
     asyncio.run(main())
 
 
 def test_a_host_that_is_not_there() -> None:
-    with pytest.raises(EngineUnavailable, match="no such host"):
+    with pytest.raises(EngineUnavailable, match="host not found"):
         asyncio.run(fetch(Endpoint("no-such-host.invalid", 1), POST))
 
 
@@ -184,7 +184,7 @@ def test_header_that_would_split_the_request() -> None:
         async with server(responding_with()) as endpoint:
             await fetch(endpoint, ClientRequest("GET", "/", headers={"x": "a\r\nb: c"}))
 
-    with pytest.raises(EngineUnavailable, match="cannot be sent as HTTP"):
+    with pytest.raises(EngineUnavailable, match="HTTP does not allow"):
         asyncio.run(main())
 
 
@@ -205,7 +205,7 @@ def test_addresses(url: str, endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("url", ["engine:8000", "ftp://engine", "http://", "unix://", ""])
 def test_no_addresses(url: str) -> None:
-    with pytest.raises(ValueError, match="not an http address"):
+    with pytest.raises(ValueError, match="expected an http://"):
         Endpoint.parse(url)
 
 

@@ -118,7 +118,7 @@ def test_silence_while_pouring() -> None:
         await reader.read()
 
     poured = Poured()
-    with pytest.raises(EngineTimeout, match=r"was silent for 0\.05 s"):
+    with pytest.raises(EngineTimeout, match=r"sent no data for 0\.05 s"):
         pouring(silent, poured, SHORT)
     assert poured.parts == [b"a"]
 

@@ -81,9 +81,9 @@ def test_unusable_certificates_are_reported(authority: Authority, tmp_path: Path
     locked = authority.issue("locked", password=b"secret")
     (tmp_path / "text").write_text("hello")
     for cert, key, expected in [
-        (tmp_path / "none", one.key, "there is no file"),
-        (one.cert, tmp_path / "none", "there is no file"),
-        (one.cert, other.key, "not that of the certificate"),
+        (tmp_path / "none", one.key, "file not found"),
+        (one.cert, tmp_path / "none", "file not found"),
+        (one.cert, other.key, "does not match the certificate"),
         (tmp_path / "text", one.key, "not PEM files"),
         (one.cert, tmp_path / "text", "not PEM files"),
         (locked.cert, locked.key, "passphrase"),
@@ -104,14 +104,14 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
     first.cert.write_bytes(third.cert.read_bytes())  # the key is not there yet
     certificate.reload_if_changed()
     assert shaken(certificate, client)[0] == second.serial
-    assert "not that of the certificate" in vars(caplog.records[-1])["fields"]["reason"]
+    assert "does not match the certificate" in vars(caplog.records[-1])["fields"]["reason"]
     first.key.write_bytes(third.key.read_bytes())
     certificate.reload_if_changed()
     assert shaken(certificate, client)[0] == third.serial
 
 
 def test_missing_key_is_reported(authority: Authority) -> None:
-    with pytest.raises(CertificateError, match="--tls-key-path says where"):
+    with pytest.raises(CertificateError, match="set --tls-key-path"):
         TlsCertificate(authority.issue("server").cert)
 
 
@@ -226,7 +226,7 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
     (tmp_path / "keys").write_text(line(NEXT))
     running.process.send_signal(signal.SIGHUP)
     _until(lambda: _shown(running, authority) == renewed.serial != first)
-    with pytest.raises(anthropic.AuthenticationError, match="not known"):
+    with pytest.raises(anthropic.AuthenticationError, match="not valid for this server"):
         _chat(claude.with_options(default_headers={"x-forwarded-for": "203.0.113.9"}))
     assert _chat(claude.with_options(api_key=NEXT)) == "Hello."
     log = running.log.read_text()
@@ -276,8 +276,8 @@ def _until(true: Callable[[], bool]) -> None:
     ("flags", "expected"),
     [
         (["--tls-key-path", "one.key"], "--tls-cert-path"),
-        (["--tls-cert-path", "one.crt", "--tls-key-path", "other.key"], "not that of"),
-        (["--api-key-file", "one.crt"], "one.crt, line 1: not of the form"),
+        (["--tls-cert-path", "one.crt", "--tls-key-path", "other.key"], "does not match"),
+        (["--api-key-file", "one.crt"], "one.crt, line 1: expected tenant:sha256"),
     ],
 )
 def test_startup_failure_has_its_reason(

@@ -54,13 +54,18 @@ def chunk(data: bytes) -> bytes:
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 FAULTS: list[tuple[str, list[bytes], type[DovetailError], str]] = [
-    ("nothing", [], EngineUnavailable, "broke off its answer"),
-    ("half a head", [b"HTTP/1.1 200"], EngineUnavailable, "broke off"),
-    ("not http", [b"garbage\r\n\r\n"], EngineUnavailable, "broke off"),
-    ("short", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"], EngineUnavailable, "broke"),
-    ("half a chunk", [CHUNKED, b"5\r\nab"], EngineUnavailable, "broke off"),
-    ("no last chunk", [CHUNKED, chunk(b"ab")], EngineUnavailable, "broke off"),
-    ("bad chunk", [CHUNKED, b"zz\r\n"], EngineUnavailable, "broke off"),
+    ("nothing", [], EngineUnavailable, "incomplete response"),
+    ("half a head", [b"HTTP/1.1 200"], EngineUnavailable, "incomplete response"),
+    ("not http", [b"garbage\r\n\r\n"], EngineUnavailable, "invalid response"),
+    (
+        "short",
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"],
+        EngineUnavailable,
+        "incomplete",
+    ),
+    ("half a chunk", [CHUNKED, b"5\r\nab"], EngineUnavailable, "incomplete response"),
+    ("no last chunk", [CHUNKED, chunk(b"ab")], EngineUnavailable, "incomplete response"),
+    ("bad chunk", [CHUNKED, b"zz\r\n"], EngineUnavailable, "invalid response"),
     ("endless head", [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 60000], EngineUnavailable, "head"),
-    ("upgrade", [b"HTTP/1.1 101 X\r\nUpgrade: x\r\n\r\n"], EngineUnavailable, "broke off"),
+    ("upgrade", [b"HTTP/1.1 101 X\r\nUpgrade: x\r\n\r\n"], EngineUnavailable, "invalid response"),
 ]

@@ -191,7 +191,7 @@ def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
     assert (ended.status, ended.err.count("\n")) == (1, 1)
     assert "the address of a server is needed" in ended.err
     ended = dovetail("watch", "ftp://somewhere", home=tmp_path)
-    assert "not an http address" in ended.err
+    assert "expected an http://" in ended.err
     ended = dovetail("watch", "http://127.0.0.1:9", "--json", tmp_path / "no" / "x", home=tmp_path)
     assert (ended.status, "No such file or directory" in ended.err) == (1, True)
     (tmp_path / "no.jsonl").write_text("{}\n")

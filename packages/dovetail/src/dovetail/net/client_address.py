@@ -1,7 +1,7 @@
 """Resolve the client address of a request: the connection's, or one reported by a trusted proxy.
 
-Anybody can write `X-Forwarded-For`. Each proxy appends the address of its own client, so the header
-is read from its end, for as long as the address before was that of a trusted proxy.
+Any client can send `X-Forwarded-For`. Each proxy appends the address of its own client, so the
+header is read from its end, and reading stops at the first address that is not a trusted proxy.
 """
 
 import re
@@ -15,8 +15,8 @@ _Address = IPv4Address | IPv6Address
 _FORWARDED = b"x-forwarded-for"
 _MAX_HOPS = 32
 _MAX_HOP_CHARS = 64
-_MAPPED = "::ffff:"  # how an IPv4 address looks to a server that listens on IPv6
-#: An address. Some proxies add a port; an IPv6 address is in brackets then.
+_MAPPED = "::ffff:"  # prefix of an IPv4 client's address on a server that listens on IPv6
+#: An address. Some proxies append a port, in which case an IPv6 address is in brackets.
 _HOP = re.compile(
     r"\[([0-9a-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9a-f:.]+)", re.IGNORECASE
 )
@@ -25,18 +25,18 @@ _HOP = re.compile(
 class ClientAddressResolver:
     """Resolve client addresses.
 
-    They are personal data: with `enabled=False` no address is passed on.
+    Addresses are personal data: with `enabled=False`, no address is passed to the application.
     """
 
     __slots__ = ("_enabled", "_proxies")
 
     def __init__(self, proxies: Iterable[str] = (), *, enabled: bool = True) -> None:
-        """`proxies` are addresses and networks. `ValueError` for what is neither."""
+        """Trust the `proxies`, which are addresses or networks. Raises `ValueError` for others."""
         self._proxies = [_parse_network(text) for text in proxies]
         self._enabled = enabled
 
     def set_client(self, scope: Scope) -> None:
-        """Replace the client in the scope of a request or WebSocket by the resolved one."""
+        """Replace the client in the scope of a request or WebSocket by the resolved client."""
         client = scope.get("client")
         if client is None:
             return
@@ -46,7 +46,7 @@ class ClientAddressResolver:
         scope["client"] = None if address is None else (address, client[1])
 
     def normalize(self, address: str) -> str | None:
-        """Normalize the address of a connection. None if addresses are disabled."""
+        """Normalize the address of a connection. Returns None if addresses are disabled."""
         if not self._enabled:
             return None
         if ":" not in address:
@@ -82,7 +82,7 @@ def _parse_network(text: str) -> IPv4Network | IPv6Network:
 
 
 def _parse_hop(hop: str) -> _Address | None:
-    """Parse the address that a proxy has written. None if it is none."""
+    """Parse an address that a proxy has added. Returns None if it is not an address."""
     return _parse_address(hop) if len(hop) <= _MAX_HOP_CHARS else None
 
 

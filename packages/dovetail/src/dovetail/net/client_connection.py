@@ -1,8 +1,8 @@
 """One connection to an engine, with one request and its response.
 
-The event loop delivers bytes, and with `stream_to` the consumer gets them in the same call: no task
-switch between the engine's socket and the handling of a token. Other callers read at their own
-pace. A timer aborts the connection when the server has been silent for too long.
+With `stream_to`, the consumer gets bytes in the same call in which the event loop delivers them, so
+there is no task switch between the engine's socket and the handling of a token. Other callers read
+at their own pace. A timer aborts the connection if the server sends no data for too long.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ import httptools
 
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-#: Bytes of status line and headers that are read before the response is considered invalid.
+#: Maximum size of the status line and headers. A response with more is invalid.
 MAX_HEAD_BYTES = 1 << 18
 
 
 class ResponseParser:
-    """Parse one response.
+    """Parse one HTTP response incrementally.
 
     head_complete: Whether status and headers have arrived.
     complete: Whether the body has ended.
@@ -44,9 +44,9 @@ class ResponseParser:
         self.status = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Parse the bytes that were read, and return the part of the body in them.
+        """Parse received bytes and return the part of the body that they contain.
 
-        Raises `ValueError` that describes a protocol error.
+        Raises `ValueError` on a protocol error.
         """
         if not self.head_complete:
             self._head_bytes += len(data)
@@ -56,17 +56,17 @@ class ResponseParser:
             if not self.complete:  # data after the response is ignored
                 raise ValueError(str(error)) from error
         if not self.head_complete and self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("its head does not end")
+            raise ValueError(f"status and headers are larger than {MAX_HEAD_BYTES} bytes")
         parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         return body
 
     def close(self) -> None:
-        """End the input: the connection was closed. `ValueError` if the response is incomplete."""
+        """End the input when the connection closes. Raises `ValueError` if data is missing."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         if not self.head_complete or (framed and not self.complete):
-            raise ValueError("the connection was closed in the middle")
+            raise ValueError("the connection was closed")
         self.complete = True
 
     # Called by the parser.
@@ -77,9 +77,9 @@ class ResponseParser:
 
     def on_headers_complete(self) -> None:
         if self.complete:
-            return  # a second response, which was not requested
+            return  # a second response, for which there is no request
         self.status = self._parser.get_status_code()
-        if self.status < 200:  # "continue": the response follows
+        if self.status < 200:  # an informational status such as 100: the response follows
             self.headers.clear()
         else:
             self.head_complete = True
@@ -98,14 +98,14 @@ class SseDataReader:
     __slots__ = ("_data", "_line")
 
     def __init__(self) -> None:
-        self._line: list[bytes] = []  # parts of a line that has not ended
+        self._line: list[bytes] = []  # parts of an incomplete line
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the data of all events that this chunk completes."""
         if not self._line and not self._data and chunk.startswith(b"data: "):
             events = chunk[6:-2].split(b"\n\ndata: ")
-            # Only whole events of one line each, which nearly every chunk is.
+            # Fast path: nearly every chunk contains only complete events of one line each.
             if (
                 chunk.endswith(b"\n\n")
                 and chunk.count(b"\n") == 2 * len(events)
@@ -136,9 +136,9 @@ class SseDataReader:
 
 MAX_UNREAD_BYTES = 128 << 10  # buffered for a slow reader before reading pauses
 
-#: Take a part of a body. False: call `DrainChunks` before the next part.
+#: Accept a part of a body. False: call `DrainChunks` before the next part.
 PushChunk = Callable[[bytes], bool]
-#: Wait for room. False: no more is wanted.
+#: Wait until the consumer accepts more. False: it needs no further data.
 DrainChunks = Callable[[], Awaitable[bool]]
 
 
@@ -169,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         self._response = ResponseParser()
         self._loop = asyncio.get_running_loop()
         self._push: PushChunk | None = None  # consumer of the body
-        self._full = False  # whether the consumer has no room
+        self._full = False  # whether the consumer has to drain first
         self._unread = bytearray()
         self._paused = False  # whether reading from the socket is paused
         self._error: Exception | None = None
@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
         return self._response.headers
 
     def send(self, request: Sequence[bytes]) -> None:
-        """Send the request. A server may respond before it has read everything."""
+        """Send the request. A server may respond before it has read all of it."""
         self._transport.writelines(request)
 
     async def read_head(self) -> None:
@@ -195,7 +195,7 @@ class ClientConnection(asyncio.Protocol):
             await self._wait_for_data()
 
     async def read(self) -> bytes | None:
-        """Return more of the body; None at its end."""
+        """Return the next part of the body, or None at its end."""
         while not self._unread:
             if self._response.complete:
                 return None
@@ -204,15 +204,15 @@ class ClientConnection(asyncio.Protocol):
         return self._take_unread()
 
     async def stream_to(self, push: PushChunk, drain: DrainChunks) -> None:
-        """Push the body to `push`, up to its end, each part in the call that receives it.
+        """Push the body to `push` until it ends, each part in the call that receives it.
 
-        Where `push` returns False, `drain` waits for room and returns whether there is to be more.
+        When `push` returns False, `drain` is awaited; it returns whether to continue.
         """
         self._push = push
         try:
-            self._push_body(push, self._take_unread())  # what arrived with the head
+            self._push_body(push, self._take_unread())  # data that arrived with the head
             if not self._full:
-                self._resume_reading()  # it may have been paused by the amount of data
+                self._resume_reading()  # reading pauses when too much data is unread
             while True:
                 if self._full:
                     self._full = False
@@ -227,23 +227,23 @@ class ClientConnection(asyncio.Protocol):
             self._push = None
 
     def abort(self) -> None:
-        """Close at once and discard data that was not sent yet."""
+        """Close immediately and discard unsent data."""
         self._stop_timer()
         self._transport.abort()
 
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self._timer = self._loop.call_later(self._read_timeout, self._check_timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Handle data. Runs for every token."""
+        """Handle received data. Runs for every token."""
         self._last_activity = self._loop.time()
         try:
             body = self._response.feed(data)
         except ValueError as error:
-            self._fail(EngineUnavailable(f"{self._name} broke off its answer ({error})"))
+            self._fail(EngineUnavailable(f"invalid response from {self._name}: {error}"))
             return
         if self._push is not None:
             if self._error is None:
@@ -259,12 +259,12 @@ class ClientConnection(asyncio.Protocol):
         if self._response.complete:
             return
         if exc is not None:
-            self._fail(EngineUnavailable(f"the connection to {self._name} broke"))
+            self._fail(EngineUnavailable(f"lost the connection to {self._name}"))
             return
         try:
             self._response.close()
         except ValueError as error:
-            self._fail(EngineUnavailable(f"{self._name} broke off its answer ({error})"))
+            self._fail(EngineUnavailable(f"incomplete response from {self._name}: {error}"))
         self._wake()
 
     def _take_unread(self) -> bytes:
@@ -275,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
     def _push_body(self, push: PushChunk, body: bytes) -> None:
         try:
             has_room = not body or push(body)
-        except Exception as error:  # raised to the caller of `stream_to`
+        except Exception as error:  # `stream_to` raises it
             self._fail(error)
             return
         if not has_room:
@@ -286,7 +286,7 @@ class ClientConnection(asyncio.Protocol):
             self._wake()
 
     async def _wait_for_data(self) -> None:
-        """Wait until something has happened. Raises the error of the connection."""
+        """Wait for data, the end of the response, or an error, which is raised."""
         if self._error is not None:
             raise self._error
         self._last_activity = self._loop.time()
@@ -301,14 +301,15 @@ class ClientConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _fail(self, error: Exception) -> None:
-        """Record the first error; others are consequences of it."""
+        """Record the first error; later errors are consequences of it."""
         self._error = self._error or error
         self._wake()
 
     def _check_timeout(self) -> None:
-        """Check the one timer of the connection: one timer per read would cost more than reading.
+        """Abort the connection if the read timeout has passed, else schedule the next check.
 
-        While nothing waits for the server, its silence does not count.
+        The connection has a single timer because one timer per read would cost more than the read.
+        Time during which no caller waits for data does not count.
         """
         now = self._loop.time()
         last_activity = now if self._waiter is None else self._last_activity
@@ -318,7 +319,7 @@ class ClientConnection(asyncio.Protocol):
             )
             return
         self._timer = None
-        self._fail(EngineTimeout(f"{self._name} was silent for {self._read_timeout:g} s"))
+        self._fail(EngineTimeout(f"{self._name} sent no data for {self._read_timeout:g} s"))
         self._transport.abort()
 
     def _stop_timer(self) -> None:

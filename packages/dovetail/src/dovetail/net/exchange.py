@@ -1,4 +1,4 @@
-"""One HTTP request over raw ASGI and the response to it."""
+"""One HTTP request and its response, over raw ASGI."""
 
 import asyncio
 import re
@@ -29,14 +29,14 @@ class ClientDisconnected(Exception):
 
 
 class Exchange:
-    """A request and the means to respond to it.
+    """A request and the methods to respond to it.
 
     `receive`, `send` and `extensions` can be replaced while the request is handled, for example to
     capture the response.
 
     headers: Names in lower case; the values of a repeated header are joined with commas.
     peer: Address of the client.
-    extensions: What the server offers in addition to ASGI's messages.
+    extensions: Extensions of the ASGI server, by name.
     status: Status of the response, None until the response has started.
     """
 
@@ -69,7 +69,7 @@ class Exchange:
         return dict(parse_qsl(self.query_string.decode("latin-1")))
 
     async def read_json(self, type_: type[Body]) -> Body:
-        """Read the whole body, which must be JSON of this type."""
+        """Read the complete body and decode it as JSON of this type."""
         parts, more = [], True
         while more:
             message = await self.receive()
@@ -80,7 +80,7 @@ class Exchange:
         try:
             return msgspec.json.decode(b"".join(parts), type=type_)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"the body cannot be read: {error}") from error
+            raise InvalidRequest(f"invalid request body: {error}") from error
 
     async def start_response(self, status: int, content_type: str, headers: Headers = ()) -> None:
         """Send status and headers. The caller sends the body."""
@@ -95,7 +95,7 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": lines})
 
     async def write(self, body: bytes) -> None:
-        """Send a part of the body that is not the last one."""
+        """Send a part of the body; `end` sends the last part."""
         await self.send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: bytes = b"") -> None:
@@ -105,13 +105,13 @@ class Exchange:
     async def respond(
         self, status: int, body: bytes, content_type: str = JSON_CONTENT_TYPE, headers: Headers = ()
     ) -> None:
-        """Send a whole response."""
+        """Send a complete response."""
         length = ("content-length", str(len(body)))
         await self.start_response(status, content_type, [length, *headers])
         await self.end(body)
 
     def _common_headers(self) -> Headers:
-        """Headers of every response, whatever it turns out to be. For subclasses."""
+        """Return headers that every response has, including errors. Subclasses override this."""
         return ()
 
 
@@ -129,9 +129,9 @@ def _decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 class DisconnectGuard:
-    """Cancel the block when the client disconnects, and raise `ClientDisconnected` then.
+    """Cancel the block and raise `ClientDisconnected` when the client disconnects.
 
-    One task waits for the disconnect. The work runs in the caller's own task, at no further cost.
+    One task waits for the disconnect. The block runs in the caller's own task, without overhead.
     """
 
     __slots__ = ("_armed", "_disconnected", "_receive", "_task", "_watcher")
@@ -161,7 +161,7 @@ class DisconnectGuard:
                 raise ClientDisconnected from None
 
     def release(self) -> None:
-        """Cancel nothing from now on: the response is all but sent."""
+        """Disarm the guard: the response is complete except for its last bytes."""
         self._armed = False
         if self._watcher is not None:
             self._watcher.cancel()

@@ -1,8 +1,8 @@
 """A small HTTP/1.1 client for engines: one connection per request, streamed response bodies.
 
-Closing a response closes its connection, which is how every engine learns that the rest is not
-wanted. That is why connections are not reused. Connection failures are errors of `dovetail_model`;
-the caller judges the status.
+Closing a response closes its connection, which is the cancellation signal that every engine
+understands, so connections are not reused. Connection failures raise errors of `dovetail_model`;
+the caller checks the status.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from dovetail.net.client_connection import ClientConnection, DrainChunks, PushCh
 from dovetail.net.trace_context import propagation_headers
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-MAX_BODY_BYTES = 64 << 20  # of a response that is read whole
+MAX_BODY_BYTES = 64 << 20  # of a response that is not streamed
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of an engine (TCP or unix socket), and the headers of every request to it."""
+    """Address of an engine (TCP or unix socket) and the headers of every request to it."""
 
     host: str = "127.0.0.1"
     port: int = 80
@@ -42,9 +42,12 @@ class Endpoint:
         if parts.scheme == "unix" and parts.path:
             return cls(socket=parts.path, headers=headers or {})
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http address: {url!r}")
+            raise ValueError(f"expected an http://, https:// or unix:// URL, got {url!r}")
         if parts.username or parts.query or parts.fragment:
-            raise ValueError(f"not the plain address of a server: {parts.hostname!r} and more")
+            raise ValueError(
+                "the URL must not contain credentials, a query or a fragment "
+                f"(host {parts.hostname!r})"
+            )
         tls = parts.scheme == "https"
         port = parts.port if parts.port is not None else 443 if tls else 80
         base = parts.path.rstrip("/")
@@ -65,7 +68,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds to wait for a connection, and for the next byte of a response."""
+    """Timeouts of a request, in seconds.
+
+    connect: To establish a connection.
+    read: Until the next byte of the response arrives.
+    """
 
     connect: float = 10.0
     read: float = 300.0
@@ -83,7 +90,7 @@ class ClientRequest:
 
 
 class ClientResponse:
-    """A response whose head has arrived. Its body is read once, in chunks or whole."""
+    """A response whose status and headers have arrived. Its body can be read once."""
 
     __slots__ = ("_connection", "headers", "status")
 
@@ -98,21 +105,21 @@ class ClientResponse:
             yield data
 
     async def stream_to(self, push: PushChunk, drain: DrainChunks) -> None:
-        """Push the body to `push`, up to its end, each part in the call that receives it.
+        """Push the body to `push` until it ends, each part in the call that receives it.
 
-        Where `push` returns False, `drain` waits for room and returns whether there is to be more.
+        When `push` returns False, `drain` is awaited; it returns whether to continue.
         """
         await self._connection.stream_to(push, drain)
 
     async def read(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-        """Read the whole body, which may have `max_bytes`."""
+        """Read the complete body, at most `max_bytes`."""
         parts, size = [], 0
         async with aclosing(self.iter_chunks()) as chunks:
             async for chunk in chunks:
                 parts.append(chunk)
                 size += len(chunk)
                 if size > max_bytes:
-                    raise EngineUnavailable(f"an answer of more than {max_bytes >> 20} MiB")
+                    raise EngineUnavailable(f"the response is larger than {max_bytes >> 20} MiB")
         return b"".join(parts)
 
 
@@ -125,7 +132,7 @@ class ConnectionGroup:
         self._open: set[ClientConnection] = set()
 
     def abort_all(self) -> None:
-        """Abort all connections. Their readers get `EngineUnavailable`."""
+        """Abort all connections. Reading from them then raises `EngineUnavailable`."""
         for connection in self._open:
             connection.abort()
 
@@ -143,7 +150,7 @@ class ConnectionGroup:
 async def send_request(
     endpoint: Endpoint, request: ClientRequest, connections: ConnectionGroup | None = None
 ) -> AsyncIterator[ClientResponse]:
-    """Send a request and yield the response. Leaving the block drops the connection."""
+    """Send a request and yield the response. Leaving the block closes the connection."""
     connection = await _connect(endpoint, request.timeouts)
     with (connections or ConnectionGroup()).track(connection):
         connection.send(_encode_request(str(endpoint), endpoint, request))
@@ -152,13 +159,13 @@ async def send_request(
 
 
 async def fetch(endpoint: Endpoint, request: ClientRequest) -> tuple[int, bytes]:
-    """Return status and whole body of a short response."""
+    """Send a request and return the status and the complete body of the response."""
     async with send_request(endpoint, request) as response:
         return response.status, await response.read()
 
 
 def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> list[bytes]:
-    """Encode a request. A header that would break the message is an error."""
+    """Encode a request. Raises `EngineUnavailable` for headers that HTTP does not allow."""
     headers = {
         "host": endpoint.authority,
         "connection": "close",
@@ -176,23 +183,25 @@ def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> li
             headers=list(headers.items()),
         )
     except (h11.LocalProtocolError, UnicodeError):
-        # h11's message quotes the header, which may be a key.
-        raise EngineUnavailable(f"a request to {name} cannot be sent as HTTP") from None
+        # h11's message quotes the header, which may contain an API key.
+        raise EngineUnavailable(
+            f"the request to {name} has a method, path or header that HTTP does not allow"
+        ) from None
     return [h11.Connection(h11.CLIENT).send(head) or b"", request.body]
 
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Load the certificates of the system once: it takes longer than a request."""
+    """Load the system's CA certificates once: loading takes longer than a request."""
     return ssl.create_default_context()
 
 
 def _describe_error(error: Exception) -> str:
-    """Describe why there is no connection. The text of the system would repeat the address."""
+    """Describe why connecting failed. The system's own message would repeat the address."""
     if isinstance(error, ssl.SSLError):
-        return getattr(error, "verify_message", "") or error.reason or "TLS failed"
+        return getattr(error, "verify_message", "") or error.reason or "TLS handshake failed"
     if isinstance(error, socket.gaierror):
-        return "no such host"
+        return "host not found"
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else type(error).__name__
 
@@ -213,7 +222,7 @@ async def _connect(endpoint: Endpoint, timeouts: Timeouts) -> ClientConnection:
                     new_connection, endpoint.host, endpoint.port, ssl=ssl_context
                 )
     except TimeoutError as error:
-        raise EngineTimeout(f"no connection to {name} in {timeouts.connect:g} s") from error
+        raise EngineTimeout(f"no connection to {name} within {timeouts.connect:g} s") from error
     except (OSError, ValueError) as error:
         raise EngineUnavailable(f"no connection to {name} ({_describe_error(error)})") from error
     return connection

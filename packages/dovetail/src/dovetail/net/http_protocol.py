@@ -1,8 +1,8 @@
-"""HTTP/1.1 connections with bounds on what a client can make grow, hold open or leave hanging.
+"""HTTP/1.1 connections with limits on memory and time that a client can consume.
 
-uvicorn leaves these to its parser and to the system, and neither bounds them: headers or trailers
-without end, requests queued behind one that runs, bodies that are not awaited any more, clients
-that never read, clients that vanished without closing.
+uvicorn, its parser and the operating system set no limits on endless headers or trailers, pipelined
+requests, bodies that no handler reads any more, clients that never read, and clients that vanished
+without closing the connection.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION, DirectWriter
 
-MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of any data without a byte of a body
+MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of other data that is not part of a body
 MAX_HEADERS = 512
 MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the running one
-MAX_OPEN_FILES = 65536  # requested from the system, where permitted
+MAX_OPEN_FILES = 65536  # requested from the operating system, if permitted
 RESERVED_FILES = 64  # file descriptors reserved for engines, stores and logs
-#: Status of a refused connection, and the reason it is counted under. The application counts 426.
+#: Status of a refused connection -> `reason` in the metrics. The application counts 426.
 _REASONS = {
     b"400": "malformed",
     b"408": "slow_headers",
@@ -37,14 +37,14 @@ _HOP_BY_HOP = (b"connection", b"upgrade", b"http2-settings")
 
 @dataclass(frozen=True)
 class ConnectionTimeouts:
-    """How long a client may take.
+    """Time limits for clients.
 
-    `header_seconds`: from the connection, or from the first byte of a request, to the end of its
-    headers; also for a TLS handshake.
-    `body_linger_seconds`: for the rest of a body whose request was already answered.
-    `stall_seconds`: without reading any of the data that waits to be sent.
-    `keepalive_idle_seconds`, `keepalive_interval_seconds`, `keepalive_probes`: of TCP keep-alive,
-    which finds clients that are gone.
+    header_seconds: From the connection, or from the first byte of a request, to the end of its
+        headers; also for a TLS handshake.
+    body_linger_seconds: For the rest of a body after the response has been sent.
+    stall_seconds: How long a client may read none of the data that waits to be sent.
+    keepalive_idle_seconds, keepalive_interval_seconds, keepalive_probes: Settings of TCP
+        keep-alive, which detects clients that vanished.
     """
 
     header_seconds: float = 20.0
@@ -59,15 +59,15 @@ DEFAULT_TIMEOUTS = ConnectionTimeouts()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with bounds. After a refusal nothing more is read."""
+    """uvicorn's HTTP protocol with limits. After a refusal, no further data is read."""
 
     _reading_headers = True
-    _request_incomplete = False  # a request has begun to arrive and is incomplete
-    _body_received = False  # part of a body has arrived: in this data, in this request
-    _body_begun = False
-    _bytes_without_body = 0  # bytes since a body's last byte
+    _request_incomplete = False  # a request has started to arrive and is incomplete
+    _body_received = False  # the data passed to `data_received` contains part of a body
+    _body_begun = False  # part of the current request's body has arrived
+    _bytes_without_body = 0  # bytes received since the last byte of a body
     _header_bytes = 0
-    _upgrade_declined = False  # the request wants an upgrade to an unsupported protocol
+    _upgrade_declined = False  # the request has an upgrade to an unsupported protocol
     _input_ignored = False
     _active_cycle: RequestResponseCycle | None = None
     _header_timer: asyncio.TimerHandle | None = None
@@ -83,7 +83,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._timeouts = timeouts
-        self._on_refused = on_refused  # called with the reason, one word
+        self._on_refused = on_refused  # called with the reason, a value of `_REASONS`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -94,7 +94,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Clean up. uvicorn notifies only the last request, which may be waiting behind another."""
+        """Clean up. uvicorn notifies only the last request, which may still be queued."""
         for timer in (self._header_timer, self._linger_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
@@ -125,7 +125,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             and not self._response_pending()
             and self._header_timer is None
         ):
-            self._start_header_timer()  # empty lines do not keep an unused connection open
+            self._start_header_timer()  # empty lines must not keep an unused connection open
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -137,14 +137,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._reparse_without_upgrade(data[upgrade.args[0] :])
             else:
                 # The application responds that WebSockets are disabled. The parser cannot know
-                # whether what follows is a body or another request.
+                # whether the following data is a body or another request.
                 self._refuse(b"426 Upgrade Required")
 
     def _reparse_without_upgrade(self, rest: bytes) -> None:
-        """Parse a request again without its wish for an upgrade.
+        """Parse a request again without its upgrade headers.
 
-        The parser leaves out the body of a request that wants to upgrade; Java's client asks
-        for HTTP/2 in this way.
+        The parser skips the body of a request with an upgrade, and Java's HTTP client offers an
+        upgrade to HTTP/2 with every first request.
         """
         head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
@@ -163,13 +163,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._start_header_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header. Trailers are ignored: a proxy in front has not checked them."""
+        """Add a header. Trailers are ignored because a proxy in front has not checked them."""
         if not self._reading_headers:
             return
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) >= MAX_HEADERS:
             self._refuse(b"431 Request Header Fields Too Large")
-            raise ValueError("too many headers")  # for the parser: it stops here
+            raise ValueError("too many headers")  # stops the parser
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -179,11 +179,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_timer = None
         if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self._refuse(b"429 Too Many Requests")
-            raise ValueError("too many requests at once")  # for the parser: it stops here
+            raise ValueError("too many pipelined requests")  # stops the parser
         if self.parser.should_upgrade() and self._get_upgrade() != b"websocket":
             method = self.scope["method"] = self.parser.get_method().decode()
             if method == "CONNECT":
-                raise ValueError("no proxy")
+                raise ValueError("CONNECT is not supported")
             self._upgrade_declined = True
             return
         super().on_headers_complete()
@@ -243,9 +243,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self._active_cycle is not None and not self._active_cycle.response_complete
 
     def close_when_idle(self) -> None:
-        """Close the connection: at once if it is idle, else after the running response."""
+        """Close the connection: immediately if it is idle, else after the running response."""
         if self.cycle is None or self._reading_headers:
-            return  # a request is arriving and gets its response
+            return  # a request is arriving and still gets its response
         if self.cycle.response_complete:
             self.transport.close()
         else:
@@ -261,14 +261,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(b"408 Request Timeout")
 
     def _start_stall_timer(self) -> None:
-        """Start the stall timer. A closed connection, too, stays until its last bytes are read."""
+        """Start the stall timer. Even a closed connection waits until its last bytes are read."""
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(
                 self._timeouts.stall_seconds, self.transport.abort
             )
 
     def _refuse(self, status: bytes, headers: bytes = b"") -> None:
-        """End the connection, after the response to a complete request if there is one."""
+        """Close the connection, but first finish the response to a complete request, if any."""
         self._input_ignored = True
         if (reason := _REASONS.get(status[:3])) is not None:
             self._on_refused(reason)
@@ -290,22 +290,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files as far as permitted: each client is one, and 1024 are few."""
+    """Raise the limit of open files if permitted: each client needs one, and 1024 are too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < target:
-        with suppress(OSError, ValueError):  # a sandbox may forbid it
+        with suppress(OSError, ValueError):  # a sandbox may not allow it
             resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def max_connections() -> int:
-    """Return how many clients may be connected, from the limit of open files."""
+    """Return the maximum number of connections, derived from the limit of open files."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft - RESERVED_FILES
 
 
 def _enable_keepalive(transport: asyncio.Transport, timeouts: ConnectionTimeouts) -> None:
-    """Enable TCP keep-alive, which finds clients that vanished even when nothing is sent."""
+    """Enable TCP keep-alive, which detects vanished clients even when no data is sent."""
     client_socket = transport.get_extra_info("socket")
     if client_socket is None or client_socket.family == socket.AF_UNIX:
         return
@@ -316,5 +316,5 @@ def _enable_keepalive(transport: asyncio.Transport, timeouts: ConnectionTimeouts
         ("TCP_KEEPCNT", timeouts.keepalive_probes),
         ("TCP_USER_TIMEOUT", int(timeouts.stall_seconds * 1000)),
     ):
-        if hasattr(socket, name):  # not every system has all of them
+        if hasattr(socket, name):  # the options differ between operating systems
             client_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,4 +1,4 @@
-"""Listening sockets, and the uvicorn configuration of small servers."""
+"""Listening sockets and the uvicorn configuration of small servers."""
 
 import gc
 import socket
@@ -16,7 +16,7 @@ BACKLOG = 4_096
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """A TCP address or a unix socket. Port 0 picks a free one."""
+    """A TCP address or the path of a unix socket. Port 0 selects a free port."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -37,12 +37,12 @@ def open_listener(address: ListenAddress) -> tuple[socket.socket, str]:
 
 
 def serve_app(app: Callable[..., Any], listener: socket.socket) -> None:
-    """Serve until interrupted."""
+    """Serve an application until interrupted."""
     uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
 
 def uvicorn_config(app: Callable[..., Any]) -> uvicorn.Config:
-    """Configure uvicorn: no access log, no lifespan, long keep-alive."""
+    """Return a uvicorn configuration without access log and lifespan, with a long keep-alive."""
     return uvicorn.Config(
         app,
         http=DirectHttpProtocol,
@@ -53,12 +53,12 @@ def uvicorn_config(app: Callable[..., Any]) -> uvicorn.Config:
     )
 
 
-#: New objects before a collection. Most objects of a stream are freed by then.
+#: New objects before a garbage collection. Most objects of a stream are freed before that.
 GC_THRESHOLD_OBJECTS = 10_000
 
 
 def freeze_gc() -> None:
-    """Exclude everything loaded so far from garbage collection."""
+    """Exclude all objects that exist now from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD_OBJECTS)

@@ -1,4 +1,4 @@
-"""Writers for the body of a response: straight to the connection where the server allows it."""
+"""Write response bodies, directly to the connection if the server supports it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,21 +13,21 @@ DIRECT_WRITER_EXTENSION = "dovetail.direct"
 
 
 class BodyWriter(Protocol):
-    """Write the body of a response that has started."""
+    """Writer for the body of a response that has started."""
 
     def write(self, data: bytes) -> bool:
-        """Write a part. False: `drain` before writing the next one."""
+        """Write a part. Returns False if `drain` must be awaited before the next one."""
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for more at the moment."""
+        """Whether `drain` must be awaited before the next write."""
 
     async def drain(self) -> None:
-        """Return when there is room for more."""
+        """Wait until the writer accepts more data."""
 
 
 class DirectHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, which lets the application write to its connection."""
+    """uvicorn's HTTP/1.1 protocol with a direct writer for the application."""
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -36,7 +36,7 @@ class DirectHttpProtocol(HttpToolsProtocol):
 
 
 class DirectWriter:
-    """Write chunks to the connection. Drops what is written after the client has disconnected."""
+    """Write HTTP chunks to the connection. Data written after a disconnect is dropped."""
 
     __slots__ = ("_cycle", "_flow", "_write")
 
@@ -48,7 +48,7 @@ class DirectWriter:
     def write(self, data: bytes) -> bool:
         cycle = self._cycle
         if data and not (cycle.disconnected or cycle.response_complete):
-            self._write(b"%x\r\n%b\r\n" % (len(data), data))  # an empty part would be the last
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))  # an empty chunk would end the body
         return not self._flow.write_paused
 
     @property
@@ -60,14 +60,14 @@ class DirectWriter:
 
 
 class ResponseWriter:
-    """Write the body of one response: directly if the server allows it, else by ASGI messages.
+    """Write the body of one response: directly if the server supports it, else by ASGI messages.
 
-    With `start_response`, the first write starts the response in a task of its own; without it, the
-    response has started already. What is written until the response has started is buffered, and so
-    is everything for a server without a direct writer: the buffer is sent as one message whenever
-    the server takes one.
+    With `start_response`, the first write starts the response in a separate task; without it, the
+    response has started already. Data is buffered until the response has started, and on servers
+    without a direct writer also afterwards: the buffer is sent as one message whenever the server
+    accepts one.
 
-    started: Whether the response has started or is about to, so that its status cannot change.
+    started: Whether the response has started or is about to start, so its status is fixed.
     """
 
     __slots__ = (
@@ -89,26 +89,26 @@ class ResponseWriter:
         self._buffer: list[bytes] = []
         self._send_task: asyncio.Task[None] | None = None
         self.started = start_response is None
-        #: Write a part. False: there is no room for more at the moment. This is an attribute so
-        #: that the direct writer takes its place, which saves a call per token.
+        #: Write a part. Returns False if `drain` must be awaited before the next one. This is an
+        #: attribute so that the direct writer can replace it, which saves a call per token.
         self.write: Callable[[bytes], bool] = self._write_buffered
         if self.started and self._direct is not None:
             self.write = self._direct.write
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for more at the moment."""
+        """Whether `drain` must be awaited before the next write."""
         return self._send_task is not None or (self._direct is not None and self._direct.full)
 
     async def drain(self) -> None:
-        """Return when there is room for more."""
+        """Wait until the writer accepts more data."""
         if self._send_task is not None:
-            await asyncio.shield(self._send_task)  # others may wait for it, too
+            await asyncio.shield(self._send_task)  # other callers may wait for it, too
         elif self._direct is not None:
             await self._direct.drain()
 
     def discard(self) -> None:
-        """Drop what was not sent yet."""
+        """Drop unsent data."""
         if self._send_task is not None:
             self._send_task.cancel()
 
@@ -121,7 +121,7 @@ class ResponseWriter:
         return False
 
     async def _send_buffer(self) -> None:
-        """Start the response if that was not done, and send what has been written."""
+        """Start the response if necessary, and send the buffered data."""
         exchange = self._exchange
         if exchange.status is None and self._start_response is not None:
             await self._start_response()
@@ -135,6 +135,6 @@ class ResponseWriter:
 
 
 def _consume_exception(task: "asyncio.Task[None]") -> None:
-    """Leave an exception to whoever drains; if nobody does, the client is gone."""
+    """Mark an exception as retrieved: `drain` raises it, and otherwise the client is gone."""
     if not task.cancelled():
         task.exception()

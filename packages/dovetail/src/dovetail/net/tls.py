@@ -13,20 +13,21 @@ from cryptography import x509
 from dovetail.settings.file_version import FileVersion, get_file_version
 
 CHECK_INTERVAL_SECONDS = 5.0
-EXPIRY_WARNING_SECONDS = 14 * 86_400.0  # warn when loading one that expires sooner
+EXPIRY_WARNING_SECONDS = 14 * 86_400.0  # a certificate that expires sooner is logged when loaded
 
 _log = logging.getLogger(__name__)
 
 
 class CertificateError(OSError):
-    """A certificate and key that cannot be used, and why."""
+    """A certificate or key that cannot be used. The message states the reason."""
 
 
 class TlsCertificate:
-    """A certificate with its chain and key: the key in a file of its own, or in the same one.
+    """A certificate with its chain and its key, which is in a separate file or in the same file.
 
-    context: The same object for the life of the server; new connections get a renewed certificate.
-    expires_at: When clients begin to reject it, in seconds since the epoch; NaN if unreadable.
+    context: TLS context, the same object for the life of the server; new connections get the
+        current certificate.
+    expires_at: Expiry of the certificate in seconds since the epoch; NaN if it cannot be read.
     """
 
     __slots__ = ("_cert", "_clock", "_key", "_loaded_versions", "context", "expires_at")
@@ -43,12 +44,11 @@ class TlsCertificate:
         self.expires_at = self._read_expiry()
 
     def reload(self) -> None:
-        """Load the files again. If they do not match each other, keep the old certificate."""
+        """Load the files again. The old certificate stays in use if the new one is invalid."""
         self._loaded_versions = self._file_versions()
         try:
-            _load(
-                _new_context(), self._cert, self._key
-            )  # test first: half of a pair would break the context in use
+            # Test in a new context: a certificate without its key would break the one in use.
+            _load(_new_context(), self._cert, self._key)
             _load(self.context, self._cert, self._key)
         except CertificateError as error:
             _log.error("certificate_rejected", extra={"fields": {"reason": str(error)}})
@@ -62,16 +62,16 @@ class TlsCertificate:
             self.reload()
 
     async def watch(self) -> None:
-        """Check for changes every few seconds, for as long as the server runs."""
+        """Check for changes every few seconds until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             self.reload_if_changed()
 
     def _read_expiry(self) -> float:
-        """Return when it expires. An expired one is served, as there is none better, and logged."""
+        """Return the expiry. An expired certificate is logged, and served as there is no other."""
         try:
             expiry = x509.load_pem_x509_certificate(_read_file(self._cert)).not_valid_after_utc
-        except ValueError:  # OpenSSL accepts more formats, and it is what serves it
+        except ValueError:  # OpenSSL, which serves the certificate, accepts more formats
             return nan
         seconds_left = expiry.timestamp() - self._clock()
         if seconds_left < EXPIRY_WARNING_SECONDS:
@@ -95,11 +95,11 @@ def _new_context() -> ssl.SSLContext:
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     for path in (cert, key):
         if not path.is_file():
-            raise CertificateError(f"there is no file {path}")
+            raise CertificateError(f"file not found: {path}")
     password_requested: list[bool] = []
 
     def password() -> str:
-        """Do not wait for a password at the terminal, as OpenSSL would."""
+        """Return an empty password, so that OpenSSL does not prompt for one in the terminal."""
         password_requested.append(True)
         return ""
 
@@ -107,18 +107,18 @@ def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:
         reason = (
-            "the key has a passphrase, which cannot be asked for here"
+            "the key is encrypted with a passphrase, which is not supported"
             if password_requested
             else _describe_error(error)
         )
         if cert == key and b"PRIVATE KEY-----" not in _read_file(cert):
-            reason = "there is no key in the same file: --tls-key-path says where it is"
+            reason = "the file contains no private key; set --tls-key-path"
         subject = f"the certificate {cert} and its key cannot be used"
         raise CertificateError(f"{subject}: {reason}") from error
 
 
 def _read_file(path: Path) -> bytes:
-    """Read a file; empty if it is gone by now."""
+    """Read a file. Returns no bytes if it no longer exists."""
     try:
         return path.read_bytes()
     except OSError:
@@ -126,10 +126,10 @@ def _read_file(path: Path) -> bytes:
 
 
 def _describe_error(error: Exception) -> str:
-    """Describe an error of OpenSSL, whose own messages are for those who know its code."""
+    """Describe an error of OpenSSL in plain terms; its own messages name internal functions."""
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
-        return "the key is not that of the certificate"
+        return "the key does not match the certificate"
     if reason in ("NO_START_LINE", "PEM_LIB") or (isinstance(error, ssl.SSLError) and not reason):
-        return "they are not PEM files with a certificate and a key"
+        return "the files are not PEM files with a certificate and a key"
     return getattr(error, "strerror", None) or str(error)

@@ -1,6 +1,6 @@
-"""W3C trace context: the trace that a request belongs to, and headers to propagate it.
+"""W3C trace context: the trace that a request belongs to, and the headers that propagate it.
 
-Held in a context variable, so that engines need no parameter for it.
+A context variable holds it, so that engines need no parameter for it.
 """
 
 import re
@@ -17,7 +17,7 @@ _SAMPLED_FLAG = 1
 
 @dataclass(frozen=True)
 class SpanRef:
-    """A span: its trace, its own id, and whether it is sampled."""
+    """A reference to a span: id of its trace, its own id, and whether it is sampled."""
 
     trace: str
     span: str
@@ -32,7 +32,7 @@ class TraceContext:
     """Position of a request in a trace.
 
     parent: Span of the client.
-    own: Span of this server, if it makes spans.
+    own: Span of this server, if it creates spans.
     state: `tracestate` of the client.
     """
 
@@ -46,7 +46,7 @@ StartSpan = Callable[[SpanRef | None], SpanRef]
 
 @runtime_checkable
 class SpanFactory(Protocol):
-    """Start spans for requests."""
+    """Creates spans for requests."""
 
     def start_span(self, parent: SpanRef | None) -> SpanRef: ...
 
@@ -56,7 +56,7 @@ _current: ContextVar[TraceContext] = ContextVar("trace_context", default=_NO_TRA
 
 
 def parse_traceparent(header: str | None) -> SpanRef | None:
-    """Parse the span that a header names. None if it is invalid, as the W3C specifies."""
+    """Parse a `traceparent` header. Returns None if it is invalid, as the W3C specifies."""
     match = _TRACEPARENT.fullmatch(header) if header is not None else None
     if match is None:
         return None
@@ -69,7 +69,7 @@ def parse_traceparent(header: str | None) -> SpanRef | None:
 
 @contextmanager
 def trace_scope(headers: Mapping[str, str], start_span: StartSpan | None = None) -> Iterator[None]:
-    """Run the block in the trace that the headers name; `start_span` makes a span in it."""
+    """Run the block in the trace that the headers name; `start_span` creates a span in it."""
     parent = parse_traceparent(headers.get("traceparent"))
     state = headers.get("tracestate", "") if parent is not None else ""
     own = start_span(parent) if start_span is not None else None
@@ -86,7 +86,7 @@ def current_trace() -> TraceContext:
 
 
 def propagation_headers() -> dict[str, str]:
-    """Return headers for outgoing requests: our span as the parent, else that of the client."""
+    """Return headers for outgoing requests. The parent is our own span, else the client's."""
     context = _current.get()
     span = context.own or context.parent
     if span is None:
