@@ -181,7 +181,7 @@ def test_aborted_stream_ends_with_an_error(path: str, why: str) -> None:
                 if why != "deadline":
                     await stop.once()
                 rest = await reader.read()
-                assert b"stopped before the answer was complete" in rest
+                assert b"stopped before the response was complete" in rest
                 assert b"message_stop" not in rest
                 assert b"response.completed" not in rest
                 assert b'finish_reason":"stop' not in rest

@@ -1,1 +1,1 @@
-"""The HTTP side: a raw ASGI application over the service."""
+"""The HTTP layer: a raw ASGI application that serves a model registry."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes requests to endpoints, tracks them, and sends errors."""
+"""The ASGI application: route requests to endpoints, track them, and send errors."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class App:
-    """Serve a registry of models to any ASGI server, which has to support `lifespan`."""
+    """ASGI application for a registry of models. The ASGI server must support `lifespan`."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class App:
         self.metrics.registry.register(StoreCollector(service.store_faults))
         self.metrics.track_held_body_bytes(lambda: request_memory.total_bytes)
         self._log_throttle = LogThrottle()
-        self.startup_error: str | None = None  # why the service did not start
+        self.startup_error: str | None = None  # why the startup failed
         self._chat: Codec = ChatCodec(self.options.reasoning_field)
         self._codecs = (MESSAGES, RESPONSES, self._chat, COMPLETIONS)
-        #: Renders the metrics, including those of other worker processes if there are any.
+        #: Renders the metrics, including those of other worker processes, if any.
         self.render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] = (
             self._render_own_metrics
         )
@@ -102,12 +102,12 @@ class App:
                 await self._websockets.serve(scope, receive, send)
 
     async def forget_response(self, key: ResponseKey) -> None:
-        """Drop what this process still holds of a response that was deleted."""
+        """Drop the data of a deleted response that this process still holds."""
         self._websockets.forget_response(*key)
         await self.background.forget(key)
 
     async def _respond(self, exchange: ApiExchange) -> None:
-        """Handle a request in the trace that its client names."""
+        """Handle a request in the trace that its headers name."""
         with trace_scope(exchange.headers, self._begin_span):
             await self._track(exchange)
 
@@ -124,7 +124,7 @@ class App:
         )
         if route is not None and not route.counted:
             await self._dispatch(exchange, tracker, route)
-            if tracker.is_key_rejected:  # probes are not logged, but attempts to guess a key are
+            if tracker.is_key_rejected:  # health probes are not logged, key guesses are
                 tracker.start()
                 self._finish(exchange, tracker)
             return
@@ -139,7 +139,7 @@ class App:
     async def _dispatch(
         self, exchange: ApiExchange, tracker: RequestTracker, path_route: Route | None
     ) -> None:
-        """Handle a request. `path_route` is the route of its path, perhaps for another method."""
+        """Handle a request. `path_route` is a route of its path, possibly of another method."""
         try:
             route = self.routes.match(exchange)
             if route.needs_key:
@@ -155,13 +155,13 @@ class App:
             if isinstance(failure, MemoryLimitReached):
                 self.metrics.count_rate_limited(failure.reason)
             if exchange.status is not None:
-                raise  # the server aborts the connection: this response is incomplete
+                raise  # the server aborts the connection: the response must not look complete
             await send_error(exchange, codec, failure)
 
     def _finish(
         self, exchange: ApiExchange, tracker: RequestTracker, response_body: bytes | None = None
     ) -> None:
-        """Finish the record of a request. Rejected strangers must not fill the log."""
+        """Finish the record of a request. Logs of rejected anonymous requests are throttled."""
         if (
             tracker.has_error
             and exchange.caller is ANONYMOUS
@@ -171,12 +171,12 @@ class App:
         tracker.finish(response_body)
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
-        """Start the service before the first request, stop it after the last."""
+        """Start the service before the first request and stop it after the last one."""
         await receive()
         try:
             await self.service.start()
         except Exception as error:
-            # Our own errors need no traceback: whoever started the server prints them.
+            # Our own errors need no traceback: the process that starts the server prints them.
             if not isinstance(error, DovetailError):
                 fields = {"reason": str(error)}
                 _log.error("startup_failed", exc_info=error, extra={"fields": fields})
@@ -222,27 +222,37 @@ class App:
         post, get = "POST", "GET"
         table = [
             self._generation_route("/v1/responses", RESPONSES, "OpenAI Responses"),
-            self._generation_route("/v1/responses/compact", COMPACT, "A summary instead"),
+            self._generation_route(
+                "/v1/responses/compact", COMPACT, "Compact a conversation into a summary"
+            ),
             *ResponsesEndpoints(
                 self.service, self.options, self.background, self.forget_response
             ).routes(),
             self._generation_route("/v1/chat/completions", self._chat, "Chat Completions"),
             self._generation_route("/v1/completions", COMPLETIONS, "Text completions"),
-            Route(get, "/v1/models", _without_tracker(models.list), "Models that are served"),
+            Route(get, "/v1/models", _without_tracker(models.list), "List the served models"),
             Route(
                 get,
                 "/v1/models/",
                 _without_tracker(models.get),
-                "One model; its name may have slashes",
+                "Get a model; its name may contain slashes",
             ),
             Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
             *self._health_routes(),
         ]
         for prefix in ("/v1", ""):
             table += [
-                Route(post, f"{prefix}/tokenize", _without_tracker(tokens.tokenize), "Text to ids"),
                 Route(
-                    post, f"{prefix}/detokenize", _without_tracker(tokens.detokenize), "Ids to text"
+                    post,
+                    f"{prefix}/tokenize",
+                    _without_tracker(tokens.tokenize),
+                    "Convert text to token ids",
+                ),
+                Route(
+                    post,
+                    f"{prefix}/detokenize",
+                    _without_tracker(tokens.detokenize),
+                    "Convert token ids to text",
                 ),
             ]
         if self.options.messages_api:
@@ -252,7 +262,7 @@ class App:
                     post,
                     "/v1/messages/count_tokens",
                     _without_tracker(tokens.count_tokens),
-                    "Exact input size",
+                    "Count the input tokens of a request",
                     codec=MESSAGES,
                 ),
             ]
@@ -274,9 +284,9 @@ class App:
         probes = HealthEndpoints(self.service, self.options.keys, self.draining)
         public_routes: list[tuple[str, Handler, str]] = [
             ("/", _without_tracker(probes.root), "Name and version"),
-            ("/live", _without_tracker(probes.live), "Whether the process answers"),
-            ("/ready", probes.ready, "Whether every engine is ready"),
-            ("/health", probes.ready, "The same as /ready"),
+            ("/live", _without_tracker(probes.live), "Liveness: the process responds"),
+            ("/ready", probes.ready, "Readiness: every engine is ready"),
+            ("/health", probes.ready, "Alias of /ready"),
         ]
         return [
             *(
@@ -287,7 +297,7 @@ class App:
                 "GET",
                 "/metrics",
                 _without_tracker(self._metrics),
-                "Numbers for Prometheus",
+                "Metrics in the Prometheus format",
                 needs_key=self.options.metrics_need_key,
                 counted=False,
             ),

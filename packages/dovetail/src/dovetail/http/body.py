@@ -1,4 +1,4 @@
-"""Read request bodies with limits on time and on size, also after decompression."""
+"""Read request bodies with limits on time and on size, before and after decompression."""
 
 import asyncio
 import zlib
@@ -28,7 +28,7 @@ Codings = list[tuple[str, Callable[[bytes], Chunks]]]
 async def read_body(exchange: ApiExchange, limit: int, seconds: float) -> bytes:
     """Read and decompress a body: at most `limit` bytes, within `seconds`.
 
-    Its memory is reserved from its first byte until the request has finished.
+    The memory of the body is reserved from its first byte until the request has finished.
     """
     headers = exchange.headers
     length = headers.get("content-length", "")
@@ -39,7 +39,7 @@ async def read_body(exchange: ApiExchange, limit: int, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             body = await _receive(exchange, limit)
     except TimeoutError:
-        raise RequestTimeout(f"The request body did not come within {seconds:g} s.") from None
+        raise RequestTimeout(f"The request body did not arrive within {seconds:g} s.") from None
     body = _remove_codings(body, codings, limit)
     reserve_memory(exchange, len(body), limit)
     return body
@@ -57,13 +57,13 @@ def _remove_codings(body: bytes, codings: Codings, limit: int) -> bytes:
 
 
 async def _receive(exchange: ApiExchange, limit: int) -> bytes:
-    """Receive the whole body."""
+    """Receive the complete body."""
     receive = exchange.receive
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
-        return _check_size(body, limit)  # one message, as nearly always
-    parts = bytearray()  # not a list: a client may send single bytes
+        return _check_size(body, limit)  # fast path: nearly all bodies are one message
+    parts = bytearray()  # a list would need too much memory if a client sends single bytes
     while True:
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
@@ -87,14 +87,18 @@ def _parse_codings(header: str) -> Codings:
     for name in names:
         if name not in _DECOMPRESSORS:
             known = ", ".join(sorted({*_DECOMPRESSORS} - {"x-gzip"}))
-            raise UnsupportedEncoding(f"Content-Encoding `{name}` is not known. Known are {known}.")
+            raise UnsupportedEncoding(
+                f"Content-Encoding `{name}` is not supported. Supported: {known}."
+            )
     if len(names) > _MAX_CODINGS:
-        raise UnsupportedEncoding(f"More than {_MAX_CODINGS} content encodings.")
+        raise UnsupportedEncoding(
+            f"Content-Encoding must list at most {_MAX_CODINGS} encodings, got {len(names)}."
+        )
     return [(name, _DECOMPRESSORS[name]) for name in names]
 
 
 def _decompress(name: str, decompress: Callable[[bytes], Chunks], body: bytes, limit: int) -> bytes:
-    """Decompress, and stop as soon as the content is larger than allowed."""
+    """Decompress, and stop as soon as the content exceeds `limit` bytes."""
     chunks: list[bytes] = []
     size = 0
     try:
@@ -109,29 +113,29 @@ def _decompress(name: str, decompress: Callable[[bytes], Chunks], body: bytes, l
 
 
 def _decompress_gzip(body: bytes) -> Chunks:
-    """Decompress gzip members. Each costs a copy of what is left."""
+    """Decompress gzip members. Each member costs a copy of the remaining data."""
     for _ in range(_MAX_GZIP_MEMBERS):
         if not body:
             return
         body = yield from _inflate(body, zlib.MAX_WBITS | 16)
     if body:
-        raise EOFError("it has too many parts")
+        raise EOFError(f"it has more than {_MAX_GZIP_MEMBERS} members")
 
 
 def _decompress_deflate(body: bytes) -> Chunks:
-    """Decompress with a zlib header, as the standard demands, or without, as some clients do."""
+    """Decompress with a zlib header, as the standard requires, or without, as some clients do."""
     has_header = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
     yield from _inflate(body, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
 
 
 def _inflate(body: bytes, window: int) -> Generator[bytes, None, bytes]:
-    """Yield chunks, and return the data after the stream."""
+    """Yield decompressed chunks, and return the data after the compressed stream."""
     inflater = zlib.decompressobj(window)
     while not inflater.eof:
         chunk = inflater.decompress(body, _OUTPUT_CHUNK_BYTES)
         body = inflater.unconsumed_tail
         if not chunk and not body and not inflater.eof:
-            raise EOFError("it is cut off")
+            raise EOFError("it is truncated")
         yield chunk
     return inflater.unused_data
 
@@ -142,12 +146,12 @@ def _decompress_brotli(body: bytes) -> Chunks:
         chunk = decompressor.process(body, output_buffer_limit=_OUTPUT_CHUNK_BYTES)
         body = b""
         if not chunk and not decompressor.is_finished():
-            raise EOFError("it is cut off")
+            raise EOFError("it is truncated")
         yield chunk
 
 
 def _decompress_zstd(body: bytes) -> Chunks:
-    """Decompress frames. The library has no bound on its output, so the input chunks are small."""
+    """Decompress frames. The library does not limit its output, so the input chunks are small."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
     frame = decompressor.decompressobj()
     view = memoryview(body)
@@ -159,7 +163,7 @@ def _decompress_zstd(body: bytes) -> Chunks:
         yield frame.decompress(chunk)
         at += len(chunk) - len(frame.unused_data)
     if not frame.eof:
-        raise EOFError("it is cut off")
+        raise EOFError("it is truncated")
 
 
 _DECOMPRESSORS: dict[str, Callable[[bytes], Chunks]] = {

@@ -1,6 +1,6 @@
 """The model catalog for Codex: entries of the served models, and profiles of the installed Codex.
 
-Profiles are not ours to ship: they are read from the installed program when needed.
+Dovetail does not ship Codex's profiles: it reads them from the installed program when needed.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ CODEX_PROGRAM = "codex"
 _CATALOG_ARGUMENTS = ("debug", "models", "--bundled")
 _TIMEOUT_SECONDS = 30.0
 
-#: Fields of the model itself, whichever profile it is shown under.
+#: Fields that describe the model itself. A profile does not override them.
 _MODEL_FIELDS = (
     "slug",
     "display_name",
@@ -42,7 +42,7 @@ _MODEL_FIELDS = (
     "input_modalities",
     "supports_parallel_tool_calls",
 )
-#: Fields of a profile on its own service: prices, offers, and formats that only that service has.
+#: Neutral values for fields of a profile that describe OpenAI's service: prices, offers, formats.
 _SERVICE_FIELDS: Json = {
     "additional_speed_tiers": [],
     "service_tiers": [],
@@ -56,7 +56,7 @@ _SERVICE_FIELDS: Json = {
 
 
 class CodexProfileError(ValueError):
-    """A profile that is not available, and why."""
+    """A profile is not available. The message states the reason."""
 
 
 def read_profile(slug: str) -> Json:
@@ -64,14 +64,16 @@ def read_profile(slug: str) -> Json:
     entries = {entry["slug"]: entry for entry in _read_bundled_catalog()}
     if slug not in entries:
         known = ", ".join(entries)
-        raise CodexProfileError(f"the installed codex has no profile {slug!r}; it has {known}")
+        raise CodexProfileError(
+            f"the installed codex has no profile {slug!r}; available profiles: {known}"
+        )
     return entries[slug]
 
 
 def apply_profile(entry: Mapping[str, Any], profile: Mapping[str, Any]) -> Json:
-    """Show a model under a profile: with its instructions and tools, and our limits.
+    """Return an entry with the instructions and tools of a profile and the limits of our model.
 
-    Tool output has the profile's budget unless the window is too small for it.
+    Tool output gets the budget of the profile unless the context window is too small for it.
     """
     model_fields = {name: entry[name] for name in _MODEL_FIELDS if name in entry}
     if "truncation_policy" in profile:
@@ -82,9 +84,9 @@ def apply_profile(entry: Mapping[str, Any], profile: Mapping[str, Any]) -> Json:
 
 
 def _budget_tokens(policy: object) -> float:
-    """Return the size of a budget in tokens, at the four bytes a token that Codex assumes.
+    """Return the size of a budget in tokens, at four bytes per token as Codex assumes.
 
-    An unknown format counts as unlimited: ours is smaller then.
+    An unknown format counts as unlimited, so that our own budget is used.
     """
     match policy:
         case {"mode": "tokens", "limit": int(limit)}:
@@ -99,8 +101,8 @@ def _read_bundled_catalog() -> list[Json]:
     program = shutil.which(CODEX_PROGRAM)
     if program is None:
         raise CodexProfileError(
-            "a codex profile is read from codex itself, which is not installed here: "
-            "npm install -g @openai/codex"
+            "codex is not installed; its profile is read from the program. "
+            "Install it with: npm install -g @openai/codex"
         )
     output = _run_codex(program)
     try:
@@ -108,9 +110,7 @@ def _read_bundled_catalog() -> list[Json]:
         if not all(isinstance(entry["slug"], str) for entry in entries):
             raise TypeError
     except (ValueError, KeyError, TypeError) as error:
-        raise CodexProfileError(
-            f"`{_command()}` printed no catalog: is codex up to date?"
-        ) from error
+        raise CodexProfileError(f"`{_command()}` printed no model catalog; update codex") from error
     return list(entries)
 
 
@@ -126,17 +126,17 @@ def _run_codex(program: str) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CodexProfileError(f"`{_command()}` could not be run: {error}") from error
+        raise CodexProfileError(f"cannot run `{_command()}`: {error}") from error
     if process.returncode != 0:
         raise CodexProfileError(
-            f"`{_command()}` failed (is codex up to date?): {_error_line(process.stderr)}"
+            f"`{_command()}` failed; codex may be outdated: {_error_line(process.stderr)}"
         )
     return process.stdout
 
 
 def _error_line(stderr: str) -> str:
-    """Return the line of the output that names the error; usage may follow it."""
-    lines = [line for line in stderr.splitlines() if line.strip()] or ["it says nothing"]
+    """Return the line of the output that contains the error; a usage message may follow it."""
+    lines = [line for line in stderr.splitlines() if line.strip()] or ["no error output"]
     return next((line for line in lines if "error" in line.lower()), lines[-1])
 
 
@@ -144,23 +144,23 @@ def _command() -> str:
     return " ".join((CODEX_PROGRAM, *_CATALOG_ARGUMENTS))
 
 
-#: Shown with each level when a user chooses one.
+#: Codex shows the description of each level in its model picker.
 LEVEL_DESCRIPTIONS = {
-    "none": "Answers without thinking",
-    "minimal": "Hardly thinks",
-    "low": "Thinks briefly",
-    "medium": "Thinks as long as the task seems to need",
-    "high": "Thinks longer, for harder problems",
-    "xhigh": "Thinks much longer, for the hardest problems",
-    "max": "Thinks as long as it can",
+    "none": "No reasoning",
+    "minimal": "Minimal reasoning",
+    "low": "Short reasoning",
+    "medium": "Balances speed and reasoning depth",
+    "high": "Longer reasoning for harder problems",
+    "xhigh": "Much longer reasoning for the hardest problems",
+    "max": "The longest possible reasoning",
 }
 _DEFAULT_LEVEL = "medium"
 
 
 def supported_levels(entry: TokenModel) -> tuple[str, ...]:
-    """Return the levels that make a difference; none where the template leaves no choice.
+    """Return the reasoning levels that change the prompt; empty if the template has no switch.
 
-    A template that only turns thinking on and off has two: `none` and the default.
+    A template that can only turn thinking on and off has two levels: `none` and the default.
     """
     profile = entry.model.profile
     if entry.model.reasoning_parser is None:
@@ -172,9 +172,10 @@ def supported_levels(entry: TokenModel) -> tuple[str, ...]:
 
 
 def default_level(entry: TokenModel, supported: tuple[str, ...]) -> str | None:
-    """Return the level of a request that names none: Codex names one in every request.
+    """Return the level that renders the same prompt as a request without a level.
 
-    Naming another would override what the operator or the template's author chose.
+    Codex sends a level with every request, and any other level would override the default of the
+    operator or of the template's author.
     """
     if not supported:
         return None
@@ -197,15 +198,15 @@ def _render_probe(entry: TokenModel, thinking: Thinking) -> str | None:
         return None
 
 
-MAX_TOOL_OUTPUT_TOKENS = 10_000  # of one tool's output, as for Codex's own models
+MAX_TOOL_OUTPUT_TOKENS = 10_000  # of one tool call, as for Codex's own models
 MIN_TOOL_OUTPUT_TOKENS = 1_000
-MAX_RESERVED_TOKENS = 20_000  # for a response and the results of its calls
+MAX_RESERVED_TOKENS = 20_000  # for a response and the results of its tool calls
 
 
 def build_entry(name: str, entry: ModelEntry, priority: int = 1) -> Json:
-    """Build the entry of a model under one of its names. The lowest priority is first.
+    """Build the entry of a model under one of its names. Codex lists the lowest priority first.
 
-    `supports_reasoning_summaries` and `supports_parallel_tool_calls` are read by older versions.
+    Older versions read `supports_reasoning_summaries` and `supports_parallel_tool_calls`.
     """
     reasoning_fields = _reasoning_fields(entry)
     return {
@@ -231,14 +232,15 @@ def build_entry(name: str, entry: ModelEntry, priority: int = 1) -> Json:
 
 @cache
 def load_instructions() -> str:
-    """Our own instructions for a coding agent. Independent of the model: prefixes stay shared."""
+    """Return our instructions for a coding agent: the same for all models, to share prefixes."""
     return files(__package__).joinpath("codex_instructions.md").read_text("utf-8")
 
 
 def _context_fields(length: int) -> Json:
-    """Return limits in proportion to the window. A response without room is worse than a summary.
+    """Return limits in proportion to the context window.
 
-    Codex assumes four bytes per token: an output full of figures may be four times its budget.
+    They reserve space for a response, because a summary is better than a truncated response. Codex
+    assumes four bytes per token, so tool output full of digits may need four times its budget.
     """
     reserved = min(MAX_RESERVED_TOKENS, length // 3)
     output = max(MIN_TOOL_OUTPUT_TOKENS, min(MAX_TOOL_OUTPUT_TOKENS, length // 16))
@@ -252,7 +254,7 @@ def _context_fields(length: int) -> Json:
 
 
 def _reasoning_fields(entry: ModelEntry) -> Json:
-    """Return levels and summaries. Upstream models may have reasoning: it is not known."""
+    """Return the fields on reasoning. Upstream models are assumed to be able to reason."""
     has_reasoning = isinstance(entry, UpstreamModel) or entry.model.reasoning_parser is not None
     levels = supported_levels(entry) if isinstance(entry, TokenModel) else ()
     default = default_level(entry, levels) if isinstance(entry, TokenModel) else None
@@ -261,7 +263,7 @@ def _reasoning_fields(entry: ModelEntry) -> Json:
         "supported_reasoning_levels": [
             {"effort": level, "description": LEVEL_DESCRIPTIONS[level]} for level in levels
         ],
-        # Codex shows reasoning only to users whose requests ask for a summary.
+        # Codex shows reasoning only if its requests contain a summary parameter.
         "supports_reasoning_summary_parameter": has_reasoning,
         "default_reasoning_summary": "auto" if has_reasoning else "none",
     }
@@ -283,7 +285,7 @@ Profile = Mapping[str, Any]
 def build_catalog(
     named_models: Iterable[tuple[str, ModelEntry]], profile: Profile | None = None
 ) -> Json:
-    """Build the catalog of models under their names, in the format of the file that Codex reads."""
+    """Build the catalog of the named models, in the format of the file that Codex reads."""
     entries = [
         build_entry(name, entry, priority) for priority, (name, entry) in enumerate(named_models, 1)
     ]
@@ -292,9 +294,10 @@ def build_catalog(
 
 @dataclass(frozen=True)
 class PublishedCatalog:
-    """A version of the catalog. Its tag is weak: it stands for the content of the entries.
+    """A version of the catalog with an ETag derived from the content of its entries.
 
-    Replicas of one server have the same tag, and a proxy that compresses leaves it as it is.
+    Replicas of one server therefore have the same ETag. It is weak, so proxies that compress the
+    response do not change it.
     """
 
     models: list[Json]
@@ -302,7 +305,7 @@ class PublishedCatalog:
 
 
 class CodexCatalog:
-    """The catalog of a registry. It changes with context lengths, which engines report later."""
+    """The catalog of a registry. It changes when engines report their context lengths."""
 
     __slots__ = ("_context_lengths", "_named", "_profile", "_published")
 
@@ -313,7 +316,7 @@ class CodexCatalog:
         self._published = PublishedCatalog([], "")
 
     def current(self) -> PublishedCatalog:
-        """Return the current catalog. Cheap, as it is called for every response to Codex."""
+        """Return the current catalog. It is cached because every response to Codex needs it."""
         lengths = [entry.context_length for _, entry in self._named]
         if lengths != self._context_lengths:
             self._context_lengths = lengths

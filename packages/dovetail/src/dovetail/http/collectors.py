@@ -18,13 +18,13 @@ class ReplicaCollector(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         up = GaugeMetricFamily(
-            "dovetail_replicas_up", "Replicas that can be asked.", labels=_MODEL_LABELS
+            "dovetail_replicas_up", "Replicas that accept requests.", labels=_MODEL_LABELS
         )
         restarts = CounterMetricFamily(
-            "dovetail_replica_restarts", "Engines that were started again.", labels=_MODEL_LABELS
+            "dovetail_replica_restarts", "Engine restarts.", labels=_MODEL_LABELS
         )
         warmed = CounterMetricFamily(
-            "dovetail_warmed_prompts", "Prompts that were read ahead.", labels=_MODEL_LABELS
+            "dovetail_warmed_prompts", "Prompts that were prefilled ahead.", labels=_MODEL_LABELS
         )
         for name, pool in self._pools():
             up.add_metric([name], pool.available_count)
@@ -42,7 +42,7 @@ _MODEL_LABELS = ("model",)
 
 
 class StoreCollector(Collector):
-    """Collect failures of the stores of turns and of responses."""
+    """Collect failures of the ledger store and the response store."""
 
     def __init__(self, stores: Sequence[StoreFaults]) -> None:
         self._stores = stores
@@ -50,20 +50,22 @@ class StoreCollector(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         failed = CounterMetricFamily(
             "dovetail_store_failures",
-            "Questions that a store did not answer.",
+            "Failed operations of a store.",
             labels=_STORE_LABELS,
         )
         lost = CounterMetricFamily(
-            "dovetail_store_lost", "Turns or responses that were not kept.", labels=_STORE_LABELS
+            "dovetail_store_lost",
+            "Turns or responses that could not be stored.",
+            labels=_STORE_LABELS,
         )
         pending = GaugeMetricFamily(
             "dovetail_store_waiting",
-            "What is kept once the store is there again.",
+            "Turns or responses that wait until the store is available again.",
             labels=_STORE_LABELS,
         )
         unavailable = GaugeMetricFamily(
             "dovetail_store_away",
-            "1 where a store did not answer when last asked.",
+            "1 if the store was unreachable at its last operation, else 0.",
             labels=_STORE_LABELS,
         )
         for store in self._stores:

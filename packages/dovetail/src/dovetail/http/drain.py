@@ -1,6 +1,6 @@
-"""Drain the server: running requests finish, new ones are rejected.
+"""Drain the server: running requests finish, and new requests are rejected.
 
-The server goes on listening meanwhile, so that new clients are told to retry elsewhere.
+The server keeps listening during the drain, so that new clients get an error with a retry hint.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class ServerDraining(HttpError):
-    """The server is about to stop. A load balancer knows this status and tries another server.
+    """The server is stopping. The status makes load balancers try another server.
 
-    Its kind is the one that clients of the API retry.
+    The kind of the error is one that clients of the API retry.
     """
 
     reason = "draining"
@@ -31,9 +31,10 @@ class ServerDraining(HttpError):
 
 
 class DrainController:
-    """Whether the server is draining, and the requests that still run.
+    """The state of the drain and the active requests.
 
-    `timeout`: Seconds that they have to finish.
+    timeout: Seconds that active requests have to finish.
+    started: Whether the server is draining.
     """
 
     __slots__ = ("_active", "_start_callbacks", "started", "timeout")
@@ -54,7 +55,7 @@ class DrainController:
         self._start_callbacks.append(callback)
 
     def start(self) -> None:
-        """Start to drain: reject new requests from now on."""
+        """Start the drain: new requests are rejected from now on."""
         if self.started:
             return
         self.started = True
@@ -66,9 +67,9 @@ class DrainController:
     async def track(self, codec: Codec) -> AsyncIterator[None]:
         """Count a request as active while the block runs. Raises if the server is draining."""
         if self.started:
-            raise ServerDraining("The server is about to stop, and takes no more requests.", codec)
+            raise ServerDraining("The server is stopping and accepts no new requests.", codec)
         task = asyncio.current_task()
-        if task in self._active:  # part of a request that is counted already
+        if task in self._active:  # part of a request that is already counted
             yield
             return
         request = self._active[task] = _ActiveRequest(task, codec)
@@ -81,7 +82,7 @@ class DrainController:
             del self._active[task]
 
     async def run_abortable(self, work: Awaitable[None]) -> None:
-        """Run the part of a request that can be aborted with an error at the end of its stream."""
+        """Run the part of a request that can be aborted with an error in its stream."""
         request = self._active.get(asyncio.current_task())
         try:
             await work
@@ -94,7 +95,7 @@ class DrainController:
                 request.completed = True
 
     def abort_all(self) -> None:
-        """Abort the requests that are not completed, with an error to their clients."""
+        """Abort all requests that are not completed. Their clients get an error."""
         unfinished = [request for request in self._active.values() if not request.completed]
         if unfinished:
             _log.warning("requests_aborted", extra={"fields": {"requests": len(unfinished)}})
@@ -105,7 +106,7 @@ class DrainController:
 class _ActiveRequest:
     """A request that a task handles.
 
-    completed: Whether all of the response was generated, if not sent.
+    completed: Whether the response was generated completely, though perhaps not sent yet.
     """
 
     __slots__ = ("_aborted", "_codec", "_task", "completed")
@@ -125,4 +126,6 @@ class _ActiveRequest:
         """Raise the error for the client if `abort` has cancelled the task."""
         if self._aborted and self._task is not None:
             self._task.uncancel()
-            raise ServerDraining("The server stopped before the answer was complete.", self._codec)
+            raise ServerDraining(
+                "The server stopped before the response was complete.", self._codec
+            )

@@ -1,4 +1,4 @@
-"""Errors of HTTP itself, and the conversion of any error to a response."""
+"""Errors of the HTTP layer, and the conversion of any error to a response."""
 
 import logging
 from typing import ClassVar
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 class HttpError(ClientError):
-    """A request that is invalid before any API is involved. Its status is that of HTTP."""
+    """A request that is invalid at the HTTP level, with a fixed status for all APIs."""
 
     status: ClassVar[int] = 400
     headers: tuple[tuple[str, str], ...] = ()
 
 
 class UnknownRoute(HttpError):
-    """No such path. The codec of its API gives the kind of error."""
+    """No route has this path. The codec of the API determines the kind of the error."""
 
     status = 404
 
@@ -36,7 +36,7 @@ class MethodNotAllowed(HttpError):
     status = 405
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
-        super().__init__(f"{method} is not offered at {path}. Offered: {allowed}.")
+        super().__init__(f"{path} does not support {method}. Supported methods: {allowed}.")
         self.headers = (("allow", allowed),)
 
 
@@ -49,16 +49,16 @@ class UnsupportedEncoding(HttpError):
 
 
 class WebSocketDisabled(HttpError):
-    """Codex tries a WebSocket first. This status makes it fall back to HTTP at once."""
+    """WebSockets are disabled. This status makes Codex fall back to HTTP immediately."""
 
     status = 426
     headers = (("upgrade", "HTTP/1.1"),)
 
 
 def to_client_error(error: Exception) -> DovetailError:
-    """Convert an error to one that may be shown to a client. An unexpected one is only logged.
+    """Convert an error to a public error. Details of unexpected errors are only logged.
 
-    Errors of an engine that is unavailable or full get a `retry_after`.
+    Errors of an engine that is unavailable or overloaded get a `retry_after`.
     """
     if isinstance(error, EngineError):
         public_error = to_public_error(error)
@@ -68,7 +68,7 @@ def to_client_error(error: Exception) -> DovetailError:
     if isinstance(error, DovetailError):
         return error
     _log.error("request_failed", exc_info=error)
-    return InternalError("The server failed. Its log says why.")
+    return InternalError("Internal server error. See the server log for details.")
 
 
 def error_status(error: DovetailError, codec: Codec) -> int:

@@ -1,4 +1,4 @@
-"""A request to one of the APIs, and the capture of its payloads."""
+"""A request to one of the APIs and its response, and the capture of payloads."""
 
 import re
 from time import perf_counter
@@ -14,17 +14,17 @@ _VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class ApiExchange(Exchange):
-    """A request as handlers get it.
+    """A request to one of the APIs, as passed to handlers.
 
     started_at: When the request arrived, in the time of `perf_counter`.
     request_id: Id that the client sent, or a new one.
-    caller: The sender, as its API key identifies it.
+    caller: The sender, identified by its API key.
     tenant: Tenant of the caller; "" if there is none.
-    transport: Whether the request came over HTTP or as a message of a WebSocket.
+    transport: Whether the request arrived over HTTP or as a message of a WebSocket.
     local_responses: Responses that only this WebSocket connection can refer to.
-    warm_only: Nothing is to be generated; the next request of the connection continues this one.
-    held_bytes: Bytes that the request is counted with until it is over.
-    extra_headers: Headers of the response, whatever it turns out to be.
+    warm_only: Whether to generate no output; the next request of the connection continues this one.
+    held_bytes: Bytes that are reserved for the request until it has finished.
+    extra_headers: Headers that are added to the response or error.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class ApiExchange(Exchange):
         return self.transport == "websocket" and self.method == "GET"
 
     def wants_debug(self, topic: str) -> bool:
-        """Whether the client requested this topic in `x-dovetail-debug`."""
+        """Return whether the client requested this topic in `x-dovetail-debug`."""
         topics = self.headers.get("x-dovetail-debug")
         return topics is not None and topic in (word.strip() for word in topics.lower().split(","))
 
@@ -67,11 +67,11 @@ class ApiExchange(Exchange):
         return (*ids, *self.extra_headers)
 
 
-MAX_PAYLOAD_BYTES = 1 << 20  # captured of a request's body, and of the response
+MAX_PAYLOAD_BYTES = 1 << 20  # captured of each request body and each response body
 
 
 class PayloadCapture:
-    """Capture what an exchange sends. Disables direct writes, which would bypass it."""
+    """Capture the body that an exchange sends. Disables direct writes, which would bypass it."""
 
     __slots__ = ("_chunks", "_max_bytes", "_send", "_size")
 
@@ -88,7 +88,7 @@ class PayloadCapture:
 
     @property
     def response_body(self) -> bytes:
-        """The beginning of the response."""
+        """The first `max_bytes` of the response body."""
         return b"".join(self._chunks)
 
     async def _forward(self, message: Message) -> None:

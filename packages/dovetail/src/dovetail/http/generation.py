@@ -1,4 +1,4 @@
-"""The endpoints that generate: one implementation for all APIs, parameterized by the codec."""
+"""The generation endpoints: one implementation for all APIs, parameterized by the codec."""
 
 import time
 from contextlib import ExitStack, suppress
@@ -40,8 +40,8 @@ from dovetail_protocols import (
 class DecodedRequest:
     """A decoded request.
 
-    saver: Stores the response, if it is to be stored.
-    encoder: Encoder of the stream, if the stream was begun already.
+    saver: Stores the response; None if it is not stored.
+    encoder: Encoder of the stream, if the stream has already started.
     """
 
     request: Request
@@ -50,7 +50,7 @@ class DecodedRequest:
 
 
 class GenerationEndpoint:
-    """Handle the requests that generate."""
+    """Handle generation requests of all APIs."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class GenerationEndpoint:
         }
 
     async def generate(self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec) -> None:
-        """Handle a request, from its body to the end of its response."""
+        """Handle a request, from reading its body to the end of its response."""
         try:
             with ExitStack() as lease:
                 caller, headers = exchange.caller, exchange.extra_headers
@@ -98,7 +98,7 @@ class GenerationEndpoint:
             await _send_whole_stream(exchange, tracker, frames)
 
     async def _decode_without_input(self, exchange: ApiExchange, errors: StreamErrors) -> Request:
-        """Decode only the form of the response: rejecting a request must cost next to nothing."""
+        """Decode a request without its input: rejecting a request must be cheap."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
         return self._add_server_fields(exchange, errors.decode(body, exchange.headers))
@@ -137,9 +137,9 @@ class GenerationEndpoint:
     async def _warm(
         self, exchange: ApiExchange, tracker: RequestTracker, decoded: "DecodedRequest"
     ) -> None:
-        """Respond without output, and store the response, so that the next request can continue it.
+        """Store and send a response without output, which the next request can continue.
 
-        Meanwhile the engine may prefill the beginning of that request.
+        Until then, the engine can prefill the beginning of that request.
         """
         entry = self._service.find(decoded.request.model)
         tracker.on_decoded(decoded.request, entry)
@@ -158,7 +158,7 @@ class GenerationEndpoint:
         task: tuple[Request, ResponseSaver],
         lease: ExitStack,
     ) -> None:
-        """Generate whether the client stays or not. It gets the id of the response at once."""
+        """Start a run that does not depend on the client, and send its id or its stream."""
         request, saver = task
         self._service.find(request.model)
         async with self._draining.track(RESPONSES):
@@ -242,7 +242,7 @@ class GenerationEndpoint:
         await exchange.respond(200, body, headers=tracker.debug_headers())
 
     def _add_server_fields(self, exchange: ApiExchange, request: Request) -> Request:
-        """Add what the server knows of the request: tenant, number and side channels."""
+        """Add the fields that the server determines: tenant, response number, side channels."""
         tenant = exchange.tenant or request.identity.tenant
         identity = msgspec.structs.replace(
             request.identity, tenant=tenant, response_number=new_response_number()
@@ -256,14 +256,14 @@ class GenerationEndpoint:
 
 
 async def _send_whole_stream(exchange: ApiExchange, tracker: RequestTracker, frames: bytes) -> None:
-    """Send a stream that is complete already."""
+    """Send a complete stream at once."""
     headers = tracker.debug_headers()
     await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
     await exchange.end(frames)
 
 
 def new_encoder(codec: Codec, decoded: DecodedRequest) -> StreamEncoder:
-    """Create the encoder of a stream, which is stored when it ends."""
+    """Create the encoder of a stream. With a saver, the response is stored when it ends."""
     request = decoded.request
     ids = ResponseIds(request.identity.response_number)
     if decoded.saver is None or codec.stateful is None:

@@ -1,4 +1,4 @@
-"""Liveness and readiness."""
+"""Liveness and readiness endpoints."""
 
 import asyncio
 from importlib.metadata import version
@@ -15,13 +15,13 @@ from dovetail.pipeline.registry import ModelRegistry
 from dovetail_model import Unauthenticated
 
 _VERSION = version("dovetail")
-_HEALTH_TIMEOUT_SECONDS = 8.0  # of all engines; each replica has less
+_HEALTH_TIMEOUT_SECONDS = 8.0  # for an engine with all its replicas; each replica has less
 
 
 class HealthEndpoints:
-    """Endpoints for load balancers and people. None of them needs a key.
+    """Endpoints for load balancers and operators. None of them requires a key.
 
-    Names, addresses and details of engines are shown to admins only.
+    Only admin keys see the details of engines, which include names and addresses.
     """
 
     def __init__(self, service: ModelRegistry, keys: ApiKeys, draining: DrainController) -> None:
@@ -30,12 +30,12 @@ class HealthEndpoints:
         self._draining = draining
 
     async def root(self, exchange: ApiExchange) -> None:
-        """Name and version. Claude Code sends HEAD / when it starts."""
+        """Send the name and version of the server. Claude Code sends HEAD / when it starts."""
         body = {"name": "dovetail", "version": _VERSION, "openapi": "/openapi.json"}
         await exchange.respond(200, msgspec.json.encode(body))
 
     async def live(self, exchange: ApiExchange) -> None:
-        """Report that the process responds, no more."""
+        """Report that the process responds, whatever the state of its engines."""
         await exchange.respond(200, b'{"status":"live"}')
 
     async def ready(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
@@ -63,7 +63,7 @@ class HealthEndpoints:
         await exchange.respond(200 if ready else 503, msgspec.json.encode(body))
 
     def _is_admin(self, exchange: ApiExchange, tracker: RequestTracker) -> bool:
-        """Return whether the key is an admin key. A wrong one is logged: it may be a guess."""
+        """Return whether the key is an admin key. An invalid key is logged as a possible guess."""
         try:
             return self._keys.authenticate(exchange.headers).admin
         except Unauthenticated as error:

@@ -1,4 +1,4 @@
-"""Public ids: globally unique and hard to guess."""
+"""Public ids, which are globally unique and hard to guess."""
 
 import re
 import secrets
@@ -14,15 +14,15 @@ def new_id(prefix: str) -> str:
 
 
 def new_response_number() -> str:
-    """Create the part of an id after its prefix, to be used later."""
+    """Create the part of a response's id that follows its prefix."""
     return secrets.token_hex(_ID_BYTES)
 
 
 class ResponseIds:
-    """Issue the ids of a response. The first is the id of the response itself, with this number.
+    """Issue the ids of a response: first the id of the response itself, then those of its items.
 
-    So the response can be found by its id, whatever API returned it, and by the id of any of its
-    items, which has the same number and another one appended.
+    All ids contain the same number, and items have their position appended. So the response can be
+    found by its id, whichever API returned it, and by the id of any of its items.
     """
 
     __slots__ = ("_issued", "_number")
@@ -39,7 +39,7 @@ class ResponseIds:
 
 
 def parse_response_number(item_id: str) -> str | None:
-    """Return the number of the response that an item belongs to. None: it is no id of ours."""
+    """Return the number of the response that an item belongs to; None for an unknown format."""
     match = _ITEM_ID.fullmatch(item_id)
     return None if match is None else match[1]
 

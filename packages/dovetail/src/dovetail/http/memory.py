@@ -1,8 +1,8 @@
-"""Memory of requests in this process, in bytes: bodies and messages until their requests finish.
+"""Limit the memory of requests in this process: bodies and messages until their requests finish.
 
-A request is counted by the size of its body, decompressed and with the conversation that it
-continues, until it has finished. What is made of a body (text, tokens, a response) takes several
-times its size.
+A request is counted until it has finished, by the size of its decompressed body including the
+conversation that it continues. The objects derived from a body (text, tokens, a response) take
+several times its size.
 """
 
 from collections import Counter
@@ -23,22 +23,22 @@ class MemoryLimitReached(HttpError):
 class RequestMemory:
     """Bytes of the requests of all clients.
 
-    max_bytes: Limit; None stands for a number of bodies of the largest size.
-    bytes_by_tenant: Bytes of each tenant. A tenant with a name may have no more than half.
+    max_bytes: Limit; None means `max_bodies` bodies of the largest size.
+    bytes_by_tenant: Bytes of each tenant. A tenant with a name may use at most half of the limit.
     """
 
     total_bytes = 0
     max_bytes: int | None = None
-    max_bodies = 16  # of the largest size, where `max_bytes` is None
-    small_request_bytes = 64 << 10  # their number is limited elsewhere
+    max_bodies = 16  # of the largest size, if `max_bytes` is None
+    small_request_bytes = 64 << 10  # smaller requests are limited by number, elsewhere
 
     def __init__(self) -> None:
         self.bytes_by_tenant: Counter[str] = Counter()
 
     def is_exceeded_by(self, size: int, limit: int, tenant: str = "") -> bool:
-        """Return whether a request of this size, which is counted already, is one too many.
+        """Return whether a request of this size, which is already counted, exceeds the limit.
 
-        A single request may always have `limit` bytes. Small ones are always admitted, so that
+        A single request may always have `limit` bytes. Small requests are always admitted, so that
         clients with large requests do not lock out all others.
         """
         if size <= self.small_request_bytes:
@@ -55,16 +55,16 @@ request_memory = RequestMemory()
 
 
 def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
-    """Set the bytes of a request until it has finished. Raises where there is no room for them."""
+    """Reserve memory for a request until it has finished. Raises if the limit is exceeded."""
     _set_held_bytes(exchange, size)
     if request_memory.is_exceeded_by(size, limit, exchange.tenant):
         raise MemoryLimitReached(
-            "Too much is being asked at once.", retry_after=RETRY_AFTER_SECONDS
+            "Request memory limit reached; retry later.", retry_after=RETRY_AFTER_SECONDS
         )
 
 
 def release_memory(exchange: ApiExchange) -> None:
-    """Release the bytes of a finished request."""
+    """Release the memory of a finished request."""
     _set_held_bytes(exchange, 0)
 
 

@@ -20,7 +20,7 @@ NamedModels = list[tuple[str, ModelEntry]]
 
 
 class ModelsEndpoints:
-    """Lists of models, and single ones. Names may have slashes."""
+    """List models and get single models. Names may contain slashes."""
 
     def __init__(self, service: ModelRegistry, catalog: CodexCatalog) -> None:
         self._service = service
@@ -38,7 +38,7 @@ class ModelsEndpoints:
             await exchange.respond(200, msgspec.json.encode(_openai_list(named_models)))
 
     async def _list_for_codex(self, exchange: ApiExchange, named_models: NamedModels) -> None:
-        """Send both lists: Codex reads `models`, and sends its version."""
+        """Send OpenAI's list and Codex's catalog. Codex is recognized by `client_version`."""
         catalog = self._catalog.current()
         headers = [("etag", catalog.etag), (MODELS_ETAG_HEADER, catalog.etag)]
         if _matches_etag(exchange, catalog.etag):
@@ -49,7 +49,7 @@ class ModelsEndpoints:
         await exchange.respond(200, msgspec.json.encode(body), headers=headers)
 
     async def get(self, exchange: ApiExchange) -> None:
-        """Return a model under the requested name: an alias stays one."""
+        """Send a model under the requested name, which may be an alias."""
         name = exchange.path.removeprefix("/v1/models/")
         entry = self._service.find(name)
         body = (
@@ -61,12 +61,12 @@ class ModelsEndpoints:
 
 
 def is_anthropic_client(exchange: ApiExchange) -> bool:
-    """Return whether the client is one of Anthropic's: only those send their version."""
+    """Return whether the client uses Anthropic's API: only its clients send `anthropic-version`."""
     return MESSAGES.client_header in exchange.headers
 
 
 def _matches_etag(exchange: ApiExchange, etag: str) -> bool:
-    """Return whether the client has this state already. Weakness of tags is ignored."""
+    """Return whether the client already has the version with this ETag (weak comparison)."""
     known = [tag.strip() for tag in exchange.headers.get("if-none-match", "").split(",")]
     return "*" in known or etag.removeprefix("W/") in (tag.removeprefix("W/") for tag in known)
 
@@ -76,7 +76,7 @@ def _openai_list(named_models: NamedModels) -> Json:
 
 
 def _openai_entry(name: str, entry: ModelEntry) -> Json:
-    """OpenAI's entry, with limits under the names that vLLM and OpenRouter use."""
+    """Return OpenAI's entry, with limits under the names that vLLM and OpenRouter use."""
     return {
         "id": name,
         "object": "model",
@@ -102,12 +102,14 @@ def _anthropic_entry(name: str, entry: ModelEntry) -> Json:
 
 
 def _anthropic_page(exchange: ApiExchange, named_models: NamedModels) -> Json:
-    """A page of Anthropic's list."""
+    """Return a page of Anthropic's list."""
     query = exchange.query
     names = [name for name, _ in named_models]
     limit = query.get("limit", str(_MAX_PAGE_MODELS))
     if not _LIMIT_PATTERN.fullmatch(limit) or not 1 <= int(limit) <= _MAX_PAGE_MODELS:
-        raise InvalidRequest(f"limit: a number from 1 to {_MAX_PAGE_MODELS}", param="limit")
+        raise InvalidRequest(
+            f"`limit` must be between 1 and {_MAX_PAGE_MODELS}, got {limit[:20]!r}", param="limit"
+        )
     start, end = 0, len(named_models)
     if query.get("after_id") in names:
         start = names.index(query["after_id"]) + 1

@@ -1,4 +1,4 @@
-"""Options of the HTTP server."""
+"""Options of the HTTP application."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ DispatchChannel = Literal["tools", "reasoning"]
 class WebSocketOptions:
     """Limits and timeouts of WebSockets.
 
-    `max_connections`: WebSockets that are open at a time.
-    `max_cached_bytes`: of the responses that all connections cache for themselves.
-    `max_streams`: of one connection, responses that are generated at a time.
-    `max_queued_messages`: of one connection, messages that wait behind running responses.
-    `max_fragments`: of one message.
-    `message_timeout_seconds`: from the first byte of a message to its last.
-    `idle_timeout_seconds`: without a message or a response; users think between turns.
-    `ping_interval_seconds`, `ping_timeout_seconds`: of the pings that find dead clients.
+    max_connections: Open WebSockets.
+    max_cached_bytes: Size of the responses that all connections together cache.
+    max_streams: Concurrent responses per connection.
+    max_queued_messages: Messages per connection that wait behind running responses.
+    max_fragments: Fragments per message.
+    message_timeout_seconds: Time from the first byte of a message to its last.
+    idle_timeout_seconds: Time without a message or a response. Users pause between turns.
+    ping_interval_seconds, ping_timeout_seconds: Settings of the pings that detect dead clients.
     """
 
     max_connections: int = 4096
@@ -41,14 +41,14 @@ class WebSocketOptions:
 
 @dataclass(frozen=True)
 class BackgroundOptions:
-    """Limits and intervals of responses that run in the background.
+    """Limits and intervals of background responses.
 
-    `max_running`, `max_running_per_tenant`: runs at a time, of all tenants and of each.
-    `max_running_bytes`: of the frames of all runs; above it, no run is started.
-    `max_finished`, `max_finished_bytes`: finished runs whose stream can still be read.
-    `heartbeat_seconds`: between two heartbeats of a run in the store.
-    `poll_seconds`: between two checks whether another process has cancelled a run.
-    `stale_seconds`: after which a run without a heartbeat counts as failed.
+    max_running, max_running_per_tenant: Concurrent runs of all tenants, and of each tenant.
+    max_running_bytes: Size of the frames of all runs. Above it, no run is started.
+    max_finished, max_finished_bytes: Finished runs whose stream can still be read.
+    heartbeat_seconds: Interval between two heartbeats of a run in the store.
+    poll_seconds: Interval between two checks for a cancellation by another process.
+    stale_seconds: Time after which a run without a heartbeat counts as failed.
     """
 
     max_running: int = 256
@@ -67,27 +67,27 @@ DEFAULT_BACKGROUND_OPTIONS = BackgroundOptions()
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Limits, keys and formats.
+    """Limits, keys and formats of the HTTP application.
 
     keys: API keys.
     limit_store: Rate limit states of the keys.
     client_addresses: Resolves client addresses behind proxies.
-    max_body_bytes: Size of a body as received, and again when decompressed.
-    max_concurrent: Requests that run at once.
+    max_body_bytes: Maximum size of a body, both as received and after decompression.
+    max_concurrent: Requests that run concurrently.
     max_queued: Requests that wait beyond `max_concurrent`.
-    queue_timeout: Seconds that a request waits at most.
-    drain_timeout: Seconds that running requests have when the server is stopped.
+    queue_timeout: Maximum seconds that a request waits.
+    drain_timeout: Seconds that running requests have to finish when the server stops.
     body_timeout: Seconds in which a body must arrive.
-    keep_alive: Seconds of silence after which a stream sends a keep-alive.
+    keep_alive: Seconds without output after which a stream sends a keep-alive.
     messages_api: Whether to serve Anthropic's Messages API.
     websockets: Whether to serve the Responses API over WebSockets.
-    websocket_options, background_options: Their limits and timeouts.
-    metrics_need_key: Whether metrics are shown to admins only.
+    websocket_options, background_options: Limits and timeouts of WebSockets and background runs.
+    metrics_need_key: Whether `/metrics` requires an admin key.
     reasoning_field: Name of the field with the reasoning in Chat Completions.
-    dispatch: Side channels of every stream, whether requested or not.
+    dispatch: Side channels that are enabled for every stream.
     log_prefix: Whether to log prefix diagnostics.
     capture_payloads: Whether to capture bodies of requests and responses for recorders.
-    codex_profile: Entry of Codex's own catalog under which it is shown the models.
+    codex_profile: Entry of Codex's own catalog that is applied to the models shown to Codex.
     """
 
     keys: ApiKeys = field(default_factory=ApiKeys)
@@ -115,9 +115,9 @@ class HttpOptions:
 def build_http_options(
     config: Config, limit_store: LimitStore | None = None, *, reloading: bool = False
 ) -> HttpOptions:
-    """Build the options from the settings. Raises where keys or profile cannot be read.
+    """Build the options from the settings. Raises if the keys or the profile cannot be read.
 
-    `reloading`: The server runs already, so the key file may have become empty.
+    reloading: Whether the server is already running, so that the key file may be empty by now.
     """
     limits = RateLimits(
         config.rate_limit_requests, config.rate_limit_tokens, config.max_concurrent_per_key

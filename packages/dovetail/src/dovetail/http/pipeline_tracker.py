@@ -1,6 +1,7 @@
-"""Track a request in the pipeline: its prompt, its replicas, and when parts of the output came.
+"""Track a request in the pipeline: its prompt, its replicas, and the timing of its output.
 
-Of several choices the parts of the first are recorded. What a model can make grow is bounded.
+Of several choices, only the output of the first is recorded. All records that grow with the output
+of a model are bounded.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,10 @@ _DELTA_TYPES = frozenset((TextDelta, ReasoningDelta, CallArgs))
 
 
 class OutputTimeline:
-    """Times of the parts of one response. Gets the batches in which something begins or ends."""
+    """Times of the reasoning spans and tool calls of one response.
+
+    It needs only the batches in which a span or call starts or ends.
+    """
 
     __slots__ = (
         "_reasoning_spans",
@@ -45,7 +49,7 @@ class OutputTimeline:
     )
 
     def __init__(self) -> None:
-        self._reasoning_started_at: float | None = None  # start of the open one
+        self._reasoning_started_at: float | None = None  # start of the open span
         self._reasoning_spans: list[ReasoningSpan] = []
         self._tool_calls: dict[int, tuple[CallOpen, float, float | None]] = {}
         self.diagnostics: dict[str, int] = {}
@@ -53,7 +57,7 @@ class OutputTimeline:
         self.ended_at: float | None = None
 
     def add(self, choice: int, events: list[Event], at: float) -> type[Event] | None:
-        """Add a batch. Returns the type of events that would continue what the batch left open."""
+        """Add a batch. Returns the type of events that only continue the part it leaves open."""
         for event in events:
             handler = _HANDLERS.get(type(event))
             if handler is not None and (choice == 0 or type(event) is Diagnostic):
@@ -62,7 +66,7 @@ class OutputTimeline:
         return last if choice == 0 and last in _DELTA_TYPES else None
 
     def reasoning_spans(self, start: float, end: float) -> tuple[ReasoningSpan, ...]:
-        """Return the reasoning spans relative to `start`; an open one ends at `end`."""
+        """Return the reasoning spans relative to `start`; an open span ends at `end`."""
         if self._reasoning_started_at is not None:
             self._close_reasoning(end)
         return tuple(
@@ -70,7 +74,7 @@ class OutputTimeline:
         )
 
     def tool_calls(self, start: float, tool_names: frozenset[str]) -> tuple[ToolCallRecord, ...]:
-        """Return the calls relative to `start`. Names that are not in `tool_names` are omitted."""
+        """Return the tool calls relative to `start`, without names that are not in `tool_names`."""
         return tuple(
             ToolCallRecord(
                 opened.id or "",
@@ -121,12 +125,12 @@ _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
 }
 
 
-_MAX_NAME_CHARS = 256  # of names that clients choose
+_MAX_NAME_CHARS = 256  # of names that clients send
 _MAX_RESULTS = 256
 
 
 def truncate_name(name: str) -> str:
-    """Truncate a name that a client chose to what fits a log line."""
+    """Truncate a name from a client to a length that is suitable for logs."""
     return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS]
 
 
@@ -135,13 +139,13 @@ def truncate_optional_name(name: str | None) -> str | None:
 
 
 def client_traceparent(header: str | None) -> str | None:
-    """Return the client's span of the W3C header if it is valid."""
+    """Return the client's span from a `traceparent` header, or None if it is invalid."""
     span = parse_traceparent(header)
     return None if span is None else str(span)
 
 
 def new_tool_result_ids(request: Request) -> tuple[str, ...]:
-    """Return the calls whose results are new: those after the last assistant turn."""
+    """Return the ids of the calls whose results follow the last assistant turn."""
     ids: list[str] = []
     for turn in reversed(request.turns):
         if turn.role == "assistant":
@@ -151,13 +155,14 @@ def new_tool_result_ids(request: Request) -> tuple[str, ...]:
 
 
 def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
-    """Compare the prompt with the last one of its session."""
+    """Compare the prompt with the previous prompt of its session."""
     diagnosis = prepared.diagnosis
     is_first = all(turn.role != "assistant" for turn in prepared.request.turns)
     return PrefixStats(
         common=diagnosis.common_tokens,
         total=diagnosis.total_tokens,
-        # A sub-agent in the session of its caller begins anew: nothing of it is prefilled again.
+        # A sub-agent in the session of its caller starts a new conversation, so no tokens of it
+        # are re-prefilled.
         lost=0 if is_first else diagnosis.reprefilled_tokens,
         reused=diagnosis.reused_tokens,
         reason=diagnosis.reason,
@@ -166,7 +171,7 @@ def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
 
 
 def _count_turns(prepared: PreparedRequest) -> dict[str, int]:
-    """Count the assistant turns by how they were rendered, from the first new one."""
+    """Count the assistant turns by how they were rendered, starting with the first new turn."""
     prompt, turns = prepared.prompt, prepared.request.turns
     start = prompt.history.anchor_index or 0
     end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
@@ -180,7 +185,7 @@ def _count_turns(prepared: PreparedRequest) -> dict[str, int]:
 
 
 class PipelineTracker:
-    """The way of one request through the pipeline. Counters are updated at once."""
+    """Record what the pipeline does with one request. Metrics are updated immediately."""
 
     __slots__ = (
         "_cached_reported",
@@ -203,10 +208,10 @@ class PipelineTracker:
         self.prepared: PreparedRequest | None = None
         self.prepared_at: float | None = None
         self.prefix: PrefixStats | None = None
-        self.replica: int | None = None  # the last one
+        self.replica: int | None = None  # the last assigned replica
         self.migrations = 0
-        self.carried_tokens = 0  # tokens passed on in migrations
-        self.notes: dict[str, None] = {}  # reported to the client without request
+        self.carried_tokens = 0  # output tokens that were passed to other replicas
+        self.notes: dict[str, None] = {}  # reported to the client even if not requested
         self.usage_by_choice: dict[int, Usage] = {}  # set when a choice finishes
 
     def create_observer(self) -> RequestObserver:
@@ -221,7 +226,7 @@ class PipelineTracker:
         )
 
     def reprefilled_tokens(self, usage: Usage | None) -> int | None:
-        """Return the prompt tokens that were prefilled again; None if not reported."""
+        """Return the number of re-prefilled prompt tokens; None if it is unknown."""
         if usage is None or self.prefix is None or not self._cached_reported:
             return None
         return max(0, self.prefix.common - usage.cached_tokens)
@@ -234,26 +239,26 @@ class PipelineTracker:
         self._metrics.count_prompt(self._model, self.prefix, failed)
 
     def _on_note(self, note: str) -> None:
-        """Note something that the client requested and does not get."""
+        """Record a requested feature that the client does not get."""
         self.notes[note] = None
 
     def _on_inexact(self) -> None:
         self._metrics.count_inexact_turn(self._model)
 
     def _on_migrated(self, carried: int) -> None:
-        """Count a migration: another replica continues, with the output so far."""
+        """Count a migration: another replica continues after `carried` output tokens."""
         self.migrations += 1
         self.carried_tokens += carried
         self._metrics.count_migration(self._model, carried)
 
     def _on_sent_upstream(self, turns: int) -> None:
-        """Count turns sent upstream as text: how they are rendered is not known."""
+        """Count turns that were sent upstream as text, so their rendering is unknown."""
         self._metrics.count_replayed_turns(self._model, {"relayed": turns})
 
     def _on_replica_selected(self, replica: int) -> None:
         self.replica = replica
 
     def _on_choice_finished(self, choice: int, usage: Usage, cached_reported: bool) -> None:
-        """Record the usage of a finished or cancelled choice. Upstreams report theirs by events."""
+        """Record the usage of a finished or cancelled choice. Upstreams report it by events."""
         self.usage_by_choice[choice] = usage
         self._cached_reported |= cached_reported

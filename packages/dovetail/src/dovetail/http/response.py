@@ -1,7 +1,7 @@
-"""Responses: streamed or buffered. `StreamingResponse.write` runs for every batch of tokens.
+"""Streaming and buffered responses. `StreamingResponse.write` runs for every batch of tokens.
 
-Nothing here switches tasks unless a client reads slowly: then nothing more is requested from the
-engine until the client has caught up.
+Writing does not switch tasks. Only when a client reads slowly does `drain` wait, which applies
+backpressure to the engine until the client has caught up.
 """
 
 import asyncio
@@ -23,8 +23,9 @@ STREAM_HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 class StreamingResponse:
     """Stream one response.
 
-    An error before the first frame is raised: it can still be a status. A later one is sent in the
-    stream, which then ends. `final_frames` returns frames that had to wait for something.
+    An error before the first frame is raised, so that it can still determine the status. A later
+    error is sent in the stream, which then ends. `final_frames` returns frames that had to wait
+    until the response was stored.
     """
 
     __slots__ = (
@@ -60,7 +61,7 @@ class StreamingResponse:
         self._encode, self._track_events = encoder.encode, tracker.on_events
 
     async def run(self, generation: Awaitable[None], guard: DisconnectGuard) -> None:
-        """Run the whole stream. The body ends as soon as the generation does."""
+        """Run the generation and send its output. The body ends when the generation ends."""
         self._schedule_keep_alive(self._keep_alive_seconds)
         try:
             await generation
@@ -81,7 +82,7 @@ class StreamingResponse:
         await self._exchange.end()
 
     def write(self, choice: int, events: list[Event]) -> bool:
-        """Send more of the output."""
+        """Encode and send events of a choice. Returns False if `drain` must be awaited."""
         self._track_events(choice, events)
         frames = self._encode(events, choice)
         writer = self._writer
@@ -96,14 +97,14 @@ class StreamingResponse:
         await self._exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
 
     def _track_failure(self) -> None:
-        """Record a failure that was emitted as an event, with the status it would have had."""
+        """Record a failure that was emitted as an event, with the status of the same error."""
         failure = self._tracker.failure
         if failure is not None:
             error = error_from_failure(failure)
             self._tracker.on_error(error, error_status(error, self._codec))
 
     def _send_failure(self, error: Exception) -> None:
-        """Send a failure that the pipeline has not emitted itself; an ended encoder ignores it."""
+        """Send a failure that the pipeline has not emitted. An ended encoder ignores it."""
         failure = to_client_error(error)
         self._tracker.on_error(failure, error_status(failure, self._codec))
         frames = self._encoder.encode([failure.to_failure()])
@@ -114,9 +115,9 @@ class StreamingResponse:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._check_keep_alive)
 
     def _check_keep_alive(self) -> None:
-        """Send a keep-alive if there was silence for too long.
+        """Send a keep-alive if there was no output for too long.
 
-        A client that does not read what is there would not see it.
+        It is omitted if the client has not read the previous output, which would come first.
         """
         seconds_left = self._keep_alive_seconds - self._tracker.idle_seconds()
         if seconds_left <= 0 and self._writer.started and not self._writer.full:
@@ -133,7 +134,7 @@ class StreamingResponse:
 
 
 class BufferedResponse:
-    """Collect a response that is not streamed."""
+    """Collect the output of a response that is not streamed."""
 
     __slots__ = ("_codec", "_folds", "_request", "_tracker")
 
@@ -151,10 +152,10 @@ class BufferedResponse:
         return True
 
     async def drain(self) -> None:
-        """Return at once: there always is room."""
+        """Return immediately: the buffer is not limited."""
 
     def encode_body(self) -> bytes:
-        """Encode the body. A failed response is an error, never a short response."""
+        """Encode the body. Raises the error of a failed response instead of truncating it."""
         messages = [fold.message() for fold in self._folds]
         for message in messages:
             if message.failure is not None:

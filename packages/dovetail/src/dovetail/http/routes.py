@@ -1,4 +1,4 @@
-"""The route table, and the OpenAPI document that describes it."""
+"""The route table and the OpenAPI document that describes it."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,11 +18,14 @@ Handler = Callable[[ApiExchange, RequestTracker], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Route:
-    """A path. One that ends with a slash matches all that begin with it, `{id}` any one segment.
+    """A method and a path with a handler.
+
+    A path that ends with a slash matches all paths that start with it. `{id}` matches any single
+    segment.
 
     needs_key: Whether a key is required if the server has keys.
     counted: Whether requests appear in metrics and logs.
-    codec: Codec of the API that the route belongs to. Errors have its form.
+    codec: Codec of the API that the route belongs to. It encodes errors.
     """
 
     method: str
@@ -61,26 +64,24 @@ class RouteTable:
         ]
 
     def find(self, path: str, method: str = "") -> Route | None:
-        """Return the route of a path; of several, the one for this method, else any."""
+        """Return a route of a path, if possible the one for this method."""
         found = self._routes_at(path)
         return next(
             (r for r in found if method in _allowed_methods(r)), found[0] if found else None
         )
 
     def match(self, exchange: ApiExchange) -> Route:
-        """Return the route of a request. Raises where there is none, or not for this method."""
+        """Return the route of a request. Raises if the path or the method is not supported."""
         upgrade = self._upgrades.get(exchange.path) if exchange.is_upgrade else None
         if upgrade is not None:
             return upgrade
         route = self.find(exchange.path, exchange.method)
         if route is None:
-            raise UnknownRoute(
-                f"There is nothing at {exchange.path}.{self._suggest_path(exchange.path)}"
-            )
+            raise UnknownRoute(f"Unknown path {exchange.path}.{self._suggest_path(exchange.path)}")
         if exchange.method in _allowed_methods(route):
             return route
         if exchange.headers.get("upgrade", "").lower() == "websocket":
-            raise WebSocketDisabled("WebSockets are not offered here: use HTTP.")
+            raise WebSocketDisabled("WebSockets are not supported for this path; use HTTP.")
         allowed = [
             method for other in self._routes_at(exchange.path) for method in _allowed_methods(other)
         ]
@@ -98,11 +99,11 @@ class RouteTable:
         return found
 
     def _suggest_path(self, path: str) -> str:
-        """Return a hint on the intended path: some clients add `/v1` by themselves."""
+        """Suggest a path with or without `/v1`, which some clients add to the base URL."""
         for candidate in (path.removeprefix("/v1"), f"/v1{path}"):
             if candidate != path and self.find(candidate) is not None:
                 return (
-                    f" Did you mean {candidate}? Then the base URL has a /v1 too many or too few."
+                    f" Did you mean {candidate}? Add /v1 to the base URL or remove it accordingly."
                 )
         return ""
 
@@ -118,7 +119,7 @@ def select_error_codec(
     route_codec = None if route is None else route.codec
     if route_codec is not None:
         return route_codec
-    path = exchange.path.replace("/v1/v1/", "/v1/", 1)  # a base URL with a /v1 too many
+    path = exchange.path.replace("/v1/v1/", "/v1/", 1)  # a base URL with an extra /v1
     for codec in codecs:
         if path.startswith(codec.path_prefix):
             return codec
@@ -201,7 +202,7 @@ def _operation(route: Route) -> Json:
 def _request_body(route: Route) -> Json:
     schema: Json = {"type": "object"}
     if route.path in _EXTERNAL_APIS:
-        schema["description"] = f"As {_EXTERNAL_APIS[route.path]} defines it"
+        schema["description"] = f"As defined by {_EXTERNAL_APIS[route.path]}"
     else:
         schema["properties"] = _REQUEST_PROPERTIES[route.endpoint]
     return {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -212,4 +213,4 @@ def _response(route: Route) -> Json:
     content: Json = {kind: {}}
     if route.path in _STREAMING_PATHS:
         content["text/event-stream"] = {}
-    return {"description": "The answer", "content": content}
+    return {"description": "The response", "content": content}

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TokenizeBody(msgspec.Struct):
-    """A text, or a conversation in the format of Chat Completions."""
+    """A text or a conversation in the format of Chat Completions."""
 
     model: str | None = None
     prompt: str | None = None
@@ -32,14 +32,14 @@ class DetokenizeBody(msgspec.Struct):
 
 
 class TokensEndpoints:
-    """The endpoints about tokens. None of them reaches an engine."""
+    """Endpoints for token counts and tokenization. None of them sends requests to an engine."""
 
     def __init__(self, service: ModelRegistry, options: HttpOptions) -> None:
         self._service = service
         self._options = options
 
     async def count_tokens(self, exchange: ApiExchange) -> None:
-        """Count for Anthropic's API: exact, by the same rendering as the real request."""
+        """Count input tokens for Anthropic's API, exactly: the request is rendered as usual."""
         request = decode_count(
             await self._read_body(exchange), exchange.headers, self._service.memory
         )
@@ -69,7 +69,10 @@ class TokensEndpoints:
         tokenizer = self._find_model(request.model).model.tokenizer
         for id in (min(request.tokens, default=0), max(request.tokens, default=0)):
             if not 0 <= id < tokenizer.size:
-                raise InvalidRequest(f"tokens: the model has no token {id}", param="tokens")
+                raise InvalidRequest(
+                    f"`tokens` must contain ids between 0 and {tokenizer.size - 1}, got {id}",
+                    param="tokens",
+                )
         text = await run_in_thread(len(request.tokens), lambda: tokenizer.decode(request.tokens))
         await exchange.respond(200, msgspec.json.encode({"prompt": text}))
 
@@ -78,23 +81,23 @@ class TokensEndpoints:
     ) -> list[int]:
         if request.messages is None:
             if request.prompt is None:
-                raise InvalidRequest("prompt: Field required, or messages", param="prompt")
+                raise InvalidRequest("`prompt` or `messages` is required", param="prompt")
             text, encode = request.prompt, entry.model.tokenizer.encode
             return await run_in_thread(len(text), lambda: encode(text))
         if request.add_generation_prompt is False:
             raise Unsupported(
-                "add_generation_prompt: a prompt always asks for an answer here",
+                "`add_generation_prompt` must be true: prompts always end with a generation prompt",
                 param="add_generation_prompt",
             )
         fields = {**msgspec.json.decode(body), "model": entry.name}
         chat_request = CHAT.decode(msgspec.json.encode(fields), exchange.headers)
-        # A session of its own: it must not affect the conversation that it may belong to.
+        # A separate session: the request must not affect the conversation that it may belong to.
         chat_request = msgspec.structs.replace(chat_request, identity=Identity(exchange.tenant))
         prepared = await entry.preparer.prepare(chat_request)
         return prepared.prompt.ids.tolist()
 
     def _find_model(self, name: str | None) -> TokenModel:
-        """Return the model of a name. Without a name, the first."""
+        """Return the model with this name, or the first model if there is no name."""
         entry = self._service.entries[0] if name is None else self._service.find(name)
         return require_token_model(entry)
 
@@ -112,4 +115,4 @@ def _decode_json(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The request body cannot be read: {error}") from error
+        raise InvalidRequest(f"Invalid request body: {error}") from error

@@ -1,4 +1,4 @@
-"""Track one request: what happens to it and when, for metrics, logs, traces and headers."""
+"""Track the phases and the outcome of a request for metrics, logs, traces and headers."""
 
 import logging
 import time
@@ -26,14 +26,14 @@ from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHi
 from dovetail.telemetry.record import RequestContents, RequestRecord, RequestRecorder
 from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
 
-CLIENT_CLOSED_REQUEST = 499  # logged, never sent: the client is gone
-MAX_PENDING_TIMES = 64  # batches whose times are counted together, which is cheaper
+CLIENT_CLOSED_REQUEST = 499  # logged, never sent: the client has disconnected
+MAX_PENDING_TIMES = 64  # batches whose times are recorded together, which is cheaper
 
 _log = logging.getLogger(__name__)
 
 
 class RequestTracker:
-    """Collect what happens to a request, from its first byte to the last of its response."""
+    """Collect the record of a request, from its first byte to the last byte of its response."""
 
     __slots__ = (
         "_admitted_at",
@@ -86,26 +86,26 @@ class RequestTracker:
         self._decoded_at: float | None = None
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
-        self._open_event_type: type[Event] | None = None  # more of this type needs no inspection
+        self._open_event_type: type[Event] | None = None  # events of this type are not inspected
         self._timeline = OutputTimeline()
-        self._last_events: list[list[Event]] = []  # of each choice, the last events
+        self._last_events: list[list[Event]] = []  # the last batch of each choice
         self._error: str | None = None
         self._reason: str | None = None
         self._status: int | None = None
         self._cancelled = False
-        #: Whether the client did not request a stream, though the response is generated as one.
+        #: Whether the response is generated as a stream though the client did not request one.
         self.stream_not_requested = False
-        self.detached = False  # whether the response outlives the request, and calls `finish`
-        self.request_body: bytes | None = None  # if payloads are captured
-        #: Times of batches that are not counted yet, and of the last one that is.
+        self.detached = False  # whether a background run outlives the request and calls `finish`
+        self.request_body: bytes | None = None  # set if payloads are captured
+        #: Times of the batches that are not recorded yet, after that of the last recorded one.
         self._event_times = [exchange.started_at]
 
     def start(self) -> None:
-        """Count the request from now on."""
+        """Count the request as started."""
         self._metrics.start_request(self._endpoint)
 
     def on_decoded(self, request: Request, entry: ModelEntry) -> None:
-        """Record that the request is decoded and its model is known."""
+        """Record that the request is decoded and its model is found."""
         self._decoded_at = perf_counter()
         self._request = request
         self._model = entry.name
@@ -128,7 +128,7 @@ class RequestTracker:
         return self._pipeline.prepared
 
     def on_events(self, choice: int, events: list[Event]) -> None:
-        """Record a batch of events. Runs for every batch of tokens, so it does next to nothing."""
+        """Record a batch of events. It runs for every batch of tokens, so it must be cheap."""
         self._event_times.append(perf_counter())
         self._last_events[choice] = events
         if (
@@ -150,20 +150,20 @@ class RequestTracker:
                 return
 
     def _update_timeline(self, choice: int, events: list[Event]) -> None:
-        """Record that something begins or ends with this batch."""
+        """Record a batch in which a part of the output starts or ends."""
         open_type = self._timeline.add(choice, events, self._event_times[-1])
         if choice == 0:
             self._open_event_type = open_type
 
     def _check_first_token(self, events: list[Event]) -> None:
-        """Record the first output. The number of input tokens may be reported before."""
+        """Record the first output. The input token count may be reported before it."""
         del self._event_times[:-1]
         if len(events) > 1 or type(events[0]) is not Usage:
             self._first_token_at = self._event_times[-1]
             self._leave_queue()
 
     def _record_intervals(self) -> None:
-        """Record the times between batches, from the first tokens on."""
+        """Record the intervals between batches, starting with the first tokens."""
         times, counts = self._event_times, self._intervals.counts
         for before, now in pairwise(times):
             counts[bisect_left(INTER_TOKEN_BUCKETS_SECONDS, now - before)] += 1
@@ -186,13 +186,13 @@ class RequestTracker:
 
     @property
     def failure(self) -> Failure | None:
-        """The failure that the response ended with, if any."""
+        """The failure that ended the response, if any."""
         ends = (events[-1] for events in self._last_events if events)
         return next((end for end in ends if isinstance(end, Failure)), None)
 
     @property
     def usage(self) -> Usage | None:
-        """The usage of all choices. They share a prompt, which is counted once."""
+        """The usage of all choices. Their shared prompt is counted once."""
         reported = list(self._pipeline.usage_by_choice.values()) or [
             e for events in self._last_events for e in events[-2:] if isinstance(e, Usage)
         ]
@@ -219,7 +219,7 @@ class RequestTracker:
         return headers
 
     def _request_notes(self) -> list[str]:
-        """Return what was done to the request that its sender may not expect."""
+        """Return notes on changes to the request that the client may not expect."""
         notes = list(dict.fromkeys(self.prepared.prompt.notes)) if self.prepared else []
         if self._request is not None:
             notes += [f"ignored:{path}" for path in self._request.ignored]
@@ -239,7 +239,7 @@ class RequestTracker:
         return self._status in (401, 403)
 
     def suppress_log(self) -> None:
-        """Count the request without a log line: strangers send as many as they like."""
+        """Count the request without a log line: unauthenticated clients must not fill the log."""
         self._log_suppressed = True
 
     def on_disconnect(self) -> None:
@@ -250,7 +250,7 @@ class RequestTracker:
         self._cancelled, self._status = True, 200
 
     def finish(self, response_body: bytes | None = None) -> None:
-        """Finish the record. `response_body` is what was sent, if payloads are captured."""
+        """Finish the record and report it. `response_body` is set if payloads are captured."""
         release_memory(self._exchange)
         self._record_intervals()
         self._leave_queue()
@@ -322,7 +322,7 @@ class RequestTracker:
         )
 
     def _elapsed(self, at: float | None) -> float | None:
-        """Return seconds since the request arrived."""
+        """Return the seconds from the request's arrival to `at`."""
         return None if at is None else at - self._exchange.started_at
 
     def _prefix_line(self) -> str | None:
@@ -331,7 +331,7 @@ class RequestTracker:
         return describe_prefix(self.prepared.diagnosis)
 
     def _finish_reason(self) -> str | None:
-        """Return the finish reason; of several choices, that of the first."""
+        """Return the finish reason of the first finished choice."""
         if self.failure is not None:
             return "error"
         if self._cancelled:
@@ -340,7 +340,7 @@ class RequestTracker:
         return next((end.reason for end in ends if isinstance(end, Finish)), None)
 
     def _prompt_usage(self) -> Usage | None:
-        """Return what is known of the usage of a response without an end."""
+        """Return the usage of a response that did not finish, as far as it is known."""
         if self.prepared is None or self._first_token_at is None:
             return None
         return Usage(input_tokens=len(self.prepared.prompt.ids))

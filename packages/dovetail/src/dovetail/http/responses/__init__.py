@@ -1,1 +1,1 @@
-"""Stored responses: conversations that continue them, retrieval, and background runs."""
+"""Stored responses: continuation, retrieval and background runs."""

@@ -1,6 +1,6 @@
-"""Responses that are generated whether their client stays or not.
+"""Background responses, which are generated even if their client disconnects.
 
-Each runs as a stream like any other, into a list of frames, which clients can follow.
+Each run writes a normal stream to a log of frames that clients can follow.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ BackgroundWork = Callable[[ApiExchange], Awaitable[None]]
 
 
 class BackgroundResponses:
-    """Start, show and cancel background runs."""
+    """Start, retrieve and cancel background runs."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class BackgroundResponses:
         encoder: ResponsesEncoder,
         work: BackgroundWork,
     ) -> tuple[FrameLog, bytes]:
-        """Start a run. Returns its frames, and the response object as it is now."""
+        """Start a run. Returns its frame log and the queued response object."""
         queued = encoder.queued()
         response = saver.save(queued, heartbeat_at=time.time())
         run = BackgroundRun(saver, encoder)
@@ -95,12 +95,15 @@ class BackgroundResponses:
         return run.frames, queued
 
     def find_frames(self, key: ResponseKey) -> FrameLog | None:
-        """Return the stream of a response that runs here, or did a while ago."""
+        """Return the stream of a response that runs, or recently ran, in this process."""
         run = self._running.get(key)
         return run.frames if run is not None else self._finished.peek(key)
 
     async def follow(self, exchange: ApiExchange, id: str, after: int) -> None:
-        """Send the stream of a response, after a frame. InvalidRequest where it is gone."""
+        """Send the stream of a response after frame number `after`.
+
+        Raises `InvalidRequest` if the stream is no longer available.
+        """
         key = (exchange.tenant, id)
         frames = self.find_frames(key)
         if frames is not None:
@@ -109,22 +112,22 @@ class BackgroundResponses:
         stream = await self.peers.follow(key, after)
         if stream is None:
             raise InvalidRequest(
-                f"The stream of '{id}' is not at hand: fetch the response without it.",
+                f"The stream of '{id}' is no longer available; get the response without `stream`.",
                 param="stream",
             )
-        # A draining server waits for its own runs, and so for their followers. It does not know
-        # of runs elsewhere.
+        # A draining server waits for its own runs and thereby for their followers, but not for
+        # runs of other processes. So this follower counts as an active request.
         async with aclosing(stream), self._draining.track(RESPONSES):
             await send_stream(exchange, stream)
 
     async def refresh(self, response: StoredResponse) -> StoredResponse:
-        """Return the response, marked as failed if nothing works on it any more."""
+        """Return the current response, marked as failed if no process runs it any more."""
         run = self._running.get((response.tenant, response.id))
         if run is not None and run.frames.chunks and response.status == "queued":
             return run.save_progress() or response
         if run is not None or not response.running:
             return response
-        # It may have finished while the store was read: its final state is known by now.
+        # It may have finished while the store was read: read its final state.
         latest = await self._store.get(response.tenant, response.id)
         if latest is None or not latest.running:
             return latest or response
@@ -134,25 +137,25 @@ class BackgroundResponses:
         return self._save_status(response, "failed", error)
 
     async def cancel(self, response: StoredResponse) -> StoredResponse:
-        """Cancel a run, wherever it is. Returns its final state: it may have finished first."""
+        """Cancel a run in any process. Returns its final state, as it may have finished before."""
         key = (response.tenant, response.id)
         ended = await self.stop(key) or await self.peers.cancel(key)
         latest = await self._store.get(*key)
         if latest is None or ended or not latest.running:
             return latest or response
-        # No process of this server runs it: another server learns of it from the store.
+        # No process of this server runs it. Another server finds the cancellation in the store.
         return self._save_status(latest, "cancelled", None)
 
     def is_running(self, key: ResponseKey) -> bool:
         return key in self._running
 
     def find_running(self, key: ResponseKey) -> StoredResponse | None:
-        """Return a response that runs here, whether the store could save it or not."""
+        """Return a response that runs in this process, even if the store failed to save it."""
         run = self._running.get(key)
         return None if run is None else run.response
 
     async def stop(self, key: ResponseKey) -> bool:
-        """Cancel a run that is here, and return when it has finished. False: there is none."""
+        """Cancel a run of this process and wait for its end. Returns False if there is none."""
         run = self._running.get(key)
         if run is None:
             return False
@@ -160,7 +163,7 @@ class BackgroundResponses:
         return True
 
     async def forget(self, key: ResponseKey) -> None:
-        """Stop the run of a deleted response, and drop everything of it."""
+        """Stop the run of a deleted response and drop all of its data."""
         self._finished.pop(key)
         self._store.evict(*key)
         run = self._running.get(key)
@@ -168,10 +171,10 @@ class BackgroundResponses:
             run.mark_deleted()
             await run.stop()
             self._finished.pop(key)
-        await self._store.delete(*key)  # it may have been stored again since it was deleted
+        await self._store.delete(*key)  # the run may have stored it again
 
     async def close(self) -> None:
-        """Stop all runs. Unfinished ones are stored as failed."""
+        """Stop all runs. Unfinished responses are stored as failed."""
         tasks = [run.task for run in self._running.values() if run.task is not None]
         for task in tasks:
             task.cancel()
@@ -179,7 +182,7 @@ class BackgroundResponses:
             await asyncio.wait(tasks)
 
     def check_capacity(self, tenant: str) -> None:
-        """Raise RateLimited where there are too many runs."""
+        """Raise `RateLimited` if there are too many runs."""
         tenant_runs = sum(1 for owner, _ in self._running if owner == tenant)
         frame_bytes = sum(run.frames.size for run in self._running.values())
         if (
@@ -188,7 +191,7 @@ class BackgroundResponses:
             or frame_bytes > self._options.max_running_bytes
         ):
             raise RateLimited(
-                "Too many responses are worked on in the background.",
+                "Too many background responses are running; retry later.",
                 retry_after=RETRY_AFTER_SECONDS,
             )
 
@@ -212,14 +215,14 @@ class BackgroundResponses:
         finally:
             run.frames.end()
             del self._running[key]
-            self._finished.put(key, run.frames)  # it can be followed for a while
+            self._finished.put(key, run.frames)  # clients can follow it until it is evicted
             self._metrics.add_background_responses(-1)
             tracker.finish(
                 None if tracker.request_body is None else run.frames.head(MAX_PAYLOAD_BYTES)
             )
 
     async def _poll_store(self, key: ResponseKey, run: BackgroundRun) -> None:
-        """Watch the store for a cancellation by other processes, and save heartbeats for them."""
+        """Poll the store for a cancellation by other processes, and save heartbeats for them."""
         last_heartbeat = time.time()
         await run.wait_persisted()
         is_stored = await self._store.get(*key) is not None
@@ -236,7 +239,7 @@ class BackgroundResponses:
                 run.save_progress()
 
     def _save_status(self, response: StoredResponse, status: str, error: object) -> StoredResponse:
-        """Store a response whose run is not here with another status."""
+        """Store a new status for a response that does not run in this process."""
         head, _ = split_response(response.head)
         head |= {
             "status": msgspec.Raw(msgspec.json.encode(status)),

@@ -1,4 +1,4 @@
-"""Resolve the history that a response continues, and store responses before their stream ends."""
+"""Resolve the history that a request continues, and store responses before their stream ends."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,11 @@ _PREFIX = "resp_"
 
 
 class ConversationResolver:
-    """One request: its own body, the history that it continues, and the body with both."""
+    """Resolve the history of one request.
+
+    body: Body of the request, with the history after `resolve`.
+    previous_responses: Responses that the request continues, the oldest first.
+    """
 
     __slots__ = (
         "_exchange",
@@ -52,10 +56,10 @@ class ConversationResolver:
         self.body = body
 
     async def resolve(self, limit: int) -> None:
-        """Find the history that the request continues, and the items that it refers to by id.
+        """Insert the history that the request continues and the items that it refers to by id.
 
-        Raises PreviousResponseNotFound, ResponseNotFound for an item, or RequestTooLarge beyond
-        the limit.
+        Raises `PreviousResponseNotFound`, `ResponseNotFound` for an item, or `RequestTooLarge` if
+        the body exceeds `limit` bytes.
         """
         await self._resolve_item_references(limit)
         self._previous_id = previous_response_id(self._own_body)
@@ -74,7 +78,7 @@ class ConversationResolver:
         reserve_memory(exchange, len(self.body), limit)
 
     async def _resolve_item_references(self, limit: int) -> None:
-        """Insert items of earlier responses that some clients refer to by their ids."""
+        """Insert items of earlier responses that the request refers to by their ids."""
         references = item_references(self._own_body)
         if not references:
             return
@@ -99,7 +103,7 @@ class ConversationResolver:
         reserve_memory(exchange, len(self.body), limit)
 
     async def create_saver(self, request: Request) -> "ResponseSaver | None":
-        """Create the saver of the response; None if it is not to be stored."""
+        """Create the saver of the response; None if the response is not stored."""
         echo, slot = request.echo, self._local_slot
         if not isinstance(echo, ResponsesEcho) or not (echo.store or slot is not None):
             return None
@@ -121,7 +125,7 @@ class ConversationResolver:
 
 
 class ResponseSaver:
-    """Store one response: in the store, for its connection, or both."""
+    """Save one response in the store, in the cache of its connection, or in both."""
 
     __slots__ = (
         "_held_frame",
@@ -151,7 +155,7 @@ class ResponseSaver:
         return self._template.background
 
     def save(self, response: bytes, *, heartbeat_at: float = 0.0) -> StoredResponse:
-        """Store the response object as it is now. From here on it can be retrieved."""
+        """Save the current state of the response. Afterwards, clients can retrieve it."""
         head, output = split_response(response)
         stored = self.response = msgspec.structs.replace(
             self._template,
@@ -172,7 +176,10 @@ class ResponseSaver:
         self._store = None
 
     def on_end(self, response: bytes, frame: bytes) -> bytes:
-        """Store the response at the end of its stream. Hold the last frame where peers need it."""
+        """Save the response at the end of its stream and return the last frame.
+
+        If other processes share the store, hold the frame until they can see the response.
+        """
         self.save(response)
         if self._store is None or not self._store.has_peers:
             return frame
@@ -180,17 +187,17 @@ class ResponseSaver:
         return b""
 
     async def release_held_frame(self) -> bytes:
-        """Return the held frame when the response is visible to peers."""
+        """Wait until the response is visible to peers, and return the held frame."""
         await self.wait_visible()
         frame, self._held_frame = self._held_frame, b""
         return frame
 
     async def wait_visible(self) -> None:
-        """Return when the response is visible to peers, if there are any."""
+        """Wait until the response is visible to peers, if there are any."""
         if self._store is not None and self._store.has_peers:
             await self.wait_persisted()
 
     async def wait_persisted(self) -> None:
-        """Return when the response, as it is now, outlives this process."""
+        """Wait until the current state of the response is written to the store."""
         if self._store is not None and self.response is not None:
             await self._store.wait_stored(self.response)

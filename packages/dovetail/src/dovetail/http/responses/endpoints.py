@@ -1,4 +1,4 @@
-"""The endpoints of stored responses, and the token count of a whole conversation."""
+"""The endpoints of stored responses, and the input token count of the Responses API."""
 
 import asyncio
 import hashlib
@@ -32,10 +32,10 @@ from dovetail_protocols import (
     with_default_model,
 )
 
-_DEFAULT_PAGE_ITEMS, _MAX_PAGE_ITEMS = 20, 100  # items
+_DEFAULT_PAGE_ITEMS, _MAX_PAGE_ITEMS = 20, 100
 _TRUE_VALUES = ("true", "1")
 _CHUNK_BYTES = 1 << 18  # of a response body, sent at a time
-_MAX_SENDING_BODIES = 16  # of the largest size: what clients have not read is in memory
+_MAX_SENDING_BODIES = 16  # of the largest size: unread bodies occupy memory
 
 ForgetResponse = Callable[[ResponseKey], Awaitable[None]]
 
@@ -55,7 +55,7 @@ class ResponsesEndpoints:
         self._store = service.response_store
         self._background = background
         self._forget = forget
-        self._sending_bytes = 0  # bytes of large response bodies that are being sent
+        self._sending_bytes = 0  # size of the large response bodies that are being sent
 
     def routes(self) -> list[Route]:
         path = "/v1/responses/{id}"
@@ -64,12 +64,12 @@ class ResponsesEndpoints:
                 "POST",
                 "/v1/responses/input_tokens",
                 self._count_input_tokens,
-                "Exact size of an input",
+                "Count the input tokens of a request",
             ),
-            ("GET", path, self._get, "A response that is kept"),
-            ("DELETE", path, self._delete, "Forget a response"),
-            ("GET", f"{path}/input_items", self._list_input_items, "What a response was given"),
-            ("POST", f"{path}/cancel", self._cancel, "Call off a response in the background"),
+            ("GET", path, self._get, "Get a stored response"),
+            ("DELETE", path, self._delete, "Delete a stored response"),
+            ("GET", f"{path}/input_items", self._list_input_items, "List the input items"),
+            ("POST", f"{path}/cancel", self._cancel, "Cancel a background response"),
         ]
         return [Route(*columns, codec=RESPONSES) for columns in table]
 
@@ -77,7 +77,8 @@ class ResponsesEndpoints:
         query = exchange.query
         if query.get("stream", "").lower() in _TRUE_VALUES:
             after = _parse_int(query, "starting_after", -1)
-            await self._require_response(exchange)  # not held in memory while the client follows
+            # The result is not used, so that it is not held in memory while the client follows.
+            await self._require_response(exchange)
             await self._background.follow(exchange, _response_id(exchange), after)
             return
         await self._send(exchange, _encode_response(await self._require_response(exchange)))
@@ -100,14 +101,16 @@ class ResponsesEndpoints:
         await self._send(exchange, _encode_response(response))
 
     async def _list_input_items(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
-        """List the input items of the model, with those of the responses before."""
+        """List the input items of a response, including those of the responses before it."""
         query = exchange.query
         limit = _parse_int(query, "limit", _DEFAULT_PAGE_ITEMS)
         if not 1 <= limit <= _MAX_PAGE_ITEMS:
-            raise InvalidRequest(f"limit: Expected 1 to {_MAX_PAGE_ITEMS}", param="limit")
+            raise InvalidRequest(
+                f"`limit` must be between 1 and {_MAX_PAGE_ITEMS}, got {limit}", param="limit"
+            )
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise InvalidRequest("order: Expected asc or desc", param="order")
+            raise InvalidRequest("`order` must be `asc` or `desc`", param="order")
         await self._require_response(exchange)
         chain = await self._store.get_available_chain(
             exchange.tenant, _response_id(exchange), self._options.max_body_bytes
@@ -121,7 +124,7 @@ class ResponsesEndpoints:
         await self._send(exchange, encode_items(page, has_more=more))
 
     async def _count_input_tokens(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
-        """Count by the same rendering as the real request."""
+        """Count the input tokens exactly: the request is rendered as usual."""
         options = self._options
         body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
         body_with_model = with_default_model(body, self._service.entries[0].name)
@@ -135,12 +138,15 @@ class ResponsesEndpoints:
         await exchange.respond(200, encode_input_tokens(tokens))
 
     async def _send(self, exchange: ApiExchange, body: bytes) -> None:
-        """Send a body, a large one in chunks and only so many at once: not every client reads."""
+        """Send a body. Large bodies are sent in chunks, and limited: slow clients occupy memory."""
         if len(body) <= _CHUNK_BYTES:
             await exchange.respond(200, body)
             return
         if self._sending_bytes + len(body) > _MAX_SENDING_BODIES * self._options.max_body_bytes:
-            raise Overloaded("Too much waits to be read.", retry_after=RETRY_AFTER_SECONDS)
+            raise Overloaded(
+                "Too many large response bodies are being sent; retry later.",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
         self._sending_bytes += len(body)
         try:
             length = ("content-length", str(len(body)))
@@ -178,12 +184,12 @@ def _parse_int(query: dict[str, str], name: str, default: int) -> int:
     if value is None:
         return default
     if not value.isdecimal() or len(value) > 9:
-        raise InvalidRequest(f"{name}: Expected a number", param=name)
+        raise InvalidRequest(f"`{name}` must be a number of at most 9 digits", param=name)
     return int(value)
 
 
 def _iter_input_items(chain: Sequence[StoredResponse]) -> Iterator[dict[str, Any]]:
-    """Yield all input items of the last response, each with an id of its own."""
+    """Yield all input items of the last response, each with a unique id."""
     seen: set[str] = set()
     for response in chain:
         for part in (
@@ -198,7 +204,7 @@ def _iter_input_items(chain: Sequence[StoredResponse]) -> Iterator[dict[str, Any
 
 
 def _position_digest(*position: object) -> str:
-    """Return the same digest for the same position, so that pages are consistent."""
+    """Return a digest that depends only on the position, so that pages are consistent."""
     return hashlib.sha256(repr(position).encode()).hexdigest()[:24]
 
 
@@ -208,4 +214,4 @@ def _index_after(items: Sequence[dict[str, Any]], after: str | None) -> int:
     for at, item in enumerate(items):
         if item["id"] == after:
             return at + 1
-    raise InvalidRequest("after: There is no such item", param="after")
+    raise InvalidRequest("`after` must be the id of an item in the list", param="after")

@@ -1,4 +1,4 @@
-"""A response that runs in the background, and its frames so far."""
+"""A response that runs in the background, and the log of its frames."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ ResponseKey = tuple[str, str]  # tenant and id
 
 
 class FrameLog:
-    """The frames of one stream so far, and a signal for more."""
+    """The frames of one stream so far, with a notification for new frames."""
 
     __slots__ = ("_changed", "chunks", "ended", "size")
 
@@ -42,7 +42,7 @@ class FrameLog:
         self._notify()
 
     def batch_end(self, at: int) -> int:
-        """Return the end of the chunks to send together: several small ones, or a large one."""
+        """Return the end index of the chunks to send together from `at`: small ones are joined."""
         size, end = len(self.chunks[at]), at + 1
         while end < len(self.chunks) and size + len(self.chunks[end]) <= CHUNK_BYTES:
             size += len(self.chunks[end])
@@ -60,7 +60,7 @@ class FrameLog:
         return b"".join(parts)
 
     async def wait(self) -> None:
-        """Wait for more frames, or for the end."""
+        """Wait for more frames or for the end of the stream."""
         await self._changed.wait()
 
     def _notify(self) -> None:
@@ -69,7 +69,7 @@ class FrameLog:
 
 
 class BackgroundRun:
-    """A response in progress. It acts as the client that the response is sent to."""
+    """A response in progress. It takes the place of the client: it receives the response."""
 
     __slots__ = ("_encoder", "_saver", "cancelled", "deleted", "frames", "task")
 
@@ -83,11 +83,11 @@ class BackgroundRun:
 
     @property
     def response(self) -> StoredResponse | None:
-        """As last stored. None: it was deleted."""
+        """The response as last saved; None if it was deleted."""
         return None if self.deleted else self._saver.response
 
     async def receive(self) -> Message:
-        """Wait for the cancellation of the run."""
+        """Wait for the cancellation of the run, and report it as a disconnect."""
         await self.cancelled.wait()
         return {"type": "http.disconnect"}
 
@@ -95,7 +95,7 @@ class BackgroundRun:
         self.frames.append(message.get("body") or b"")
 
     async def stop(self) -> None:
-        """Cancel the run, and return when it has finished: its final state is stored then."""
+        """Cancel the run and wait until it has finished and its final state is saved."""
         self.cancelled.set()
         if self.task is not None:
             await asyncio.wait({self.task})
@@ -109,7 +109,7 @@ class BackgroundRun:
         self.frames.append(await self._saver.release_held_frame())
 
     def save_progress(self) -> StoredResponse | None:
-        """Store the response as it is now, with a heartbeat. None: it has finished."""
+        """Save the current state with a heartbeat. Returns None if the run has finished."""
         stored = self._saver.response
         if stored is None or not stored.running:
             return None
@@ -121,7 +121,7 @@ class BackgroundRun:
         await self._saver.wait_persisted()
 
     def mark_deleted(self) -> None:
-        """Mark the response as deleted: it is not stored any more."""
+        """Mark the response as deleted, so that it is not stored again."""
         self.deleted = True
         self._saver.disable_store()
 
@@ -130,24 +130,24 @@ _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
 
 class ResponsePeers(Protocol):
-    """The other worker processes. At most one of them runs a given response."""
+    """Access to responses of the other worker processes. At most one of them runs a response."""
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
-        """Return the stream of a response, after a frame. None: no process has it.
+        """Return the stream of a response after frame number `after`; None if no peer has it.
 
-        The stream raises if its process dies: a truncated stream must not look complete. The caller
-        closes it.
+        The stream raises an error if its process dies, because a truncated stream must not look
+        complete. The caller closes the stream.
         """
 
     async def cancel(self, key: ResponseKey) -> bool:
-        """Return when it is cancelled and stored. False: no peer runs it."""
+        """Cancel a run and wait until its state is stored. Returns False if no peer runs it."""
 
     async def forget(self, key: ResponseKey) -> None:
-        """Have the peers drop what they hold of a deleted response."""
+        """Have all peers drop their data of a deleted response."""
 
 
 class NoResponsePeers:
-    """A server with a single process."""
+    """The peers of a server with a single process: none."""
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
         return None
@@ -160,9 +160,9 @@ class NoResponsePeers:
 
 
 async def read_chunks(frames: FrameLog, after: int = -1) -> AsyncGenerator[bytes]:
-    """Yield the frames with a higher number, a chunk at a time.
+    """Yield the frames with a number higher than `after`, in chunks.
 
-    What is not taken yet stays in the log, which all followers share.
+    Unread frames stay in the log, which all followers share.
     """
     at = 0
     while at < len(frames.chunks) or not frames.ended:
@@ -177,7 +177,7 @@ async def read_chunks(frames: FrameLog, after: int = -1) -> AsyncGenerator[bytes
 
 
 async def send_stream(exchange: ApiExchange, stream: AsyncGenerator[bytes]) -> None:
-    """Send a stream to a client, no faster than it reads."""
+    """Send a stream to a client, with backpressure."""
     async with aclosing(stream):
         await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, STREAM_HEADERS)
         async with DisconnectGuard(exchange.receive) as guard:
@@ -188,7 +188,7 @@ async def send_stream(exchange: ApiExchange, stream: AsyncGenerator[bytes]) -> N
 
 
 def _frames_after(frames: bytes, after: int) -> list[bytes]:
-    """Return the frames with a higher number. They are in order, so mostly it is all or none."""
+    """Return the frames with a number higher than `after`. The frames are in order."""
     first = _SEQUENCE_NUMBER.search(frames)
     if after < 0 or (first is not None and int(first[1]) > after):
         return [frames]

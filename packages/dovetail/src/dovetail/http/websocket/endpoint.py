@@ -1,4 +1,4 @@
-"""All open WebSockets: accept them, and close them when the server drains."""
+"""Accept WebSockets, serve them, and close them when the server drains."""
 
 from dovetail.http.drain import DrainController, ServerDraining
 from dovetail.http.errors import HttpError
@@ -17,14 +17,14 @@ _DENIAL_RESPONSE_EXTENSION = "websocket.http.response"  # ASGI's extension
 
 
 class TooManyWebSockets(HttpError):
-    """Too many WebSockets. Not 429, which Codex takes for the end of its session."""
+    """Too many WebSockets are open. The status is not 429, on which Codex ends its session."""
 
     kind = "engine_unavailable"
     status = 503
 
 
 class WebSocketEndpoint:
-    """Accept WebSockets by `accept`, a handler like any other, and serve them by `serve`."""
+    """Serve WebSockets with `serve`; `accept` is the route handler of the handshake."""
 
     __slots__ = (
         "_draining",
@@ -54,7 +54,7 @@ class WebSocketEndpoint:
         draining.on_start(self._drain_sessions)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle the handshake of a WebSocket, and then all of its messages."""
+        """Handle the handshake of a WebSocket and then all of its messages."""
         exchange = _handshake_exchange(scope, receive, send)
         await self._respond(exchange)
         if exchange.status != SWITCHING_PROTOCOLS:
@@ -77,14 +77,13 @@ class WebSocketEndpoint:
 
     async def accept(self, exchange: ApiExchange) -> None:
         if self._draining.started:
-            raise ServerDraining(
-                "The server is about to stop, and opens no more sockets.", RESPONSES
-            )
+            raise ServerDraining("The server is stopping and accepts no new WebSockets.", RESPONSES)
         if "origin" in exchange.headers:
-            # Browsers let any page connect to this machine and read messages: only we can refuse.
-            raise Forbidden("WebSockets are for programs: a web page may not open one.")
+            # Browsers allow any web page to open a WebSocket to any server and to read its
+            # messages, so the server has to reject them.
+            raise Forbidden("Web pages may not open WebSockets: remove the Origin header.")
         if len(self._sessions) >= self._options.max_connections:
-            raise TooManyWebSockets("Too many WebSockets are open: use HTTP.", retry_after=5.0)
+            raise TooManyWebSockets("Too many WebSockets are open; use HTTP.", retry_after=5.0)
         exchange.status = SWITCHING_PROTOCOLS
         lines = [(b"x-request-id", exchange.request_id.encode())]
         lines += [(name.encode(), value.encode()) for name, value in exchange.extra_headers]
@@ -101,9 +100,10 @@ class WebSocketEndpoint:
 
 
 def _handshake_exchange(scope: Scope, receive: Receive, send: Send) -> ApiExchange:
-    """The handshake of a WebSocket as an exchange. Responses have the names of ASGI's extension.
+    """Return the handshake of a WebSocket as an exchange.
 
-    A server without that extension can only reject the handshake without a reason.
+    Responses use ASGI's extension for denial responses. A server without this extension can only
+    reject the handshake without a reason.
     """
     can_respond = _DENIAL_RESPONSE_EXTENSION in (scope.get("extensions") or {})
 

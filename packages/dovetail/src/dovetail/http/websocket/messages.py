@@ -1,4 +1,4 @@
-"""Messages of a WebSocket: decode requests, and encode events and errors."""
+"""Messages of a WebSocket: decode requests, encode events and errors."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,11 +17,11 @@ _MAX_STREAM_ID_CHARS = 128
 class WebSocketRequest(msgspec.Struct, frozen=True):
     """A message with a request.
 
-    body: The body of the same request over HTTP, as a stream.
-    stream_id: Messages with the same id are handled in order, apart from others.
-    warm_only: Nothing is to be generated; the next message continues this one.
-    headers: Headers of this very request: those of the connection are as old as the connection.
-    error: What is wrong with the message.
+    body: Body of the equivalent HTTP request with `stream` set.
+    stream_id: Messages with the same id are handled in order, independently of others.
+    warm_only: Whether to generate no output; the next message continues this one.
+    headers: Headers of this request, which replace those of the connection's handshake.
+    error: Why the message is invalid.
     """
 
     body: bytes = b""
@@ -36,13 +36,13 @@ class WebSocketRequest(msgspec.Struct, frozen=True):
 
 
 def decode_message(data: str | bytes) -> WebSocketRequest:
-    """Decode a message. Never raises: an error is sent in place of the response."""
+    """Decode a message. Does not raise: an error is sent in place of the response."""
     try:
         return _decode_fields(data)
     except (InvalidRequest, Unsupported) as error:
         return WebSocketRequest(error=error)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        return WebSocketRequest(error=InvalidRequest(f"The message is no JSON object: {error}"))
+        return WebSocketRequest(error=InvalidRequest(f"The message is not a JSON object: {error}"))
 
 
 def _decode_fields(data: str | bytes) -> WebSocketRequest:
@@ -58,15 +58,15 @@ def _build_request(fields: _Fields, stream_id: str | None) -> WebSocketRequest:
     kind = _decode_value(fields.pop("type", None))
     if kind != "response.create":
         raise InvalidRequest(
-            "type: Expected response.create, the only message that is known here", param="type"
+            "`type` must be `response.create`, the only supported message", param="type"
         )
     if _decode_value(fields.get("background")) is True:
-        raise Unsupported("background: Not offered over WebSockets", param="background")
+        raise Unsupported("`background` is not supported over WebSockets", param="background")
     generate = _decode_value(fields.pop("generate", None))
     if generate not in (None, True, False):
-        raise InvalidRequest("generate: Expected a boolean", param="generate")
+        raise InvalidRequest("`generate` must be a boolean", param="generate")
     warm_only = generate is False or _is_prewarm(_decode_value(fields.get("prompt_cache_options")))
-    fields["stream"] = msgspec.Raw(_TRUE)  # over a WebSocket there is no other way
+    fields["stream"] = msgspec.Raw(_TRUE)  # responses over WebSockets are always streams
     return WebSocketRequest(
         msgspec.json.encode(fields),
         stream_id,
@@ -81,7 +81,7 @@ def _decode_stream_id(raw: msgspec.Raw | None) -> str | None:
         return None
     if not isinstance(stream_id, str) or not 0 < len(stream_id) <= _MAX_STREAM_ID_CHARS:
         raise InvalidRequest(
-            f"stream_id: Expected a text of 1 to {_MAX_STREAM_ID_CHARS} characters",
+            f"`stream_id` must be a string of 1 to {_MAX_STREAM_ID_CHARS} characters",
             param="stream_id",
         )
     return stream_id
@@ -92,7 +92,7 @@ def _is_prewarm(options: Any) -> bool:
 
 
 def _decode_metadata_headers(raw: msgspec.Raw | None) -> dict[str, str]:
-    """Return headers that Codex puts into the message, as it cannot send others with it."""
+    """Return the headers that Codex puts into the message, which has no HTTP headers."""
     metadata = _decode_value(raw)
     if not isinstance(metadata, dict):
         return {}
@@ -107,20 +107,20 @@ def _decode_value(raw: msgspec.Raw | None) -> Any:
     return None if raw is None else msgspec.json.decode(raw)
 
 
-RawHeaders = Iterable[tuple[bytes, bytes]]  # headers, as ASGI has them
+RawHeaders = Iterable[tuple[bytes, bytes]]  # headers in ASGI's format
 
 _DATA = b"\ndata: "
 _TYPE_FIELD = b'{"type":'
 _DATA_WITH_TYPE = _DATA + _TYPE_FIELD
 _EVENT = b"event: "
-#: Headers of an error that are sent with it.
+#: Headers of an error response that are included in its message.
 _ERROR_HEADERS = ("retry-after", "x-ratelimit-", "x-request-id")
 
 
 def split_messages(frames: bytes, suffix: bytes = b"") -> list[bytes]:
-    """Convert whole frames of an event stream to messages. Comments are dropped.
+    """Convert complete frames of an event stream to messages. Comments are dropped.
 
-    `suffix` replaces the end of each JSON object, to add the stream id.
+    `suffix` replaces the closing brace of each JSON object, to add the stream id.
     """
     messages = []
     for frame in frames.split(b"\n\n"):
@@ -128,7 +128,7 @@ def split_messages(frames: bytes, suffix: bytes = b"") -> list[bytes]:
         if at < 0:
             continue
         data = frame[at + 7 :]
-        if not data.startswith(_TYPE_FIELD):  # the type of the event is only in its name then
+        if not data.startswith(_TYPE_FIELD):  # the type is only in the name of the event
             name = frame[:at].removeprefix(_EVENT)
             data = _TYPE_FIELD + msgspec.json.encode(name.decode()) + b"," + data[1:]
         messages.append(data[:-1] + suffix if suffix else data)
@@ -136,7 +136,7 @@ def split_messages(frames: bytes, suffix: bytes = b"") -> list[bytes]:
 
 
 def single_message(frames: bytes) -> bytes | None:
-    """Return the message of a single frame, as that of a token; None if it is not a single one."""
+    """Return the message of a single frame, such as that of a token; None for several frames."""
     at = frames.find(b"\n")
     if frames.rfind(b"\n", 0, -2) != at or not frames.startswith(_DATA_WITH_TYPE, at):
         return None
@@ -144,12 +144,12 @@ def single_message(frames: bytes) -> bytes | None:
 
 
 def encode_stream_suffix(stream_id: str | None) -> bytes:
-    """Encode the end of each event of this stream id."""
+    """Encode the suffix that adds a stream id to each event."""
     return b"" if stream_id is None else b',"stream_id":' + msgspec.json.encode(stream_id) + b"}"
 
 
 def encode_frame(message: bytes) -> bytes:
-    """Encode a message as one WebSocket frame of text."""
+    """Encode a message as one WebSocket text frame."""
     size = len(message)
     return (
         _FRAME_HEADERS[size] if size < _CACHED_HEADERS else _encode_frame_header(size)
@@ -164,7 +164,7 @@ def _encode_frame_header(size: int) -> bytes:
     return b"\x81\x7f" + size.to_bytes(8, "big")
 
 
-_CACHED_HEADERS = 1024  # the event of a token is smaller
+_CACHED_HEADERS = 1024  # events of single tokens are smaller
 _FRAME_HEADERS = [_encode_frame_header(size) for size in range(_CACHED_HEADERS)]
 
 
@@ -178,7 +178,7 @@ def encode_error_message(
 ) -> bytes:
     """Encode an error response as a message.
 
-    Clients look for its headers in two places: next to the error (Codex) and in it (OpenAI).
+    Clients expect its headers in two places: next to the error (Codex) and in it (OpenAI).
     """
     error: dict[str, Any] = msgspec.json.decode(body)["error"]
     lines = {name.decode().lower(): value.decode() for name, value in headers}

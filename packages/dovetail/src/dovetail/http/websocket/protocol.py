@@ -1,7 +1,7 @@
-"""uvicorn's WebSocket protocol with bounds on what a client can make grow or hold open.
+"""uvicorn's WebSocket protocol with limits on memory and time that a client can consume.
 
-A fragmented message without end, a client that never reads, or one that vanished without closing:
-each would hold memory for good.
+Without them, an endless fragmented message, a client that never reads, or one that vanished without
+closing the connection would hold memory forever.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dovetail.http.memory import request_memory
 from dovetail.http.options import DEFAULT_WEBSOCKET_OPTIONS, WebSocketOptions
 from dovetail.http.websocket.messages import encode_frame, single_message, split_messages
 
-#: Key of the connection in the `extensions` of the ASGI scope.
+#: Key under which the `extensions` of an ASGI scope offer a `WebSocketTransport`.
 WEBSOCKET_TRANSPORT_EXTENSION = "dovetail.carrier"
 CLOSE_POLICY_VIOLATION = 1008
 CLOSE_MESSAGE_TOO_BIG = 1009
@@ -27,16 +27,16 @@ _BAD_REQUEST_RESPONSE = (
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.WARNING)
-# uvicorn logs this for every WebSocket that is refused. Refusals are logged as requests already,
-# and throttled there: strangers must not fill the log.
+# uvicorn logs this for every refused WebSocket. Refusals are already logged as requests, and
+# throttled there so that unauthenticated clients cannot fill the log.
 _INCOMPLETE_HANDSHAKE = "ASGI callable returned without completing handshake."
 _log.addFilter(lambda record: record.msg != _INCOMPLETE_HANDSHAKE)
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """One connection.
+    """One WebSocket connection.
 
-    client_closed: Whether the client has closed it or is gone.
+    client_closed: Whether the client has closed the connection or vanished.
     """
 
     client_closed = False
@@ -48,7 +48,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._options = options
-        # Both would log client addresses, and at the debug level message contents.
+        # Both loggers would log client addresses, and message contents at the debug level.
         self.logger = _log
         self.conn.logger = _log
         self.conn.debug = False
@@ -79,13 +79,13 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= self._options.max_fragments:
-            self.conn.fail(CLOSE_MESSAGE_TOO_BIG, "too many pieces")
+            self.conn.fail(CLOSE_MESSAGE_TOO_BIG, "too many fragments")
             self.handle_parser_exception()
             return
         super().handle_cont(event)
 
     def data_received(self, data: bytes) -> None:
-        """Handle data. A handshake that cannot be parsed gets its response here."""
+        """Handle received data. A handshake that cannot be parsed gets a 400 here."""
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self.transport.write(_BAD_REQUEST_RESPONSE)
@@ -112,7 +112,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.handshake_complete and request_memory.is_exceeded_by(
             self._held_bytes, self.config.ws_max_size
         ):
-            self.conn.fail(CLOSE_TRY_AGAIN_LATER, "too much is being sent at once")
+            self.conn.fail(CLOSE_TRY_AGAIN_LATER, "request memory limit reached; retry later")
             self.handle_parser_exception()
 
     def _set_held_bytes(self, size: int) -> None:
@@ -125,11 +125,11 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def _on_message_timeout(self) -> None:
-        """Close the connection, which would hold an incomplete message without end."""
+        """Close the connection: its message did not arrive in time."""
         if self.client_closed or self.close_sent or not self.handshake_complete:
             self.transport.abort()
             return
-        self.conn.fail(CLOSE_POLICY_VIOLATION, "a message must come faster")
+        self.conn.fail(CLOSE_POLICY_VIOLATION, "timeout while receiving a message")
         self.handle_parser_exception()
 
     def _stop_timer(self) -> None:
@@ -138,13 +138,13 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self._message_timer = None
 
     def keepalive_timeout(self) -> None:
-        """Abort: a client that does not respond does not read either."""
+        """Abort the connection: a client that does not respond to pings does not read either."""
         super().keepalive_timeout()
         self.transport.abort()
 
 
 class WebSocketTransport:
-    """The connection, as the application sees it."""
+    """Access to the connection for the application."""
 
     __slots__ = ("_protocol",)
 
@@ -157,9 +157,9 @@ class WebSocketTransport:
 
 
 class DirectWebSocketWriter:
-    """Write frames as messages directly to the connection. `write` runs for every token.
+    """Write event stream frames as messages to the connection. `write` runs for every token.
 
-    What is written after the client has disconnected is dropped.
+    Data written after a disconnect is dropped.
     """
 
     __slots__ = ("_is_writable", "_protocol", "_suffix", "_write")

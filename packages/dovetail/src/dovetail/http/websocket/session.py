@@ -1,4 +1,4 @@
-"""One open WebSocket: receive requests, and run them in order per stream id."""
+"""One open WebSocket: receive requests and run them in order per stream id."""
 
 import asyncio
 from collections import deque
@@ -29,7 +29,7 @@ from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail_model import RateLimited
 
-#: Headers that belong only to the handshake.
+#: Headers of the handshake that requests do not inherit.
 _HANDSHAKE_HEADERS = frozenset(
     {
         *("connection", "upgrade", "content-encoding", "content-length", "content-type"),
@@ -44,7 +44,7 @@ CLOSED_ERRORS = (OSError, RuntimeError)
 class WebSocketResponseAdapter:
     """Send the ASGI messages of a response as WebSocket messages.
 
-    A response that is no stream is an error, as requests over WebSockets are always streams.
+    A response that is not a stream is an error, because requests over WebSockets always stream.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class WebSocketResponseAdapter:
         self._body_chunks: list[bytes] = []
 
     async def receive(self) -> Message:
-        """Return the body, once; then wait for the disconnect."""
+        """Return the body on the first call; then wait for the disconnect."""
         request, self._pending_request = self._pending_request, None
         if request is None:
             await self._disconnected.wait()
@@ -95,7 +95,7 @@ class WebSocketResponseAdapter:
             )
 
     async def _send_messages(self, messages: Iterable[bytes]) -> None:
-        """Send messages. As with HTTP, sending to a disconnected client is no error."""
+        """Send messages. As with HTTP, sending to a disconnected client is not an error."""
         for message in messages:
             if self._disconnected.is_set():
                 return
@@ -104,7 +104,7 @@ class WebSocketResponseAdapter:
 
 
 class WebSocketContext:
-    """The connection that requests come from, and the responses that only it holds."""
+    """The connection of a session, and the responses that only this connection can use."""
 
     __slots__ = ("disconnected", "local_responses", "scope", "send")
 
@@ -116,7 +116,7 @@ class WebSocketContext:
 
 
 def create_exchange(request: WebSocketRequest, context: WebSocketContext) -> ApiExchange:
-    """Create the exchange of a request, as if it had been posted to the path of the WebSocket."""
+    """Create the exchange of a request, as if it were a POST to the path of the WebSocket."""
     scope = context.scope
     response = WebSocketResponseAdapter(request, context.send, context.disconnected)
     transport: WebSocketTransport | None
@@ -139,7 +139,7 @@ def create_exchange(request: WebSocketRequest, context: WebSocketContext) -> Api
 
 
 def _request_headers(headers: RawHeaders, request: WebSocketRequest) -> list[tuple[bytes, bytes]]:
-    """Return the headers of the connection, without those of the handshake and those replaced."""
+    """Return the headers of the handshake that apply to the request, and its own headers."""
     inherited = [
         (name, value)
         for name, value in headers
@@ -196,7 +196,7 @@ class WebSocketSession:
         self._closing = False
 
     async def run(self) -> None:
-        """Run until the client disconnects or is idle for too long."""
+        """Serve requests until the client disconnects or is idle for too long."""
         try:
             while (data := await self._receive_message()) is not None:
                 await self._accept_request(decode_message(data))
@@ -206,24 +206,24 @@ class WebSocketSession:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def drain(self) -> None:
-        """Close after the running and queued requests: the server is about to stop."""
+        """Close the connection after its running and queued requests: the server is stopping."""
         self._draining = True
         if not self._queues:
-            self._close_soon(CLOSE_SERVICE_RESTART, "the server restarts")
+            self._close_soon(CLOSE_SERVICE_RESTART, "the server is restarting")
 
     def forget_response(self, tenant: str, id: str) -> None:
-        """Drop a deleted response."""
+        """Drop a deleted response from the cache of the connection."""
         self._context.local_responses.delete(tenant, id)
 
     async def _receive_message(self) -> str | bytes | None:
-        """Return the next message; None when there will be none."""
+        """Return the next message; None after a disconnect."""
         while True:
             try:
                 async with asyncio.timeout(self._options.idle_timeout_seconds):
                     message = await self._receive()
             except TimeoutError:
                 if not self._queues:
-                    self._close_soon(CLOSE_GOING_AWAY, "nothing was asked for a long time")
+                    self._close_soon(CLOSE_GOING_AWAY, "idle timeout")
                 continue
             if message["type"] == "websocket.disconnect":
                 return None
@@ -236,7 +236,7 @@ class WebSocketSession:
             return
         queue = self._queues.get(request.stream_id)
         if not self._has_room(request, queue):
-            reason = "lanes are at work" if queue is None else "messages wait"
+            reason = "concurrent streams" if queue is None else "queued messages"
             busy = RateLimited(f"Too many {reason} on this connection.", retry_after=1.0)
             await self._run_request(msgspec.structs.replace(request, error=busy))
         elif queue is not None:
@@ -260,12 +260,12 @@ class WebSocketSession:
         return not request_memory.is_exceeded_by(request.size, self._max_message_bytes)
 
     def _add_queued_bytes(self, size: int) -> None:
-        """Change the number of queued bytes."""
+        """Change the number of queued bytes by `size`."""
         self._queued_bytes += size
         request_memory.total_bytes += size
 
     async def _run_queue(self, request: WebSocketRequest) -> None:
-        """Run the requests of a stream id until none waits."""
+        """Run the requests of a stream id until its queue is empty."""
         queue = self._queues[request.stream_id]
         try:
             await self._run_request(request)
@@ -277,14 +277,14 @@ class WebSocketSession:
             self._queues.pop(request.stream_id, None)
             self._add_queued_bytes(-sum(waiting.size for waiting in queue))
         if self._draining and not self._queues:
-            await self._close(CLOSE_SERVICE_RESTART, "the server restarts")
+            await self._close(CLOSE_SERVICE_RESTART, "the server is restarting")
 
     async def _run_request(self, request: WebSocketRequest) -> None:
         try:
             await self._respond(create_exchange(request, self._context))
         except Exception:
-            # A part of the response was sent: as with HTTP, it must not look complete.
-            await self._close(CLOSE_INTERNAL_ERROR, "the answer broke off")
+            # Part of the response was sent. As with HTTP, it must not look complete.
+            await self._close(CLOSE_INTERNAL_ERROR, "the response failed")
 
     def _close_soon(self, code: int, reason: str) -> None:
         task = asyncio.create_task(self._close(code, reason))
