@@ -247,7 +247,7 @@ def test_another_tenant_has_nothing(ran: Ran) -> None:
         (("x", "--store", "memory"), "in the server's memory alone"),
         (("x",), "no turns are kept in"),
         (("x", "--store", "redis://127.0.0.1:1"), "is unavailable"),
-        (("x", "--store", "what"), "is wanted"),
+        (("x", "--store", "what"), "must be sqlite, memory or a redis:// URL"),
         ((), "one of SESSION, --all and --list is wanted"),
         (("x", "--list"), "one of SESSION, --all and --list is wanted"),
     ],

@@ -78,11 +78,11 @@ def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--engine", "vllm"], "needs the address of a server: --engine-url"),
-        (["--engine", "vllm", "--engine-url", "nowhere"], "--engine-url: not an http address"),
-        (["--engine", "vllm", "--engine-url", "http://127.0.0.1:9"], "does not answer"),
+        (["--engine", "vllm"], "requires --engine-url"),
+        (["--engine", "vllm", "--engine-url", "nowhere"], "--engine-url: expected an http://"),
+        (["--engine", "vllm", "--engine-url", "http://127.0.0.1:9"], "is not available"),
         (["--engine", "llamacpp", "--engine-url", "http://127.0.0.1:9"], "runs here"),
-        (["--engine", "scripted", "--engine-option", "speed"], "NAME=VALUE is wanted"),
+        (["--engine", "scripted", "--engine-option", "speed"], "must be NAME=VALUE"),
     ],
 )
 def test_unservable_settings_are_reported_in_one_line(

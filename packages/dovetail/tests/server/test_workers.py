@@ -223,7 +223,7 @@ def test_aborted_streams_end_with_an_error(tmp_path: Path, workers: int, why: st
             wait_until(lambda: running.request("GET", "/ready").status == 503)
             running.process.send_signal(signal.SIGTERM)
         for path, text in streams.ends():
-            assert b"stopped before the answer was complete" in text
+            assert b"stopped before the response was complete" in text
             assert not is_whole(path, text)
         status = running.process.wait(TIMEOUT_SECONDS)
         assert status == (130 if why == "deadline" else -signal.SIGTERM)
@@ -308,7 +308,7 @@ def test_workers_that_fall_at_every_start_are_given_up(tmp_path: Path) -> None:
         for pid in children(running):
             os.kill(pid, signal.SIGKILL)
         assert running.process.wait(2 * TIMEOUT_SECONDS) == 1
-        assert "the workers fall as soon as they are started" in running.log.read_text()
+        assert "the workers crash as soon as they are started" in running.log.read_text()
 
 
 @LONG

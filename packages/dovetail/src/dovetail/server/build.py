@@ -1,4 +1,4 @@
-"""Build the model registry of a server, with its stores and engines, from the settings."""
+"""Build the model registry of a server with its stores and engines from the settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ RESPONSES_FILE = "responses.sqlite"
 
 
 def open_ledger(config: Config, folder: Path) -> Ledger:
-    """Open the ledger. Processes that share its store are peers and look turns up in it."""
+    """Open the ledger. Processes that share a persistent store also find each other's turns."""
     persistent = config.store != "memory"
     return Ledger(
         _open_ledger_store(config.store, folder),
@@ -52,8 +52,8 @@ def open_ledger(config: Config, folder: Path) -> Ledger:
 
 def open_response_store(config: Config, folder: Path) -> ResponseStore:
     """Open the store of responses that clients can retrieve and continue."""
-    # Two servers of one user share a data folder by default, and so do a draining server and
-    # its replacement.
+    # Two servers of one user share a data folder by default, and so do a draining server and its
+    # replacement.
     persistent = config.store != "memory"
     return ResponseStore(
         _open_response_backend(config, folder), shared=persistent, has_peers=_has_peers(config)
@@ -88,15 +88,15 @@ def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
         return SqliteLedgerStore(folder / LEDGER_FILE)
     if name.startswith(("redis://", "rediss://", "unix://")):
         if find_spec("redis") is None:
-            raise ValueError(f"--store with a Redis needs more: {install_command('redis')}")
+            raise ValueError(f"--store with a Redis URL requires: {install_command('redis')}")
         from dovetail.ledger.redis_store import RedisLedgerStore
 
         return RedisLedgerStore(name)
-    raise ValueError(f"--store {name}: sqlite, memory or a redis:// URL is wanted")
+    raise ValueError(f"--store must be sqlite, memory or a redis:// URL, got {name}")
 
 
 DEFAULT_MODEL = "smollm2"
-#: Claude Code requests models besides the configured one, such as its small model.
+#: Claude Code requests other models in addition to the configured one, such as its small model.
 CLAUDE_ALIAS = "claude-*"
 TEMPLATES = Path(models.__file__).parent / "templates"
 
@@ -107,7 +107,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class _SharedParts:
-    """What all models of a server share."""
+    """Objects that all models of a server share."""
 
     folder: Path
     ledger: Ledger
@@ -134,14 +134,14 @@ def build_service(config: Config, progress: Progress | None = None) -> ModelRegi
 def build_local_engine(
     config: Config, progress: Progress | None = None
 ) -> tuple[Model, ReplicaPool]:
-    """Build a local model and its engine only, for a process that serves it to others."""
+    """Build only a local model and its engine, for a process that serves it to the workers."""
     path = _find_files(config, config.data_dir or default_data_dir(), None, progress)
     model = _load_model(config, path, None)
     return model, create_pool(config, model, path, None)
 
 
 def _build_model(config: Config, shared: _SharedParts, progress: Progress | None) -> ModelEntry:
-    """Build one model. A remote engine is queried first: it may report what it serves."""
+    """Build one model. A remote engine is queried first, because it may report its model."""
     remote = discover_remote_engine(config)
     if remote is not None and config.engine in UPSTREAMS:
         return _build_upstream_model(config, shared, remote)
@@ -151,7 +151,7 @@ def _build_model(config: Config, shared: _SharedParts, progress: Progress | None
 def _build_upstream_model(
     config: Config, shared: _SharedParts, remote: RemoteEngine
 ) -> UpstreamModel:
-    # An upstream with many models gets the client's model name, unless the settings choose one.
+    # An upstream with many models gets the client's model name unless the settings name one.
     if config.model is not None or config.served_model_name:
         remote = replace(remote, model=replace(remote.model, names=(remote.model.name,)))
     return UpstreamModel(
@@ -196,7 +196,7 @@ def _load_model(config: Config, path: Path, remote: RemoteEngine | None) -> Mode
 def _find_files(
     config: Config, folder: Path, remote: RemoteEngine | None, progress: Progress | None
 ) -> Path:
-    """Find the model's tokenizer and template; for a local engine also its weights."""
+    """Find the model's tokenizer and template and, for a local engine, its weights."""
     if remote is None:
         return find_model(_model_name(config), folder, progress)
     tokenizer_name = config.model if config.model not in remote.model.names else None
@@ -204,7 +204,7 @@ def _find_files(
 
 
 def _default_names(config: Config, path: Path, remote: RemoteEngine | None) -> tuple[str, ...]:
-    """The names of a model without `served_model_name`."""
+    """Return the names of a model for which the settings have no `served_model_name`."""
     if remote is not None:
         return tuple(dict.fromkeys((remote.model.name, *remote.model.names)))
     name = _model_name(config)
@@ -216,13 +216,13 @@ def _model_name(config: Config) -> str:
 
 
 def bundled_template(model: str) -> Path | None:
-    """The bundled template of a built-in model: SmolLM2 works better without its system text."""
+    """Return the bundled template of a model, if any. SmolLM2 works better without system text."""
     path = TEMPLATES / f"{model}.jinja"
     return path if path.is_file() else None
 
 
 def default_sampling(config: Config) -> Sampling:
-    """Sampling defaults: the operator's values, then those recommended for the model."""
+    """Return the sampling defaults: the operator's values, else those recommended for the model."""
     remote = bool(config.engine_url)
     recommended = (
         Sampling() if remote else RECOMMENDED_SAMPLING.get(_model_name(config), Sampling())
@@ -234,7 +234,7 @@ def default_sampling(config: Config) -> Sampling:
 
 
 def preparation_settings(config: Config) -> PromptSettings:
-    """The prompt settings of a configuration."""
+    """Return the prompt settings of a configuration."""
     return PromptSettings(
         replay=config.replay,
         normalization=NormalizationOptions(
@@ -249,12 +249,12 @@ def preparation_settings(config: Config) -> PromptSettings:
 
 
 def parse_aliases(config: Config) -> dict[str, str]:
-    """Parse the aliases of the settings: ALIAS=NAME."""
+    """Parse the aliases of the settings, each of the form ALIAS=NAME."""
     aliases: dict[str, str] = {}
     for text in config.model_alias:
         alias, equals, name = text.partition("=")
         if not (alias and equals and name):
-            raise ValueError(f"--model-alias {text}: ALIAS=NAME is wanted")
+            raise ValueError(f"--model-alias must be ALIAS=NAME, got {text}")
         aliases[alias] = name
     return aliases
 

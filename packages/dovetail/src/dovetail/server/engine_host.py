@@ -25,7 +25,7 @@ from dovetail.telemetry.log import configure_logging
 
 
 def main() -> int:
-    """Serve until stopped. Setup errors are reported in one line."""
+    """Serve the engine until stopped. Setup errors are printed in one line."""
     spec = receive_spec(EngineHostSpec)
     configure_logging(spec.config.log_format, spec.config.log_level)
     exit_with_parent()
@@ -61,7 +61,7 @@ async def _serve(spec: EngineHostSpec) -> None:
 
 
 class _HostServer(uvicorn.Server):
-    """A server without signal handlers: uvicorn would re-raise signals before the engine stops."""
+    """A server without uvicorn's signal handlers: they re-raise signals before the engine stops."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()

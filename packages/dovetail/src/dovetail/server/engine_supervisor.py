@@ -1,7 +1,7 @@
 """Run each local engine in one process that all workers share.
 
-A worker that loaded the weights for itself would need them once more in memory, and would know
-nothing of what the others have cached.
+If each worker loaded the weights, they would be in memory several times, and the workers would not
+share a prefix cache.
 """
 
 import asyncio
@@ -24,13 +24,16 @@ from dovetail.settings.config import Config
 
 ENGINE_HOST_MODULE = "dovetail.server.engine_host"
 HOSTED_ENGINE = "dovetail.engines.hosted:create"
-STOP_TIMEOUT_SECONDS = 15.0  # then it is killed
+STOP_TIMEOUT_SECONDS = 15.0  # after which the process is killed
 
 _log = logging.getLogger(__name__)
 
 
 class EngineSupervisor:
-    """The processes of local engines. `config` is the workers' configuration once they run."""
+    """Supervise the processes of local engines.
+
+    config: Configuration of the server; after `start`, of its workers, which use the processes.
+    """
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config = config
@@ -38,7 +41,7 @@ class EngineSupervisor:
         self._hosts: list[_EngineHost] = []
 
     async def start(self) -> bool:
-        """Start a process for each model with a local engine. False if one failed."""
+        """Start a process for each model with a local engine. Returns False if one failed."""
         each = [replace(self.config, models=(), **table) for table in self.config.models]
         models = each or [self.config]
         self._hosts = [
@@ -46,7 +49,7 @@ class EngineSupervisor:
             for at, one in enumerate(models)
             if one.engine not in REMOTE_ENGINES
         ]
-        for host in self._hosts:  # one after the other: they may fetch the same files
+        for host in self._hosts:  # one after the other, as they may download the same files
             if not await host.start():
                 return False
         tables = [dict(table) for table in self.config.models]
@@ -69,7 +72,7 @@ class EngineSupervisor:
 
 
 class _EngineHost:
-    """One engine's process. It is restarted at the same address when it crashes."""
+    """The process of one engine. It is restarted at the same address when it crashes."""
 
     def __init__(self, config: Config, index: int, socket: Path) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""Discover remote engines and create the engines of a model."""
+"""Discover remote engines, and create the engines of a model."""
 
 import asyncio
 import logging
@@ -39,14 +39,16 @@ class RemoteEngine:
 
 
 def discover_remote_engine(config: Config) -> RemoteEngine | None:
-    """Query the engine's addresses. None for local engines."""
+    """Query the addresses of a remote engine. Returns None for local engines."""
     name = config.engine
     if name not in REMOTE_ENGINES:
         if config.engine_url and ":" not in name:
-            raise EngineSetupError(f"the engine {name!r} runs here: it takes no --engine-url")
+            raise EngineSetupError(
+                f"--engine-url cannot be combined with the local engine {name!r}"
+            )
         return None
     if not config.engine_url:
-        raise EngineSetupError(f"the engine {name!r} needs the address of a server: --engine-url")
+        raise EngineSetupError(f"the engine {name!r} requires --engine-url, the URL of its server")
     endpoints = tuple(_parse_endpoint(url, config.engine_api_key) for url in config.engine_url)
     return RemoteEngine(
         endpoints, _select_model(config, _discover_any(name, endpoints, config.engine_wait))
@@ -54,12 +56,12 @@ def discover_remote_engine(config: Config) -> RemoteEngine | None:
 
 
 def _parse_endpoint(url: str, key: str | None) -> Endpoint:
-    key = (key or "").strip()  # files of keys end with a line end
+    key = (key or "").strip()  # keys that were read from a file end with a newline
     if not (key.isascii() and key.isprintable()):
-        raise EngineSetupError("--engine-api-key: no key has such characters in it")
+        raise EngineSetupError("--engine-api-key must contain only printable ASCII characters")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        # Users paste the address that an SDK wants, too.
+        # Users also paste the base URL of an SDK, which ends with /v1.
         return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
     except ValueError as error:
         raise EngineSetupError(f"--engine-url: {error}") from error
@@ -76,8 +78,8 @@ def _discover_any(name: str, endpoints: tuple[Endpoint, ...], timeout: float) ->
             except DovetailError as error:
                 errors.append(error.message)
         if time.monotonic() >= deadline:
-            message = f"the engine {name!r} does not answer: {'; '.join(errors)}"
-            hint = "" if timeout else " (--engine-wait SECONDS waits for one that starts)"
+            message = f"the engine {name!r} is not available: {'; '.join(errors)}"
+            hint = "" if timeout else " (use --engine-wait SECONDS to wait for its start)"
             raise EngineUnavailable(message + hint)
         _log.info(
             "engine_discovery_failed", extra={"fields": {"engine": name, "reason": errors[0]}}
@@ -86,13 +88,13 @@ def _discover_any(name: str, endpoints: tuple[Endpoint, ...], timeout: float) ->
 
 
 def _discover_in_thread(name: str, endpoint: Endpoint) -> RemoteModel:
-    """Query from a separate thread: the caller may be inside an event loop."""
+    """Query in a separate thread, because the caller may run in an event loop."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(lambda: asyncio.run(discover_model(name, endpoint))).result()
 
 
 def _select_model(config: Config, found: RemoteModel) -> RemoteModel:
-    """The model that the settings name, if the server has several."""
+    """Select the model that the settings name, if the server has several."""
     names = found.names or (found.name,)
     if config.model is None or config.model == found.name:
         return found
@@ -101,9 +103,9 @@ def _select_model(config: Config, found: RemoteModel) -> RemoteModel:
     if config.model in names:
         return replace(found, name=config.model)
     if config.engine == "openai":
-        return replace(found, name=config.model, root=None)  # many upstreams load what is asked for
+        return replace(found, name=config.model, root=None)  # many upstreams load any model
     if config.tokenizer is None:
-        return found  # a folder or an id: where the tokenizer is
+        return found  # the setting is a folder or an id that locates the tokenizer
     raise EngineSetupError(
         f"the engine {config.engine!r} serves {', '.join((*names, *found.adapters))}, "
         f"not {config.model}"
@@ -113,7 +115,7 @@ def _select_model(config: Config, found: RemoteModel) -> RemoteModel:
 def create_pool(
     config: Config, model: Model, path: Path, remote: RemoteEngine | None
 ) -> ReplicaPool:
-    """Create the replicas of a token engine: one per address, or `replicas` local ones."""
+    """Create the replicas of a token engine: one per URL, or `replicas` local ones."""
     name = engine_name(config)
     stop_token_ids = [
         id for stop in model.stop_strings if (id := model.tokenizer.controls.get(stop)) is not None
@@ -140,8 +142,8 @@ def create_upstream_engine(config: Config, remote: RemoteEngine) -> UpstreamEngi
     """Create an upstream engine, which renders and parses by itself."""
     if len(remote.endpoints) > 1:
         raise EngineSetupError(
-            f"the engine {config.engine!r} takes one --engine-url: its answers cannot be taken "
-            "over by another server"
+            f"the engine {config.engine!r} supports only one --engine-url: its streams cannot be "
+            "migrated to another server"
         )
     options = _engine_options(config, config.engine)
     return create_upstream(config.engine, UpstreamSetup(remote.endpoints[0], remote.model, options))
@@ -154,7 +156,7 @@ def engine_name(config: Config) -> str:
 
 
 def _engine_options(config: Config, name: str) -> dict[str, Any]:
-    """The engine's own options: those with flags, then those given by name."""
+    """Return the engine's own options: those with flags, then those of --engine-option."""
     flags: Mapping[str, Mapping[str, Any]] = {
         "scripted": {"script": config.script},
         "llamacpp": {
@@ -173,6 +175,6 @@ def _engine_options(config: Config, name: str) -> dict[str, Any]:
     for text in config.engine_option:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise ValueError(f"--engine-option {text}: NAME=VALUE is wanted")
+            raise ValueError(f"--engine-option must be NAME=VALUE, got {text}")
         options[key.replace("-", "_")] = value
     return options

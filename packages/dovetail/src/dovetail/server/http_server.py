@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with bounded connections, a TLS acceptor and graceful drain."""
+"""The HTTP server: uvicorn with bounded connections, a TLS acceptor and a graceful drain."""
 
 import asyncio
 import logging
@@ -29,8 +29,8 @@ from dovetail.net.tls import TlsCertificate
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 
-ACCEPT_BATCH = 32  # further connections accepted when one is pending
-ACCEPT_RETRY_SECONDS = 0.2  # after accept failed, as without free file descriptors
+ACCEPT_BATCH = 32  # further connections that are accepted when one is pending
+ACCEPT_RETRY_SECONDS = 0.2  # after accept failed, for example without free file descriptors
 #: OpenSSL's reasons -> values of `reason` in logs and metrics. Others are `other`.
 _REASONS = {
     "HTTP_REQUEST": "plain_http",
@@ -47,7 +47,7 @@ _REASONS = {
     "UNEXPECTED_MESSAGE": "not_tls",
     "BAD_RECORD_TYPE": "not_tls",
 }
-#: Parts of the alerts of clients that do not trust the certificate.
+#: Words in the alerts of clients that do not trust the certificate.
 _UNTRUSTED_ALERTS = ("UNKNOWN_CA", "CERTIFICATE")
 _UNUSED = "unused"
 
@@ -82,9 +82,10 @@ class TlsAcceptor:
         protocol_factory: Callable[[], asyncio.Protocol],
         connections: Collection[object],
     ) -> None:
-        """Accept from these listening sockets.
+        """Accept connections from these listening sockets.
 
-        `protocol_factory` creates the protocol of a connection; `connections` are the open ones.
+        `protocol_factory` creates the protocol of a connection; `connections` contains all open
+        connections.
         """
         self._protocol_factory, self._connections = protocol_factory, connections
         for listener in sockets:
@@ -102,7 +103,7 @@ class TlsAcceptor:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                # Until none is pending, or one was aborted.
+                # The errors mean that no connection is pending, or that a client aborted its own.
                 with suppress(BlockingIOError, ConnectionAbortedError):
                     self._start_handshake(*await loop.sock_accept(listener))
                     for _ in range(ACCEPT_BATCH):
@@ -124,7 +125,7 @@ class TlsAcceptor:
     async def _handshake(self, connection: socket.socket, client: Any) -> None:
         try:
             if not await _sends_data(connection, self._timeout_seconds):
-                # Not logged: load balancers probe like this.
+                # Not logged: load balancers probe the port in this way.
                 self._metrics.count_tls_failure(_UNUSED)
                 return
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
@@ -148,7 +149,7 @@ class TlsAcceptor:
 
 
 async def _sends_data(connection: socket.socket, timeout_seconds: float) -> bool:
-    """Whether the client sends data within the timeout; one that does not is closed."""
+    """Return whether the client sends data within the timeout. If not, close the connection."""
     loop = asyncio.get_running_loop()
     has_data = False
     ready = asyncio.Event()
@@ -166,7 +167,7 @@ async def _sends_data(connection: socket.socket, timeout_seconds: float) -> bool
 
 
 def classify_failure(error: OSError) -> tuple[str, str | None]:
-    """Classify a failed handshake: our reason, from a closed set, and OpenSSL's."""
+    """Classify a failed handshake: return our reason, from a closed set, and OpenSSL's."""
     if isinstance(error, ssl.SSLError):
         reason: str = getattr(error, "reason", None) or ""
         if "ALERT" in reason and any(word in reason for word in _UNTRUSTED_ALERTS):
@@ -184,8 +185,9 @@ FINAL_WRITE_TIMEOUT_SECONDS = 2.0  # for clients to read the end of a response, 
 class DrainingServer(uvicorn.Server):
     """A server that finishes running responses before it stops.
 
-    The first signal lets running responses finish for a while, the second aborts them, the third
-    exits at once. Setting `should_exit` stops the server without a drain.
+    The first signal starts the drain, in which running responses have a limited time to finish; the
+    second aborts them; the third exits immediately. Setting `should_exit` stops the server without
+    a drain.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ class DrainingServer(uvicorn.Server):
         self._captured_signals.append(sig)
         self._signals += 1
         self.force_exit = self._signals > 2
-        # uvicorn would log a traceback for each cancelled task, which is what was requested.
+        # uvicorn would log a traceback for each cancelled task, though cancelling is intended.
         logging.getLogger("uvicorn.error").disabled |= self.force_exit
 
     async def on_tick(self, counter: int) -> bool:
@@ -211,7 +213,7 @@ class DrainingServer(uvicorn.Server):
         return self.force_exit or (self._signals > 0 and self._is_drained())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start on the given sockets. With TLS, the acceptor takes the connections, not uvicorn."""
+        """Start on the given sockets. With TLS, the acceptor accepts connections, not uvicorn."""
         acceptor = self._acceptor
         if acceptor is None:
             await super().startup(sockets)
@@ -227,14 +229,14 @@ class DrainingServer(uvicorn.Server):
         acceptor.start(sockets or (), protocol_factory, state.connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop, and log it: a signal that is raised again may leave no time afterwards."""
+        """Stop and log it here, because uvicorn's re-raised signal may end the process next."""
         if self._acceptor is not None:
             await self._acceptor.stop()
         await super().shutdown(sockets)
         _log.info("server_stopped")
 
     def _is_drained(self) -> bool:
-        """Advance the drain. True once no request has to be waited for."""
+        """Advance the drain. Returns True when no request has to be waited for."""
         drain = self._drain
         if not drain.started:
             self._deadline = monotonic() + drain.timeout
@@ -272,10 +274,10 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
     timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
     websocket_options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS,
 ) -> uvicorn.Server:
-    """Create a server for the application, not running yet.
+    """Create a server for the application without starting it.
 
-    WebSockets are served if `max_message_bytes` is set. `metrics` counts connections that
-    are refused before there is a request; `client_addresses` formats addresses in the log.
+    WebSockets are served if `max_message_bytes` is set. `metrics` counts connections that are
+    refused before a request arrives; `client_addresses` formats addresses in the log.
     """
     metrics = metrics or Metrics()
     on_refused = _refusal_reporter(metrics)
@@ -297,7 +299,7 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
         host=host,
         port=port,
         http=partial(BoundedHttpProtocol, on_refused=on_refused, timeouts=timeouts),  # type: ignore[arg-type]
-        loop="auto",  # uvloop where it is installed
+        loop="auto",  # uvloop if it is installed
         ws=websocket_protocol,
         ws_max_size=max_message_bytes or 0,
         ws_ping_interval=websocket_options.ping_interval_seconds,
@@ -306,7 +308,7 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # it would trust any local peer
+        proxy_headers=False,  # uvicorn would trust any local peer
         server_header=False,
         date_header=False,
         backlog=4096,
@@ -317,7 +319,10 @@ def create_server(  # noqa: PLR0913 - all but the first are keywords
 
 
 def _refusal_reporter(metrics: Metrics) -> Callable[[str], None]:
-    """A callback that counts refused connections, and logs once a minute that the limit is hit."""
+    """Return a callback that counts refused connections and logs that the limit is reached.
+
+    It logs at most once per minute.
+    """
     throttle = LogThrottle(max_lines=1, event="connection_logs_suppressed")
 
     def report_refused(reason: str) -> None:
@@ -330,10 +335,10 @@ def _refusal_reporter(metrics: Metrics) -> Callable[[str], None]:
 
 
 async def run_server(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
-    """Serve until stopped. Where uvicorn would exit the process on a failed start, return instead.
+    """Serve until stopped. Returns after a failed start, where uvicorn would exit the process.
 
-    `started` reports whether it started. The application reports why not; uvicorn's own messages
-    about it are filtered.
+    `server.started` is set if the start succeeded. The application reports why it failed; uvicorn's
+    own messages about it are filtered.
     """
     raise_file_limit()
     uvicorn_logger = logging.getLogger("uvicorn.error")
@@ -350,7 +355,7 @@ async def run_server(server: uvicorn.Server, sockets: list[socket.socket]) -> No
 
 
 async def wait_until_started(server: uvicorn.Server, task: "asyncio.Task[None]") -> bool:
-    """Wait for a server to start. False if its task ended before."""
+    """Wait for a server to start. Returns False if its task ended before."""
     while not server.started and not task.done():
         await asyncio.wait({task}, timeout=0.05)
     return server.started

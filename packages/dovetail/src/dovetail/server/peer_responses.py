@@ -1,4 +1,4 @@
-"""Requests about stored and running responses between the worker processes of a server."""
+"""Requests between the worker processes of a server about stored and running responses."""
 
 import asyncio
 from collections import Counter
@@ -19,8 +19,8 @@ from dovetail.server.worker_peers import (
 from dovetail_model import RateLimited
 
 MAX_FOLLOWED_STREAMS = 256  # streams of other workers that one process relays
-MAX_FOLLOWED_PER_TENANT = 64  # of one tenant
-CANCEL_TIMEOUT_SECONDS = 30.0  # for a cancelled run to end
+MAX_FOLLOWED_PER_TENANT = 64
+CANCEL_TIMEOUT_SECONDS = 30.0  # until a cancelled run has ended
 
 FOLLOW, CANCEL, FORGET = "follow", "cancel", "forget"
 
@@ -47,7 +47,7 @@ async def join_peers(
 
 
 class _PeerResponses:
-    """Client side: requests to the other workers."""
+    """Client side: send requests to the other workers."""
 
     def __init__(self, peers: WorkerPeers, max_followed_streams: int) -> None:
         self._peers = peers
@@ -55,17 +55,20 @@ class _PeerResponses:
         self._followed_by_tenant: Counter[str] = Counter()
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
-        """The stream of a response that another worker runs or ran recently."""
+        """Return the stream of a response that another worker runs or recently ran."""
         followed = self._followed_by_tenant
         if (
             followed.total() >= self._max_followed_streams
             or followed[key[0]] >= MAX_FOLLOWED_PER_TENANT
         ):
-            raise RateLimited("Too many streams are followed.", retry_after=RETRY_AFTER_SECONDS)
+            raise RateLimited(
+                "Too many background streams are being followed; retry later.",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
         return await await_first_frame(self._stream(PeerRequest(FOLLOW, *key, after)))
 
     async def cancel(self, key: ResponseKey) -> bool:
-        """Cancel a run on another worker and wait for its end. False if none has it."""
+        """Cancel a run of another worker and wait for its end. Returns False if none runs it."""
         frames = await self._peers.request_first(PeerRequest(CANCEL, *key))
         if frames is None:
             return False
@@ -78,7 +81,7 @@ class _PeerResponses:
         return True
 
     async def forget(self, key: ResponseKey) -> None:
-        """Tell all workers to drop a deleted response, and wait until they have."""
+        """Have all workers drop a deleted response, and wait until they have done so."""
         await self._peers.request_all(PeerRequest(FORGET, *key), CANCEL_TIMEOUT_SECONDS)
 
     async def _stream(self, request: PeerRequest) -> AsyncGenerator[bytes]:
@@ -96,7 +99,7 @@ class _PeerResponses:
 
 
 class _PeerRequestHandlers:
-    """Server side: responses to the other workers. The owner sends an empty frame first."""
+    """Server side: respond to other workers. The owner of a response sends an empty frame first."""
 
     def __init__(self, app: App) -> None:
         self._app = app

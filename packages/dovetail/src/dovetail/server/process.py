@@ -1,4 +1,4 @@
-"""Child processes of a server: their start, specification, readiness and runtime folder."""
+"""Child processes of a server: start, specification, readiness and runtime folder."""
 
 import asyncio
 import fcntl
@@ -33,19 +33,22 @@ def notify(state: str) -> None:
         address = f"\0{address[1:]}"
     if state == "RELOADING=1":
         state += f"\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
-    # A missing receiver is no reason to fail.
+    # A missing receiver must not stop the server.
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(address)
         sender.sendall(state.encode())
 
 
 MAX_LINE_BYTES = 1 << 20
-#: Delay before a crashed process is restarted, by its number of crashes; the last repeats.
+#: Delays before a crashed process is restarted, by number of crashes; the last delay repeats.
 RESTART_DELAYS_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class ManagedProcess:
-    """A child process. `ready` once it has reported so."""
+    """A child process.
+
+    ready: Whether the process has reported that it is ready.
+    """
 
     __slots__ = ("_module", "_pending_signal", "_process", "ready")
 
@@ -60,11 +63,11 @@ class ManagedProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, spec: object) -> dict[str, Any] | None:
-        """Start it. Returns what it reports when ready; None if it exits before."""
+        """Start the process. Returns what it reports when ready, or None if it exits before."""
         # Only the parent notifies the service manager.
         environment = {k: v for k, v in os.environ.items() if k != NOTIFY_SOCKET_VARIABLE}
         self._process = process = await asyncio.create_subprocess_exec(
-            # -P: nothing of the working folder is imported.
+            # -P: do not import modules from the working folder.
             *(sys.executable, "-P", "-m", self._module),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -87,7 +90,7 @@ class ManagedProcess:
         return msgspec.json.decode(line, type=dict[str, Any])
 
     async def wait(self) -> int:
-        """Wait for the exit status."""
+        """Wait for the process to exit, and return its exit status."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -114,21 +117,30 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker process serves. `port` is the one the server listens on.
+    """Specification of a worker process.
 
-    `folder` is the runtime folder with the sockets of all workers and their shared files.
+    number: Number of the worker, from 0.
+    config: Configuration of the server.
+    port: Port that the server listens on.
+    folder: Runtime folder with the sockets of all workers and their shared files.
+    restarts: How often this worker was restarted.
     """
 
     number: int
     config: Config
     port: int
     folder: Path
-    restarts: int = 0  # of this worker, before this start
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
 class EngineHostSpec:
-    """The engine that a process runs for all workers, and its socket."""
+    """Specification of a process that runs an engine for all workers.
+
+    config: Configuration of the model and its engine.
+    socket: Unix socket that the process listens on.
+    key: API key that the workers send.
+    """
 
     config: Config
     socket: Path
@@ -136,9 +148,9 @@ class EngineHostSpec:
 
 
 def receive_spec(spec_type: type[_T]) -> _T:
-    """Read the specification of this process. Anything printed from now on goes to the log."""
+    """Read the specification of this process, and redirect its standard output to the log."""
     if sys.stdin.isatty():
-        sys.exit("this is started by `dovetail serve --workers`")
+        sys.exit("this module is internal; use `dovetail serve --workers N`")
     global _report_fd
     _report_fd = os.dup(1)
     os.dup2(2, 1)
@@ -153,7 +165,7 @@ def report_ready(facts: dict[str, Any]) -> None:
 
 
 def exit_with_parent() -> None:
-    """Terminate this process gracefully at the end of its stdin, which its parent holds open."""
+    """Terminate this process gracefully when its stdin ends, which its parent holds open."""
     Thread(target=_terminate_on_stdin_eof, name="dovetail-parent", daemon=True).start()
 
 
@@ -176,7 +188,7 @@ def create_runtime_dir() -> Path:
     """Create a private runtime folder, after removing stale ones."""
     _remove_stale_dirs(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    # Locked before it gets its name: a folder without the file is never removed.
+    # Lock the file before it gets its final name. Folders without that file are never removed.
     new = folder / f"{LOCK_FILE}.new"
     new.touch(mode=0o600)
     _lock(new)
@@ -185,7 +197,7 @@ def create_runtime_dir() -> Path:
 
 
 def hold_runtime_dir(folder: Path) -> None:
-    """Hold the folder while this process lives, however its parent ends."""
+    """Keep the folder while this process lives, even if its parent was killed."""
     _lock(folder / LOCK_FILE)
 
 
@@ -203,14 +215,14 @@ def _remove_stale_dirs(parent: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether it is a private folder of this user, as a supervisor creates it."""
+    """Return whether this is a private folder of this user, as a supervisor creates it."""
     status = folder.lstat()
     private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
     return private and status.st_uid == os.geteuid()
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether all processes that held it are gone. OSError if it is not a runtime folder."""
+    """Return whether no process holds the folder. Raises OSError if it is no runtime folder."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

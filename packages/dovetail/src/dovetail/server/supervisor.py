@@ -1,7 +1,8 @@
 """Supervise worker processes: start them, restart them after crashes, and stop them gracefully.
 
-It serves nothing itself. Each worker listens on the port for itself, and the system spreads
-connections over them (SO_REUSEPORT): one that is dead or not ready yet gets none.
+The supervisor does not serve requests. Each worker listens on the port, and the operating system
+distributes connections over the workers (SO_REUSEPORT). A worker that has crashed or is not ready
+yet gets no connections.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from dovetail.settings.config import Config
 async def reload_on_change(
     keys: ApiKeys, certificate: TlsCertificate | None
 ) -> AsyncIterator[None]:
-    """Keep keys and certificate up to date while the block runs."""
+    """Reload the keys and the certificate on SIGHUP and on changes while the block runs."""
 
     def reload() -> None:
         keys.reload()
@@ -58,7 +59,7 @@ async def reload_on_change(
 
 
 def has_terminal() -> bool:
-    """Whether a terminal is attached: there, SIGHUP means that the terminal is gone."""
+    """Return whether a terminal is attached, where SIGHUP means that the terminal was closed."""
     try:
         return sys.stdin is not None and os.isatty(sys.stdin.fileno())
     except (OSError, ValueError):
@@ -66,19 +67,19 @@ def has_terminal() -> bool:
 
 
 WORKER_MODULE = "dovetail.cli.worker"
-CRASH_LOOP_SECONDS = 60.0  # a worker that crashes this soon is restarted with growing delays
-MAX_FAILED_STARTS = 5  # in a row, while no other worker serves
-STOP_TIMEOUT_SECONDS = 30.0  # after the drain timeout; then a worker is killed
+CRASH_LOOP_SECONDS = 60.0  # a worker that crashes sooner is restarted with growing delays
+MAX_FAILED_STARTS = 5  # in a row, while no other worker is ready
+STOP_TIMEOUT_SECONDS = 30.0  # in addition to the drain timeout; then a worker is killed
 
 _log = logging.getLogger(__name__)
 
 
 class SupervisorError(Exception):
-    """The workers cannot be kept running. They have reported the reason themselves."""
+    """The workers do not start or keep crashing. They have logged the reason themselves."""
 
 
 class WorkerSupervisor:
-    """The worker processes of one server."""
+    """Supervise the worker processes of one server."""
 
     def __init__(self, config: Config, port: int) -> None:
         self._config = config
@@ -95,7 +96,7 @@ class WorkerSupervisor:
         self._signal_count = 0
 
     async def run(self, on_ready: Callable[[dict[str, Any]], None]) -> None:
-        """Serve until stopped. `on_ready` gets what the first worker reports.
+        """Run the workers until stopped. `on_ready` is called with the first worker's report.
 
         Raises `SupervisorError` if the workers do not start or keep crashing.
         """
@@ -113,7 +114,11 @@ class WorkerSupervisor:
             raise self._error
 
     async def _start(self) -> dict[str, Any] | None:
-        """Start the first worker alone: it downloads missing files. None if stopped meanwhile."""
+        """Start the engines, then the first worker, then the others.
+
+        The first worker starts alone because it may download files. Returns its report, or None if
+        the start failed or was interrupted.
+        """
         if not await self._engines.start():
             return self._start_failed("an engine could not be started")
         self._config = self._engines.config
@@ -128,7 +133,7 @@ class WorkerSupervisor:
     def _start_failed(self, problem: str) -> dict[str, Any] | None:
         """Record the error, unless the start was interrupted by a stop."""
         if not self._stopping.is_set():
-            self._error = SupervisorError(f"{problem}; what went wrong is told above")
+            self._error = SupervisorError(f"{problem}; see the messages above")
         return None
 
     async def _spawn(self, number: int) -> dict[str, Any] | None:
@@ -139,7 +144,7 @@ class WorkerSupervisor:
         return await worker.start(spec)
 
     async def _keep_running(self, number: int) -> None:
-        """Restart a worker whenever it crashes, with growing delays if it crashes soon."""
+        """Restart a worker when it crashes, with growing delays if it crashes repeatedly."""
         loop, crashes = asyncio.get_running_loop(), 0
         started_at = loop.time()
         while True:
@@ -157,7 +162,7 @@ class WorkerSupervisor:
             if crashes >= MAX_FAILED_STARTS and not any(
                 one.ready and one.alive for one in self._workers
             ):
-                self._error = SupervisorError("the workers fall as soon as they are started")
+                self._error = SupervisorError("the workers crash as soon as they are started")
                 self._stop()
                 return
             with suppress(TimeoutError):
@@ -197,7 +202,7 @@ class WorkerSupervisor:
             worker.send(number)
 
     async def _shutdown(self) -> None:
-        """Wait for the workers, and stop the engines after them."""
+        """Wait for the workers to exit, then stop the engines."""
         self._stopping.set()
         alive = [worker for worker in self._workers if worker.alive]
         if self._signal_count == 0:

@@ -1,7 +1,8 @@
 """Request/response channel between the worker processes of one server, and merged metrics.
 
-Each worker listens on a socket in the private runtime folder. A connection carries one request and
-its response: length-prefixed frames and an end mark. A response without the mark was truncated.
+Each worker listens on a unix socket in the private runtime folder. A connection carries one request
+and its response: length-prefixed frames and an end mark. A response without the end mark is
+truncated.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from dovetail.net.exchange import ClientDisconnected, DisconnectGuard, Message
 from dovetail_model import InternalError
 
-PEER_TIMEOUT_SECONDS = 2.0  # for a request to arrive, and for a response to begin
+PEER_TIMEOUT_SECONDS = 2.0  # until a request has arrived, and until a response starts
 
 _END_MARK = (1 << 32) - 1  # in place of a length
 _MAX_FRAME_BYTES = 1 << 28
@@ -28,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class PeerRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request to another worker; `after` is the last frame of a response that is known."""
+    """A request to another worker about the response with this tenant and id.
+
+    after: Number of the last frame that the client has.
+    """
 
     operation: str
     tenant: str = ""
@@ -48,7 +52,7 @@ class PeerDisconnected(InternalError):
 
 
 class WorkerPeers:
-    """Worker `number` of `count`, and its connections to the others."""
+    """The channel of worker `number` to the other workers, of `count` in all."""
 
     def __init__(
         self,
@@ -67,17 +71,17 @@ class WorkerPeers:
         self._active: set[asyncio.Task[object] | None] = set()
 
     def register(self, operation: str, handler: PeerHandler) -> None:
-        """Register the handler of an operation. A response without frames means: nothing found."""
+        """Register the handler of an operation. A handler without a result yields no frames."""
         self._handlers[operation] = handler
 
     async def open(self) -> None:
         """Start to accept requests."""
         path = self._path(self.number)
-        path.unlink(missing_ok=True)  # of a crashed predecessor
+        path.unlink(missing_ok=True)  # left by a crashed predecessor
         self._server = await asyncio.start_unix_server(self._serve, path, backlog=_BACKLOG)
 
     async def close(self) -> None:
-        """Stop. Running responses get a short time to be read."""
+        """Stop accepting requests. Running responses get a short time to finish."""
         if self._server is None:
             return
         self._server.close()
@@ -91,7 +95,7 @@ class WorkerPeers:
     async def request_all(
         self, request: PeerRequest, timeout_seconds: float | None = None
     ) -> dict[int, bytes]:
-        """Collect a response of one frame from each of the others. Silent ones are left out."""
+        """Return a one-frame response from each other worker. Those without one are omitted."""
         tasks = {
             peer: asyncio.create_task(_read_single_frame(self._request(peer, request)))
             for peer in self._peer_numbers
@@ -106,9 +110,9 @@ class WorkerPeers:
                 task.cancel()
 
     async def request_first(self, request: PeerRequest) -> AsyncGenerator[bytes] | None:
-        """The response of the worker that has one, after its first frame. None if none has.
+        """Return the first response that has frames, after its first frame; None without any.
 
-        The caller closes it. Reading it can raise `PeerDisconnected`.
+        The caller closes the response. Reading it can raise `PeerDisconnected`.
         """
         tasks = [
             asyncio.create_task(await_first_frame(self._request(peer, request)))
@@ -126,7 +130,7 @@ class WorkerPeers:
                 task.cancel()
 
     async def _request(self, number: int, request: PeerRequest) -> AsyncGenerator[bytes]:
-        """The response of one worker. OSError if it is not running."""
+        """Yield the frames of one worker's response. Raises OSError if it is not running."""
         reader, writer = await asyncio.open_unix_connection(self._path(number))
         try:
             writer.write(_encode_frame(msgspec.msgpack.encode(request)))
@@ -146,7 +150,7 @@ class WorkerPeers:
         task = asyncio.current_task()
         self._active.add(task)
         try:
-            # Raised when the requesting worker is gone.
+            # These errors mean that the requesting worker has disconnected.
             with suppress(PeerDisconnected, ConnectionError, ClientDisconnected, TimeoutError):
                 async with asyncio.timeout(self._timeout_seconds):
                     request = await _read_frame(reader)
@@ -173,7 +177,7 @@ class WorkerPeers:
 
 
 async def await_first_frame(response: AsyncGenerator[bytes]) -> AsyncGenerator[bytes] | None:
-    """Wait for the first frame. None if there is no response or no worker."""
+    """Skip the first frame and return the response; None without a response or a worker."""
     with suppress(PeerDisconnected, OSError, StopAsyncIteration):
         await anext(response)
         return response
@@ -181,7 +185,7 @@ async def await_first_frame(response: AsyncGenerator[bytes]) -> AsyncGenerator[b
 
 
 async def _read_single_frame(response: AsyncGenerator[bytes]) -> bytes | None:
-    """Read a response of one frame. None if there is no response or no worker."""
+    """Read a response of one frame; None without a response or a worker."""
     with suppress(PeerDisconnected, OSError, StopAsyncIteration):
         async with aclosing(response):
             return await anext(response)
@@ -201,8 +205,10 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
         if size <= _MAX_FRAME_BYTES:
             return await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise PeerDisconnected("Another process of the server fell while it answered.") from error
-    raise PeerDisconnected(f"Another process of the server sends {size} bytes at once.")
+        raise PeerDisconnected("Another worker process exited before it had responded.") from error
+    raise PeerDisconnected(
+        f"Another worker process sent a frame of {size} bytes; the limit is {_MAX_FRAME_BYTES}."
+    )
 
 
 WORKER_LABEL = "worker"
@@ -226,7 +232,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerMetrics:
-    """The metrics of all workers."""
+    """Render the merged metrics of all workers."""
 
     def __init__(self, registry: CollectorRegistry, peers: WorkerPeers) -> None:
         self._registry = registry
@@ -234,7 +240,7 @@ class WorkerMetrics:
         peers.register(METRICS_REQUEST, self._send_metrics)
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """Render them in the format that the client accepts, with the content type."""
+        """Return the metrics in a format that the client accepts, and the content type."""
         frames = await self._peers.request_all(PeerRequest(METRICS_REQUEST))
         families = {
             peer: decoded for peer, frame in frames.items() if (decoded := _decode_families(frame))
@@ -248,7 +254,7 @@ class WorkerMetrics:
 
 
 class _MergedRegistry:
-    """The metric families of all workers, in the form of a registry."""
+    """The metric families of all workers, with the interface of a registry."""
 
     def __init__(self, families: dict[int, list[MetricFamily]]) -> None:
         self._families = families
@@ -264,13 +270,13 @@ class _MergedRegistry:
                     metric.add_sample(
                         one.name, {**one.labels, WORKER_LABEL: str(number)}, one.value
                     )
-        workers = Metric("dovetail_workers", "Processes that told their numbers.", "gauge")
+        workers = Metric("dovetail_workers", "Worker processes that reported metrics.", "gauge")
         workers.add_sample("dovetail_workers", {}, len(self._families))
         return [*families.values(), workers]
 
 
 def _decode_families(frame: bytes) -> list[MetricFamily]:
-    """Decode another worker's metrics; none if it runs another version."""
+    """Decode another worker's metrics. Returns none if it runs another version."""
     with suppress(msgspec.MsgspecError):
         return msgspec.msgpack.decode(frame, type=list[MetricFamily])
     return []
