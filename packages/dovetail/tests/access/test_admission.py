@@ -1,4 +1,4 @@
-"""Who comes in when there is no room, and in which order."""
+"""Admission of requests at the limit, and the order of the queue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -76,7 +76,7 @@ def test_full_queue_gives_an_error_that_clients_retry(codec: object, kind: type[
     scene(play)
 
 
-def test_waiting_has_an_end() -> None:
+def test_queued_request_times_out() -> None:
     async def play() -> None:
         admission = AdmissionController(0, max_queued=1, queue_timeout=0.0)
         with pytest.raises(RateLimited):
@@ -87,7 +87,7 @@ def test_waiting_has_an_end() -> None:
     scene(play)
 
 
-def test_who_hangs_up_while_waiting_leaves_its_place() -> None:
+def test_disconnected_request_leaves_the_queue() -> None:
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
         inside = HeldRequest(admission, order, "inside")
@@ -107,14 +107,14 @@ def test_who_hangs_up_while_waiting_leaves_its_place() -> None:
     scene(play)
 
 
-def test_room_that_comes_to_one_who_has_just_gone_is_passed_on() -> None:
+def test_slot_of_a_cancelled_request_is_handed_on() -> None:
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=10), []  # type: ignore[var-annotated]
         async with admission.admit(CHAT, Hints()):
             gone = HeldRequest(admission, order, "gone", priority=9)
             stays = HeldRequest(admission, order, "stays")
             await poll_until(lambda: admission.queued == 2)
-        gone.task.cancel()  # the room is its own now, and it has not noticed yet
+        gone.task.cancel()  # the slot is assigned, but the request has not noticed yet
         stays.leave.set()
         await stays.task
         assert order == ["stays"]
@@ -123,8 +123,8 @@ def test_room_that_comes_to_one_who_has_just_gone_is_passed_on() -> None:
     scene(play)
 
 
-def test_who_waits_and_goes_again_leaves_nothing_behind() -> None:
-    """Also while nobody inside leaves: a client could come and go for hours."""
+def test_cancelled_requests_leave_no_queue_entries() -> None:
+    """Clients could connect and disconnect for hours while no running request ends."""
 
     async def play() -> None:
         admission, order = AdmissionController(1, max_queued=4), []  # type: ignore[var-annotated]

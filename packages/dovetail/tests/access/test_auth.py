@@ -1,4 +1,4 @@
-"""Keys without a server: files, headers, rotation, and the warning."""
+"""API keys without a server: files, headers, rotation, and the warning."""
 
 import hmac
 import logging
@@ -27,7 +27,7 @@ def sent(key: str) -> dict[str, str]:
     return {"x-api-key": key}
 
 
-def test_a_file_of_keys(tmp_path: Path) -> None:
+def test_key_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n\nteam-a:{HASH}  # since May\nb/c:{hashed('other').upper()}\n")
     assert [key.tenant for key in read_keys(file)] == ["team-a", "b/c"]
@@ -74,7 +74,7 @@ def test_options_of_a_line_and_defaults_of_the_settings(tmp_path: Path) -> None:
         ("#" * (5 << 20), "MiB"),
     ],
 )
-def test_a_file_that_is_no_file_of_keys(tmp_path: Path, text: str, expected: str) -> None:
+def test_invalid_key_files_are_rejected(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "keys"
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(KeyFileError, match=expected) as refused:
@@ -84,7 +84,7 @@ def test_a_file_that_is_no_file_of_keys(tmp_path: Path, text: str, expected: str
     assert "secret" not in str(refused.value)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_missing_key_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="No such file"):
         ApiKeys(file=tmp_path / "none")
 
@@ -101,28 +101,28 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ({"x-api-key": " ", "authorization": "Bearer "}, []),
     ],
 )
-def test_where_keys_are_sent(headers: dict[str, str], found: list[str]) -> None:
+def test_keys_are_extracted_from_headers(headers: dict[str, str], found: list[str]) -> None:
     assert extract_keys(headers) == found
 
 
-def test_without_keys_everybody_has_access_and_shares_the_limits() -> None:
+def test_without_keys_all_callers_have_access_and_share_the_limits() -> None:
     caller = ApiKeys(limits=RateLimits(requests=5)).authenticate({})
     assert (caller.tenant, caller.limits, caller.admin) == ("", RateLimits(requests=5), True)
     assert not ApiKeys([""])
 
 
-def test_a_key_of_the_command_line_is_the_operators() -> None:
+def test_key_of_the_command_line_is_an_admin_key() -> None:
     caller = ApiKeys(["key"], limits=RateLimits(tokens=9)).authenticate(sent("key"))
     assert (caller.tenant, caller.limits, caller.admin) == ("", RateLimits(tokens=9), True)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "né"}, {"authorization": "Bearer ke"}])
-def test_with_keys_not_everybody_may(headers: dict[str, str]) -> None:
+def test_unknown_keys_are_rejected(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthenticated):
         ApiKeys(["key"]).authenticate(headers)
 
 
-def test_a_key_ends_with_its_day() -> None:
+def test_key_expires_at_the_end_of_its_day() -> None:
     now = [99.0]
     old = ApiKey("a", bytes.fromhex(hashed("old")), expires=100.0)
     keys = ApiKeys(hashed=[old, ApiKey("a", bytes.fromhex(HASH))], clock=lambda: now[0])
@@ -138,7 +138,7 @@ def test_a_key_ends_with_its_day() -> None:
 
 
 class Watched:
-    """A file of keys whose changes are seen at once, as `LOOK_EVERY` seconds later."""
+    """A key file whose changes are detected immediately, not after `CHECK_INTERVAL_SECONDS`."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -148,7 +148,7 @@ class Watched:
         self.keys.check_interval_seconds = 0.0
 
     def write(self, text: str) -> None:
-        """As an operator should: the new file takes the place of the old."""
+        """Replace the file atomically, as an operator should."""
         new = self.file.with_suffix(".new")
         new.write_text(text)
         os.replace(new, self.file)
@@ -166,7 +166,7 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path / "keys")
 
 
-def test_keys_are_changed_while_the_server_runs(watched: Watched) -> None:
+def test_keys_are_reloaded_while_the_server_runs(watched: Watched) -> None:
     before = watched.keys.authenticate(sent("key"))
     watched.write(f"a:{HASH} requests=8\na:{hashed('next')}\n")
     assert watched.knows("next")
@@ -178,7 +178,7 @@ def test_keys_are_changed_while_the_server_runs(watched: Watched) -> None:
     assert watched.knows("next")
 
 
-def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_version_is_not_used(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.write(f"a:{HASH}\nb:{hashed('next')}  requests=many\n")
     with caplog.at_level(logging.INFO):
         assert watched.knows("key")
@@ -191,27 +191,27 @@ def test_a_broken_version_is_not_taken(watched: Watched, caplog: pytest.LogCaptu
     count = len(reasons)
     with caplog.at_level(logging.INFO):
         assert watched.knows("key")
-    assert len(caplog.records) == count  # told once for each version, not for each request
+    assert len(caplog.records) == count  # logged once per version, not per request
     watched.write(f"b:{hashed('next')}\n")
     assert watched.knows("next")
 
 
 @pytest.mark.parametrize("text", ["", "# nobody any more\n"])
-def test_the_last_key_can_be_taken_out(watched: Watched, text: str) -> None:
+def test_last_key_can_be_removed(watched: Watched, text: str) -> None:
     before = watched.keys.authenticate(sent("key"))
     watched.write(text)
-    assert watched.knows("key")  # somebody may be writing it just now
+    assert watched.knows("key")  # the file may be being written
     watched.elapsed_seconds = 60.0
     assert not watched.knows("key")
     assert not watched.knows("")
     with pytest.raises(Unauthenticated):
         watched.keys.revalidate(before)
-    assert watched.keys  # it is not open to everybody for that
+    assert watched.keys  # the server still requires a key
     watched.write(f"b:{hashed('next')}\n")
     assert watched.knows("next")
 
 
-def test_a_worker_that_is_started_again_may_find_no_key(tmp_path: Path) -> None:
+def test_restarted_worker_accepts_an_empty_key_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# nobody\n")
     with pytest.raises(KeyFileError):
@@ -222,7 +222,7 @@ def test_a_worker_that_is_started_again_may_find_no_key(tmp_path: Path) -> None:
         keys.authenticate(sent(""))
 
 
-def test_what_is_no_file_is_read_once() -> None:
+def test_pipe_is_read_once() -> None:
     reading, writing = os.pipe()
     os.write(writing, f"a:{HASH}\n".encode())
     os.close(writing)
@@ -234,8 +234,8 @@ def test_what_is_no_file_is_read_once() -> None:
     os.close(reading)
 
 
-def test_a_change_in_place_is_seen_however_soon_it_comes(watched: Watched) -> None:
-    """Two versions of one size within a grain of the file system's clock."""
+def test_change_in_place_is_detected_immediately(watched: Watched) -> None:
+    """Two versions of the same size within the resolution of the file system's clock."""
     stamp = os.stat(watched.file)
     for _ in range(3):
         watched.file.write_text(f"a:{hashed('next')} requests=7")
@@ -246,7 +246,7 @@ def test_a_change_in_place_is_seen_however_soon_it_comes(watched: Watched) -> No
         assert watched.knows("key")
 
 
-def test_the_file_is_looked_at_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_checked_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text(f"a:{HASH}")
     looks: list[Path] = []
@@ -257,14 +257,14 @@ def test_the_file_is_looked_at_rarely(tmp_path: Path, monkeypatch: pytest.Monkey
         keys.authenticate(sent("key"))
     assert looks == []
     file.write_text(f"a:{hashed('next')}")
-    keys.reload()  # SIGHUP waits for no time
+    keys.reload()  # SIGHUP reloads immediately
     assert keys.authenticate(sent("next")).tenant == "a"
 
 
-def test_a_guess_costs_the_same_however_many_keys_there_are(
+def test_lookup_time_is_independent_of_the_number_of_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One comparison, of whole hashes and in constant time, whether there is such a key or not."""
+    """One comparison of complete digests in constant time, whether the key exists or not."""
     keys = ApiKeys(["key"], [ApiKey("t", at.to_bytes(32, "big")) for at in range(1, 5000)])
     compared: list[tuple[bytes, bytes]] = []
     real = hmac.compare_digest
@@ -280,7 +280,7 @@ def test_a_guess_costs_the_same_however_many_keys_there_are(
     assert [len(a) == len(b) == 32 for a, b in compared] == [True, True]
 
 
-def test_missing_key_is_rejected_where_there_are_keys() -> None:
+def test_missing_key_is_rejected_if_the_server_has_keys() -> None:
     with pytest.raises(Unauthenticated):
         ApiKeys(["key"]).revalidate(Caller())
 
@@ -298,6 +298,6 @@ def test_missing_key_is_rejected_where_there_are_keys() -> None:
         ("example.org", True),
     ],
 )
-def test_the_warning(host: str, warned: bool) -> None:
+def test_exposure_warning(host: str, warned: bool) -> None:
     assert (exposure_warning(host, ApiKeys()) is not None) == warned
     assert exposure_warning(host, ApiKeys(["key"])) is None

@@ -1,6 +1,6 @@
-"""Limits of a key by a clock that tests turn: requests and tokens a minute, requests at once.
+"""Limits of a key with a simulated clock: requests and tokens per minute, concurrent requests.
 
-The same for a book in memory and for one that processes share.
+All tests run with a store in memory and with one that processes share.
 """
 
 import random
@@ -24,7 +24,7 @@ KEY, OTHER = bytes([1]) * 32, bytes([2]) * 32
 
 
 class Clock:
-    """Far in the future, so that no row of a shared book is idle by the real one."""
+    """A clock far in the future, so that no slot of a shared store is idle by the real clock."""
 
     def __init__(self) -> None:
         self.now = 1e9
@@ -34,7 +34,7 @@ class Clock:
 
 
 class Desk:
-    """A quota over a book, and what it says."""
+    """A rate limiter over a store, and the state that it reports."""
 
     def __init__(self, book: LimitStore) -> None:
         self.clock = Clock()
@@ -62,7 +62,7 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Desk:
     return Desk(SharedLimitStore(tmp_path / "book", worker=1))
 
 
-def test_a_minutes_requests_may_come_at_once_then_one_by_one(desk: Desk) -> None:
+def test_burst_of_a_minute_is_allowed_then_requests_are_spaced(desk: Desk) -> None:
     limits = RateLimits(requests=6)
     for left in range(6, 0, -1):
         assert desk.left(limits)[0][2] == left
@@ -79,7 +79,7 @@ def test_a_minutes_requests_may_come_at_once_then_one_by_one(desk: Desk) -> None
 
 
 def test_request_after_retry_after_is_admitted(desk: Desk) -> None:
-    """Whatever the rate, and wherever its rounding falls."""
+    """For any rate, and for any rounding of the wait."""
     for requests in (1, 7, 13, 60, 999, 86_401):
         limits, key = RateLimits(requests=requests), requests.to_bytes(32, "big")
         for _ in range(requests % 1000):
@@ -107,30 +107,30 @@ def test_keys_do_not_share_limits(desk: Desk) -> None:
     assert desk.refusal(limits, OTHER) == ("requests", 60.0)
 
 
-def test_tokens_are_paid_afterwards(desk: Desk) -> None:
+def test_tokens_are_charged_afterwards(desk: Desk) -> None:
     limits = RateLimits(tokens=600)
     desk.enter(limits).release(Usage(input_tokens=500, cached_tokens=400, output_tokens=50))
     assert desk.left(limits) == [("tokens", 600, 450, 15.0)]
     first, second = desk.enter(limits), desk.enter(limits)
-    first.release(Usage(input_tokens=500, output_tokens=250))  # more than there was: a debt
+    first.release(Usage(input_tokens=500, output_tokens=250))  # overdrawn
     assert desk.refusal(limits) == ("tokens", 30.1)
     second.release(Usage(output_tokens=100))
     assert desk.refusal(limits) == ("tokens", 40.1)
     assert desk.left(limits)[0][2] == 0
     desk.clock.now += 40.1
-    desk.enter(limits).release(None)  # it cost nothing
+    desk.enter(limits).release(None)  # no tokens were charged
     assert desk.left(limits)[0][2] == 1
 
 
 @pytest.mark.parametrize("cached", [0, 7, 10, 10**6])
-def test_what_was_cached_costs_nothing(desk: Desk, cached: int) -> None:
+def test_cached_tokens_are_free(desk: Desk, cached: int) -> None:
     limits = RateLimits(tokens=60)
     usage = Usage(input_tokens=10, cached_tokens=cached, output_tokens=0)
     desk.enter(limits).release(usage)
     assert desk.left(limits)[0][2] == 60 - max(0, 10 - cached)
 
 
-def test_so_many_at_once(desk: Desk) -> None:
+def test_concurrency_is_limited(desk: Desk) -> None:
     limits = RateLimits(concurrent=2)
     first = desk.enter(limits)
     desk.enter(limits)
@@ -140,7 +140,7 @@ def test_so_many_at_once(desk: Desk) -> None:
     assert desk.refusal(limits) == ("concurrent", 2.0)
 
 
-def test_one_who_is_refused_pays_nothing(desk: Desk) -> None:
+def test_rejected_requests_are_not_charged(desk: Desk) -> None:
     limits = RateLimits(requests=3, tokens=60, concurrent=1)
     visit = desk.enter(limits)
     for _ in range(10):
@@ -158,11 +158,11 @@ def test_longest_wait_is_reported(desk: Desk) -> None:
     assert desk.refusal(limits) == ("tokens", 181.0)
 
 
-def test_limits_may_change_while_requests_are_inside(desk: Desk) -> None:
+def test_limits_may_change_while_requests_run(desk: Desk) -> None:
     before, after = RateLimits(requests=5), RateLimits(requests=5, concurrent=1, tokens=60)
     visit = desk.enter(before)
     inside = desk.enter(after)
-    visit.release(Usage(output_tokens=50))  # it was not counted when it came in, nor is it now
+    visit.release(Usage(output_tokens=50))  # it was not counted at admission, and is not now
     assert desk.refusal(after)[0] == "concurrent"
     inside.release(None)
     desk.enter(after)
@@ -178,7 +178,7 @@ def test_without_limits_nothing_is_stored() -> None:
 
 
 def test_rate_is_never_exceeded_over_time(desk: Desk) -> None:
-    """At most a minute's worth above it, however the requests come."""
+    """The total exceeds the rate by at most the burst of one minute, for any arrival pattern."""
     random.seed(10)
     limits, begun, let_in = RateLimits(requests=30), desk.clock.now, 0
     for _ in range(3000):

@@ -1,4 +1,4 @@
-"""One book of limits for several real processes, some of which die or stand still."""
+"""One rate limit store for several real processes, some of which crash or hang."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from dovetail.access.shared_limits import (
 from dovetail_model import Usage
 
 KEY = bytes([7]) * 32
-NOW = 1e9  # a clock that stands still, and by which nothing is idle
+NOW = 1e9  # a stopped clock, by which no slot is idle
 AT_ONCE = RateLimits(concurrent=4)
 
 _HEAD = """
@@ -68,7 +68,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def process(path: Path, worker: int, act: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process with the book of that number open, which acts when it is sent a line."""
+    """Run a process that opens the store as one worker and acts on each line it receives."""
     command = [sys.executable, "-c", _HEAD + act, str(path), str(worker)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -92,7 +92,7 @@ def _go(running: "subprocess.Popen[str]") -> None:
 
 
 def test_processes_share_every_limit(path: Path) -> None:
-    """Not one request more than one process would have let in, and no token is lost."""
+    """No more requests are admitted than by a single process, and no token is uncharged."""
     with (
         process(path, 0, MANY) as one,
         process(path, 1, MANY) as two,
@@ -107,7 +107,7 @@ def test_processes_share_every_limit(path: Path) -> None:
     assert (requests.remaining, tokens.remaining) == (0, 10**6 - 500)
 
 
-def test_what_a_killed_process_had_inside_is_forgotten_by_the_next_of_its_number(
+def test_restarted_worker_resets_the_counts_of_its_predecessor(
     path: Path,
 ) -> None:
     ours = RateLimiter(SharedLimitStore(path, 0), lambda: NOW)
@@ -122,13 +122,13 @@ def test_what_a_killed_process_had_inside_is_forgotten_by_the_next_of_its_number
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         with process(path, 1, STAYS) as again:
-            ours.acquire(KEY, AT_ONCE)  # the place of the one that died
+            ours.acquire(KEY, AT_ONCE)  # the number of the killed process
             with pytest.raises(RateLimitExceeded):
                 ours.acquire(KEY, AT_ONCE)
             assert again.poll() is None
 
 
-def test_a_process_that_stands_still_with_the_lock_does_not_stop_the_others(path: Path) -> None:
+def test_hanging_process_with_the_lock_does_not_block_others(path: Path) -> None:
     ours = RateLimiter(SharedLimitStore(path, 0), lambda: NOW)
     with process(path, 1, HOLDS) as stuck:
         _go(stuck)
@@ -139,11 +139,11 @@ def test_a_process_that_stands_still_with_the_lock_does_not_stop_the_others(path
             ours.acquire(KEY, RateLimits(requests=1))
 
 
-def test_more_keys_than_places(tmp_path: Path) -> None:
-    """The keys of one who is active stay known as long as there is an idle place nearby."""
+def test_more_keys_than_slots(tmp_path: Path) -> None:
+    """The state of an active key is kept as long as there is an idle slot nearby."""
     create_shared_limit_store(tmp_path / "small", workers=1, slots=128)
     book = SharedLimitStore(tmp_path / "small", 0)
-    real = RateLimiter(book)  # by the real clock: its rows become idle at once
+    real = RateLimiter(book)  # by the real clock, so its slots become idle immediately
     stored = RateLimiter(book, lambda: NOW)
     stored.acquire(KEY, RateLimits(requests=1))
     for at in range(2000):
@@ -153,7 +153,7 @@ def test_more_keys_than_places(tmp_path: Path) -> None:
         stored.acquire(KEY, RateLimits(requests=1))
 
 
-def test_where_no_place_is_idle_a_request_is_let_in(tmp_path: Path) -> None:
+def test_request_is_admitted_if_no_slot_is_idle(tmp_path: Path) -> None:
     create_shared_limit_store(tmp_path / "small", workers=1, slots=16)
     quota = RateLimiter(SharedLimitStore(tmp_path / "small", 0), lambda: NOW)
     visits = [
@@ -164,14 +164,14 @@ def test_where_no_place_is_idle_a_request_is_let_in(tmp_path: Path) -> None:
         visit.release(Usage(output_tokens=1))
 
 
-def test_the_file_is_for_its_owner_alone(path: Path) -> None:
+def test_file_is_private(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
-    create_shared_limit_store(path, workers=1)  # a server that comes up again begins anew
+    create_shared_limit_store(path, workers=1)  # a restarted server starts with an empty store
     with pytest.raises(SharedLimitStoreError):
         SharedLimitStore(path, 1)
 
 
-def test_another_file_is_no_book(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"x" * 100)
     with pytest.raises(SharedLimitStoreError):
         SharedLimitStore(tmp_path / "other", 0)
@@ -181,7 +181,7 @@ def test_another_file_is_no_book(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_workers_of_a_server_share_the_limits_of_a_key(tmp_path: Path) -> None:
+def test_workers_of_a_server_share_the_limits_of_a_key(tmp_path: Path) -> None:
     (tmp_path / "hello.txt").write_text("Hello.")
     model: list[str | Path] = [qwen_folder(tmp_path / "qwen"), "--served-model-name", NAME]
     script: list[str | Path] = ["--engine", "scripted", "--script", tmp_path / "hello.txt"]

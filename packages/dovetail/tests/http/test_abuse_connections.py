@@ -1,4 +1,4 @@
-"""Requests that two readers could read differently, and bytes that are no requests at all."""
+"""Ambiguous requests, which two parsers could read differently, and bytes that are not HTTP."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -29,8 +29,10 @@ STREAM = post(b"content-length: %d\r\n" % len(STREAMED % NAME.encode()), STREAME
 
 
 @pytest.mark.parametrize("shapes", [SMUGGLING, GARBAGE], ids=["smuggling", "garbage"])
-def test_what_is_not_clear_is_refused_and_ends_the_connection(shapes: tuple[Shape, ...]) -> None:
-    """A request that was hidden behind it is never answered."""
+def test_ambiguous_requests_are_rejected_and_close_the_connection(
+    shapes: tuple[Shape, ...],
+) -> None:
+    """A request that is smuggled behind it gets no response."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -61,7 +63,7 @@ CLEAR = {
 
 
 def test_unambiguous_requests_get_a_response() -> None:
-    """Java's client asks for HTTP/2 with its first request, in the same breath as its body."""
+    """Java's client offers an upgrade to HTTP/2 with its first request, together with the body."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -76,17 +78,17 @@ def test_unambiguous_requests_get_a_response() -> None:
 
 
 @pytest.mark.parametrize("handshake", [get(b"/v1/responses", SOCKET), post(SOCKET + LENGTH, b"")])
-def test_nothing_is_read_behind_a_request_for_a_socket_that_is_not_offered(
+def test_data_after_a_rejected_upgrade_is_ignored(
     handshake: bytes,
 ) -> None:
-    """What follows could be its body: it must not be taken for a request."""
+    """The data could be the body of the request, so it must not be parsed as another request."""
 
     async def scene() -> None:
         options = HttpOptions(websockets=False)
         async with serving(options) as stage, await wire_to(stage) as wire:
             await until(lambda: bool(connections(stage)))
             (there,) = connections(stage)
-            there.data_received(handshake)  # in two pieces, one right behind the other
+            there.data_received(handshake)  # in two writes, one right after the other
             there.data_received(get(b"/hidden"))
             assert (await wire.reply()).headers["connection"] == "close"
             assert await wire.rest() == b""
@@ -113,7 +115,7 @@ def test_headers_are_bounded_in_one_packet_too(line: bytes, count: int) -> None:
     run(scene)
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_are_not_headers() -> None:
     async def scene() -> None:
         async with serving() as stage:
             hidden = b"x-request-id: hidden\r\ncontent-encoding: gzip\r\n"
@@ -151,7 +153,7 @@ def test_pipelined_responses_come_in_order() -> None:
 
 
 def test_pipelined_requests_are_bounded() -> None:
-    """Thousands in one packet: those that wait are dropped, the one that runs is answered."""
+    """Of thousands in one packet, queued ones are dropped and the running one gets its response."""
 
     async def scene() -> None:
         many = b"".join(_numbered(at) for at in range(3000))
@@ -180,7 +182,7 @@ def test_garbage_after_a_request_does_not_affect_its_response() -> None:
     run(scene)
 
 
-def test_who_hangs_up_with_requests_waiting_ends_the_one_that_runs() -> None:
+def test_disconnect_with_queued_requests_cancels_the_running_one() -> None:
     async def scene() -> None:
         async with serving() as stage:
             going = _waits(stage, endless=True)
@@ -196,7 +198,7 @@ def test_who_hangs_up_with_requests_waiting_ends_the_one_that_runs() -> None:
     run(scene)
 
 
-def test_a_body_that_breaks_its_own_chunks_is_refused() -> None:
+def test_body_with_invalid_chunks_is_rejected() -> None:
     async def scene() -> None:
         begun = post(CHUNKED, b"5\r\nhello\r\n")
         async with serving() as stage, await wire_to(stage, begun) as wire:
@@ -214,7 +216,7 @@ def _numbered(at: int) -> bytes:
 
 
 def _waits(stage: Stage, *, endless: bool = False) -> asyncio.Event:
-    """The engine says nothing until it is told to."""
+    """Generate no token until the event is set."""
     released = asyncio.Event()
     ids = stage.engine.tokenizer.encode("Hello.")
 

@@ -1,4 +1,4 @@
-"""What is remembered for speed is bounded by its size, not only by how many things it is."""
+"""Caches are bounded by their size in bytes, not only by their number of entries."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ BLOCKS: dict[str, Block] = {
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_digests_of_large_turns_do_not_hold_all_of_them(kind: str) -> None:
+def test_digest_cache_of_large_turns_is_bounded(kind: str) -> None:
     digests = TurnDigestCache(max_turns=1000, max_chars=10_000)
     turns = [Turn("user", (BLOCKS[kind],)) for _ in range(50)]
     seen = [digests.get(turn) for turn in turns]
@@ -48,14 +48,14 @@ def test_digests_of_large_turns_do_not_hold_all_of_them(kind: str) -> None:
     assert digests._digests.total_size == sum(digests.get(turn).chars for turn in held)
 
 
-def test_a_turn_larger_than_all_room_is_not_held() -> None:
+def test_turn_larger_than_the_cache_is_not_cached() -> None:
     digests = TurnDigestCache(max_chars=100)
     assert digests.get(Turn("user", (TextBlock(BIG),))).chars == 1000
     assert not digests._digests
     assert digests._digests.total_size == 0
 
 
-def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
+def test_cache_of_long_histories_is_bounded() -> None:
     walks = HistoryMatchCache(max_chars=10_000)
     for number in range(50):
         walks.put(("tenant", f"session-{number}", b""), _walk(1000))
@@ -75,12 +75,12 @@ def test_walks_along_long_histories_do_not_hold_all_of_them() -> None:
     ],
 )
 def test_stop_sequences_are_bounded(stops: list[str]) -> None:
-    """All beginnings of a sequence are kept: of a million characters that would be 500 GB."""
+    """All prefixes of a sequence are stored: for a million characters, they would take 500 GB."""
     with pytest.raises(InvalidRequest):
         StopSequenceMatcher(stops)
 
 
-def test_the_longest_stop_sequence_is_found() -> None:
+def test_longest_stop_sequence_is_matched() -> None:
     stop = StopSequenceMatcher(["x" * MAX_STOP_SEQUENCE_CHARS])
     assert stop.feed("a" + "x" * (MAX_STOP_SEQUENCE_CHARS - 1)) == "a"
     assert stop.feed("x") == ""

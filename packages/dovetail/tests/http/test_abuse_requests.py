@@ -1,4 +1,4 @@
-"""Thousands of malformed requests at a server of its own: no 500, no hang, flat memory."""
+"""Thousands of malformed requests to a server of their own: no 500, no hang, constant memory."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from abuse_requests import attacks
 from server_process import NAME, Running, qwen_folder, served
 
 MANY = 10_000
-SERIES = 2_000  # lines of numbers: each of endpoints, statuses and reasons has a few
+SERIES = 2_000  # lines of metrics: endpoints, statuses and reasons each have a few values
 ROOM = 16 << 20  # bytes that allocators may take from one half of a run to the next
 
 
@@ -25,14 +25,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield one
 
 
-def test_none_of_many_malformed_requests_is_our_fault(running: Running) -> None:
+def test_malformed_requests_cause_no_server_errors(running: Running) -> None:
     _throw(running, random.randrange(10**6), 800)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_ten_thousand_malformed_requests_leave_no_trace(running: Running) -> None:
-    """The second half of them takes no more memory than the first, and no files."""
+def test_ten_thousand_malformed_requests_leak_nothing(running: Running) -> None:
+    """The second half of the requests takes no more memory than the first, and no files."""
     seed = random.randrange(10**6)
     _throw(running, seed, MANY // 2)
     before, files = resident(running.process.pid), open_files(running.process.pid)
@@ -42,7 +42,7 @@ def test_ten_thousand_malformed_requests_leave_no_trace(running: Running) -> Non
 
 
 def _throw(running: Running, seed: int, count: int) -> None:
-    """None is our fault; none writes a line of its own into the log, or a label into metrics."""
+    """Send the requests. None may cause a 500, its own log line, or a new metric label."""
     log = Path(running.log)
     before = len(log.read_text())
     results = asyncio.run(run_attacks(running.url, attacks(seed, count, NAME)))

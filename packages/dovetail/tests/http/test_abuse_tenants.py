@@ -1,7 +1,7 @@
-"""One tenant has every handle of another's session, and learns nothing by any of them.
+"""One tenant has every handle of another tenant's session, and gets no data with any of them.
 
-What was said is told by words that stand nowhere else: they must not come back to the thief, nor
-reach a prompt of his. The owner's second key tries the same, and finds them.
+The session contains words that occur nowhere else. They must neither be returned to the other
+tenant nor reach one of its prompts. The owner's second key sends the same requests and gets them.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ MESSAGES_TOOL = {"name": "look_up", "input_schema": {"type": "object", "properti
 
 @dataclass(frozen=True)
 class Loot:
-    """All that somebody could have seen on the wire of another's session."""
+    """Everything that could be seen on the wire of another tenant's session."""
 
     id: str
     items: list[dict[str, Any]]
@@ -54,7 +54,7 @@ def _responses(loot: Loot, *items: Any, **more: Any) -> tuple[str, str, dict[str
 
 
 def _messages(loot: Loot, *reasoning: Any) -> tuple[str, str, dict[str, Any]]:
-    """The owner's turn as it was told, but for the thoughts, which are sealed."""
+    """The owner's turn as it was returned, except for the reasoning, which is sealed."""
     content = [block for block in loot.content if "thinking" not in block["type"]]
     result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "rain"}
     messages = [
@@ -71,7 +71,7 @@ def _seal(loot: Loot) -> str:
 
 
 def _sealed_items(loot: Loot) -> list[dict[str, Any]]:
-    """A turn as it was told, its thought sealed, with a question that everybody may know."""
+    """A turn as it was returned, with sealed reasoning and a user text without secrets."""
     output = {
         "type": "function_call_output",
         "call_id": loot.hidden[-1]["call_id"],
@@ -81,7 +81,7 @@ def _sealed_items(loot: Loot) -> list[dict[str, Any]]:
 
 
 def _chat(loot: Loot) -> tuple[str, str, dict[str, Any]]:
-    """The call alone: its id leads to the turn, its text is known to everybody."""
+    """Only the call: its id identifies the turn, and its text contains no secrets."""
     messages = [
         {"role": "user", "content": "Hello?"},
         {"role": "assistant", "content": "Surely.", "tool_calls": [loot.call]},
@@ -118,12 +118,12 @@ THEFTS: dict[str, Theft] = {
     "sends the id of a call": lambda loot: _messages(loot),
     "sends the id of a call in another API": _chat,
 }
-#: What tells nothing in words even to its owner.
+#: Handles that return no secret words even to their owner.
 COUNTS = ("counts what it has",)
 
 
 @pytest.mark.parametrize("thief", [THIEF, NAMELESS])
-def test_no_handle_opens_anything_for_another_tenant(thief: str) -> None:
+def test_no_handle_returns_data_to_another_tenant(thief: str) -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
             loot = await _session(stage)
@@ -135,8 +135,8 @@ def test_no_handle_opens_anything_for_another_tenant(thief: str) -> None:
     run(scene)
 
 
-def test_every_one_of_them_opens_it_for_its_owner() -> None:
-    """Else the test above would tell nothing."""
+def test_every_handle_returns_data_to_its_owner() -> None:
+    """Without this check, the test above would prove nothing."""
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
@@ -149,8 +149,8 @@ def test_every_one_of_them_opens_it_for_its_owner() -> None:
     run(scene)
 
 
-def test_what_is_anothers_looks_like_what_never_was() -> None:
-    """Not even whether there is such a response can be found out."""
+def test_ids_of_another_tenant_look_like_unknown_ids() -> None:
+    """A tenant cannot even find out whether a response of another tenant exists."""
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
@@ -180,7 +180,7 @@ def test_what_is_anothers_looks_like_what_never_was() -> None:
     run(scene)
 
 
-def test_a_socket_opens_nothing_either() -> None:
+def test_websocket_returns_no_data_to_another_tenant() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
             loot = await _session(stage)
@@ -198,8 +198,8 @@ def test_a_socket_opens_nothing_either() -> None:
     run(scene)
 
 
-def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
-    """Neither by its name nor by its text does one learn that the other was there."""
+def test_sessions_of_two_tenants_with_the_same_id_are_separate() -> None:
+    """Neither the session id nor the text reveals that the other tenant used it."""
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
@@ -225,7 +225,7 @@ def test_the_same_session_of_two_tenants_is_two_sessions() -> None:
     run(scene)
 
 
-def test_who_has_used_up_a_limit_takes_nothing_from_others() -> None:
+def test_exhausted_limit_does_not_affect_other_tenants() -> None:
     async def scene() -> None:
         narrow = RateLimits(requests=2, concurrent=1)
         hashed = [ApiKey(name, sha256(key.encode()).digest(), narrow) for name, key in HASHED]
@@ -240,7 +240,7 @@ def test_who_has_used_up_a_limit_takes_nothing_from_others() -> None:
 
 
 async def _session(stage: Stage) -> Loot:
-    """The owner's session over all three APIs, as the wire saw it."""
+    """The owner's session over all three APIs, as seen on the wire."""
     stage.engine.plan = stage.engine.script(OUTPUT, OUTPUT, OUTPUT, "Well.")
     common: dict[str, Any] = {"model": NAME, "tools": [{**TOOL, "type": "function"}]}
     first, plain = [
@@ -280,7 +280,7 @@ async def _post(stage: Stage, path: str, body: dict[str, Any]) -> Any:
 async def _try(
     stage: Stage, key: str, request: tuple[str, str, dict[str, Any]]
 ) -> tuple[Reply, list[str]]:
-    """The answer, and the prompts that were made for it."""
+    """Return the response and the prompts that were rendered for it."""
     method, path, body = request
     before = len(stage.engine.requests)
     async with asyncio.timeout(20):
@@ -301,7 +301,7 @@ def _user(text: str) -> dict[str, str]:
 
 
 def _without_summary(item: dict[str, Any]) -> dict[str, Any]:
-    """A thought that only its seal tells."""
+    """Reasoning that only its seal contains."""
     sealed = {"type", "id", "encrypted_content"}
     if item["type"] != "reasoning":
         return item

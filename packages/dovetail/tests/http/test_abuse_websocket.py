@@ -1,4 +1,4 @@
-"""Messages over a WebSocket that are wrong in every way: each is answered, none is our fault."""
+"""Malformed messages over a WebSocket: each gets a response, and none causes a server error."""
 
 import asyncio
 import json
@@ -40,8 +40,8 @@ def test_mutated_messages_get_a_response_and_leave_the_connection_usable() -> No
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "bytes"])
-def test_what_is_no_message_is_refused(binary: bool) -> None:
-    """By an error, or by the end of the connection with a code that says why."""
+def test_invalid_messages_are_rejected(binary: bool) -> None:
+    """With an error, or by closing the connection with a code that states the reason."""
 
     async def scene() -> None:
         async with serving(OPTIONS) as stage:

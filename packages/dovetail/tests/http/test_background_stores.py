@@ -1,4 +1,4 @@
-"""Responses in the background and the store: other servers, restarts, and what cannot be kept."""
+"""Background responses and the store: other servers, restarts, and store failures."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ from dovetail.storage.faults import StoreError
 
 
 class Late(MemoryResponseBackend):
-    """Something happens while it answers that a response is deleted."""
+    """A store in which something happens while a response is being deleted."""
 
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
@@ -31,7 +31,7 @@ class Late(MemoryResponseBackend):
         return was_there
 
 
-def test_what_is_deleted_while_it_ends_stays_so() -> None:
+def test_response_deleted_while_it_ends_stays_deleted() -> None:
     async def scene() -> None:
         made, engine = shared_service(store := Late())
         async with serving(registry=made) as stage:
@@ -53,8 +53,8 @@ def test_what_is_deleted_while_it_ends_stays_so() -> None:
     run(scene)
 
 
-def test_two_servers_on_one_data_folder_leave_each_others_work_alone(tmp_path: Path) -> None:
-    """As they are started: neither is told of the other."""
+def test_servers_on_one_data_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """With default settings: neither server knows about the other."""
     config = Config(store="sqlite")
 
     async def scene() -> None:
@@ -102,7 +102,7 @@ def test_run_that_cannot_be_stored_is_shown_while_it_runs() -> None:
     run(scene)
 
 
-def test_another_server_shows_it_and_calls_it_off() -> None:
+def test_another_server_retrieves_and_cancels_a_run() -> None:
     options = HttpOptions(background_options=BackgroundOptions(poll_seconds=0.01))
 
     async def scene() -> None:

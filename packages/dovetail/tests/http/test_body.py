@@ -1,4 +1,4 @@
-"""Bodies: compressed in every way, malformed, too large, and larger than they look."""
+"""Request bodies: all content encodings, malformed, too large, and decompression bombs."""
 
 import asyncio
 import gzip
@@ -61,7 +61,7 @@ async def chat(stage: Stage, body: bytes, **headers: str) -> Reply:
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
-def test_every_coding_is_undone(coding: str, compress: Compress) -> None:
+def test_every_encoding_is_decoded(coding: str, compress: Compress) -> None:
     async def scene() -> None:
         async with serving() as stage:
             reply = await chat(stage, compress(BODY), content_encoding=coding)
@@ -72,7 +72,7 @@ def test_every_coding_is_undone(coding: str, compress: Compress) -> None:
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS[:8])
-def test_a_bomb_is_refused(coding: str, compress: Compress) -> None:
+def test_decompression_bomb_is_rejected(coding: str, compress: Compress) -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
             bomb = compress(b" " * (64 * LIMIT))
@@ -84,7 +84,7 @@ def test_a_bomb_is_refused(coding: str, compress: Compress) -> None:
     run(scene)
 
 
-def test_a_bomb_in_a_bomb_is_refused() -> None:
+def test_nested_decompression_bomb_is_rejected() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
             bomb = gzip.compress(gzip.compress(b" " * (512 * LIMIT)))
@@ -93,8 +93,8 @@ def test_a_bomb_in_a_bomb_is_refused() -> None:
     run(scene)
 
 
-def test_a_body_of_endless_parts_is_refused() -> None:
-    """Each part of a gzip body costs a copy of the rest: thousands of them cost seconds."""
+def test_gzip_body_with_too_many_members_is_rejected() -> None:
+    """Each member of a gzip body costs a copy of the rest: thousands of them cost seconds."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -107,7 +107,7 @@ def test_a_body_of_endless_parts_is_refused() -> None:
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS[:8])
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"\x00" + data])
-def test_a_damaged_body_is_the_clients_fault(
+def test_corrupt_compressed_body_gets_400(
     coding: str, compress: Compress, damage: Compress
 ) -> None:
     async def scene() -> None:
@@ -120,7 +120,7 @@ def test_a_damaged_body_is_the_clients_fault(
 
 
 @pytest.mark.parametrize("coding", ["compress", "gzip, zip", "gzip,gzip,gzip,gzip,gzip"])
-def test_unknown_coding_is_rejected(coding: str) -> None:
+def test_unknown_encoding_is_rejected(coding: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             reply = await chat(stage, BODY, content_encoding=coding)
@@ -132,7 +132,7 @@ def test_unknown_coding_is_rejected(coding: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'{"model": 1}', b"null"])
-def test_a_malformed_body_is_the_clients_fault(path: str, body: bytes) -> None:
+def test_malformed_body_gets_400(path: str, body: bytes) -> None:
     async def scene() -> None:
         async with serving() as stage:
             reply = await stage.request("POST", path, body)
@@ -146,7 +146,7 @@ def test_a_malformed_body_is_the_clients_fault(path: str, body: bytes) -> None:
     ("path", "kind"),
     [("/v1/messages", "request_too_large"), ("/v1/chat/completions", "invalid_request_error")],
 )
-def test_a_body_over_the_limit_is_refused_before_it_has_come(path: str, kind: str) -> None:
+def test_body_over_the_limit_is_rejected_before_it_arrives(path: str, kind: str) -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
             reader, writer = await stage.connect()
@@ -159,7 +159,7 @@ def test_a_body_over_the_limit_is_refused_before_it_has_come(path: str, kind: st
     run(scene)
 
 
-def test_a_body_of_no_given_length_is_bounded_too() -> None:
+def test_body_without_content_length_is_bounded() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
             reader, writer = await stage.connect()
@@ -176,7 +176,7 @@ def test_a_body_of_no_given_length_is_bounded_too() -> None:
 
 
 def body_of(exchange: ApiExchange, limit: int = 1000, seconds: float = 10) -> bytes:
-    """The body, of a request that is over then."""
+    """Read the body, and finish its request."""
     try:
         return asyncio.run(read_body(exchange, limit, seconds))
     finally:
@@ -212,7 +212,9 @@ def pieces(body: bytes, size: int) -> Iterator[Message]:
     how=st.lists(st.sampled_from([0, 2, 3, 4, 5, 6, 7]), max_size=3),
     size=st.integers(1, 700),
 )
-def test_any_chain_in_any_pieces_is_undone(data: bytes, how: list[int], size: int) -> None:
+def test_any_chain_of_encodings_in_any_chunks_is_decoded(
+    data: bytes, how: list[int], size: int
+) -> None:
     body, names = data, []
     for at in how:
         name, compress = CODINGS[at]
@@ -222,7 +224,7 @@ def test_any_chain_in_any_pieces_is_undone(data: bytes, how: list[int], size: in
 
 
 @given(data=st.binary(max_size=300), coding=st.sampled_from(["gzip", "deflate", "br", "zstd"]))
-def test_noise_is_refused_or_read(data: bytes, coding: str) -> None:
+def test_random_bytes_are_rejected_or_decoded(data: bytes, coding: str) -> None:
     try:
         found = body_of(exchange(pieces(data, 100), coding))
     except DovetailError:
@@ -230,7 +232,7 @@ def test_noise_is_refused_or_read(data: bytes, coding: str) -> None:
     assert len(found) <= 1000
 
 
-def test_a_client_that_hangs_up_while_it_sends() -> None:
+def test_disconnect_while_sending_the_body() -> None:
     gone: list[Message] = [
         {"type": "http.request", "body": b"{", "more_body": True},
         {"type": "http.disconnect"},
@@ -239,12 +241,12 @@ def test_a_client_that_hangs_up_while_it_sends() -> None:
         body_of(exchange(iter(gone)))
 
 
-def test_a_client_that_never_ends_its_body() -> None:
+def test_endless_body_times_out() -> None:
     with pytest.raises(RequestTimeout):
         body_of(exchange(iter(())), seconds=0.01)
 
 
-def test_the_limit_itself_is_allowed() -> None:
+def test_body_of_exactly_the_limit_is_allowed() -> None:
     body = b"x" * 1000
     assert body_of(exchange(pieces(body, 10))) == body
     with pytest.raises(RequestTooLarge):

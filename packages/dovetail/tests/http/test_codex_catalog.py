@@ -1,4 +1,4 @@
-"""The catalog for Codex: what its entries say, whose profile they can take on, how it is served."""
+"""The catalog for Codex: its entries, the profiles that they can use, and how it is served."""
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ from dovetail.routing.pool import ReplicaPool
 LIST = "/v1/models?client_version=0.166.0"
 SLASHED = "openai/openai/gpt-5.5"
 
-#: What Codex 0.166 refuses an entry without, and the kind of each.
+#: Fields that Codex 0.166 requires in an entry, and their types.
 REQUIRED = {
     "slug": str,
     "display_name": str,
@@ -74,7 +74,7 @@ PROFILE = {
 
 
 class Unstarted(StageEngine):
-    """An engine that has said nothing of itself but its window."""
+    """An engine that has reported only its context length."""
 
     def __init__(self, window: int | None) -> None:
         self.capabilities = EngineCapabilities(context_length=window)
@@ -83,7 +83,7 @@ class Unstarted(StageEngine):
 def offered(
     name: str, settings: PromptSettings | None = None, window: int | None = None
 ) -> TokenModel:
-    """The model of a real template. Entries can be had before an engine is started."""
+    """A model with a real template. Entries are available before an engine is started."""
     pair = next(pair for pair in PAIRS if pair.name == name)
     require(pair)
     found = replace(model(pair), context_length=None)
@@ -117,7 +117,7 @@ CASES: list[tuple[str, PromptSettings | None, tuple[str, ...], str | None]] = [
 
 
 @pytest.mark.parametrize(("name", "settings", "taken", "usual"), CASES)
-def test_levels_are_those_that_the_template_takes(
+def test_levels_are_those_that_the_template_supports(
     name: str, settings: PromptSettings | None, taken: tuple[str, ...], usual: str | None
 ) -> None:
     one = offered(name, settings)
@@ -141,8 +141,8 @@ def test_entry_describes_the_model(name: str) -> None:
     assert 1_000 < len(made["base_instructions"]) < 2_500
 
 
-def test_upstream_entry_has_only_what_is_known() -> None:
-    """It may think and it gets images; which levels it takes, nobody knows."""
+def test_upstream_entry_has_only_known_fields() -> None:
+    """It may reason and it accepts images; the reasoning levels are unknown."""
     engine = create_upstream("openai", UpstreamSetup(Endpoint(), RemoteModel("m", ("m",))))
     sealer = Sealer(Keyring([bytes(32)]))
     made = build_entry(
@@ -159,7 +159,7 @@ def test_upstream_entry_has_only_what_is_known() -> None:
 
 
 @given(window=st.integers(1_000, 2_000_000))
-def test_limits_leave_room_in_every_window(window: int) -> None:
+def test_limits_reserve_space_in_every_context_window(window: int) -> None:
     made = build_entry("m", replace(small(), max_context=window))
     assert made["context_window"] == made["max_context_window"] == window
     left = made["context_window"] - made["auto_compact_token_limit"]
@@ -176,20 +176,20 @@ def test_limits_leave_room_in_every_window(window: int) -> None:
         (262_144, 242_144, 10_000),
     ],
 )
-def test_limits_grow_with_the_window(window: int, compacts: int, output: int) -> None:
+def test_limits_grow_with_the_context_window(window: int, compacts: int, output: int) -> None:
     made = build_entry("m", offered("Qwen2.5", window=window))
     assert made["auto_compact_token_limit"] == compacts
     assert made["truncation_policy"] == {"mode": "tokens", "limit": output}
 
 
-def test_all_names_have_an_entry_but_patterns() -> None:
+def test_all_names_except_patterns_have_an_entry() -> None:
     offers, _ = service(count=2)
     made = build_catalog(offers.iter_entries())["models"]
     assert [one["slug"] for one in made] == [NAME, "second-name", "model-1", ALIAS]
     assert [one["priority"] for one in made] == [1, 2, 3, 4]
 
 
-def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
+def test_alias_has_the_profiles_tools_and_the_models_limits() -> None:
     offers, _ = service()
     own = build_entry(NAME, offers.entries[0])
     made = apply_profile(own, PROFILE)
@@ -203,7 +203,7 @@ def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
         "something_new",
     )
     assert [made[key] for key in profile_fields] == [PROFILE[key] for key in profile_fields]
-    # What only the profile's own service has: offers, tiers, forms of its API.
+    # Fields that only the profile's own service has: offers, tiers, formats of its API.
     assert (made["upgrade"], made["service_tiers"]) == (None, [])
     assert (made["supports_search_tool"], made["use_responses_lite"]) == (False, False)
 
@@ -220,7 +220,7 @@ def test_an_alias_has_the_profiles_ways_and_the_models_limits() -> None:
         (None, 32_768, {"mode": "tokens", "limit": 2_048}),
     ],
 )
-def test_an_alias_has_the_smaller_budget(
+def test_alias_has_the_smaller_budget(
     theirs: Mapping[str, Any] | None, window: int, given_to_tools: Mapping[str, Any]
 ) -> None:
     own = build_entry("m", offered("Qwen2.5", window=window))
@@ -230,29 +230,31 @@ def test_an_alias_has_the_smaller_budget(
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A program of the name that does this, the only one on the path."""
+    """Install a program named `codex` that runs this script, as the only one on the path."""
     program = folder / "codex"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_a_profile_is_read_from_the_installed_codex(
+def test_profile_is_read_from_the_installed_codex(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = json.dumps({"models": [PROFILE, {**PROFILE, "slug": "gpt-1"}]})
     arguments = '[ "$*" = "debug models --bundled" ] || exit 3'
     installed(tmp_path, monkeypatch, f"{arguments}\necho WARNING >&2\necho '{output}'")
     assert read_profile("gpt-1")["slug"] == "gpt-1"
-    with pytest.raises(CodexProfileError, match="no profile 'gpt-2'; it has gpt-0, gpt-1"):
+    with pytest.raises(
+        CodexProfileError, match="no profile 'gpt-2'; available profiles: gpt-0, gpt-1"
+    ):
         read_profile("gpt-2")
 
 
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("echo one >&2; echo 'unknown command' >&2; exit 2", "up to date.*: unknown command"),
-        ("echo 'error: no models' >&2; echo Usage >&2; exit 2", "up to date.*: error: no models"),
+        ("echo one >&2; echo 'unknown command' >&2; exit 2", "outdated: unknown command"),
+        ("echo 'error: no models' >&2; echo Usage >&2; exit 2", "outdated: error: no models"),
         ("exit 1", "no error output"),
         ("echo soup", "printed no model catalog"),
         ("echo '[]'", "printed no model catalog"),
@@ -268,16 +270,16 @@ def test_codex_without_output_is_reported(
         read_profile("gpt-0")
 
 
-def test_a_missing_codex_is_reported_with_the_way_to_get_it(
+def test_missing_codex_is_reported_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CodexProfileError, match="not installed here: npm install -g @openai/codex"):
+    with pytest.raises(CodexProfileError, match=r"not installed.* npm install -g @openai/codex"):
         read_profile("gpt-0")
 
 
-def test_the_tag_stands_for_the_entries_alone() -> None:
-    """Replicas share it; a window that an engine tells later changes it; so does a profile."""
+def test_etag_depends_only_on_the_entries() -> None:
+    """Replicas share it. A context length that an engine reports and a profile change it."""
     (one, engine), (other, _) = service(), service()
     first = CodexCatalog(one)
     before = first.current()
@@ -289,7 +291,7 @@ def test_the_tag_stands_for_the_entries_alone() -> None:
     assert first.current().models[0]["context_window"] == 2048
 
 
-def test_codex_gets_both_lists_and_others_theirs() -> None:
+def test_codex_gets_both_lists_and_other_clients_their_own() -> None:
     async def scene() -> None:
         async with serving(template=THINKING_TEMPLATE) as stage:
             reply = await stage.request("GET", LIST)
@@ -306,11 +308,11 @@ def test_codex_gets_both_lists_and_others_theirs() -> None:
     run(scene)
 
 
-def test_a_list_that_is_known_is_not_sent_again() -> None:
+def test_known_list_is_not_sent_again() -> None:
     async def scene() -> None:
         async with serving() as stage:
             etag = (await stage.request("GET", LIST)).headers["etag"]
-            strong = etag.removeprefix("w/")  # the stage reads headers in small letters
+            strong = etag.removeprefix("w/")  # the fixture reads header names in lower case
             for known in (strong, f"W/{strong}", f'"other", {strong}', "*"):
                 reply = await stage.request("GET", LIST, if_none_match=known)
                 assert (reply.status, reply.body) == (304, b"")
@@ -389,7 +391,7 @@ def test_command_reports_errors(
     assert expected in ended.err
 
 
-def test_a_server_does_not_start_without_its_profile(tmp_path: Path) -> None:
+def test_server_does_not_start_without_its_profile(tmp_path: Path) -> None:
     model_folder = qwen_folder(tmp_path / "model")
     flags = ("--engine", "scripted", "--codex-profile", "gpt-0")
     without_codex = {"PATH": str(tmp_path)}

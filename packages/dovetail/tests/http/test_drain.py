@@ -1,4 +1,4 @@
-"""A server that is told to stop: what runs is finished, what is new is sent elsewhere."""
+"""A server that is stopped: running requests finish, and new requests are rejected."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ ERRORS = {
 
 
 def halting(engine: StageEngine, gate: asyncio.Event) -> Plan:
-    """Half an answer, and the rest when the gate is opened."""
+    """Generate half of a response, and the rest when the gate is opened."""
 
     async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         yield TokenDelta(engine.tokenizer.encode("Half "), cached=0)
@@ -42,7 +42,7 @@ def halting(engine: StageEngine, gate: asyncio.Event) -> Plan:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Waits for what comes within moments."""
+    """Wait for a condition that is met soon."""
     for _ in range(3000):
         if is_so():
             return
@@ -51,7 +51,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 class Stop:
-    """Signals as the server gets them, without the process that they would end."""
+    """Send signals to the server without ending the process."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -65,14 +65,14 @@ class Stop:
         self._stage.running._captured_signals.clear()
 
     async def ended(self) -> None:
-        """The server has ended by itself."""
+        """Wait until the server has stopped by itself."""
         running = self._stage.running
         await until(lambda: not (running.server_state.tasks or running.servers[0].is_serving()))
 
 
 @asynccontextmanager
 async def streaming(stage: Stage, path: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A stream of which the first half was read."""
+    """Open a stream and read its first half."""
     reader, writer = await stage.connect()
     body = json.dumps({**BODIES[path], "stream": True}).encode()
     writer.write(head("POST", path, len(body), {"connection": "keep-alive"}) + body)
@@ -85,7 +85,7 @@ async def streaming(stage: Stage, path: str) -> AsyncIterator[asyncio.StreamRead
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_a_running_stream_is_finished_and_its_connection_closed(path: str) -> None:
+def test_running_stream_finishes_and_its_connection_is_closed(path: str) -> None:
     async def scene() -> None:
         gate = asyncio.Event()
         async with serving() as stage:
@@ -95,7 +95,7 @@ def test_a_running_stream_is_finished_and_its_connection_closed(path: str) -> No
                 await stop.once()
                 assert stage.metric("dovetail_draining") == 1
                 gate.set()
-                rest = await reader.read()  # to the end of the connection
+                rest = await reader.read()  # until the connection is closed
                 assert b"half." in rest
                 assert b"error" not in rest.replace(b'"error":null', b"")
                 assert rest.endswith(b"0\r\n\r\n")
@@ -131,7 +131,7 @@ def assert_refused(reply: Reply, path: str) -> None:
     assert reply.json["error"].get("code") == code
 
 
-def test_the_official_clients_know_it_as_an_error_to_retry() -> None:
+def test_sdks_retry_the_error_of_a_draining_server() -> None:
     async def scene() -> None:
         gate = asyncio.Event()
         async with serving() as stage:

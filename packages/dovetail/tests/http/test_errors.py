@@ -1,4 +1,4 @@
-"""Refusals: keys, addresses, models, windows and limits, each in the client's own dialect."""
+"""Errors for keys, paths, models, context windows and limits, in the format of each API."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ MESSAGE: Any = [{"role": "user", "content": "Hi"}]
 KEYS = ApiKeys(["open-sesame"], [ApiKey("team-a", sha256(b"key-a").digest())])
 
 
-def test_a_wrong_key_is_refused_in_each_dialect() -> None:
+def test_wrong_key_is_rejected_in_each_dialect() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
             with pytest.raises(anthropic.AuthenticationError) as refused:
@@ -59,7 +59,7 @@ def test_log_has_the_reason_of_a_rejected_key_and_never_the_key() -> None:
     run(scene)
 
 
-def test_keys_open_and_name_the_tenant() -> None:
+def test_valid_keys_are_accepted_and_identify_the_tenant() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
             await stage.openai("key-a").chat.completions.create(model=NAME, messages=MESSAGE)
@@ -89,7 +89,7 @@ def test_keys_open_and_name_the_tenant() -> None:
         ("/nowhere", 404),
     ],
 )
-def test_what_is_open_without_a_key(path: str, status: int) -> None:
+def test_public_endpoints_need_no_key(path: str, status: int) -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS)) as stage:
             assert (await stage.request("GET", path)).status == status
@@ -97,7 +97,7 @@ def test_what_is_open_without_a_key(path: str, status: int) -> None:
     run(scene)
 
 
-def test_metrics_may_need_an_admins_key() -> None:
+def test_metrics_may_require_an_admin_key() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=KEYS, metrics_need_key=True)) as stage:
             assert (await stage.request("GET", "/metrics")).status == 401
@@ -135,7 +135,7 @@ def test_root_responds(method: str) -> None:
         ("GET", "/v1/models/", {"anthropic_version": "1"}, 404, "not_found_error"),
     ],
 )
-def test_wrong_addresses(
+def test_wrong_paths_and_methods(
     method: str, path: str, headers: dict[str, str], status: int, kind: str
 ) -> None:
     async def scene() -> None:
@@ -170,7 +170,7 @@ def test_unknown_model_error_lists_the_known_ones() -> None:
     run(scene)
 
 
-def test_an_overflow_as_each_client_needs_it() -> None:
+def test_context_overflow_has_the_error_that_each_client_expects() -> None:
     async def scene() -> None:
         async with serving(max_context=20) as stage:
             with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens"):
@@ -189,7 +189,7 @@ def test_an_overflow_as_each_client_needs_it() -> None:
     run(scene)
 
 
-def test_max_tokens_is_clamped_to_the_window() -> None:
+def test_max_tokens_is_clamped_to_the_context_window() -> None:
     async def scene() -> None:
         async with serving(max_context=200) as stage:
             await stage.anthropic().messages.create(model=NAME, max_tokens=20_000, messages=MESSAGE)
@@ -251,7 +251,7 @@ def test_unknown_previous_response_is_an_error() -> None:
     run(scene)
 
 
-def test_an_engine_that_is_not_ready() -> None:
+def test_engine_that_is_not_ready() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.state = EngineHealth(False, "loading")
@@ -267,7 +267,7 @@ def test_an_engine_that_is_not_ready() -> None:
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("kind", [EngineError, EngineUnavailable])
 def test_engine_address_is_shown_to_no_client(kind: type[EngineError], after: int) -> None:
-    """Neither before its first token nor behind it, by whatever way its fault is told."""
+    """Neither before the first token nor after it, however the engine fails."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -309,7 +309,7 @@ def test_requests_have_ids(given: str) -> None:
     run(scene)
 
 
-def test_the_document_names_every_address() -> None:
+def test_openapi_document_lists_every_path() -> None:
     async def scene() -> None:
         async with serving() as stage:
             document = (await stage.request("GET", "/openapi.json")).json
@@ -321,7 +321,7 @@ def test_the_document_names_every_address() -> None:
     run(scene)
 
 
-def test_the_page_names_every_address() -> None:
+def test_documentation_lists_every_path() -> None:
     page = (Path(__file__).parents[4] / "docs" / "operations" / "endpoints.md").read_text()
     made, _ = service()
     for route in App(made).routes.all:
@@ -329,7 +329,7 @@ def test_the_page_names_every_address() -> None:
         assert f"`{route.method} {path}`" in page
 
 
-def test_the_messages_api_can_be_left_out() -> None:
+def test_messages_api_can_be_disabled() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(messages_api=False)) as stage:
             assert (await stage.request("POST", "/v1/messages", {})).status == 404

@@ -1,4 +1,4 @@
-"""What a process holds of requests has a bound in bytes, however they come."""
+"""The memory of requests in a process is bounded, however they arrive."""
 
 import asyncio
 import gzip
@@ -21,12 +21,12 @@ from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
 
 LIMIT = 200_000
-LARGE = "x" * 90_000  # where nobody reads it: the model's window is small
+LARGE = "x" * 90_000  # in a field that is not rendered: the context window is small
 OPTIONS = HttpOptions(max_body_bytes=LIMIT)
 
 
 def bodies(padding: str = LARGE, **more: Any) -> dict[str, dict[str, Any]]:
-    """The same for each API."""
+    """The same body for each API."""
     turns = [{"role": "user", "content": "Hi", "padding": padding}]
     return {
         "/v1/messages": {"model": ALIAS, "max_tokens": 9, "messages": turns, **more},
@@ -37,14 +37,14 @@ def bodies(padding: str = LARGE, **more: Any) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Room for two large ones."""
+    """Memory for two large requests."""
     monkeypatch.setattr(request_memory, "max_bytes", 250_000)
     yield
-    assert request_memory.total_bytes == 0  # whatever happened, nothing is left
+    assert request_memory.total_bytes == 0  # all memory must be released
 
 
 async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asyncio.StreamWriter:
-    """A request that is being answered, and goes on until its client hangs up."""
+    """Start a request that runs until its client disconnects."""
     body = json.dumps(bodies(stream=True, **more)[path]).encode()
     before = stage.engine.running
     _, writer = await stage.connect()
@@ -54,7 +54,7 @@ async def begun(stage: Stage, path: str = "/v1/messages", **more: Any) -> asynci
 
 
 def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of three large ones, here."""
+    """That is one of three large requests here."""
     monkeypatch.setattr(request_memory, "max_bytes", 300_000)
     keys = ApiKeys(hashed=[ApiKey(name, sha256(name.encode()).digest()) for name in ("a", "b")])
 
@@ -80,7 +80,7 @@ def test_no_tenant_takes_more_than_half(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
-def test_requests_that_run_are_bounded_together(path: str) -> None:
+def test_running_requests_share_a_memory_limit(path: str) -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             Gate(stage)
@@ -99,7 +99,7 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
             packed = gzip.compress(json.dumps(bodies()[path]).encode())
             reply = await stage.request("POST", path, packed, content_encoding="gzip")
             assert reply.status == 503
-            # What is small is bounded by number: it is not shut out by what is large.
+            # Small requests are limited by number, so large requests do not lock them out.
             assert (await stage.request("POST", "/v1/tokenize", {"prompt": "x"})).status == 200
             writers[0].close()
             await until(lambda: request_memory.total_bytes < 100_000)
@@ -111,7 +111,7 @@ def test_requests_that_run_are_bounded_together(path: str) -> None:
     run(scene)
 
 
-def test_what_a_request_goes_on_from_counts_as_its_own() -> None:
+def test_continued_conversation_counts_as_part_of_the_request() -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             stored = (await stage.request("POST", "/v1/responses", bodies()["/v1/responses"])).json
@@ -132,7 +132,7 @@ def test_what_a_request_goes_on_from_counts_as_its_own() -> None:
     run(scene)
 
 
-def test_background_responses_are_held_until_they_are_over() -> None:
+def test_background_responses_are_counted_until_they_finish() -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             gate = Gate(stage)
@@ -147,7 +147,7 @@ def test_background_responses_are_held_until_they_are_over() -> None:
     run(scene)
 
 
-def test_messages_over_sockets_are_counted_with_the_rest() -> None:
+def test_websocket_messages_are_counted() -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             Gate(stage)
@@ -159,7 +159,7 @@ def test_messages_over_sockets_are_counted_with_the_rest() -> None:
                 error = await event(other)
                 assert (error["type"], error["status"]) == ("error", 503)
                 assert error["headers"]["retry-after"] == "2"
-                for _ in range(2):  # behind the first: one waits, another would
+                for _ in range(2):  # behind the first: one message waits, another would wait
                     await send_request(one, padding=LARGE)
                 while (error := await event(one))["type"] != "error":
                     pass
@@ -170,7 +170,7 @@ def test_messages_over_sockets_are_counted_with_the_rest() -> None:
     run(scene)
 
 
-def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_request_is_always_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_memory, "max_bytes", 1)
 
     async def scene() -> None:
@@ -182,7 +182,7 @@ def test_one_alone_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"{", b'{"model": 1}', b"\xff" * 90_000])
-def test_what_is_refused_for_something_else_is_not_held(sent: bytes) -> None:
+def test_memory_of_rejected_requests_is_released(sent: bytes) -> None:
     async def scene() -> None:
         async with serving(OPTIONS) as stage:
             for path in bodies():
@@ -196,7 +196,7 @@ def test_what_is_refused_for_something_else_is_not_held(sent: bytes) -> None:
     run(scene)
 
 
-def test_the_setting_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_applies_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stop(Exception):
         pass
 

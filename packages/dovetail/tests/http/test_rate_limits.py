@@ -1,4 +1,4 @@
-"""Limits of keys over HTTP: what the official SDKs make of them, and what is paid for."""
+"""Rate limits of keys over HTTP: how the official SDKs handle them, and what is charged."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def digest(key: str) -> bytes:
 
 @dataclass
 class Desk:
-    """A server with a key of such limits, and another without; and the book of what is left."""
+    """A server with a key with limits and another without, and the limiter's state."""
 
     stage: Stage
     book: MemoryLimitStore
@@ -51,12 +51,12 @@ class Desk:
         return await self.stage.request("POST", path, {**BODIES[path], **more}, x_api_key=key)
 
     def exhaust(self, seconds: float) -> None:
-        """All requests of this minute are used up; there is room for one in so many seconds."""
+        """Use up all requests of this minute; the next is possible in `seconds`."""
         with self.book.lock(digest("key")) as row:
             row.requests = time.monotonic() + 59.0 + seconds
 
     def owed(self) -> int:
-        """Tokens that are not made up for yet, at one a minute: less than one is by now."""
+        """Return the charged tokens that are not refilled yet, at one per minute and key."""
         with self.book.lock(digest("key")) as row:
             return max(0, math.ceil((row.tokens - time.monotonic()) / 60))
 
@@ -79,7 +79,7 @@ async def desk(**limits: int) -> AsyncIterator[Desk]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_one_too_many_in_each_dialect(path: str) -> None:
+def test_exceeded_limit_in_each_dialect(path: str) -> None:
     async def scene() -> None:
         async with desk(requests=2) as at:
             for left in ("1", "0"):
@@ -96,7 +96,9 @@ def test_one_too_many_in_each_dialect(path: str) -> None:
             assert "2 requests per minute" in error["message"]
             assert at.limited("requests") == 1
             assert len(at.stage.engine.requests) == 2
-            reply = await at.request(path, key="other")  # which has no limits, and hears of none
+            reply = await at.request(
+                path, key="other"
+            )  # which has no limits, and gets no headers about them
             assert reply.status == 200
             assert not [name for name in reply.headers if "ratelimit" in name]
 
@@ -104,7 +106,7 @@ def test_one_too_many_in_each_dialect(path: str) -> None:
 
 
 def _request_limits(headers: dict[str, str]) -> tuple[str, str]:
-    """The limit of requests and what is left, from whichever headers there are."""
+    """Return the request limit and the remaining requests from the headers of either API."""
     if "anthropic-ratelimit-requests-limit" in headers:
         reset = datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"].upper())
         assert abs((reset - datetime.now(UTC)).total_seconds()) < 100
@@ -115,8 +117,8 @@ def _request_limits(headers: dict[str, str]) -> tuple[str, str]:
     return headers[form.format("limit")], headers[form.format("remaining")]
 
 
-def test_a_streamed_response_that_is_refused_is_a_stream_that_fails() -> None:
-    """Codex waits and comes back after this, and gives up at a 429."""
+def test_rejected_streaming_response_is_a_failed_stream() -> None:
+    """Codex waits and retries after this error, and gives up on a 429."""
 
     async def scene() -> None:
         async with desk(requests=1) as at:
@@ -134,8 +136,8 @@ def test_a_streamed_response_that_is_refused_is_a_stream_that_fails() -> None:
     run(scene)
 
 
-def test_what_is_refused_is_not_read_first() -> None:
-    """Neither its items nor what it goes on from: else a limit would not limit what it costs."""
+def test_rejected_request_is_not_decoded_or_resolved() -> None:
+    """Neither its items nor its history are processed: else the limit would not limit the cost."""
 
     async def scene() -> None:
         async with desk(requests=1) as at:
@@ -153,7 +155,7 @@ def test_what_is_refused_is_not_read_first() -> None:
     run(scene)
 
 
-def test_the_sdks_raise_a_rate_limit_error() -> None:
+def test_sdks_raise_a_rate_limit_error() -> None:
     async def scene() -> None:
         async with desk(requests=1) as at:
             at.exhaust(30)
@@ -197,7 +199,7 @@ def test_sdk_that_honors_retry_after_succeeds(api: str) -> None:
 
 @pytest.mark.parametrize("api", ["messages", "chat"])
 def test_restarting_engine_is_retried(api: str) -> None:
-    """The first request is refused with the time to wait; the SDK's second is answered."""
+    """The first request is rejected with Retry-After; the SDK's second succeeds."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -219,7 +221,7 @@ def test_restarting_engine_is_retried(api: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_tokens_are_paid_when_they_are_known(stream: bool) -> None:
+def test_tokens_are_charged_when_they_are_known(stream: bool) -> None:
     async def scene() -> None:
         async with desk(tokens=1) as at:
             engine = at.stage.engine
@@ -227,7 +229,7 @@ def test_tokens_are_paid_when_they_are_known(stream: bool) -> None:
             assert (await at.request("/v1/chat/completions", stream=stream)).status == 200
             prompt = len(engine.requests[0].prompt)
             assert prompt > 20
-            cost = prompt - 20 + len("0123456789") + 1  # and the token that ends it
+            cost = prompt - 20 + len("0123456789") + 1  # including the stop token
             assert at.owed() == cost
             assert (await at.request("/v1/chat/completions", stream=stream)).status == 429
             assert at.owed() == cost
@@ -235,7 +237,7 @@ def test_tokens_are_paid_when_they_are_known(stream: bool) -> None:
     run(scene)
 
 
-def test_a_debt_delays_the_next_request() -> None:
+def test_overdrawn_allowance_delays_the_next_request() -> None:
     async def scene() -> None:
         async with desk(tokens=60) as at:
             at.stage.engine.plan = at.stage.engine.script("x" * 300)
@@ -276,7 +278,7 @@ def test_disconnected_client_is_charged_for_the_output() -> None:
     run(scene)
 
 
-def test_a_request_that_an_engine_refuses_costs_no_tokens() -> None:
+def test_request_that_an_engine_rejects_is_not_charged() -> None:
     async def scene() -> None:
         async with desk(tokens=1) as at:
 
@@ -293,7 +295,7 @@ def test_a_request_that_an_engine_refuses_costs_no_tokens() -> None:
     run(scene)
 
 
-def test_so_many_at_once() -> None:
+def test_concurrency_is_limited() -> None:
     async def scene() -> None:
         async with desk(concurrent=2) as at:
             done = asyncio.Event()
@@ -318,7 +320,7 @@ def test_so_many_at_once() -> None:
     run(scene)
 
 
-def test_a_full_server_is_counted_as_busy() -> None:
+def test_rejection_of_a_full_server_is_counted_as_busy() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_concurrent=0, max_queued=0)) as stage:
             assert (
@@ -329,7 +331,7 @@ def test_a_full_server_is_counted_as_busy() -> None:
     run(scene)
 
 
-def test_what_does_not_generate_is_not_limited() -> None:
+def test_endpoints_without_generation_are_not_limited() -> None:
     async def scene() -> None:
         async with desk(requests=1) as at:
             at.exhaust(30)
@@ -343,7 +345,7 @@ def test_what_does_not_generate_is_not_limited() -> None:
     run(scene)
 
 
-def test_without_keys_all_share_the_limit() -> None:
+def test_without_keys_all_callers_share_the_limit() -> None:
     async def scene() -> None:
         keys = ApiKeys(limits=RateLimits(requests=1))
         async with serving(HttpOptions(keys=keys)) as stage:
@@ -356,7 +358,7 @@ def test_without_keys_all_share_the_limit() -> None:
     run(scene)
 
 
-def test_guesses_do_not_fill_the_log() -> None:
+def test_key_guesses_do_not_fill_the_log() -> None:
     async def scene() -> None:
         async with desk() as at:
             for _ in range(DEFAULT_MAX_LINES + 20):
@@ -366,7 +368,7 @@ def test_guesses_do_not_fill_the_log() -> None:
             assert (await at.stage.request("GET", "/nowhere")).status == 404
             assert (
                 await at.request("/v1/messages")
-            ).status == 200  # who has a key is always told of
+            ).status == 200  # requests with a valid key are always logged
             lines = [at.stage.ended.get_nowait() for _ in range(at.stage.ended.qsize())]
             assert [line["status"] for line in lines] == [401] * DEFAULT_MAX_LINES + [200]
             assert at.stage.metric(
@@ -392,7 +394,7 @@ def test_suppressed_lines_are_summarized_in_one_line(caplog: pytest.LogCaptureFi
     run(scene)
 
 
-def test_messages_of_a_socket_are_limited_as_requests_are() -> None:
+def test_websocket_messages_are_limited_like_requests() -> None:
     async def scene() -> None:
         async with desk(requests=1) as at, socket_to(at.stage, x_api_key="key") as socket:
             ends = [(await request_response(socket))[-1] for _ in range(2)]
@@ -404,7 +406,7 @@ def test_messages_of_a_socket_are_limited_as_requests_are() -> None:
 
 
 def test_revoked_key_ends_after_the_running_message(tmp_path: Path) -> None:
-    """The connection was opened while the key was good; what is asked later is not answered."""
+    """The connection was opened while the key was valid; later messages are rejected."""
 
     async def scene() -> None:
         file = tmp_path / "keys"
@@ -425,7 +427,7 @@ def test_revoked_key_ends_after_the_running_message(tmp_path: Path) -> None:
     run(scene)
 
 
-def test_a_background_response_is_inside_until_it_is_over() -> None:
+def test_background_response_counts_as_concurrent_until_it_finishes() -> None:
     async def scene() -> None:
         async with desk(concurrent=1, tokens=10**6) as at:
             done = asyncio.Event()

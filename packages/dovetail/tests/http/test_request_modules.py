@@ -1,10 +1,10 @@
 """The modules that one streaming request enters are those that `docs/architecture.md` lists.
 
-A whole server runs in the process: memory stores, the scripted engine, no keys. A client sends the
-second request of a tool loop over the Messages API, so that an earlier turn is recognized, and gets
-reasoning, text and a tool call. A profile function notes each module of ours in which a function is
-called from the first byte of the request to the end of its record. Tasks that ran before (health
-checks, the server's ticks) are left out.
+A complete server runs in the process: memory stores, the scripted engine, no keys. A client sends
+the second request of a tool loop over the Messages API, so that an earlier turn is recognized, and
+gets reasoning, text and a tool call. A profile function records each of our modules in which a
+function is called, from the first byte of the request to the end of its record. Tasks that ran
+before (health checks, the server's ticks) are not counted.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ QUESTION: dict[str, Any] = {"role": "user", "content": "Where is it warm?"}
 
 def registry(ledger: Ledger) -> ModelRegistry:
     """A model whose engine follows the script."""
-    model = tiny_model.__wrapped__()  # what another test made known must not shorten the way
+    model = tiny_model.__wrapped__()  # caches that another test has filled must not skip modules
     stop = model.tokenizer.controls["<|im_end|>"]
     engine = ScriptedEngine(model.tokenizer, parse_script(SCRIPT), stop_ids=(stop,))
     preparer = ChatPreparer(model, ledger, Keyring([bytes(32)]))
@@ -48,7 +48,7 @@ def registry(ledger: Ledger) -> ModelRegistry:
 
 @contextmanager
 def entered_modules() -> Iterator[dict[str, str]]:
-    """The modules of ours that are entered in the block, with the function entered first."""
+    """Record our modules that are entered in the block, with the first function entered."""
     seen: dict[str, str] = {}
     before = asyncio.all_tasks()
 
@@ -78,7 +78,7 @@ def _current_task() -> "asyncio.Task[Any] | None":
 
 
 async def stream(stage: Stage, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Send a streaming request; the blocks of the response, as a client keeps them."""
+    """Send a streaming request; return the blocks of the response, as a client stores them."""
     body = {"model": NAME, "max_tokens": 500, "stream": True, "messages": messages, "tools": [TOOL]}
     sent = json.dumps(body).encode()
     reader, writer = await stage.connect()
@@ -108,7 +108,7 @@ def _fold(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return blocks
 
 
-def test_the_page_lists_the_modules_that_a_streaming_request_enters() -> None:
+def test_documentation_lists_the_modules_that_a_streaming_request_enters() -> None:
     entered: dict[str, str] = {}
 
     async def scene() -> None:
@@ -138,7 +138,7 @@ def test_the_page_lists_the_modules_that_a_streaming_request_enters() -> None:
     assert not unused, f"{PAGE.name} lists, but the request does not enter: {', '.join(unused)}"
 
 
-def test_the_page_names_every_package() -> None:
+def test_documentation_names_every_package() -> None:
     source = Path(__file__).parents[2] / "src" / "dovetail"
     packages = {path.parent.name for path in source.glob("*/__init__.py")}
     page = PAGE.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The official SDKs as clients: every API, streamed and whole."""
+"""The official SDKs as clients of every API, streaming and non-streaming."""
 
 import json
 from typing import Any
@@ -49,7 +49,7 @@ def test_messages_streamed() -> None:
     run(scene)
 
 
-def test_messages_whole_under_an_alias() -> None:
+def test_messages_non_streaming_under_an_alias() -> None:
     async def scene() -> None:
         async with serving() as stage:
             message = await stage.anthropic().messages.create(
@@ -63,7 +63,7 @@ def test_messages_whole_under_an_alias() -> None:
     run(scene)
 
 
-def test_messages_second_turn_goes_on_from_the_first() -> None:
+def test_messages_second_turn_continues_the_first() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(THINKS + CALL, "It rains.")
@@ -92,7 +92,7 @@ def test_messages_second_turn_goes_on_from_the_first() -> None:
     run(scene)
 
 
-def test_chat_streamed_and_whole() -> None:
+def test_chat_streaming_and_non_streaming() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(THINKS + CALL)
@@ -115,7 +115,7 @@ def test_chat_streamed_and_whole() -> None:
     run(scene)
 
 
-def test_chat_choices_come_together() -> None:
+def test_chat_choices_are_returned_together() -> None:
     async def scene() -> None:
         async with serving() as stage:
             response = await stage.openai().chat.completions.create(
@@ -127,7 +127,7 @@ def test_chat_choices_come_together() -> None:
     run(scene)
 
 
-def test_responses_streamed_and_whole() -> None:
+def test_responses_streaming_and_non_streaming() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(THINKS + CALL)
@@ -150,7 +150,7 @@ def test_responses_streamed_and_whole() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["<|im_start|>a", [256, 97]])
-def test_a_completion_goes_on_from_a_raw_prompt(prompt: Any) -> None:
+def test_completion_continues_a_raw_prompt(prompt: Any) -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script("<think>b</think>c stop d")
@@ -170,7 +170,7 @@ def test_a_completion_goes_on_from_a_raw_prompt(prompt: Any) -> None:
     run(scene)
 
 
-def test_count_tokens_is_what_the_engine_gets() -> None:
+def test_count_tokens_equals_the_prompt_of_the_engine() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.anthropic()
@@ -201,7 +201,7 @@ def test_models_in_both_dialects() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
-def test_tokenize_and_back(prefix: str) -> None:
+def test_tokenize_and_detokenize(prefix: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             params: dict[str, Any] = {"prompt": "hé<|im_end|>", "return_token_strs": True}

@@ -1,4 +1,4 @@
-"""Streams and what disturbs them: clients that hang up or read slowly, engines that fail."""
+"""Streams with disturbances: clients that disconnect or read slowly, and engines that fail."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ APIS = list(BODIES)
 
 @pytest.fixture(autouse=True, params=["directly", "as ASGI has it"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our server is written to directly; any other one is sent messages."""
+    """Run with direct writes, as with our server, and with ASGI messages, as with others."""
     if request.param != "directly":
         monkeypatch.setattr(response_writer, "DIRECT_WRITER_EXTENSION", "not offered")
 
@@ -40,7 +40,7 @@ def request(path: str, *, stream: bool = True) -> bytes:
 
 
 def hangs(stage: Stage, *, after: int) -> None:
-    """The engine gives so many tokens and then nothing more, ever."""
+    """Generate so many tokens and then none, forever."""
 
     async def play(engine_request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         for _ in range(after):
@@ -60,7 +60,7 @@ def fails(stage: Stage, error: Exception, *, after: int) -> None:
 
 
 @pytest.mark.parametrize("path", APIS)
-def test_a_client_that_hangs_up_cancels_the_engine(path: str) -> None:
+def test_disconnect_cancels_the_engine(path: str) -> None:
     async def scene() -> None:
         async with serving() as stage:
             hangs(stage, after=5)
@@ -81,7 +81,7 @@ def test_a_client_that_hangs_up_cancels_the_engine(path: str) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", APIS)
-def test_a_client_that_hangs_up_before_the_first_token(path: str, stream: bool) -> None:
+def test_disconnect_before_the_first_token(path: str, stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             hangs(stage, after=0)
@@ -103,7 +103,7 @@ def test_disconnect_before_the_first_output(path: str) -> None:
             hangs(stage, after=0)
             reader, writer = await stage.connect()
             writer.write(request(path))
-            await reader.readuntil(b"assistant")  # the stream has begun, the model has not
+            await reader.readuntil(b"assistant")  # the stream has started, the output has not
             writer.close()
             end = await stage.ended.get()
             assert end["status"] == 499
@@ -133,7 +133,7 @@ def test_output_before_a_disconnect_is_recorded() -> None:
     run(scene)
 
 
-def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
+def test_slow_reader_applies_backpressure_and_loses_nothing() -> None:
     deltas, size = 2000, 500
 
     async def scene() -> None:
@@ -165,7 +165,7 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
 
 
 async def _narrow(stage: Stage, path: str) -> socket.socket:
-    """A client that has asked, has hardly room for an answer, and does not read it."""
+    """A client that has sent a request, has small buffers, and does not read the response."""
     loop, narrow = asyncio.get_running_loop(), socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     narrow.setblocking(False)
@@ -180,7 +180,7 @@ async def _some_turns() -> None:
 
 
 async def _paused(stage: Stage) -> None:
-    """Until the server may not write: every buffer on the way is full."""
+    """Wait until the server must not write: all buffers are full."""
     while True:
         connections: Any = stage.running.server_state.connections
         if any(connection.flow.write_paused for connection in connections):
@@ -189,7 +189,7 @@ async def _paused(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_a_client_that_does_not_read_gets_no_signs_of_life(path: str) -> None:
+def test_client_that_does_not_read_gets_no_keep_alives(path: str) -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keep_alive=0.01), send_buffer=8192) as stage:
 
@@ -211,8 +211,8 @@ def test_a_client_that_does_not_read_gets_no_signs_of_life(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", APIS)
-def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole answer comes at once: it is over before its first frame has left."""
+def test_no_keep_alive_after_the_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The complete response is generated before its first frame is sent."""
     looks: list[StreamingResponse] = []
 
     async def scene() -> None:
@@ -241,7 +241,7 @@ def test_nothing_beats_behind_the_end(path: str, monkeypatch: pytest.MonkeyPatch
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_engine_that_fails_first_is_a_status(
+def test_engine_failure_before_the_stream_is_a_status(
     path: str, error: Exception, status: int, kind: str, stream: bool
 ) -> None:
     async def scene() -> None:
@@ -270,7 +270,7 @@ def test_an_engine_that_fails_first_is_a_status(
         ("/v1/completions", b'data: {"error":'),
     ],
 )
-def test_an_engine_that_fails_in_the_middle_is_an_error_event_and_the_end(
+def test_engine_failure_within_the_stream_is_an_error_event_and_ends_it(
     path: str, expected: bytes, error: Exception
 ) -> None:
     async def scene() -> None:
@@ -315,7 +315,7 @@ def test_engine_failure_in_a_unary_response_is_a_status(path: str) -> None:
         ("/v1/chat/completions", None, b": keep-alive\n"),
     ],
 )
-def test_a_silent_engine_is_bridged_by_what_the_client_counts_as_life(
+def test_silent_engine_is_bridged_by_keep_alives(
     path: str, template: str | None, sign: bytes
 ) -> None:
     more: dict[str, Any] = {} if template is None else {"template": template}
@@ -346,7 +346,7 @@ def test_a_silent_engine_is_bridged_by_what_the_client_counts_as_life(
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Room for both ends of every connection: some systems allow 1024 files in all."""
+    """Allow files for both ends of every connection: some systems allow only 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
@@ -355,7 +355,7 @@ def many_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_files")
-def test_five_hundred_streams_at_once() -> None:
+def test_five_hundred_concurrent_streams() -> None:
     streams = 500
 
     async def scene() -> None:
@@ -393,7 +393,7 @@ def test_five_hundred_streams_at_once() -> None:
 
 
 def _text(body: bytes) -> str:
-    """The visible text of a stream, whichever API it is of."""
+    """Return the visible text of a stream of any API."""
     text = ""
     for line in body.decode().splitlines():
         if not line.startswith("data: {"):

@@ -1,7 +1,7 @@
-"""The hot path stays short: calls per token are counted, through the whole server, never timed.
+"""The hot path stays short: calls per token are counted through the complete server, never timed.
 
-Limits are generous: they are to catch a second parser, a queue or a task switch for every token,
-not a line more.
+The limits are generous: they detect a second parser, a queue or a task switch per token, not an
+additional line.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ import pytest
 from http_fixture import run, tiny_model
 from token_fixture import REQUEST_BODIES, Tap, counting, tapped
 
-PYTHON_CALLS = 32  # for a token; 20 when this was written
-ALL_CALLS = 70  # with those of C; 45 then
+PYTHON_CALLS = 32  # per token; 20 when this was written
+ALL_CALLS = 70  # including calls of C functions; 45 when this was written
 FLAT = 1.1
 STEPS = 20
 OPENING = '<tool_call>\n{"name": "write", "arguments": {"content": "'
@@ -26,7 +26,7 @@ async def send_text(tap: Tap, text: str, at_once: int = 1 << 20) -> bytes:
 
 
 async def cost(tap: Tap) -> Counter[str]:
-    """The calls of some tokens, each by itself, in the midst of a stream."""
+    """Count the calls of some tokens, each sent by itself, within a stream."""
     letter = tiny_model().tokenizer.encode("x")
     for _ in range(3):
         await tap.send_tokens(letter)
@@ -38,7 +38,7 @@ async def cost(tap: Tap) -> Counter[str]:
 
 @pytest.mark.parametrize("begun", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("path", REQUEST_BODIES)
-def test_a_token_is_a_few_calls(path: str, begun: str) -> None:
+def test_token_costs_few_calls(path: str, begun: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
             await send_text(tap, begun)
@@ -54,7 +54,7 @@ def test_a_token_is_a_few_calls(path: str, begun: str) -> None:
 
 
 @pytest.mark.parametrize("path", REQUEST_BODIES)
-def test_a_token_of_a_long_call_costs_what_one_of_a_short_call_does(path: str) -> None:
+def test_cost_per_token_is_independent_of_the_length_of_a_tool_call(path: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
             await send_text(tap, OPENING + "x" * 1_000)
@@ -68,7 +68,7 @@ def test_a_token_of_a_long_call_costs_what_one_of_a_short_call_does(path: str) -
 
 
 @pytest.mark.parametrize("path", REQUEST_BODIES)
-def test_an_argument_leaves_with_the_token_that_brings_it(path: str) -> None:
+def test_argument_is_sent_with_the_token_that_contains_it(path: str) -> None:
     async def scene() -> None:
         async with tapped(path) as tap:
             await send_text(tap, OPENING)

@@ -1,4 +1,4 @@
-"""Where requests come from: what the log says of it, whom it believes, and who never hears it."""
+"""Client addresses: which address is logged, which proxies are trusted, and where it is omitted."""
 
 import asyncio
 import logging
@@ -37,10 +37,10 @@ def resolve(peers: ClientAddressResolver, connected: str, *forwarded: str) -> An
     ("connected", "forwarded", "expected"),
     [
         ("10.0.0.1", ["203.0.113.9"], "203.0.113.9"),
-        ("10.0.0.1", ["198.51.100.1, 203.0.113.9"], "203.0.113.9"),  # the first is anybody's claim
+        ("10.0.0.1", ["198.51.100.1, 203.0.113.9"], "203.0.113.9"),  # the first is forged
         ("10.0.0.1", ["198.51.100.1", "203.0.113.9"], "203.0.113.9"),
         ("10.0.0.1", ["203.0.113.9, 10.1.2.3 ,10.0.0.1"], "203.0.113.9"),
-        ("10.0.0.1", ["10.1.2.3, 10.1.2.4"], "10.1.2.3"),  # from within
+        ("10.0.0.1", ["10.1.2.3, 10.1.2.4"], "10.1.2.3"),  # from the local network
         ("10.0.0.1", [], "10.0.0.1"),
         ("10.0.0.1", [""], "10.0.0.1"),
         ("10.0.0.1", ["203.0.113.9, unknown"], "10.0.0.1"),
@@ -57,7 +57,7 @@ def resolve(peers: ClientAddressResolver, connected: str, *forwarded: str) -> An
         ("10.0.0.1", ["::ffff:203.0.113.9"], "203.0.113.9"),
         ("10.0.0.1", ["1" * 65], "10.0.0.1"),
         ("10.0.0.1", ["\xb2\xb3.1.1.1"], "10.0.0.1"),
-        ("10.0.0.1", ["203.0.113.9" + ", 10.1.2.3" * 40], "10.1.2.3"),  # no further than that
+        ("10.0.0.1", ["203.0.113.9" + ", 10.1.2.3" * 40], "10.1.2.3"),  # too many hops
         ("10.0.0.2", ["203.0.113.9"], "10.0.0.2"),
         ("::ffff:10.0.0.1", ["203.0.113.9"], "203.0.113.9"),
         ("::ffff:10.0.0.2", ["203.0.113.9"], "10.0.0.2"),
@@ -66,7 +66,9 @@ def resolve(peers: ClientAddressResolver, connected: str, *forwarded: str) -> An
         ("fe80::1%eth0", ["203.0.113.9"], "fe80::1"),
     ],
 )
-def test_whom_is_believed_what(connected: str, forwarded: list[str], expected: str) -> None:
+def test_forwarded_addresses_of_trusted_proxies(
+    connected: str, forwarded: list[str], expected: str
+) -> None:
     assert resolve(ClientAddressResolver(PROXIES), connected, *forwarded) == expected
 
 
@@ -89,7 +91,7 @@ def test_proxies_by_environment_are_a_list() -> None:
 
 
 class Ends:
-    """A recorder, as a trace is one."""
+    """A recorder, like a trace."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -98,11 +100,11 @@ class Ends:
         self.lines.append(encode_trace_line(record, contents))
 
     def close(self) -> None:
-        """Nothing is left to be written."""
+        """Do nothing: there is no file to close."""
 
 
-def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
-    """The refusals first of all: somebody may want to lock out who sends them."""
+def test_address_is_in_request_logs_but_not_in_traces_or_metrics() -> None:
+    """Rejections matter most: an operator may want to block their senders."""
     keys = ApiKeys(["key", "other"], limits=RateLimits(requests=2))
     options = HttpOptions(keys=keys, max_body_bytes=1000, metrics_need_key=True)
     ends = Ends()
@@ -135,8 +137,8 @@ def test_every_line_of_a_request_has_it_and_no_trace_or_number() -> None:
     assert not any(b"127.0.0.1" in one or b"203.0.113" in one for one in ends.lines)
 
 
-def test_messages_of_a_socket_have_the_address_of_its_client() -> None:
-    """What a message says of headers is its client's claim: not that of the proxy."""
+def test_websocket_messages_have_the_address_of_the_client() -> None:
+    """Headers inside a message are a claim of the client, not of the proxy."""
     options = HttpOptions(client_addresses=ClientAddressResolver(["127.0.0.0/8"]))
     claims = {"x-forwarded-for": "1.1.1.1", "ws_request_header_x-forwarded-for": "1.1.1.1"}
 
@@ -167,7 +169,7 @@ def test_a_log_without_addresses() -> None:
     run(scene)
 
 
-def test_who_comes_by_a_unix_socket_has_no_address(
+def test_unix_socket_client_has_no_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
@@ -197,7 +199,7 @@ def test_who_comes_by_a_unix_socket_has_no_address(
     assert "peer" not in line
 
 
-def test_who_is_loud_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_suppressed_logs_are_summarized_per_address(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         throttle = LogThrottle(
             max_lines=1,
@@ -220,7 +222,7 @@ def test_who_is_loud_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> N
     ]
 
 
-def test_background_response_has_it_too() -> None:
+def test_background_response_has_the_address() -> None:
     async def scene() -> None:
         async with serving() as stage:
             body = {"model": ALIAS, "input": "Hi", "background": True}

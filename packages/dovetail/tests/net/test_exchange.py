@@ -14,7 +14,7 @@ SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/completi
 
 
 class Client:
-    """Sends the given messages and keeps the response."""
+    """Sends the given messages and records the response."""
 
     def __init__(self, *messages: Message) -> None:
         self._messages = list(messages)
@@ -31,7 +31,7 @@ class Client:
 
 
 class Direct:
-    """A writer to a connection, as the server offers one."""
+    """A direct writer, as the server offers one."""
 
     full = False
 
@@ -43,7 +43,7 @@ class Direct:
         return True
 
     async def drain(self) -> None:
-        """There is always room."""
+        """Return immediately: the writer is never full."""
 
 
 def body(data: bytes, *, more: bool = False) -> Message:
@@ -55,7 +55,7 @@ def test_header_names_are_lower_case_and_repeated_headers_are_joined() -> None:
     assert exchange.headers == {"x-a": "1, \xe9", "b": "2"}
 
 
-def test_the_scope_is_read() -> None:
+def test_exchange_reads_the_scope() -> None:
     exchange = Client().exchange(
         root_path="/v1", query_string=b"a=1&b=%20", client=("10.0.0.1", 5), extensions=None
     )
@@ -64,7 +64,7 @@ def test_the_scope_is_read() -> None:
     assert exchange.extensions == {}
 
 
-def test_a_response_in_one_piece() -> None:
+def test_response_with_a_single_body_message() -> None:
     client = Client()
     exchange = client.exchange()
     asyncio.run(exchange.respond(404, b"{}", headers=[("x-name", "a\r\nb\xe9" + "c" * 9_999)]))
@@ -81,7 +81,7 @@ def test_a_response_in_one_piece() -> None:
     ]
 
 
-def test_the_apis_add_headers_to_every_response() -> None:
+def test_api_exchange_adds_headers_to_every_response() -> None:
     client = Client()
     scope = {**SCOPE, "headers": [(b"x-request-id", b"mine")]}
     exchange = ApiExchange(scope, client.receive, client.send)
@@ -96,23 +96,23 @@ def test_the_apis_add_headers_to_every_response() -> None:
     ]
 
 
-def test_a_json_body_is_read() -> None:
+def test_json_body_is_decoded() -> None:
     exchange = Client(body(b'{"a"', more=True), body(b":1}")).exchange()
     assert asyncio.run(exchange.read_json(dict[str, int])) == {"a": 1}
 
 
-def test_a_body_of_another_type_is_refused() -> None:
+def test_body_of_another_type_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="invalid request body"):
         asyncio.run(Client(body(b'{"a":"b"}')).exchange().read_json(dict[str, int]))
 
 
-def test_a_client_may_disconnect_in_the_middle_of_its_body() -> None:
+def test_disconnect_within_the_body_is_raised() -> None:
     client = Client(body(b"{", more=True), {"type": "http.disconnect"})
     with pytest.raises(ClientDisconnected):
         asyncio.run(client.exchange().read_json(dict[str, int]))
 
 
-def test_a_started_response_is_written_directly_from_the_first_part_on() -> None:
+def test_started_response_uses_the_direct_writer_from_the_first_part() -> None:
     async def scene() -> None:
         client, direct = Client(), Direct()
         exchange = client.exchange(extensions={DIRECT_WRITER_EXTENSION: direct})
@@ -126,7 +126,7 @@ def test_a_started_response_is_written_directly_from_the_first_part_on() -> None
     asyncio.run(scene())
 
 
-def test_without_a_direct_writer_the_parts_since_the_last_message_are_one_message() -> None:
+def test_without_a_direct_writer_buffered_parts_are_joined() -> None:
     async def scene() -> None:
         client = Client()
         exchange = client.exchange()

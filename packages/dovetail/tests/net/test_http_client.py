@@ -1,4 +1,4 @@
-"""The engines' HTTP client against a server that answers byte by byte as the test says."""
+"""The engines' HTTP client against a server whose responses the test defines byte by byte."""
 
 import asyncio
 from dataclasses import replace
@@ -32,7 +32,7 @@ RESPONSES = [
 @pytest.mark.parametrize(
     ("pieces", "body"), [a[1:] for a in RESPONSES], ids=[a[0] for a in RESPONSES]
 )
-def test_bodies(pieces: list[bytes], body: bytes) -> None:
+def test_body_framings(pieces: list[bytes], body: bytes) -> None:
     async def main() -> tuple[int, bytes]:
         async with server(responding_with(*pieces)) as endpoint:
             return await fetch(endpoint, POST)
@@ -40,7 +40,7 @@ def test_bodies(pieces: list[bytes], body: bytes) -> None:
     assert asyncio.run(main()) in [(200, body), (204, body)]
 
 
-def test_what_is_sent() -> None:
+def test_request_bytes() -> None:
     seen: list[tuple[str, bytes]] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,7 +64,7 @@ def test_what_is_sent() -> None:
     assert nothing == b""
 
 
-def test_leaving_closes_the_connection() -> None:
+def test_leaving_the_block_closes_the_connection() -> None:
     async def main() -> None:
         gone = asyncio.Event()
 
@@ -82,12 +82,12 @@ def test_leaving_closes_the_connection() -> None:
     asyncio.run(main())
 
 
-def test_refusal_before_the_body_is_read() -> None:
+def test_error_before_the_body_is_read() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
         await writer.drain()
-        while await reader.read(65536):  # polite: the client is let finish
+        while await reader.read(65536):  # the server reads the rest of the body
             pass
 
     async def main() -> tuple[int, bytes]:
@@ -98,7 +98,7 @@ def test_refusal_before_the_body_is_read() -> None:
 
 
 @pytest.mark.parametrize(("pieces", "kind", "words"), [f[1:] for f in FAULTS])
-def test_faults(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
+def test_faulty_responses(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
     async def main() -> None:
         async with server(responding_with(*pieces)) as endpoint:
             await fetch(endpoint, POST)
@@ -108,7 +108,7 @@ def test_faults(pieces: list[bytes], kind: type[DovetailError], words: str) -> N
 
 
 @pytest.mark.parametrize("pieces", [[], [CHUNKED, chunk(b"a")]])
-def test_silence(pieces: list[bytes]) -> None:
+def test_read_timeout(pieces: list[bytes]) -> None:
     async def main() -> None:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await responding_with(*pieces)(reader, writer)
@@ -121,7 +121,7 @@ def test_silence(pieces: list[bytes]) -> None:
         asyncio.run(main())
 
 
-def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
+def test_slow_reader_does_not_cause_a_read_timeout() -> None:
     async def main() -> list[bytes]:
         more = asyncio.Event()
 
@@ -136,7 +136,7 @@ def test_who_reads_slowly_does_not_make_the_server_silent() -> None:
             async for piece in reply.iter_chunks():
                 pieces.append(piece)
                 more.set()
-                await asyncio.sleep(3 * SHORT.timeouts.read)  # the client's client is slow
+                await asyncio.sleep(3 * SHORT.timeouts.read)  # the consumer is slow
             return pieces
 
     assert asyncio.run(main()) == [b"a", b"b"]
@@ -155,12 +155,12 @@ def test_endless_response_is_aborted() -> None:
     asyncio.run(main())
 
 
-def test_a_host_that_is_not_there() -> None:
+def test_unknown_host() -> None:
     with pytest.raises(EngineUnavailable, match="host not found"):
         asyncio.run(fetch(Endpoint("no-such-host.invalid", 1), POST))
 
 
-def test_a_server_without_tls() -> None:
+def test_tls_to_a_plain_server_fails() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -179,7 +179,7 @@ def test_connection_refused(tmp_path: Path) -> None:
             asyncio.run(fetch(endpoint, POST))
 
 
-def test_header_that_would_split_the_request() -> None:
+def test_header_with_a_line_break_is_rejected() -> None:
     async def main() -> None:
         async with server(responding_with()) as endpoint:
             await fetch(endpoint, ClientRequest("GET", "/", headers={"x": "a\r\nb: c"}))
@@ -198,18 +198,18 @@ def test_header_that_would_split_the_request() -> None:
         ("unix:///run/e.sock", Endpoint(socket="/run/e.sock")),
     ],
 )
-def test_addresses(url: str, endpoint: Endpoint) -> None:
+def test_valid_urls(url: str, endpoint: Endpoint) -> None:
     assert Endpoint.parse(url) == endpoint
     assert Endpoint.parse(str(endpoint)) == endpoint
 
 
 @pytest.mark.parametrize("url", ["engine:8000", "ftp://engine", "http://", "unix://", ""])
-def test_no_addresses(url: str) -> None:
+def test_invalid_urls_are_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="expected an http://"):
         Endpoint.parse(url)
 
 
-def test_keys_are_not_shown() -> None:
+def test_keys_are_not_in_the_repr() -> None:
     endpoint = Endpoint(headers={"authorization": "Bearer secret"})
     assert "secret" not in f"{endpoint} {endpoint!r}"
 

@@ -1,4 +1,4 @@
-"""What comes before a request: headers without end, connections that say nothing, the lifespan."""
+"""Before a request: unlimited headers, idle connections, and the lifespan."""
 
 import pytest
 from http_fixture import head, read_reply, run, service, serving
@@ -23,7 +23,7 @@ def test_headers_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost: te"])
-def test_headers_must_come_in_time(sent: bytes) -> None:
+def test_header_timeout(sent: bytes) -> None:
     timeouts = ConnectionTimeouts(header_seconds=0.02)
 
     async def scene() -> None:
@@ -37,7 +37,7 @@ def test_headers_must_come_in_time(sent: bytes) -> None:
     run(scene)
 
 
-def test_a_connection_serves_one_request_after_the_other() -> None:
+def test_connection_is_reused() -> None:
     async def scene() -> None:
         async with serving() as stage:
             reader, writer = await stage.connect()
@@ -49,7 +49,7 @@ def test_a_connection_serves_one_request_after_the_other() -> None:
     run(scene)
 
 
-def test_the_service_lives_as_long_as_the_server() -> None:
+def test_service_starts_and_stops_with_the_server() -> None:
     async def scene() -> None:
         async with serving() as stage:
             assert (await stage.request("GET", "/live")).status == 200
@@ -60,7 +60,7 @@ def test_the_service_lives_as_long_as_the_server() -> None:
     run(scene)
 
 
-def test_startup_failure_has_its_reason() -> None:
+def test_startup_failure_states_the_reason() -> None:
     async def scene() -> None:
         made, engine = service()
 

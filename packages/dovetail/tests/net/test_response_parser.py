@@ -1,4 +1,4 @@
-"""Bodies that are poured out: each part taken in the call that brings it."""
+"""Streamed response bodies: each part is pushed in the call that receives it."""
 
 import asyncio
 from contextlib import suppress
@@ -22,7 +22,7 @@ from dovetail_model import DovetailError, EngineTimeout
 
 
 class Poured:
-    """Takes parts of a body, and has no room after each of those named."""
+    """Accepts parts of a body, and requires `drain` after each of the given ones."""
 
     def __init__(self, full_after: frozenset[int] = frozenset(), wanted: int = 1 << 30) -> None:
         self.parts: list[bytes] = []
@@ -49,7 +49,7 @@ def pouring(handle: Handler, poured: Poured, call: ClientRequest = POST) -> None
 
 
 @pytest.mark.parametrize("full_after", [[], [1], [1, 2, 3]])
-def test_a_body_is_poured_out_to_its_end(full_after: list[int]) -> None:
+def test_body_is_pushed_to_its_end(full_after: list[int]) -> None:
     poured = Poured(frozenset(full_after))
     pieces = [CHUNKED, *(chunk(b"%d " % n) for n in range(50)), b"0\r\n\r\n"]
     pouring(responding_with(*pieces), poured)
@@ -57,13 +57,13 @@ def test_a_body_is_poured_out_to_its_end(full_after: list[int]) -> None:
     assert poured.waited == len([at for at in full_after if at <= len(poured.parts)])
 
 
-def test_what_came_with_the_head_is_poured_too() -> None:
+def test_data_that_arrived_with_the_head_is_pushed() -> None:
     poured = Poured()
     pouring(responding_with(CHUNKED + chunk(b"all of it") + b"0\r\n\r\n"), poured)
     assert poured.parts == [b"all of it"]
 
 
-def test_much_that_came_with_the_head_is_poured_too() -> None:
+def test_large_data_that_arrived_with_the_head_is_pushed() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await responding_with(CHUNKED + chunk(b"x" * (2 * MAX_UNREAD_BYTES)))(reader, writer)
         await asyncio.sleep(SHORT.timeouts.read / 4)
@@ -71,7 +71,7 @@ def test_much_that_came_with_the_head_is_poured_too() -> None:
 
     async def main() -> None:
         async with server(handle) as endpoint, send_request(endpoint, SHORT) as reply:
-            await asyncio.sleep(SHORT.timeouts.read / 2)  # nobody reads yet
+            await asyncio.sleep(SHORT.timeouts.read / 2)  # no consumer reads yet
             await reply.stream_to(poured.take, poured.wait)
 
     poured = Poured()
@@ -79,7 +79,7 @@ def test_much_that_came_with_the_head_is_poured_too() -> None:
     assert b"".join(poured.parts) == b"x" * (2 * MAX_UNREAD_BYTES) + b"y"
 
 
-def test_nothing_is_poured_that_is_not_wanted() -> None:
+def test_push_stops_when_drain_returns_false() -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(CHUNKED)
@@ -95,7 +95,7 @@ def test_nothing_is_poured_that_is_not_wanted() -> None:
 
 
 @pytest.mark.parametrize("ended", [b"", b"0\r\n\r\n"])
-def test_an_error_of_the_taker_is_the_callers(ended: bytes) -> None:
+def test_consumer_error_is_raised_to_the_caller(ended: bytes) -> None:
     class Fussy(Poured):
         def take(self, data: bytes) -> bool:
             raise LookupError("not this one")
@@ -107,12 +107,14 @@ def test_an_error_of_the_taker_is_the_callers(ended: bytes) -> None:
 @pytest.mark.parametrize(
     ("pieces", "kind", "words"), [f[1:] for f in FAULTS if f[1] and f[1][0] == CHUNKED]
 )
-def test_faults_while_pouring(pieces: list[bytes], kind: type[DovetailError], words: str) -> None:
+def test_faulty_responses_while_streaming(
+    pieces: list[bytes], kind: type[DovetailError], words: str
+) -> None:
     with pytest.raises(kind, match=words):
         pouring(responding_with(*pieces), Poured())
 
 
-def test_silence_while_pouring() -> None:
+def test_read_timeout_while_streaming() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await responding_with(CHUNKED, chunk(b"a"))(reader, writer)
         await reader.read()
@@ -123,7 +125,7 @@ def test_silence_while_pouring() -> None:
     assert poured.parts == [b"a"]
 
 
-def test_who_has_no_room_does_not_make_the_server_silent() -> None:
+def test_full_consumer_does_not_cause_a_read_timeout() -> None:
     class Slow(Poured):
         async def wait(self) -> bool:
             await asyncio.sleep(3 * SHORT.timeouts.read)
@@ -139,7 +141,7 @@ def test_who_has_no_room_does_not_make_the_server_silent() -> None:
     assert b"".join(poured.parts) == b"ab"
 
 
-def test_events() -> None:
+def test_sse_data_is_extracted() -> None:
     sse = 'data: {"a":1}\n\n: alive\n\nevent: b\ndata: é漢\n\n'.encode()
     pieces = [CHUNKED, *(chunk(sse[n : n + 3]) for n in range(0, len(sse), 3)), b"0\r\n\r\n"]
     reader, found = SseDataReader(), list[bytes]()

@@ -1,4 +1,4 @@
-"""Clients that are slow on purpose, that never read, or that are gone and never said so."""
+"""Clients that are slow on purpose, that never read, or that vanished without closing."""
 
 import asyncio
 import resource
@@ -19,12 +19,12 @@ from dovetail.net import http_protocol
 from dovetail.net.http_protocol import ConnectionTimeouts
 
 STREAMED = BODY.replace(b"{", b'{"stream":true,', 1)
-_TCP_REPAIR = 19  # of Linux: a socket that is closed then goes without a word
+_TCP_REPAIR = 19  # of Linux: a closed socket then disappears without a FIN
 STREAM = post(b"content-length: %d\r\n" % len(STREAMED), STREAMED)
 
 
-def test_a_header_that_comes_byte_by_byte() -> None:
-    """Each byte is progress, and does not buy more time."""
+def test_header_sent_byte_by_byte_times_out() -> None:
+    """Progress does not extend the timeout."""
     timeouts = ConnectionTimeouts(header_seconds=0.3)
 
     async def scene() -> None:
@@ -58,8 +58,8 @@ def test_empty_lines_do_not_keep_a_connection_open() -> None:
 @pytest.mark.parametrize(
     "path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/tokenize"]
 )
-def test_a_body_that_comes_byte_by_byte(path: bytes, headers: bytes) -> None:
-    """Its request is answered in time, and the connection does not stay for the rest."""
+def test_body_sent_byte_by_byte_times_out(path: bytes, headers: bytes) -> None:
+    """The request gets its error in time, and the connection does not stay open for the rest."""
     timeouts = ConnectionTimeouts(body_linger_seconds=0.2)
 
     async def scene() -> None:
@@ -80,8 +80,8 @@ def test_a_body_that_comes_byte_by_byte(path: bytes, headers: bytes) -> None:
     run(scene)
 
 
-def test_body_that_is_not_awaited() -> None:
-    """Addresses that need no body answer at once: what still comes is no reason to stay."""
+def test_connection_with_an_unread_body_is_closed() -> None:
+    """Paths that need no body respond immediately, and the rest of the body has a time limit."""
     timeouts = ConnectionTimeouts(body_linger_seconds=0.2)
 
     async def scene() -> None:
@@ -109,7 +109,7 @@ def test_body_soon_after_its_response_is_accepted() -> None:
 
 
 def test_too_large_body_gets_no_100_continue() -> None:
-    """The client does not send it then: what comes next must not be taken for it."""
+    """The client then does not send the body, so the following data is not taken for it."""
 
     async def scene() -> None:
         sent = post(b"content-length: 999999999999\r\nexpect: 100-continue\r\n", b"")
@@ -133,7 +133,7 @@ def test_expect_100_continue_is_honored() -> None:
 
 @pytest.mark.parametrize("how", ["a stream", "a whole answer"])
 def test_client_that_never_reads_is_disconnected(how: str) -> None:
-    """Neither the engine nor the connection is kept for it."""
+    """Neither the engine nor the connection is kept running for it."""
     timeouts = ConnectionTimeouts(stall_seconds=0.3)
 
     async def scene() -> None:
@@ -150,8 +150,8 @@ def test_client_that_never_reads_is_disconnected(how: str) -> None:
     run(scene)
 
 
-def test_a_client_that_reads_slowly_gets_everything() -> None:
-    """Less than a bound of patience goes by between what it reads."""
+def test_slow_reader_gets_the_complete_response() -> None:
+    """It reads something before each stall timeout expires."""
     timeouts = ConnectionTimeouts(stall_seconds=5.0)
 
     async def scene() -> None:
@@ -171,8 +171,8 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
     run(scene)
 
 
-def test_clients_that_have_vanished_are_found_out() -> None:
-    """They send no end: the system asks for them, and gives up on what they do not confirm."""
+def test_vanished_clients_are_detected() -> None:
+    """They send no FIN: TCP keep-alive and unacknowledged data reveal them."""
 
     async def scene() -> None:
         async with serving() as stage, await wire_to(stage, get()) as wire:
@@ -194,8 +194,8 @@ def test_clients_that_have_vanished_are_found_out() -> None:
     run(scene)
 
 
-def test_a_client_that_vanished_while_it_waited() -> None:
-    """No end was sent, and the model has said nothing yet that could be found undeliverable."""
+def test_client_that_vanished_while_waiting_is_detected() -> None:
+    """No FIN was sent, and the model has produced no output that could remain unacknowledged."""
     timeouts = ConnectionTimeouts(
         keepalive_idle_seconds=1, keepalive_interval_seconds=1, keepalive_probes=1
     )
@@ -228,7 +228,7 @@ while reader.recv(100): pass
 
 
 def test_frozen_client_is_disconnected() -> None:
-    """Its system goes on confirming what comes, so only we can tell that nobody reads."""
+    """Its kernel still acknowledges data: only the stall timeout detects that it does not read."""
     timeouts = ConnectionTimeouts(stall_seconds=0.5)
 
     async def scene() -> None:
@@ -248,8 +248,8 @@ def test_frozen_client_is_disconnected() -> None:
     run(scene)
 
 
-def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files for engines and stores stay free; who comes too late is told so, and not for good."""
+def test_idle_connections_leave_file_descriptors_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """File descriptors for engines and stores stay free; other clients get 503 with Retry-After."""
     monkeypatch.setattr(http_protocol, "max_connections", lambda: 50)
 
     async def scene() -> None:
@@ -270,14 +270,14 @@ def test_many_idle_connections_leave_room_for_the_rest(monkeypatch: pytest.Monke
     run(scene)
 
 
-def test_what_the_system_allows_is_what_is_taken() -> None:
+def test_connection_limit_follows_the_file_limit() -> None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert http_protocol.max_connections() == soft - http_protocol.RESERVED_FILES
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses"])
-def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
-    """Each is within its limit, and none of them ends."""
+def test_concurrent_bodies_share_a_memory_limit(path: bytes) -> None:
+    """Each body is within its own limit, and none of them ends."""
 
     async def scene() -> None:
         limit = 100_000
@@ -301,7 +301,7 @@ def test_bodies_that_come_at_once_are_bounded_together(path: bytes) -> None:
     run(scene)
 
 
-def test_a_server_takes_the_files_that_it_may_have() -> None:
+def test_server_raises_its_file_limit() -> None:
     code = (
         "import resource as r; from dovetail.net import http_protocol as c;"
         "r.setrlimit(r.RLIMIT_NOFILE, (100, 900)); c.raise_file_limit();"
@@ -312,7 +312,7 @@ def test_a_server_takes_the_files_that_it_may_have() -> None:
 
 
 async def _thinks(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-    """For ever."""
+    """Generate no token, forever."""
     await asyncio.Event().wait()
     yield TokenDelta([0])
 
@@ -325,7 +325,7 @@ async def _drip(writer: asyncio.StreamWriter, first: bytes, more: bytes) -> None
 
 
 def _generates(stage: Stage, count: int | None) -> Plan:
-    """An engine that says so many words, or never ends."""
+    """Return an engine plan that generates so many words, or never ends."""
     word = stage.engine.tokenizer.encode("xyz")
 
     async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
@@ -340,7 +340,7 @@ def _generates(stage: Stage, count: int | None) -> Plan:
 
 
 def _narrow(stage: Stage) -> socket.socket:
-    """A client with room for next to nothing, which reads only when it is told to."""
+    """Open a connection with small buffers, which reads only on request."""
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     narrow.connect(("127.0.0.1", stage.port))

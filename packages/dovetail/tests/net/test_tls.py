@@ -1,4 +1,4 @@
-"""HTTPS with real certificates: what is offered, what is refused, and what is renewed."""
+"""HTTPS with real certificates: negotiation, rejection and renewal."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ def authority(tmp_path: Path) -> Authority:
 def shaken(
     certificate: TlsCertificate, client: ssl.SSLContext
 ) -> tuple[int, str | None, str | None]:
-    """A handshake in memory: the serial that was shown, the version, the protocol agreed on."""
+    """Run a handshake in memory: the certificate's serial, TLS version and protocol."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs = client.wrap_bio(to_client, to_server, server_hostname="localhost")
     ours = certificate.context.wrap_bio(to_server, to_client, server_side=True)
@@ -47,7 +47,7 @@ def shaken(
     return serial_of(theirs), theirs.version(), theirs.selected_alpn_protocol()
 
 
-def test_what_is_agreed_on(authority: Authority) -> None:
+def test_negotiated_parameters(authority: Authority) -> None:
     issued = authority.issue("server")
     certificate = TlsCertificate(issued.cert, issued.key)
     client = authority.trust()
@@ -58,7 +58,7 @@ def test_what_is_agreed_on(authority: Authority) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_what_is_too_old_is_refused(authority: Authority) -> None:
+def test_old_tls_versions_are_rejected(authority: Authority) -> None:
     issued = authority.issue("server")
     certificate = TlsCertificate(issued.cert, issued.key)
     client = authority.trust()
@@ -69,7 +69,7 @@ def test_what_is_too_old_is_refused(authority: Authority) -> None:
         shaken(certificate, client)
 
 
-def test_key_and_certificate_may_be_one_file(authority: Authority) -> None:
+def test_key_and_certificate_may_share_a_file(authority: Authority) -> None:
     issued = authority.issue("server")
     both = issued.cert.with_name("both.pem")
     both.write_bytes(issued.key.read_bytes() + issued.cert.read_bytes())
@@ -92,7 +92,7 @@ def test_unusable_certificates_are_reported(authority: Authority, tmp_path: Path
             TlsCertificate(cert, key)
 
 
-def test_a_renewed_certificate_is_shown_to_new_connections(
+def test_new_connections_get_a_renewed_certificate(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = authority.issue("server")
@@ -101,7 +101,7 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
     certificate.reload_if_changed()
     assert shaken(certificate, client)[0] == second.serial
     third = authority.issue("other")
-    first.cert.write_bytes(third.cert.read_bytes())  # the key is not there yet
+    first.cert.write_bytes(third.cert.read_bytes())  # the key has not been replaced yet
     certificate.reload_if_changed()
     assert shaken(certificate, client)[0] == second.serial
     assert "does not match the certificate" in vars(caplog.records[-1])["fields"]["reason"]
@@ -115,8 +115,8 @@ def test_missing_key_is_reported(authority: Authority) -> None:
         TlsCertificate(authority.issue("server").cert)
 
 
-def test_when_it_ends_may_be_unknown(authority: Authority) -> None:
-    """OpenSSL reads forms of certificates that others do not."""
+def test_expiry_may_be_unknown(authority: Authority) -> None:
+    """OpenSSL accepts certificate formats that the `cryptography` package does not."""
     issued = authority.issue("server")
     certificate = TlsCertificate(issued.cert, issued.key)
     text = issued.cert.read_text()
@@ -143,11 +143,11 @@ def test_expiring_certificate_is_logged(
     assert caplog.records[-1].levelno == logging.WARNING
 
 
-def test_a_certificate_that_stays_is_not_read_again(
+def test_unchanged_certificate_is_not_reloaded(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     issued = authority.issue("server")
-    # The files were written a while ago, so that their versions can be compared.
+    # Old files, so that their versions can be compared.
     certificate = TlsCertificate(issued.cert, issued.key, clock=lambda: time.time() + 60)
     with caplog.at_level(logging.INFO):
         certificate.reload_if_changed()
@@ -159,7 +159,7 @@ def test_a_certificate_that_stays_is_not_read_again(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_signal_of_a_terminal_is_left_to_it(
+def test_sighup_is_not_handled_in_a_terminal(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> bool:
@@ -172,7 +172,7 @@ def test_the_signal_of_a_terminal_is_left_to_it(
         monkeypatch.setattr(sys, "stdin", entry)
         assert asyncio.run(scene()) is not terminal
     os.close(ours if terminal else theirs)
-    # The loop leaves the system's own way behind, whatever was there before.
+    # Removing the loop's handler restores the default action, not the previous handler.
     assert signal.getsignal(signal.SIGHUP) in (before, signal.SIG_DFL)
 
 
@@ -205,8 +205,8 @@ def secure(
         yield running, authority
 
 
-def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) -> None:
-    """The official SDKs, renewal by SIGHUP, and no key anywhere that it can be seen."""
+def test_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) -> None:
+    """The official SDKs, renewal by SIGHUP, and no key in logs or process lists."""
     running, authority = secure
     assert running.url.startswith("https://127.0.0.1:")
     trusting = anthropic.DefaultHttpxClient(verify=authority.trust())
@@ -217,7 +217,7 @@ def test_a_server_over_https(secure: tuple[Running, Authority], tmp_path: Path) 
     parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(parts) == "Hello."
     with pytest.raises(anthropic.APIConnectionError):
-        _chat(running.anthropic(KEY))  # whom nobody told whom to trust
+        _chat(running.anthropic(KEY))  # which does not trust our authority
 
     _refuses_plain_http(running)
 
@@ -280,7 +280,7 @@ def _until(true: Callable[[], bool]) -> None:
         (["--api-key-file", "one.crt"], "one.crt, line 1: expected tenant:sha256"),
     ],
 )
-def test_startup_failure_has_its_reason(
+def test_startup_failure_states_the_reason(
     flags: list[str], expected: str, model: list[str | Path], authority: Authority, tmp_path: Path
 ) -> None:
     authority.issue("one"), authority.issue("other")
@@ -290,7 +290,7 @@ def test_startup_failure_has_its_reason(
     assert "Traceback" not in ended.err
 
 
-def test_keys_from_the_environment_are_in_no_process_list(
+def test_keys_from_the_environment_are_not_in_process_lists(
     model: list[str | Path], tmp_path: Path
 ) -> None:
     with served(*model, environment={"DOVETAIL_API_KEY": f"{KEY},{NEXT}"}) as running:
@@ -310,7 +310,7 @@ def test_keys_from_the_environment_are_in_no_process_list(
 
 
 def _family(pid: int) -> list[int]:
-    """A process and those that it has started."""
+    """Return a process and its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     found = [int(child) for child in children.read_text().split()] if children.exists() else []
     return [pid, *(one for child in found for one in _family(child))]

@@ -1,4 +1,4 @@
-"""What Dovetail uses of uvicorn and websockets without a promise that it stays.
+"""Private parts of uvicorn and websockets that Dovetail uses.
 
 Dovetail subclasses the HTTP and WebSocket protocols and the server of uvicorn. Their attributes are
 private or undocumented, so uvicorn has an upper bound. These tests name each of them: run them
@@ -88,7 +88,7 @@ METHODS: dict[type, dict[str, str]] = {
     FlowControl: {"drain": ""},
     ServerProtocol: {"data_to_send": "", "fail": "code reason"},
 }
-#: Attributes that are read or set, with their types in the midst of a request.
+#: Attributes that are read or set, with their types during a request.
 ATTRIBUTES: dict[type, dict[str, type]] = {
     HttpToolsProtocol: {
         "connections": set,
@@ -172,7 +172,7 @@ REMEDY = "Adapt {modules} before raising the upper bound in packages/dovetail/py
 
 
 class Transport(asyncio.Transport):
-    """A connection that nobody listens to."""
+    """A transport that discards all data."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
 
@@ -183,7 +183,7 @@ class Transport(asyncio.Transport):
 
 
 class Internals(NamedTuple):
-    """An object of each class, in the midst of a request."""
+    """An object of each class, during a request."""
 
     objects: dict[type, object]
 
@@ -229,7 +229,7 @@ def internals() -> Internals:
 
 
 async def _run_server() -> tuple[object, ...]:
-    """A server that has started and stopped."""
+    """Start and stop a server."""
 
     async def app(scope: Any, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         for phase in ("startup", "shutdown"):
@@ -250,7 +250,7 @@ def describe(problems: Iterator[str] | list[str], modules: tuple[str, ...]) -> s
 
 
 def _modules(kind: type) -> tuple[str, ...]:
-    """Where the class is named; all modules, for one that only its owner names."""
+    """Return the modules that name the class; all modules, for one that only its owner names."""
     named = [
         name
         for name, tree in SOURCES.items()
@@ -260,7 +260,7 @@ def _modules(kind: type) -> tuple[str, ...]:
 
 
 def _parameters(kind: type, name: str) -> str | None:
-    """The parameters of a method as its class's source has them, or None if it has no such method.
+    """Return the parameters of a method from its class's source, or None without such a method.
 
     Other packages replace methods at run time: sse_starlette, which SDKs import, replaces
     `Server.handle_exit`.
@@ -276,7 +276,7 @@ def _parameters(kind: type, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
-def test_methods_have_the_signatures_that_are_used(kind: type) -> None:
+def test_methods_have_the_expected_signatures(kind: type) -> None:
     problems = []
     for name, wanted in METHODS[kind].items():
         found = _parameters(kind, name)
@@ -288,19 +288,19 @@ def test_methods_have_the_signatures_that_are_used(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", ATTRIBUTES, ids=lambda kind: kind.__name__)
-def test_attributes_have_the_types_that_are_used(internals: Internals, kind: type) -> None:
+def test_attributes_have_the_expected_types(internals: Internals, kind: type) -> None:
     problems = list(internals.problems(kind))
     assert not problems, describe(problems, _modules(kind))
 
 
-def test_the_fields_of_a_frame_and_a_request_are_those_that_are_used() -> None:
+def test_frames_and_requests_have_the_expected_fields() -> None:
     frame = websockets.frames.Frame(websockets.frames.Opcode.TEXT, b"x")
     request = websockets.http11.Request("/", websockets.datastructures.Headers())
     assert (frame.data, frame.fin, request.path) == (b"x", True, "/")
     assert issubclass(ServerProtocol, Protocol)
 
 
-def test_the_log_line_that_is_filtered_is_still_written() -> None:
+def test_filtered_log_line_still_exists() -> None:
     from dovetail.http.websocket import protocol
 
     source = inspect.getsource(WebSocketsSansIOProtocol.run_asgi)
@@ -309,15 +309,15 @@ def test_the_log_line_that_is_filtered_is_still_written() -> None:
 
 @pytest.mark.parametrize("kind", BASES, ids=lambda kind: kind.__name__)
 def test_every_use_is_listed(kind: type) -> None:
-    """What a subclass takes from its base, and overrides in it, is in the tables above."""
+    """The tables above contain everything that a subclass uses from its base or overrides."""
     used = {name for tree in SOURCES.values() for name in _inherited_names(tree, kind)}
     listed = {*METHODS[kind], *ATTRIBUTES[kind]}
-    called_elsewhere = {"serve", "started"}  # by functions, not by subclasses
+    called_elsewhere = {"serve", "started"}  # used by functions, not by subclasses
     assert used == listed - called_elsewhere
 
 
 @pytest.mark.parametrize("kind", HELD_AS, ids=lambda kind: kind.__name__)
-def test_every_use_of_what_a_base_holds_is_listed(kind: type) -> None:
+def test_every_use_of_an_attribute_of_a_base_is_listed(kind: type) -> None:
     used = {
         node.attr
         for tree in SOURCES.values()
@@ -351,7 +351,7 @@ def _is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 def _own_names(node: ast.ClassDef, base: type) -> set[str]:
-    """What the class defines itself: methods, class attributes, private ones set in `__init__`."""
+    """Return the methods, class attributes and private attributes that the class defines."""
     own = set[str]()
     for one in node.body:
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -371,7 +371,7 @@ def _assigned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]
 
 
 @pytest.mark.parametrize("name", ["uvicorn", "websockets"])
-def test_a_package_with_private_uses_has_an_upper_bound(name: str) -> None:
+def test_packages_with_private_uses_have_an_upper_bound(name: str) -> None:
     project: Mapping[str, Any] = tomllib.loads((PACKAGE / "pyproject.toml").read_text())
     stated = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]["others"]
     (found,) = (one for one in map(Requirement, stated) if one.name == name)

@@ -1,4 +1,4 @@
-"""The files for those who run a server: each is checked against the server itself."""
+"""The files for operators: each is checked against the server itself."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from dovetail.settings.sources import load_config
 
 ROOT = Path(__file__).parents[4]
 DEPLOY = ROOT / "deploy"
-#: Labels that Prometheus or the gathering of workers adds.
+#: Labels that Prometheus or the merging of worker metrics adds.
 ADDED = {"instance", "job", "worker", "le"}
 _METRIC = re.compile(r"\bdovetail_[a-z_]+")
 _BY = re.compile(r"\bby \(([^)]*)\)")
@@ -42,9 +42,9 @@ def test_every_panel_and_alert_queries_existing_metrics() -> None:
         async with serving() as stage:
             message: Any = [{"role": "user", "content": "Hi"}]
             await stage.openai().chat.completions.create(model=NAME, messages=message)
-            stage.app.metrics.track_certificate_expiry(time.time)  # there where HTTPS is served
+            stage.app.metrics.track_certificate_expiry(time.time)  # only if HTTPS is served
             text = (await stage.request("GET", "/metrics")).body.decode()
-            # An alert asks whether it has grown: one that begins with its first would not have.
+            # Alerts check for an increase, which a counter without initial 0 would not have.
             assert 'dovetail_refused_connections_total{reason="connections"} 0.0' in text
             shapes = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
             registry = stage.app.metrics.registry
@@ -67,7 +67,7 @@ def test_every_panel_and_alert_queries_existing_metrics() -> None:
     run(scene)
 
 
-def test_the_dashboard_is_current() -> None:
+def test_dashboard_is_current() -> None:
     script = ROOT / "tools" / "render_dashboard.py"
     done = subprocess.run(
         [sys.executable, script, "--check"], capture_output=True, text=True, check=False
@@ -75,7 +75,7 @@ def test_the_dashboard_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_panels_do_not_lie_upon_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -99,20 +99,20 @@ def test_every_alert_has_a_description() -> None:
         assert rule["annotations"]["summary"]
 
 
-def test_the_settings_are_settings() -> None:
+def test_example_settings_are_valid() -> None:
     config = load_config({}, {}, DEPLOY / "dovetail.toml").config
     assert config.workers > 1
     assert config.api_key_file == Path("/run/credentials/dovetail.service/keys")
 
 
-def test_the_keys_can_be_read() -> None:
+def test_example_keys_are_valid() -> None:
     keys = read_keys(DEPLOY / "keys.example")
     assert [key.tenant for key in keys] == ["team-red", "team-red", "operators"]
     assert [key.admin for key in keys] == [False, False, True]
     assert keys[0].limits.concurrent == 16
 
 
-def test_the_unit_fits_the_settings() -> None:
+def test_unit_matches_the_settings() -> None:
     unit = (DEPLOY / "dovetail.service").read_text()
     settings = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
     config = load_config({}, {}, DEPLOY / "dovetail.toml").config
@@ -120,13 +120,13 @@ def test_the_unit_fits_the_settings() -> None:
     assert settings["LoadCredential"].startswith("keys:")
     assert config.trace_file is not None
     assert config.trace_file.parent == Path("/var/log") / settings["LogsDirectory"]
-    assert settings["Type"] == "notify"  # what `dovetail.server.process` tells
+    assert settings["Type"] == "notify"  # what `dovetail.server.process` sends
     assert settings["NoNewPrivileges"] == "yes"
     assert settings["ProtectSystem"] == "strict"
     assert settings["DynamicUser"] == "yes"
 
 
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     analyze = which("systemd-analyze")
     if analyze is None:
         pytest.skip("no systemd here")
@@ -142,7 +142,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_the_image_copies_is_there() -> None:
+def test_files_that_the_image_copies_exist() -> None:
     lines = _instructions()
     ours = [line.split()[:-1] for line in lines["COPY"] if "--from" not in line]
     copied = [source for sources in ours for source in sources]
@@ -158,8 +158,8 @@ def test_what_the_image_copies_is_there() -> None:
     assert set(flags) <= known
 
 
-def test_the_health_check_of_the_image_finds_a_server() -> None:
-    """The very command, at the port of a server that is there, and of one that is not."""
+def test_health_check_of_the_image_detects_a_server() -> None:
+    """The exact command, with the port of a running server and a port without one."""
     (check,) = _instructions()["HEALTHCHECK"]
     command = json.loads(check.partition("CMD ")[2])
 
@@ -179,7 +179,7 @@ async def _status(arguments: list[str]) -> int:
 
 
 def _instructions() -> dict[str, list[str]]:
-    """The instructions of the Containerfile by their names."""
+    """Return the instructions of the Containerfile by name."""
     text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
     found: dict[str, list[str]] = {}
     for line in text.splitlines():

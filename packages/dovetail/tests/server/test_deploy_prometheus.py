@@ -1,4 +1,4 @@
-"""The rules and the queries of the dashboard, read and played by Prometheus's own promtool."""
+"""The alert rules and dashboard queries, parsed and evaluated by Prometheus's own promtool."""
 
 import json
 import subprocess
@@ -11,9 +11,9 @@ import yaml
 
 DEPLOY = Path(__file__).parents[4] / "deploy"
 ALERTS = DEPLOY / "alerts.yml"
-#: What Grafana puts in before it asks.
+#: Values that Grafana substitutes in queries.
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}
-#: Series as they would be scraped each minute for two hours, and the alerts after them.
+#: Series as scraped each minute for two hours, and the alerts after them.
 SCENES: dict[str, tuple[dict[str, str], set[str]]] = {
     "all is well": (
         {
@@ -102,7 +102,7 @@ def _promtool(*arguments: str | Path, place: Path) -> str:
     return output
 
 
-def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_rules(tmp_path: Path) -> None:
     written = ALERTS.read_text().count("- alert:")
     assert f"SUCCESS: {written} rules found" in _promtool("check", "rules", ALERTS, place=tmp_path)
 
@@ -121,7 +121,7 @@ def test_prometheus_accepts_the_dashboard_queries(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_who_is_woken(name: str, tmp_path: Path) -> None:
+def test_alerts_fire_as_expected(name: str, tmp_path: Path) -> None:
     series, woken = SCENES[name]
     input_series: list[dict[str, Any]] = [
         {"series": one, "values": values} for one, values in series.items()

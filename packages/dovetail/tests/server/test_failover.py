@@ -1,7 +1,7 @@
 """Replicas killed while streams run: real processes, killed with -9, behind a real server.
 
-The replicas are scripted engines that speak vLLM's protocol, so that every text is known; a prompt
-that ends with the beginning of its answer is gone on with, as a model would do.
+The replicas are scripted engines with vLLM's protocol, so that every text is known. A prompt that
+ends with the beginning of a response is continued, as a model would do.
 """
 
 import json
@@ -41,7 +41,7 @@ class Replica:
 
 @contextmanager
 def replicas(folder: Path, count: int, script: str = TEXT) -> Iterator[list[Replica]]:
-    """Scripted engines as processes of their own, fast enough to have many streams under way."""
+    """Scripted engines in separate processes, fast enough for many concurrent streams."""
     path = folder / "script.yaml"
     path.write_text(json.dumps([{"text": script}]))
     model = qwen_folder(folder / "model")
@@ -93,7 +93,7 @@ def frames(response: HTTPResponse) -> Iterator[Any]:
 
 
 def text_of(frame: Any) -> str:
-    """What a frame of any of the three APIs adds to the text."""
+    """Return the text that a frame of any of the three APIs adds."""
     if frame.get("type") == "content_block_delta":
         return str(frame["delta"].get("text", ""))
     if frame.get("type") == "response.output_text.delta":
@@ -120,7 +120,7 @@ def is_end(frame: Any) -> bool:
 
 
 def listen(running: Running, number: int, begun: Barrier, killed: Event) -> StreamResult:
-    """One stream to its end. All of them have begun before the replica is killed."""
+    """Read one stream to its end. All streams have started before the replica is killed."""
     path = PATHS[number % len(PATHS)]
     result = StreamResult("", 0, False)
     waited = False
@@ -140,7 +140,7 @@ def listen(running: Running, number: int, begun: Barrier, killed: Event) -> Stre
 def play(
     running: Running, victim: Replica, then: Callable[[], object] = lambda: None
 ) -> list[StreamResult]:
-    """All streams at once; once each has said something, the victim is killed."""
+    """Run all streams concurrently; when each has produced output, kill the victim."""
     begun, killed = Barrier(STREAMS + 1), Event()
     with ThreadPoolExecutor(STREAMS) as pool:
         streams = [pool.submit(listen, running, at, begun, killed) for at in range(STREAMS)]
@@ -157,14 +157,14 @@ def counted(running: Running, name: str) -> float:
     return sum(map(float, values))
 
 
-def test_streams_of_a_killed_replica_go_on_on_the_other(tmp_path: Path) -> None:
+def test_streams_of_a_killed_replica_migrate_to_the_other(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (first, second), in_front_of([first, second], tmp_path) as front:
         result = play(front, first)
         moved = counted(front, "dovetail_migrations_total")
         again = front.request("GET", "/health").json
     assert [one.text for one in result] == [TEXT] * STREAMS
     assert all(one.ended and not one.failures for one in result)
-    assert STREAMS // 4 <= moved <= STREAMS  # those of the replica that was killed
+    assert STREAMS // 4 <= moved <= STREAMS  # the streams of the killed replica
     assert "1 of 2 replicas are ready" in again["engines"][0]["detail"]
 
 
@@ -182,7 +182,7 @@ def test_without_another_replica_each_stream_gets_a_proper_error(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_streams_go_on_once_their_only_replica_is_back(tmp_path: Path) -> None:
+def test_streams_continue_when_their_only_replica_recovers(tmp_path: Path) -> None:
     with replicas(tmp_path, 1) as (only,), ExitStack() as stack:
         port = only.url.rpartition(":")[2]
         again = _replica(tmp_path / "script.yaml", tmp_path / "model", port)
@@ -208,15 +208,15 @@ def test_migration_limit_of_zero_disables_migration(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_grammar_cannot_be_taken_up_in_the_middle(tmp_path: Path) -> None:
-    """Nobody could tell the new engine how far the form was: an honest error."""
+def test_guided_stream_cannot_be_migrated(tmp_path: Path) -> None:
+    """The new engine cannot resume the state of the grammar, so the stream ends with an error."""
     call = '<tool_call>\n{"name": "look_up", "arguments": {"city": "' + TEXT + '"}}\n</tool_call>'
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"name": "look_up", "input_schema": schema}
     demand = {"tools": [tool], "tool_choice": {"type": "any"}, "thinking": {"type": "disabled"}}
     with (
         replicas(tmp_path, 2, call) as both,
-        # The script keeps to no grammar, which the server would find out: it is told that it does.
+        # The script follows no grammar, which the probe would detect, so the probe is disabled.
         in_front_of(both, tmp_path, "--engine-option", "probe=false") as front,
         front.open(
             "POST",
@@ -236,7 +236,7 @@ def test_a_grammar_cannot_be_taken_up_in_the_middle(tmp_path: Path) -> None:
 
 
 def _has_work(replica: Replica) -> bool:
-    """Whether a replica has work, as vLLM's metrics tell it."""
+    """Whether a replica has running requests, according to vLLM's metrics."""
     with urlopen(f"{replica.url}/metrics") as page:
         lines = page.read().decode().splitlines()
     running = next(line for line in lines if line.startswith("vllm:num_requests_running"))
@@ -244,9 +244,10 @@ def _has_work(replica: Replica) -> bool:
 
 
 @pytest.mark.long
-def test_a_replica_that_comes_back_is_used_again(tmp_path: Path) -> None:
-    """The first is killed, the second has all the work; then the first is back, and the second
-    goes: what is asked next can only come from the first.
+def test_recovered_replica_is_used_again(tmp_path: Path) -> None:
+    """Kill the first replica, so that the second gets all requests.
+
+    When the first has recovered, kill the second: further output can only come from the first.
     """
     with (
         replicas(tmp_path, 2, "Hello.") as (first, second),
@@ -269,7 +270,7 @@ def request_text(front: Running, number: int) -> str:
 
 
 def wait_for(front: Running, ready: int) -> None:
-    """Until the log tells that a replica is up again: health alone would not show that."""
+    """Wait until the log reports that a replica has recovered, which health alone does not show."""
     deadline = monotonic() + 60
     while "replica_recovered" not in front.log.read_text():
         assert monotonic() < deadline

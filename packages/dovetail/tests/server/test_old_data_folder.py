@@ -1,9 +1,9 @@
-"""A data folder and a trace of an older Dovetail: today's server and commands still read them.
+"""A data folder and a trace of an older Dovetail: the current server and commands read them.
 
 The recording was made in November 2026, before the packages were restructured, with `dovetail
 serve --engine scripted --data-dir data --trace-file trace.jsonl --engine-option record=record`. Two
-requests in each of two APIs: a tool call, then an answer. `sent.json` has the requests and what
-came back, `record` what the engine was given and what it generated.
+requests in each of two APIs: a tool call, then a final response. `sent.json` has the requests and
+responses, `record` the prompts and the output of the engine.
 """
 
 import json
@@ -26,14 +26,14 @@ REASONING = "Look at the folder first: é 漢字."
 
 
 class Recording(NamedTuple):
-    """The unpacked recording. `exchanges` and `generations` are in the order they were made."""
+    """The unpacked recording. `exchanges` and `generations` are in chronological order."""
 
     folder: Path
     exchanges: dict[str, dict[str, Any]]
     generations: list[dict[str, Any]]
 
     def turn_ids(self, number: int) -> list[int]:
-        """The token ids of a generation: the prompt and what followed it."""
+        """The token ids of a generation: the prompt and the output."""
         ids: list[int] = [*self.generations[number]["prompt"], *self.generations[number]["output"]]
         return ids
 
@@ -56,7 +56,7 @@ def unpack(folder: Path) -> Recording:
 
 
 def _renew(path: Path, table: str) -> None:
-    """Turns are dropped a week after their last use, responses after a month: set it to now."""
+    """Set the last use to now: turns expire a week after it, responses after a month."""
     with closing(sqlite3.connect(path)) as file, file:
         file.execute(f"UPDATE {table} SET used = ?", (time.time(),))
 
@@ -66,17 +66,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Upgraded(NamedTuple):
-    """A server of today on the old data folder. `log` is the file of what its engine was given."""
+    """A current server on the old data folder. `log` is the file with the prompts of its engine."""
 
     running: Running
     log: Path
 
     def last(self) -> dict[str, Any]:
-        """What the engine was given last."""
+        """The last prompt of the engine."""
         return read_lines(self.log)[-1]
 
     def continues(self, before: list[int]) -> bool:
-        """Whether the last prompt begins with these tokens: none of them is prefilled again."""
+        """Whether the last prompt starts with these tokens: none of them is re-prefilled."""
         prompt = self.last()["prompt"]
         return len(prompt) > len(before) and prompt[: len(before)] == before
 
@@ -99,14 +99,14 @@ def _upgrade(recording: Recording, scratch: Path) -> Iterator[Upgraded]:
         yield Upgraded(running, log)
 
 
-def test_a_stored_response_is_still_found(recording: Recording, upgraded: Upgraded) -> None:
+def test_stored_response_is_still_found(recording: Recording, upgraded: Upgraded) -> None:
     for name in ("responses_1", "responses_2"):
         response = recording.exchanges[name]["response"]
         reply = upgraded.running.request("GET", f"/v1/responses/{response['id']}")
         assert (reply.status, reply.json) == (200, response)
 
 
-def test_a_chain_of_responses_continues_from_the_exact_tokens(
+def test_chain_of_responses_continues_from_the_exact_tokens(
     recording: Recording, upgraded: Upgraded
 ) -> None:
     request = recording.exchanges["responses_2"]["request"]
@@ -116,8 +116,8 @@ def test_a_chain_of_responses_continues_from_the_exact_tokens(
     assert upgraded.continues(recording.turn_ids(2))
 
 
-def test_a_question_follows_a_whole_chain(recording: Recording, upgraded: Upgraded) -> None:
-    """The template drops the reasoning of the turns before it, and the tokens that say it."""
+def test_user_turn_continues_a_complete_chain(recording: Recording, upgraded: Upgraded) -> None:
+    """The template drops the reasoning of earlier turns, and the tokens of that reasoning."""
     before = recording.exchanges["responses_2"]
     request = {**before["request"], "input": "And now?"}
     request["previous_response_id"] = before["response"]["id"]
@@ -136,7 +136,7 @@ def _with_empty_reasoning(content: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("change", [list, _without_reasoning, _with_empty_reasoning])
-def test_a_session_continues_from_the_exact_tokens(
+def test_session_continues_from_the_exact_tokens(
     recording: Recording, upgraded: Upgraded, change: Any
 ) -> None:
     request = _continue_session(recording, change)
@@ -145,12 +145,12 @@ def test_a_session_continues_from_the_exact_tokens(
     )
     assert reply.status == 200, reply.body
     assert upgraded.continues(recording.turn_ids(0))
-    # The last generated token is the one that no engine has computed yet.
+    # No engine has computed the last generated token yet.
     assert int(reply.headers["x-dovetail-prefix-common"]) >= len(recording.turn_ids(0)) - 1
     assert "x-dovetail-prefix-reason" not in reply.headers
 
 
-def test_an_old_signature_is_opened_where_the_turns_are_gone(tmp_path: Path) -> None:
+def test_old_signature_is_opened_if_the_turns_are_missing(tmp_path: Path) -> None:
     recording = unpack(tmp_path / "recording")
     (recording.folder / "data" / "turns.sqlite").unlink()
     request = _continue_session(recording, _with_empty_reasoning)
@@ -160,7 +160,7 @@ def test_an_old_signature_is_opened_where_the_turns_are_gone(tmp_path: Path) -> 
 
 
 def _continue_session(recording: Recording, change: Any) -> dict[str, Any]:
-    """The second request of the old session, with another result of the tool."""
+    """Send the second request of the old session, with another tool result."""
     request: dict[str, Any] = recording.exchanges["messages_2"]["request"]
     question, turn, results = request["messages"]
     result = {**results["content"][0], "content": "c.txt"}
@@ -168,7 +168,7 @@ def _continue_session(recording: Recording, change: Any) -> dict[str, Any]:
     return {**request, "messages": [*history, {"role": "user", "content": [result]}]}
 
 
-def test_an_old_trace_is_read(recording: Recording) -> None:
+def test_old_trace_is_read(recording: Recording) -> None:
     trace = read_traces([recording.folder / "trace.jsonl"])
     assert (len(trace.lines), trace.skipped_lines) == (5, 0)
     first, second = trace.select(SESSION).lines
@@ -178,7 +178,7 @@ def test_an_old_trace_is_read(recording: Recording) -> None:
     assert (wait.line.id, wait.result_line.id) == (first.id, second.id)
 
 
-def test_the_trace_commands_read_an_old_trace(recording: Recording, tmp_path: Path) -> None:
+def test_trace_commands_read_an_old_trace(recording: Recording, tmp_path: Path) -> None:
     trace = recording.folder / "trace.jsonl"
     summary = dovetail("trace", "summary", trace, home=tmp_path)
     assert (summary.status, summary.err) == (0, "")
@@ -188,7 +188,7 @@ def test_the_trace_commands_read_an_old_trace(recording: Recording, tmp_path: Pa
     assert json.loads(timeline.out)["otherData"]["requests"] == 2
 
 
-def test_an_old_session_is_exported(tmp_path: Path) -> None:
+def test_old_session_is_exported(tmp_path: Path) -> None:
     recording = unpack(tmp_path / "recording")
     data = recording.folder / "data"
     exported = dovetail("export", SESSION, "--data-dir", data, home=tmp_path)

@@ -1,4 +1,4 @@
-"""What an operator sees of what goes wrong below, beside and before requests."""
+"""What operators see in logs and metrics of failures outside of successful requests."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ LARGE = b"GET / HTTP/1.1\r\nx-long: " + b"x" * connection.MAX_HEADER_BYTES
         (LARGE, 431, "large_headers"),
     ],
 )
-def test_a_refused_connection_is_counted(sent: bytes, status: int, reason: str) -> None:
+def test_refused_connection_is_counted(sent: bytes, status: int, reason: str) -> None:
     timeouts = ConnectionTimeouts(header_seconds=0.02 if status == 408 else 20.0)
 
     async def scene() -> None:
@@ -57,7 +57,7 @@ def test_a_refused_connection_is_counted(sent: bytes, status: int, reason: str) 
     run(scene)
 
 
-def test_served_request_is_no_refused_connection() -> None:
+def test_served_request_is_not_counted_as_refused() -> None:
     async def scene() -> None:
         async with serving() as stage:
             reader, writer = await stage.connect()
@@ -90,8 +90,8 @@ def test_connections_over_the_limit_are_counted_and_logged_once(
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/health"])
-def test_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
-    """The answer of a probe is the same with a wrong key as without one."""
+def test_key_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
+    """The response of a probe is the same with a wrong key as without a key."""
     options = HttpOptions(keys=ApiKeys(["key"]), metrics_need_key=True)
 
     async def scene() -> None:
@@ -112,7 +112,7 @@ def test_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
     run(scene)
 
 
-def test_a_key_that_may_not_see_metrics_leaves_a_line() -> None:
+def test_key_without_access_to_metrics_is_logged() -> None:
     key = ApiKey("team", sha256(b"key").digest())
     options = HttpOptions(keys=ApiKeys(hashed=[key]), metrics_need_key=True)
 
@@ -126,7 +126,7 @@ def test_a_key_that_may_not_see_metrics_leaves_a_line() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_that_is_called_off_is_no_client_that_hung_up(stream: bool) -> None:
+def test_cancelled_response_is_not_logged_as_a_disconnect(stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             Gate(stage)
@@ -153,7 +153,7 @@ def test_a_response_that_is_called_off_is_no_client_that_hung_up(stream: bool) -
     run(scene)
 
 
-def test_a_response_that_the_server_cuts_short_is_an_error_in_the_log(
+def test_response_aborted_by_the_server_is_logged_as_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> None:
@@ -229,17 +229,17 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def let_go() -> None:
-    """As if the process had ended."""
+    """Release the locks, as if the process had ended."""
     while folders._lock_fds:
         os.close(folders._lock_fds.pop())
 
 
-def test_a_folder_that_was_left_behind_is_swept(temporary: Path) -> None:
+def test_stale_runtime_folder_is_removed(temporary: Path) -> None:
     left = create_runtime_dir()
     (left / "engine-0").touch()
     assert left.parent == temporary
     still = create_runtime_dir()
-    assert left.exists()  # somebody holds it
+    assert left.exists()  # a process holds it
     let_go()
     assert create_runtime_dir() != left
     assert not left.exists()
@@ -247,7 +247,7 @@ def test_a_folder_that_was_left_behind_is_swept(temporary: Path) -> None:
     let_go()
 
 
-def test_a_worker_that_outlives_its_parent_keeps_the_folder(temporary: Path) -> None:
+def test_worker_that_outlives_its_parent_keeps_the_folder(temporary: Path) -> None:
     left = create_runtime_dir()
     parents = folders._lock_fds.pop()
     hold_runtime_dir(left)
@@ -257,8 +257,8 @@ def test_a_worker_that_outlives_its_parent_keeps_the_folder(temporary: Path) -> 
     let_go()
 
 
-def test_only_what_a_parent_made_is_swept(temporary: Path) -> None:
-    """Not what others can enter, was never locked, is a link, or is called otherwise."""
+def test_only_folders_of_a_supervisor_are_removed(temporary: Path) -> None:
+    """Not folders that others can access, that were never locked, links, or other names."""
     retained = [temporary / name for name in (f"{PREFIX}open", f"{PREFIX}bare", "other-folder")]
     for one in retained:
         one.mkdir(mode=0o700)
@@ -276,7 +276,7 @@ def test_only_what_a_parent_made_is_swept(temporary: Path) -> None:
     let_go()
 
 
-def test_how_a_process_ended_in_words() -> None:
+def test_exit_status_is_described() -> None:
     assert [describe_exit_status(one) for one in (1, -9, -99)] == [
         "status 1",
         "SIGKILL",

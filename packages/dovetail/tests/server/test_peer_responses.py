@@ -1,4 +1,4 @@
-"""Responses of several processes: any of them shows, calls off and forgets what another has."""
+"""Responses of several processes: each can retrieve, cancel and delete those of another."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -28,7 +28,7 @@ TENANTS = ApiKeys(
 
 
 async def begun(stage: Stage, key: str = "none") -> str:
-    """The id of a response that is being made."""
+    """The id of a running response."""
     client = stage.openai(key)
     stream = await client.responses.create(model=NAME, input="Tell", background=True, stream=True)
     async for event in stream:
@@ -40,7 +40,7 @@ async def begun(stage: Stage, key: str = "none") -> str:
     return id
 
 
-def test_it_is_followed_from_any_frame_while_it_runs_and_after(tmp_path: Path) -> None:
+def test_response_is_followed_from_any_frame_during_and_after_its_run(tmp_path: Path) -> None:
     async def scene() -> None:
         async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
@@ -69,7 +69,7 @@ def test_it_is_followed_from_any_frame_while_it_runs_and_after(tmp_path: Path) -
     run(scene)
 
 
-def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnect_ends_the_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = asyncio.Queue[None]()
 
     async def watched(frames: Any, after: int = -1) -> AsyncGenerator[bytes]:
@@ -101,7 +101,7 @@ def test_who_hangs_up_follows_no_more(tmp_path: Path, monkeypatch: pytest.Monkey
     run(scene)
 
 
-def test_a_stream_whose_process_falls_does_not_look_whole(
+def test_stream_of_a_crashed_process_does_not_look_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fall = asyncio.Event()
@@ -136,7 +136,7 @@ def test_a_stream_whose_process_falls_does_not_look_whole(
     run(scene)
 
 
-def test_it_is_called_off_from_another(tmp_path: Path) -> None:
+def test_response_is_cancelled_from_another_process(tmp_path: Path) -> None:
     async def scene() -> None:
         async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
@@ -152,7 +152,7 @@ def test_it_is_called_off_from_another(tmp_path: Path) -> None:
 
 
 class EndsFirst:
-    """The others, asked when it is too late."""
+    """Peers that get the request too late."""
 
     def __init__(self, others: ResponsePeers, gate: Gate, maker: Stage) -> None:
         self._others = others
@@ -182,7 +182,7 @@ def test_response_that_finishes_first_is_reported_as_finished(tmp_path: Path) ->
     run(scene)
 
 
-def test_it_is_deleted_from_another_and_does_not_come_back(tmp_path: Path) -> None:
+def test_response_deleted_from_another_process_stays_deleted(tmp_path: Path) -> None:
     async def scene() -> None:
         async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)
@@ -196,7 +196,7 @@ def test_it_is_deleted_from_another_and_does_not_come_back(tmp_path: Path) -> No
     run(scene)
 
 
-def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
+def test_deleted_response_is_not_returned_from_memory_if_the_store_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(self: MemoryResponseBackend, tenant: str, id: str) -> StoredResponse | None:
@@ -217,7 +217,7 @@ def test_what_is_deleted_is_not_shown_from_memory_where_the_store_fails(
     run(scene)
 
 
-def test_tenants_are_apart_over_processes_too(tmp_path: Path) -> None:
+def test_tenants_are_separated_across_processes(tmp_path: Path) -> None:
     async def scene() -> None:
         async with two_workers(tmp_path, HttpOptions(keys=TENANTS)) as (first, second):
             gate = Gate(first)
@@ -239,7 +239,7 @@ def test_tenants_are_apart_over_processes_too(tmp_path: Path) -> None:
     run(scene)
 
 
-def test_what_is_elsewhere_keeps_a_server_up_that_is_to_stop(tmp_path: Path) -> None:
+def test_followed_run_of_another_process_delays_the_stop(tmp_path: Path) -> None:
     async def scene() -> None:
         async with two_workers(tmp_path) as (first, second):
             gate = Gate(first)

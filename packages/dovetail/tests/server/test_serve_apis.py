@@ -1,4 +1,4 @@
-"""The command that people script, and the official SDKs in front of it: all APIs, all features."""
+"""The scripted server as a process with the official SDKs: all APIs, all features."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path) -> list[str | Path]:
-    """The scripted command, but for the port."""
+    """The command of the scripted server, without the port."""
     return [
         *(folder / "model", "--engine", "scripted", "--script", folder / "script.yaml"),
         *("--served-model-name", NAME, "--tool-call-parser", "qwen3_coder"),
@@ -115,7 +115,7 @@ def test_chat_unary_and_streamed_are_equal(server: Running) -> None:
         assert completion.choices[0].finish_reason == "stop"
 
 
-def test_tools_in_all_three(server: Running) -> None:
+def test_tools_in_all_three_apis(server: Running) -> None:
     message = server.anthropic().messages.create(
         model=NAME, max_tokens=500, messages=user_messages("weather"), tools=[ANTHROPIC_TOOL]
     )
@@ -137,7 +137,7 @@ def test_tools_in_all_three(server: Running) -> None:
     assert found == [("look_up", {"city": "Oslo"})] * 3
 
 
-def test_counted_tokens_are_those_of_the_request(server: Running) -> None:
+def test_counted_tokens_equal_those_of_the_request(server: Running) -> None:
     client = server.anthropic()
     body: Any = {
         "model": NAME,
@@ -161,7 +161,7 @@ def test_models_by_slashed_name_in_both_dialects(server: Running) -> None:
     assert (entry.id, entry.max_input_tokens) == (NAME, 40960)
 
 
-def test_text_to_ids_and_back(server: Running) -> None:
+def test_tokenize_and_detokenize(server: Running) -> None:
     text = "<|im_start|>user\né 🦜<|im_end|>"
     for prefix in ("", "/v1"):
         ids = server.post(f"{prefix}/tokenize", {"model": NAME, "prompt": text})
@@ -171,7 +171,7 @@ def test_text_to_ids_and_back(server: Running) -> None:
         assert back == {"prompt": text}
 
 
-def test_a_conversation_as_ids_is_the_prompt_of_the_request(server: Running) -> None:
+def test_tokenized_conversation_is_the_prompt_of_the_request(server: Running) -> None:
     body = {"model": NAME, "messages": user_messages("hello"), "tools": [CHAT_TOOL]}
     ids = server.post("/tokenize", body)
     usage = server.post("/v1/chat/completions", body)["usage"]
@@ -219,7 +219,7 @@ def test_max_tokens(server: Running) -> None:
     assert response.incomplete_details.reason == "max_output_tokens"
 
 
-def test_more_tokens_than_the_window_has_are_clamped(server: Running) -> None:
+def test_max_tokens_beyond_the_context_window_are_clamped(server: Running) -> None:
     message = server.anthropic().messages.create(
         model=NAME, max_tokens=1_000_000, messages=user_messages("alphabet"), timeout=60
     )
@@ -274,7 +274,7 @@ def test_json_by_schema(server: Running) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look_up"}])
-def test_demanded_calls(server: Running, choice: Any) -> None:
+def test_required_tool_calls(server: Running, choice: Any) -> None:
     message = server.anthropic().messages.create(
         model=NAME,
         max_tokens=500,
@@ -285,7 +285,7 @@ def test_demanded_calls(server: Running, choice: Any) -> None:
     assert message.stop_reason == "tool_use"
 
 
-def test_a_demand_for_a_tool_that_is_not_there_is_refused(server: Running) -> None:
+def test_tool_choice_of_an_unknown_tool_is_rejected(server: Running) -> None:
     with pytest.raises(anthropic.BadRequestError):
         server.anthropic().messages.create(
             model=NAME,
@@ -297,7 +297,7 @@ def test_a_demand_for_a_tool_that_is_not_there_is_refused(server: Running) -> No
 
 
 def test_reasoning_can_be_switched_off_and_on(server: Running) -> None:
-    """The template writes an empty thought into the prompt where thinking is off."""
+    """The template writes an empty reasoning span into the prompt if thinking is off."""
     client = server.anthropic()
     body: Any = {"model": NAME, "messages": user_messages("hello")}
     on = client.messages.count_tokens(**body, thinking={"type": "adaptive"})
@@ -367,7 +367,7 @@ def test_aliases_are_echoed(server: Running) -> None:
     assert client.models.retrieve("claude-opus-9").id == "claude-opus-9"
 
 
-def test_a_model_that_is_not_served(server: Running) -> None:
+def test_unknown_model_is_rejected(server: Running) -> None:
     with pytest.raises(anthropic.NotFoundError, match=NAME):
         server.anthropic().messages.create(
             model="gpt-9", max_tokens=9, messages=user_messages("hello")
@@ -413,7 +413,7 @@ def test_context_overflow_is_reported_in_each_dialect(folder: Path) -> None:
 
 
 def test_keys_and_flags(folder: Path) -> None:
-    """Two keys, side channels for every stream, and another field for thoughts."""
+    """Two keys, side channels for every stream, and another field for reasoning."""
     flags = ["--api-key", "one", "--api-key", "two", "--reasoning-field-name", "reasoning"]
     flags += ["--enable-streaming-tool-dispatch", "--enable-streaming-reasoning-dispatch"]
     with served(*command(folder), *flags) as guarded:

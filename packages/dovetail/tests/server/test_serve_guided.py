@@ -1,4 +1,4 @@
-"""What the served engine is asked to keep to, seen from the engine's side."""
+"""The constraints that a server sends to its engine, seen from the engine's side."""
 
 import asyncio
 import json
@@ -29,13 +29,13 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
     [
         ({}, None, ""),
         ({"tools": [TOOL]}, None, ""),
-        ({"tools": [TOOL], "tool_choice": "none"}, "root", "look_up"),  # no call may begin
+        ({"tools": [TOOL], "tool_choice": "none"}, "root", "look_up"),  # no call may start
         ({"tools": [TOOL, OTHER], "tool_choice": "required"}, "look_up", "nothing of this"),
         ({"tools": [TOOL, OTHER], "tool_choice": NAMED}, "look_up", "other"),
         ({"response_format": FORM}, "city", "look_up"),
     ],
 )
-def test_the_constraint_is_recorded(
+def test_constraint_is_recorded(
     tmp_path: Path, demand: dict[str, Any], inside: str | None, outside: str
 ) -> None:
     found = asyncio.run(_requested_constraint(tmp_path, demand))

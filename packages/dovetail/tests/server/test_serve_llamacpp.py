@@ -1,6 +1,6 @@
-"""A real model behind the real command: answers, forced calls, exact second turns, faults.
+"""A real model behind the real command: responses, forced calls, exact second turns, failures.
 
-One server for all: each test leaves it as it found it, but for the last.
+All tests share one server: each leaves it as it found it, except for the last.
 """
 
 import json
@@ -37,13 +37,13 @@ ANTHROPIC_TOOL: Any = {"name": "get_weather", "input_schema": PARAMETERS}
 FUNCTION = {"name": "get_weather", "parameters": PARAMETERS}
 CHAT_TOOL: Any = {"type": "function", "function": FUNCTION}
 RESPONSES_TOOL: Any = {"type": "function", **FUNCTION}
-GREEDY = {"temperature": 0}  # the SDK has no name for it any more
+GREEDY = {"temperature": 0}  # the SDK no longer has a type for it
 LONG = "Write a very long story about the sea, with many chapters."
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder that has the weights already."""
+    """A data folder that already contains the weights."""
     if not WEIGHTS.exists():
         pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
     if find_spec("xllamacpp") is None:
@@ -56,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator[Running]:
-    """What `make run` starts, with one slot and a small window: tests share two cores."""
+    """The server of `make run`, with one slot and a small context window: tests share two cores."""
     with served("--slots", "1", "--context-length", "1024", home=home) as running:
         yield running
 
@@ -80,7 +80,7 @@ def test_first_response_in_all_apis(server: Running) -> None:
         assert stream.get_final_response().output_text == PARIS
 
 
-def test_a_forced_call_and_its_result_by_messages(server: Running) -> None:
+def test_forced_call_and_its_result_over_messages(server: Running) -> None:
     client = server.anthropic()
     body: Any = {"model": NAME, "extra_body": GREEDY, "max_tokens": 120}
     body["tools"] = [ANTHROPIC_TOOL]
@@ -105,7 +105,7 @@ def test_a_forced_call_and_its_result_by_messages(server: Running) -> None:
     assert second.content
 
 
-def test_a_forced_call_and_its_result_by_chat(server: Running) -> None:
+def test_forced_call_and_its_result_over_chat(server: Running) -> None:
     client = server.openai()
     body: Any = {"model": NAME, "temperature": 0, "max_tokens": 120, "tools": [CHAT_TOOL]}
     body["parallel_tool_calls"] = False
@@ -128,7 +128,7 @@ def test_a_forced_call_and_its_result_by_chat(server: Running) -> None:
     assert whole - 2 <= second.usage.prompt_tokens_details.cached_tokens <= whole
 
 
-def test_a_forced_call_and_its_result_by_responses(server: Running) -> None:
+def test_forced_call_and_its_result_over_responses(server: Running) -> None:
     client = server.openai()
     body: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 120}
     body |= {"tools": [RESPONSES_TOOL], "parallel_tool_calls": False}
@@ -167,12 +167,12 @@ def test_schema_is_enforced_in_all_apis(server: Running) -> None:
         assert {name: type(value) for name, value in place.items()} == {"city": str, "big": bool}
 
 
-def test_a_client_that_hangs_up_leaves_the_slot_to_the_next(server: Running) -> None:
-    """There is one slot: while a story is told nobody else gets an answer."""
+def test_disconnect_frees_the_slot(server: Running) -> None:
+    """There is one slot: while a long response is generated, other clients wait."""
     for path, body in _long():
         with server.open("POST", path, body) as response:
             _read_until(response, b"delta")
-        # Without the hang-up this would wait for a thousand tokens.
+        # Without the disconnect, this would wait for a thousand tokens.
         message = server.anthropic().messages.create(
             model=NAME, max_tokens=30, messages=user_messages(QUESTION), extra_body=GREEDY
         )
@@ -182,7 +182,7 @@ def test_a_client_that_hangs_up_leaves_the_slot_to_the_next(server: Running) -> 
     assert all(int(found[1]) < 200 for line in lines if (found := re.search(r"output=(\d+)", line)))
 
 
-def test_a_prompt_beyond_the_window(server: Running) -> None:
+def test_prompt_beyond_the_context_window(server: Running) -> None:
     reply = server.request(
         "POST",
         "/v1/messages",
@@ -213,7 +213,7 @@ def test_killed_engine_is_reported_to_every_client_and_restarted(home: Path) -> 
         assert "llama.cpp was killed" in log
 
 
-def test_a_stream_outlives_its_engine(home: Path) -> None:
+def test_stream_continues_after_an_engine_restart(home: Path) -> None:
     with served("--context-length", "1024", home=home) as running:
         path, body = next(iter(_long()))
         with running.open("POST", path, {**body, "max_tokens": 60}) as stream:
@@ -226,7 +226,7 @@ def test_a_stream_outlives_its_engine(home: Path) -> None:
 
 
 def _kill_under_three_streams(running: Running) -> None:
-    """Each API streams; then llama.cpp is gone. Every stream ends with an error in its form."""
+    """Stream over each API, then kill llama.cpp. Every stream ends with an error in its format."""
     (path, body), *rest = _long()
     with running.open("POST", path, body) as first:
         begun = _read_until(first, b"delta")
@@ -244,7 +244,7 @@ def _kill_under_three_streams(running: Running) -> None:
 
 
 def _engine_of(parent: int) -> int:
-    """The one child of a server."""
+    """The only child process of a server."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
     if not children.exists():
         pytest.skip("this system does not tell the children of a process")
@@ -254,7 +254,7 @@ def _engine_of(parent: int) -> int:
 
 
 def _long() -> list[tuple[str, Any]]:
-    """A long answer by each API, streamed."""
+    """Request a long response over each API, streamed."""
     more = {"model": NAME, "stream": True, "temperature": 0.9}
     return [
         ("/v1/messages", {**more, "max_tokens": 900, "messages": user_messages(LONG)}),
@@ -264,7 +264,7 @@ def _long() -> list[tuple[str, Any]]:
 
 
 def _read_until(response: HTTPResponse, mark: bytes) -> bytes:
-    """The stream up to a few tokens."""
+    """Read the stream up to a few tokens."""
     assert response.status == 200
     read = b""
     while read.count(mark) < 4:

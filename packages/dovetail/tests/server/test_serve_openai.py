@@ -1,4 +1,4 @@
-"""The whole way: SDKs, a Dovetail in front, and another server behind it that parses by itself."""
+"""End to end: SDKs, a Dovetail server, and behind it an upstream that renders and parses itself."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ SCRIPT = {
 
 @pytest.fixture(scope="module")
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The server that renders and parses."""
+    """The upstream, which renders and parses."""
     place = tmp_path_factory.mktemp("behind")
     model = qwen_folder(place / "model")
     (place / "script.yaml").write_text(json.dumps(SCRIPT))
@@ -55,7 +55,7 @@ def server(behind: Running, request: pytest.FixtureRequest) -> Iterator[Running]
 
 @pytest.fixture
 def question(request: pytest.FixtureRequest) -> str:
-    """Another one in each test: a talk held too often is ambiguous to the server behind."""
+    """A different text in each test: turns of equal conversations are ambiguous upstream."""
     return f"The weather, for {request.node.name}?"
 
 
@@ -63,7 +63,7 @@ def user_messages(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
-def test_the_model_is_found_and_named(server: Running) -> None:
+def test_model_is_discovered_and_listed(server: Running) -> None:
     assert server.greeting.startswith(f"serving {NAME} at http://")
     (card,) = server.request("GET", "/v1/models").json["data"]
     assert (card["id"], card["max_model_len"]) == (NAME, 40960)
@@ -100,12 +100,12 @@ class TestMessages:
         second = client.messages.create(messages=history, **body)
         assert second.content[-1].type == "text"
         assert second.content[-1].text == "Both sunny."
-        # The server behind found its own turn again: nothing of it was computed twice.
+        # The upstream recognized its own turn: no token of it was computed twice.
         before = first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0)
         reached = second.usage.cache_read_input_tokens or 0
         assert reached >= before + first.usage.output_tokens - 16
 
-    def test_a_prompt_that_does_not_fit(self, server: Running) -> None:
+    def test_prompt_beyond_the_context_window(self, server: Running) -> None:
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             server.anthropic().messages.create(
                 model=NAME, max_tokens=10, messages=user_messages("word " * 50000)
@@ -155,7 +155,7 @@ def test_inexact_turns_are_reported(server: Running) -> None:
     assert "turns are not exact" in server.log.read_text()
 
 
-def test_a_server_that_is_gone_is_a_proper_error(tmp_path: Path) -> None:
+def test_unavailable_upstream_is_a_proper_error(tmp_path: Path) -> None:
     model = qwen_folder(tmp_path / "model")
     (tmp_path / "script.yaml").write_text(json.dumps(SCRIPT))
     back: list[str | Path] = [model, "--engine", "scripted", "--script", tmp_path / "script.yaml"]

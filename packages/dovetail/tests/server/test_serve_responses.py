@@ -17,7 +17,7 @@ TOOL: Any = {"type": "function", "name": "run", "parameters": {"type": "object"}
 
 
 def _arguments(folder: Path) -> list[str | Path]:
-    """Every answer is a call behind a thought: this template forgets thoughts at a new question."""
+    """Every output is a call after reasoning: this template drops reasoning at a new user turn."""
     model, script = folder / "model", folder / "script.yaml"
     outputs = [
         f"<think>\nStep {at}: e\u0301, 漢字.\n</think>\n\nI look.\n{CALL}" for at in range(TURNS)
@@ -31,15 +31,15 @@ def _arguments(folder: Path) -> list[str | Path]:
 
 
 class Conversation:
-    """A conversation of which the client holds nothing but the last response's id."""
+    """A conversation of which the client stores only the id of the last response."""
 
     def __init__(self) -> None:
         self.previous: str | None = None
-        self.last = 0  # tokens of the last prompt and its answer, without the one that ended it
+        self.last = 0  # tokens of the last prompt and its output, without the stop token
         self._more: Any = "What is there?"
 
     def turn(self, client: OpenAI) -> None:
-        """One turn, streamed. It goes on as soon as the last frame is seen."""
+        """Stream one turn, which continues as soon as the last frame has arrived."""
         raw = client.responses.with_streaming_response.create(
             model=NAME,
             input=self._more,
@@ -67,7 +67,7 @@ class Conversation:
         assert self._more
 
 
-def test_a_conversation_goes_on_exactly_after_a_restart(tmp_path: Path) -> None:
+def test_conversation_continues_exactly_after_a_restart(tmp_path: Path) -> None:
     conversation, home = Conversation(), tmp_path / "home"
     for _ in range(2):
         with served(*_arguments(tmp_path), home=home) as running:
@@ -76,7 +76,7 @@ def test_a_conversation_goes_on_exactly_after_a_restart(tmp_path: Path) -> None:
                 conversation.turn(client)
             assert conversation.previous is not None
             items = client.responses.input_items.list(conversation.previous, order="asc", limit=100)
-    # Each turn was given one item, and gave a thought, a message and a call to the next.
+    # Each turn got one item, and passed reasoning, a message and a call to the next.
     assert len(items.data) == 6 + 3 * 5
 
 
@@ -93,7 +93,7 @@ def test_stored_responses_are_bounded_by_the_settings(tmp_path: Path) -> None:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[tuple[Running, Running]]:
-    """Two servers over one Redis. They share the keys that seal turns, and nothing else."""
+    """Two servers with one Redis. They share the keys that seal turns, and nothing else."""
     redis = RedisServer()
     redis.start()
     keys = tmp_path / "keys"
@@ -129,7 +129,7 @@ def test_two_servers_take_turns(shared: tuple[Running, Running]) -> None:
 
 @pytest.mark.long
 def test_workers_take_turns_over_one_file(tmp_path: Path) -> None:
-    """Each turn has a connection of its own, so any of the processes may get it."""
+    """Each turn has a separate connection, so any of the processes may get it."""
     conversation = Conversation()
     with served(*_arguments(tmp_path), "--workers", "3") as running:
         for _ in range(TURNS):

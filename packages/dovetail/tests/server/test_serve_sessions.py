@@ -1,4 +1,4 @@
-"""Tool loops over HTTP, as harnesses run them: the engine's own count tells what was exact."""
+"""Tool loops over HTTP, as harnesses run them. The engine's cached tokens show what was exact."""
 
 import json
 import re
@@ -12,11 +12,11 @@ from agent_clients import AGENTS, Agent, ClaudeCode, Codex, MessagesAgent, OpenC
 from server_process import NAME, Reply, Running, qwen_folder, served
 
 STEPS = 6
-BLOCK = 16  # tokens of a block in the scripted engine's cache
+BLOCK = 16  # tokens per block in the scripted engine's cache
 
 
 class Used(NamedTuple):
-    """What an answer says of its tokens. `prompt` counts the cached ones, too."""
+    """The usage that a response reports. `prompt` includes the cached tokens."""
 
     prompt: int
     generated: int
@@ -24,7 +24,7 @@ class Used(NamedTuple):
 
     @property
     def cached_after(self) -> int:
-        """What an engine has of it in whole blocks: all but the token that was sampled last."""
+        """Return what an engine can cache in complete blocks: all but the token sampled last."""
         return (self.prompt + self.generated - 1) // BLOCK * BLOCK
 
 
@@ -47,7 +47,7 @@ CALLS = {"qwen3_coder": _coder, "hermes": _hermes}
 
 
 def _script(folder: Path, parser: str) -> Path:
-    """Five calls, each behind a thought, and an answer."""
+    """Five calls, each after reasoning, and a final message."""
     call = CALLS[parser]
     turns = [
         f"<think>\nStep {at}: e\u0301, 漢字, 🦜.\n</think>\n\nI look.\n\n"
@@ -61,7 +61,7 @@ def _script(folder: Path, parser: str) -> Path:
 
 
 def _arguments(folder: Path, parser: str) -> list[str | Path]:
-    """The command that people script, and a name that the agents know the model by."""
+    """The arguments of the scripted server, with a model name that the agents expect."""
     model = folder / "model"
     return [
         *(model if model.is_dir() else qwen_folder(model), "--engine", "scripted"),
@@ -78,13 +78,13 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Ru
 
 
 @pytest.mark.parametrize("kind", AGENTS, ids=lambda kind: kind.name)
-def test_every_step_of_a_tool_loop_finds_all_that_came_before_it_in_the_cache(
+def test_every_step_of_a_tool_loop_is_a_full_prefix_cache_hit(
     server: Running, kind: type[Agent]
 ) -> None:
     agent = _agent(kind)
     used = [_step(server, agent, at)[1] for at in range(STEPS)]
     assert [later.cached for later in used[1:]] == [before.cached_after for before in used[:-1]]
-    assert used[0].cached < BLOCK * 2  # of another agent's session, no more than the head
+    assert used[0].cached < BLOCK * 2  # of another agent's session, at most the head
     assert used[-1].prompt > used[0].prompt + STEPS * BLOCK
 
 
@@ -93,15 +93,15 @@ def test_every_step_of_a_tool_loop_finds_all_that_came_before_it_in_the_cache(
     [ClaudeCode, *(pytest.param(kind, marks=pytest.mark.long) for kind in (Codex, OpenClaw))],
     ids=lambda kind: kind.name,
 )
-def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Agent]) -> None:
+def test_session_continues_exactly_after_a_restart(tmp_path: Path, kind: type[Agent]) -> None:
     agent, home = _agent(kind), tmp_path / "home"
     with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
         used = [_step(running, agent, at)[1] for at in range(3)]
         assert running.stop() == -SIGTERM
     with served(*_arguments(tmp_path, "qwen3_coder"), home=home) as running:
         reply, again = _step(running, agent, 3)
-        assert again.cached == 0  # the engine is new
-        # The turns are not: all that came before stands in the prompt, token for token.
+        assert again.cached == 0  # the engine's cache is empty
+        # The ledger is not: the prompt contains all earlier turns, token for token.
         before = used[2].prompt + used[2].generated - 1
         assert int(reply.headers["x-dovetail-prefix-common"]) == before
         assert "x-dovetail-prefix-reason" not in reply.headers
@@ -112,8 +112,8 @@ def test_a_session_goes_on_exactly_after_a_restart(tmp_path: Path, kind: type[Ag
 
 
 @pytest.mark.long
-def test_the_prompt_has_the_same_ids_after_a_restart(tmp_path: Path) -> None:
-    """As the two servers themselves tokenize the conversation."""
+def test_prompt_has_the_same_ids_after_a_restart(tmp_path: Path) -> None:
+    """Both servers tokenize the conversation."""
     agent, home, prompts = _agent(OpenClaw), tmp_path / "home", []
     with served(*_arguments(tmp_path, "hermes"), home=home) as running:
         for at in range(3):
@@ -124,11 +124,11 @@ def test_the_prompt_has_the_same_ids_after_a_restart(tmp_path: Path) -> None:
     with served(*_arguments(tmp_path, "hermes")) as stranger:
         other = stranger.post("/tokenize", agent.body())["tokens"]
     assert prompts[0] == prompts[1]
-    assert prompts[0] != other  # who does not know the turns writes them in other words
+    assert prompts[0] != other  # without the ledger, turns get other tokens
 
 
 def _agent(kind: type[Agent]) -> Agent:
-    """Each with words of its own: the engine's cache is shared."""
+    """Each agent has different texts, because the engine's cache is shared."""
     agent = kind(session=f"session of {kind.name}", system=f"{kind.name} is who you are.")
     agent.add_user_message("What is the answer?")
     return agent
@@ -156,7 +156,7 @@ _PATHS = {
 
 
 def _used(frames: bytes) -> Used:
-    """The last word on tokens in a stream of any API."""
+    """Return the last usage in a stream of any API."""
     found: list[Used] = []
     for event in read(frames):
         usage = event.get("usage") or event.get("response", {}).get("usage")
@@ -175,7 +175,7 @@ def _used(frames: bytes) -> Used:
 
 
 def _replayed(running: Running) -> dict[str, int]:
-    """How earlier turns stood in the prompts so far, by the server's own count."""
+    """How earlier turns were rendered in the prompts so far, according to the server's metrics."""
     metrics = running.request("GET", "/metrics").body.decode()
     found = re.findall(r'replayed_turns_total{kind="(\w+)".*} (\d+)', metrics)
     return {kind: int(count) for kind, count in found}

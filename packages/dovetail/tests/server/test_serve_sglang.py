@@ -1,4 +1,4 @@
-"""`dovetail serve` in front of SGLang: its stand-in, and Dynamo's mocker where that is at hand."""
+"""`dovetail serve` with SGLang: a fake server, and Dynamo's mocker if it is available."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
 
 @contextmanager
 def standing(stand_in: FakeSglang) -> Iterator[Endpoint]:
-    """Where it listens: a loop of its own, while the block runs."""
+    """Run the fake server in a separate event loop during the block. Yields its address."""
     there, over = threading.Event(), asyncio.Event()
     found: list[tuple[Endpoint, asyncio.AbstractEventLoop]] = []
 
@@ -52,10 +52,10 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_the_next_turn_goes_on_with_the_very_ids(
+def test_next_turn_continues_with_the_exact_ids(
     tmp_path: Path, tokenizer: Tokenizer, repeats: bool
 ) -> None:
-    """What the server was sent is the oracle."""
+    """The requests that the server received are the oracle."""
     folder, output_ids = qwen_folder(tmp_path / "model"), tokenizer.encode(OUTPUT)
     info = {**SERVER_INFO, "enable_priority_scheduling": True}
     model = {**MODEL_INFO, "model_path": str(folder), "tokenizer_path": str(folder)}
@@ -88,7 +88,7 @@ def send_messages(running: Running, messages: list[Any]) -> Any:
 
 
 @pytest.mark.sglang
-def test_three_apis_in_front_of_the_mocker(tmp_path: Path) -> None:
+def test_three_apis_with_the_mocker(tmp_path: Path) -> None:
     with mocking(tmp_path, "qwen3-mock", WINDOW) as there:
         remote = ("--engine", "sglang", "--engine-url", str(there))
         with served(*remote, "--tokenizer", tmp_path / "model") as it:

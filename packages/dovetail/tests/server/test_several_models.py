@@ -1,4 +1,4 @@
-"""Several models in one server, each with its engine; replicas; a remote engine; read ahead."""
+"""Several models in one server, each with its engine; replicas; a remote engine; prefill ahead."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def two_models(folder: Path) -> Path:
     return path
 
 
-def test_each_name_has_its_own_model(tmp_path: Path) -> None:
+def test_each_name_selects_its_model(tmp_path: Path) -> None:
     with served("--config", two_models(tmp_path)) as running:
         listed = running.request("GET", "/v1/models").json["data"]
         assert [(one["id"], one["max_model_len"]) for one in listed] == [
@@ -67,7 +67,7 @@ def test_each_name_has_its_own_model(tmp_path: Path) -> None:
         assert "2 of 2 replicas" in health["engines"][1]["detail"]
 
 
-def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
+def test_duplicate_model_name_is_rejected(tmp_path: Path) -> None:
     path = two_models(tmp_path)
     path.write_text(path.read_text().replace('"deux"', '"one"'))
     ended = dovetail("serve", "--config", path, home=tmp_path)
@@ -81,7 +81,10 @@ def test_one_name_for_two_models_is_refused(tmp_path: Path) -> None:
         (["--engine", "vllm"], "requires --engine-url"),
         (["--engine", "vllm", "--engine-url", "nowhere"], "--engine-url: expected an http://"),
         (["--engine", "vllm", "--engine-url", "http://127.0.0.1:9"], "is not available"),
-        (["--engine", "llamacpp", "--engine-url", "http://127.0.0.1:9"], "runs here"),
+        (
+            ["--engine", "llamacpp", "--engine-url", "http://127.0.0.1:9"],
+            "cannot be combined with the local engine",
+        ),
         (["--engine", "scripted", "--engine-option", "speed"], "must be NAME=VALUE"),
     ],
 )
@@ -115,7 +118,7 @@ def engine_of(entry: object) -> tuple[ReplicaPool, ScriptedEngine]:
 
 
 def test_next_prompt_is_prefilled_ahead_where_the_template_drops_reasoning(tmp_path: Path) -> None:
-    """Qwen3 drops thoughts when the user speaks again: what follows them is not cached then."""
+    """Qwen3 drops reasoning at a new user turn, so the tokens after it are not cached."""
     output = "<think>\n" + "Let me see. " * 20 + "\n</think>\n\n" + "It is a fine day. " * 10
 
     async def main() -> None:
@@ -143,7 +146,7 @@ def test_next_prompt_is_prefilled_ahead_where_the_template_drops_reasoning(tmp_p
     asyncio.run(main())
 
 
-def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
+def test_no_prefill_ahead_without_a_benefit(tmp_path: Path) -> None:
     async def main() -> None:
         service = build_service(config(tmp_path, [{"text": "It is a fine day."}]))
         await service.start()
@@ -162,14 +165,14 @@ def test_nothing_is_read_ahead_where_nothing_is_gained(tmp_path: Path) -> None:
 
 
 def test_upstream_with_many_models_gets_the_client_model_name(tmp_path: Path) -> None:
-    """Behind stands a server with two; in front nobody says which."""
+    """The upstream has two models, and the settings of the server name none."""
     with (
         served("--config", two_models(tmp_path)) as behind,
         served("--engine", "openai", "--engine-url", behind.url) as all_of_them,
         served("deux", "--engine", "openai", "--engine-url", behind.url) as chosen,
         served(
             *("two", "--engine", "openai", "--engine-url", behind.url),
-            *("--served-model-name", "one"),  # the name of another one there
+            *("--served-model-name", "one"),  # the name of the other model there
         ) as renamed,
     ):
         for front, name, expected in (
@@ -187,7 +190,7 @@ def test_upstream_with_many_models_gets_the_client_model_name(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_key_is_stripped_and_never_shown(tmp_path: Path) -> None:
+def test_engine_key_is_stripped_and_never_shown(tmp_path: Path) -> None:
     secret = "sk-very-secret"
     with served(
         "--config", two_models(tmp_path), environment={"DOVETAIL_API_KEY": secret}
@@ -207,7 +210,7 @@ def test_a_key_is_stripped_and_never_shown(tmp_path: Path) -> None:
         assert wrong.status == 1
         assert "secret" not in wrong.err
         health = behind.request("GET", "/health").json["engines"][0]
-        assert set(health) == {"engine", "ready"}  # the rest is for those who have a key
+        assert set(health) == {"engine", "ready"}  # only admin keys see the rest
         health = behind.request("GET", "/health", x_api_key=secret).json["engines"][0]
         assert set(health) == {"engine", "ready", "detail", "facts"}
 
@@ -220,7 +223,7 @@ def _key(value: str) -> dict[str, str]:
     ("model", "name", "names"),
     [(None, "base", ("base", "b")), ("b", "b", ("base", "b")), ("sql", "sql", ("sql",))],
 )
-def test_a_remote_model_is_chosen_by_any_of_its_names(
+def test_remote_model_is_selected_by_any_of_its_names(
     monkeypatch: pytest.MonkeyPatch, model: str | None, name: str, names: tuple[str, ...]
 ) -> None:
     async def discover(engine: str, endpoint: object) -> RemoteModel:
@@ -235,7 +238,7 @@ def test_a_remote_model_is_chosen_by_any_of_its_names(
     assert str(found.endpoints[0]) == "http://gpu:8000"
 
 
-def test_a_model_that_the_server_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_remote_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def discover(engine: str, endpoint: object) -> RemoteModel:
         return RemoteModel("base", ("base",), adapters=("sql",))
 

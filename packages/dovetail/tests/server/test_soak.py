@@ -1,7 +1,7 @@
-"""Thousands of streams and a session of hundreds of turns, at a server of its own: flat memory.
+"""Thousands of streams and a session of hundreds of turns, on a server of their own: flat memory.
 
-Memory is that of the server's process, compared with itself after a first part of the run. The
-memories of the server are small here (`soak_server`), so that they are full by then.
+The memory of the server process is compared with itself after a first part of the run. The caches
+of the server are small here (`soak_server`), so that they are full by then.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from websocket_fixture import request_response, send_request
 from websockets.asyncio.client import connect
 
 STREAMS, TURNS = 20_000, 500
-ROOM = 8 << 20  # bytes that allocators and the store's pages may take after all
-TURN_ROOM = 8 << 10  # bytes of one turn: the client's copy, the prompt's ids, what is remembered
+ROOM = 8 << 20  # bytes that allocators and the pages of the store may still take
+TURN_ROOM = 8 << 10  # bytes per turn: the client's copy, the ids of the prompt, cached data
 OUTPUT = (
     "<think>\nThe next part.\n</think>\n\nI look.\n\n<tool_call>\n"
     '{"name": "run", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -44,40 +44,40 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield one
 
 
-def test_streams_leave_nothing_behind(running: Running, tmp_path: Path) -> None:
+def test_streams_leak_nothing(running: Running, tmp_path: Path) -> None:
     _soak(running, 900)
     assert _traced(running, tmp_path) == 900
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_twenty_thousand_streams_leave_nothing_behind(running: Running, tmp_path: Path) -> None:
+def test_twenty_thousand_streams_leak_nothing(running: Running, tmp_path: Path) -> None:
     _soak(running, STREAMS)
     assert _traced(running, tmp_path) == STREAMS
 
 
-def test_sockets_leave_nothing_behind(running: Running) -> None:
+def test_websockets_leak_nothing(running: Running) -> None:
     _sockets(running, 120)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_thousands_of_sockets_leave_nothing_behind(running: Running) -> None:
+def test_thousands_of_websockets_leak_nothing(running: Running) -> None:
     _sockets(running, 4000)
 
 
-def test_a_session_takes_the_same_with_every_turn(running: Running) -> None:
+def test_memory_per_turn_of_a_session_is_constant(running: Running) -> None:
     _chat(running, 60)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_five_hundred_turns_take_the_same_each(running: Running) -> None:
+def test_memory_per_turn_is_constant_over_five_hundred_turns(running: Running) -> None:
     _chat(running, TURNS)
 
 
 def _soak(running: Running, count: int) -> None:
-    """Each stream comes whole; the second half of them leaves neither memory nor files."""
+    """Each stream is complete, and the second half of them leaks neither memory nor files."""
     pid, half = running.process.pid, count // 2
     asyncio.run(_stream(running, 0, half))
     before, files = resident(pid), open_files(pid)
@@ -88,7 +88,7 @@ def _soak(running: Running, count: int) -> None:
 
 
 def _traced(running: Running, place: Path) -> int:
-    """Requests that the trace has, with those that it says it has not, when the server is gone."""
+    """Stop the server and count the requests in the trace, including those dropped."""
     numbers = running.request("GET", "/metrics").body.decode()
     dropped = re.findall(r"^dovetail_trace_dropped_total (\S+)", numbers, re.MULTILINE)
     running.stop()
@@ -106,7 +106,7 @@ def _lines(file: Path) -> list[bytes]:
 
 
 def _sockets(running: Running, count: int) -> None:
-    """Each has a conversation of its own on the connection; every third one just goes."""
+    """Each WebSocket has its own conversation; every third client just disconnects."""
     pid, half = running.process.pid, count // 2
     asyncio.run(_chat_many(running.url, half))
     before, files = resident(pid), open_files(pid)
@@ -147,7 +147,7 @@ async def _stream(running: Running, first: int, count: int) -> None:
 
 
 def _chat(running: Running, turns: int) -> None:
-    """No prompt leaves the one before it, and none has more that is new than the first."""
+    """Each prompt continues the previous one, and none has more new tokens than the first."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Go through all parts."}]
     held, new = list[int](), list[int]()
     for turn in range(turns):

@@ -1,4 +1,4 @@
-"""What a crew is made of: agreement on replicas, a line to a hosted engine, the word to systemd."""
+"""Parts of multi-process servers: consistent routing, hosted engines, metrics, notifications."""
 
 import asyncio
 import signal
@@ -42,14 +42,14 @@ def homes(of: ReplicaPool, sessions: list[str]) -> list[int]:
     return [of._select_replica(session).index for session in sessions]
 
 
-def test_two_pools_send_a_session_to_the_same_replica() -> None:
+def test_pools_of_two_workers_choose_the_same_replica() -> None:
     one, other = pool(), pool()
     chosen = homes(one, SESSIONS)
     assert homes(other, SESSIONS[::-1]) == chosen[::-1]
     assert all(chosen.count(number) > 40 for number in range(3))
 
 
-def test_they_agree_while_the_replica_is_not_much_busier() -> None:
+def test_pools_agree_unless_the_replica_is_much_busier() -> None:
     one, other = pool(), pool()
     chosen = homes(one, SESSIONS)
     other.replicas[0].active_requests = MAX_LOAD_DIFFERENCE
@@ -59,7 +59,7 @@ def test_they_agree_while_the_replica_is_not_much_busier() -> None:
     assert 0 not in homes(third, SESSIONS)
 
 
-def test_a_replica_that_is_down_loses_its_sessions_and_no_others() -> None:
+def test_failed_replica_loses_only_its_own_sessions() -> None:
     one, other = pool(), pool()
     chosen = homes(one, SESSIONS)
     other.replicas[1].is_available = False
@@ -74,7 +74,7 @@ def test_pool_of_a_single_worker_picks_the_idlest_replica() -> None:
     assert set(homes(alone, SESSIONS)) == {2}
 
 
-def test_a_hosted_engine_is_the_engine_itself(tmp_path: Path) -> None:
+def test_hosted_engine_behaves_like_the_engine(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = StageEngine(tiny_model())
         stage.plan = stage.script("Hello.", cached=3)
@@ -127,7 +127,7 @@ def test_hosted_engine_requires_its_key(tmp_path: Path) -> None:
 async def hosted(
     stage: StageEngine, path: Path
 ) -> AsyncIterator[tuple[TokenEngine, uvicorn.Server]]:
-    """The line to an engine, and the server at its other end."""
+    """A hosted engine, and the server that hosts it."""
     served = CompletionModel((HOSTED_MODEL_NAME,), stage.tokenizer, (), 4096)
     listener, url = open_listener(ListenAddress(path=path))
     host = uvicorn.Server(uvicorn_config(CompletionsServer(stage, served, api_key="secret")))
@@ -175,7 +175,7 @@ def test_metrics_are_merged_with_worker_labels(tmp_path: Path) -> None:
             WorkerMetrics(one.registry, peer) for one, peer in zip(metrics, peers, strict=True)
         ]
         await peers[0].open()
-        await peers[1].open()  # the third has fallen
+        await peers[1].open()  # the third worker has crashed
         text, kind = await worker_metrics[0].render("")
         assert kind.startswith("text/plain")
         lines = text.decode().splitlines()
@@ -210,13 +210,13 @@ def test_service_manager_is_notified(
         state, _, moment = manager.recv(1000).decode().partition("\n")
         assert state == "RELOADING=1"
         assert int(moment.removeprefix("MONOTONIC_USEC=")) > 0
-    notify("STOPPING=1")  # nobody hears it any more
+    notify("STOPPING=1")  # the receiver is gone
     monkeypatch.delenv("NOTIFY_SOCKET")
     notify("READY=1")
 
 
 class SlowStore(MemoryLedgerStore):
-    """Keeps nothing before it is let."""
+    """The script follows no grammar, which the probe would detect, so the probe is disabled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class SlowStore(MemoryLedgerStore):
 
 
 @pytest.mark.parametrize("has_peers", [True, False])
-def test_where_others_read_a_turn_is_recorded_when_it_is_in_the_store(has_peers: bool) -> None:
+def test_with_peers_a_turn_is_recorded_when_the_store_has_it(has_peers: bool) -> None:
     async def scene() -> None:
         store = SlowStore()
         ledger = Ledger(store, shared=True, has_worker_peers=has_peers)
@@ -252,7 +252,7 @@ def test_hanging_store_delays_no_request() -> None:
         ledger.write_timeout_seconds = 0.01
         async with asyncio.timeout(30):
             await ledger.record(turn("a"), array("i"))
-        assert ledger.faults.lost == 0  # it still waits
+        assert ledger.faults.lost == 0  # the write is still pending
         store.gate.set()
         await ledger.flush()
         assert await store.get(turn("a").tenant, "a") is not None
@@ -260,7 +260,7 @@ def test_hanging_store_delays_no_request() -> None:
     asyncio.run(scene())
 
 
-def test_a_process_imports_nothing_of_the_folder_it_is_started_in(
+def test_process_does_not_import_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "uvloop.py").write_text("open('was-imported', 'w')")
@@ -273,7 +273,7 @@ def test_a_process_imports_nothing_of_the_folder_it_is_started_in(
     assert [one.name for one in tmp_path.iterdir()] == ["uvloop.py"]
 
 
-def test_a_process_that_is_not_there_yet_is_stopped_all_the_same() -> None:
+def test_signal_before_the_process_exists_is_delivered() -> None:
     async def scene() -> None:
         member = ManagedProcess("dovetail.cli.worker")
         member.send(signal.SIGTERM)

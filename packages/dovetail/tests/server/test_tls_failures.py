@@ -1,4 +1,4 @@
-"""Handshakes that fail, on both loops: what is logged and counted of them, and what is not."""
+"""Failed TLS handshakes, with both event loops: which are logged and counted."""
 
 import asyncio
 import logging
@@ -80,7 +80,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
 
 
 async def failed(stage: Stage, reason: str, times: int = 1) -> None:
-    """Returns when so many have failed for this reason."""
+    """Wait until so many handshakes have failed for this reason."""
     counted = "dovetail_tls_failures_total"
     while stage.metric(counted, reason=reason) < times:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.001)
@@ -97,7 +97,7 @@ async def request_status(stage: Stage, trust: ssl.SSLContext) -> int:
 
 
 async def send_raw(stage: Stage, sent: bytes) -> bytes:
-    """Says something that is no TLS. Gives all that comes back."""
+    """Send bytes that are not TLS. Returns everything that is received."""
     reader, writer = await stage.connect()
     writer.write(sent)
     try:
@@ -110,7 +110,7 @@ async def send_raw(stage: Stage, sent: bytes) -> bytes:
 
 @both
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_each_failure_has_a_line_and_is_counted(
+def test_each_failure_is_logged_and_counted(
     loop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
@@ -148,7 +148,7 @@ def test_each_failure_has_a_line_and_is_counted(
 def test_aborted_and_silent_handshakes(
     loop: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Load balancers look whether somebody listens, every few seconds: no line for them."""
+    """Load balancers probe the port every few seconds, which is not logged."""
     hello = _client_hello()
 
     async def scene() -> None:
@@ -179,7 +179,7 @@ def test_aborted_and_silent_handshakes(
     ]
 
 
-def test_a_scan_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_port_scan_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         async with secured(tmp_path, client_addresses=ClientAddressResolver(enabled=False)) as (
             stage,
@@ -198,7 +198,7 @@ def test_a_scan_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_handshakes_count_as_connections(
     loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever only begins them must not take the files that engines and stores need."""
+    """Clients that only start handshakes must not take the files that engines and stores need."""
     monkeypatch.setattr(handshake, "max_connections", lambda: 2)
 
     async def scene() -> None:
@@ -217,7 +217,7 @@ def test_handshakes_count_as_connections(
 
 
 @both
-def test_a_server_that_stops_does_not_wait_for_handshakes(loop: Any, tmp_path: Path) -> None:
+def test_stopping_server_does_not_wait_for_handshakes(loop: Any, tmp_path: Path) -> None:
     async def scene() -> None:
         async with secured(tmp_path) as (stage, authority):
             reader, writer = await stage.connect()
@@ -225,7 +225,7 @@ def test_a_server_that_stops_does_not_wait_for_handshakes(loop: Any, tmp_path: P
             sent.write(_client_hello()[:20])
             assert (
                 await request_status(stage, authority.trust()) == 200
-            )  # the others are taken by now
+            )  # the other connections are accepted by now
         for one in (reader, half):
             with suppress(ConnectionResetError):
                 assert await one.read() == b""
@@ -244,7 +244,7 @@ def test_reasons_are_a_closed_set() -> None:
 
 
 def _distrusts(port: int) -> None:
-    """A client that has never heard of our authority, and says so."""
+    """A client that does not trust our authority, and sends an alert."""
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,
         pytest.raises(ssl.SSLCertVerificationError),

@@ -1,4 +1,4 @@
-"""How the processes of one server ask each other: who answers, how much waits, what breaks off."""
+"""Requests between the worker processes of one server: owners, backpressure and truncation."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -68,7 +68,7 @@ def test_owner_streams_the_response_frame_by_frame(tmp_path: Path) -> None:
     run(scene)
 
 
-def test_who_is_silent_or_away_has_nothing(tmp_path: Path) -> None:
+def test_silent_or_missing_peers_have_no_response(tmp_path: Path) -> None:
     async def scene() -> None:
         async with worker_group(tmp_path, nothing, hangs, timeout_seconds=0.05) as requester:
             (tmp_path / "worker-1").unlink()
@@ -95,7 +95,7 @@ def test_each_worker_returns_its_own_frame(tmp_path: Path) -> None:
     run(scene)
 
 
-def test_what_is_not_read_is_not_made(tmp_path: Path) -> None:
+def test_unread_responses_apply_backpressure(tmp_path: Path) -> None:
     made = 0
 
     async def story(request: PeerRequest) -> AsyncGenerator[bytes]:

@@ -1,4 +1,4 @@
-"""Several processes on one port: spread, drained, killed and replaced."""
+"""Several worker processes on one port: load balancing, drain, crashes and restarts."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 class Streams:
-    """Streams of all three APIs, each of which has begun."""
+    """Streams of all three APIs, all of which have started."""
 
     def __init__(self, running: Running, count: int, ways: Sequence[str] = ALL) -> None:
         self._running = running
@@ -78,13 +78,13 @@ class Streams:
         self._begun.wait(TIMEOUT_SECONDS)
 
     def ends(self) -> list[tuple[str, bytes]]:
-        """All that came of each."""
+        """Return everything that each stream received."""
         ends = [(path, read.result(TIMEOUT_SECONDS)) for path, read in self._read]
         self._threads.shutdown()
         return ends
 
     def _follow_socket(self) -> bytes:
-        """A response over a WebSocket, and how that was closed behind it."""
+        """Read a response over a WebSocket. Returns its messages and the close code."""
         url = self._running.url.replace("http", "ws", 1)
         with connect(f"{url}/v1/responses", proxy=None) as socket:
             message = {"type": "response.create", **body("/v1/responses", "Speak.")}
@@ -120,7 +120,7 @@ def test_connections_are_spread_and_any_worker_serves_merged_metrics(running: Ru
     before = sum(numbers(running, "dovetail_requests_total").values())
     for at in range(60):
         running.post(PATHS[at % 3], body(PATHS[at % 3], f"{at}"))
-    for _ in range(4):  # on whichever worker
+    for _ in range(4):  # of any worker
         taken = numbers(running, "dovetail_requests_total")
         assert sum(taken.values()) == before + 60
         assert set(taken) == {"0", "1"}
@@ -136,7 +136,7 @@ def test_one_engine_serves_all_workers(running: Running) -> None:
     assert [engine["engine"] for engine in health["engines"]] == ["scripted"]
 
 
-def test_a_stored_response_is_found_on_every_worker(running: Running) -> None:
+def test_stored_response_is_found_on_every_worker(running: Running) -> None:
     client = running.openai()
     for _ in range(10):
         made = client.responses.create(model=NAME, input="Hi", extra_headers=CLOSE)
@@ -150,11 +150,11 @@ def test_a_stored_response_is_found_on_every_worker(running: Running) -> None:
         assert more.usage.input_tokens > made.usage.input_tokens + made.usage.output_tokens
 
 
-CLOSE = {"connection": "close"}  # the next request has a connection, and a worker, of its own
+CLOSE = {"connection": "close"}  # the next connection may reach another worker
 
 
 @pytest.mark.long
-def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path) -> None:
+def test_killed_worker_is_replaced_and_the_others_continue(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path, decode_rate=10.0) as running:
         streams = Streams(running, 18, PATHS)
         victim = children(running)[0]
@@ -173,7 +173,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_others_go_on(tmp_path: Path
 
 
 @LONG
-def test_an_engine_that_is_killed_comes_back_for_all_workers(tmp_path: Path) -> None:
+def test_killed_engine_is_restarted_for_all_workers(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path) as running:
         os.kill(children(running, HOST)[0], signal.SIGKILL)
         wait_until(
@@ -186,13 +186,13 @@ def test_an_engine_that_is_killed_comes_back_for_all_workers(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=LONG)])
-def test_a_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
+def test_drain_loses_nothing(tmp_path: Path, workers: int) -> None:
     with serve_with_workers(tmp_path, workers=workers, decode_rate=10.0) as running:
         pids = [*children(running), *children(running, HOST)]
         streams = Streams(running, 24)
         running.process.send_signal(signal.SIGTERM)
         wait_until(lambda: running.request("GET", "/ready").status == 503)
-        if workers > 1:  # each of them hears of it by itself
+        if workers > 1:  # each worker gets its own signal
             wait_until(lambda: sum(numbers(running, "dovetail_draining").values()) == workers)
         for path in PATHS:
             for stream in (False, True):
@@ -230,7 +230,7 @@ def test_aborted_streams_end_with_an_error(tmp_path: Path, workers: int, why: st
 
 
 @LONG
-def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+def test_workers_exit_with_their_parent(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path) as running:
         pids = [*children(running), *children(running, HOST)]
         assert len(pids) == 3
@@ -240,7 +240,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
 
 
 @LONG
-def test_keys_are_read_again_by_every_worker(tmp_path: Path) -> None:
+def test_keys_are_reloaded_by_every_worker(tmp_path: Path) -> None:
     old, new = hashlib.sha256(b"old").hexdigest(), hashlib.sha256(b"new").hexdigest()
     keys = tmp_path / "keys"
     keys.write_text(f"team:{old}\n")
@@ -259,7 +259,7 @@ def _all_return(running: Running, key: str, status: int) -> bool:
 
 
 @pytest.mark.long
-def test_a_limit_holds_over_all_workers(tmp_path: Path) -> None:
+def test_limit_is_shared_by_all_workers(tmp_path: Path) -> None:
     limit = ("--api-key", "secret", "--rate-limit-requests", "6")
     with serve_with_workers(tmp_path, *limit) as running:
         statuses = [
@@ -267,7 +267,7 @@ def test_a_limit_holds_over_all_workers(tmp_path: Path) -> None:
             for at in range(20)
         ]
         assert set(statuses) == {200, 429}
-        assert statuses.count(200) <= 7  # a minute's six, and what came back meanwhile
+        assert statuses.count(200) <= 7  # the six of a minute, and those refilled meanwhile
 
 
 def test_invalid_settings_are_reported_at_once(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_invalid_settings_are_reported_at_once(tmp_path: Path) -> None:
     assert "an engine could not be started" in failed.err
 
 
-def test_a_server_that_still_waits_for_its_engine_can_be_stopped(tmp_path: Path) -> None:
+def test_server_that_waits_for_its_engine_can_be_stopped(tmp_path: Path) -> None:
     nowhere = ("--engine-url", f"http://127.0.0.1:{free_port()}", "--engine-wait", "300")
     command = [sys.executable, "-m", "dovetail", "serve", "--engine", "vllm", *nowhere]
     with (tmp_path / "log").open("w+") as log:
@@ -302,7 +302,7 @@ def test_a_server_that_still_waits_for_its_engine_can_be_stopped(tmp_path: Path)
 
 
 @LONG
-def test_workers_that_fall_at_every_start_are_given_up(tmp_path: Path) -> None:
+def test_workers_that_crash_at_every_start_stop_the_server(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path) as running:
         (tmp_path / "model").rename(tmp_path / "moved")
         for pid in children(running):
@@ -312,7 +312,7 @@ def test_workers_that_fall_at_every_start_are_given_up(tmp_path: Path) -> None:
 
 
 @LONG
-def test_each_of_several_models_has_an_engine_for_all_workers(tmp_path: Path) -> None:
+def test_each_model_has_one_engine_for_all_workers(tmp_path: Path) -> None:
     model, outputs = qwen_folder(tmp_path / "model"), {"one": "I am one.", "two": "I am two."}
     tables = []
     for name, text in outputs.items():
@@ -342,11 +342,11 @@ def test_service_manager_is_notified_of_start_and_stop(tmp_path: Path, workers: 
             assert manager.recv(100) == b"STOPPING=1"
         manager.setblocking(False)
         with pytest.raises(BlockingIOError):
-            manager.recv(100)  # it is told once
+            manager.recv(100)  # it is sent once
 
 
 @LONG
-def test_a_background_response_is_followed_and_cancelled_from_any_worker(tmp_path: Path) -> None:
+def test_background_response_is_followed_and_cancelled_from_any_worker(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path, decode_rate=5.0) as running:
         client = running.openai()
         for _ in range(4):

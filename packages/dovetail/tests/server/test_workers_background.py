@@ -1,4 +1,4 @@
-"""Responses that another process made or holds, over processes as real as users have them."""
+"""Responses that another worker runs or stores, with real processes."""
 
 import json
 import os
@@ -20,8 +20,8 @@ from workers_fixture import PIECES, children, count, numbers, serve_with_workers
 
 pytestmark = pytest.mark.long
 
-CLOSE = {"connection": "close"}  # the next request has a connection, and a worker, of its own
-COUNT = 8  # connections: only once in 128 times would one of two workers get them all
+CLOSE = {"connection": "close"}  # the next connection may reach another worker
+COUNT = 8  # connections: one of two workers gets all of them only once in 128 runs
 RUNNING = "dovetail_background_responses"
 
 
@@ -31,7 +31,7 @@ def begun(client: OpenAI) -> str:
 
 
 def followed(client: OpenAI, together: Barrier, id: str) -> tuple[list[int], str, str]:
-    """Numbers of frames, text and last event of a stream that is left and taken up again."""
+    """Numbers of frames, text and last event of a stream that is left and resumed."""
     seen, text, last = [0], "", ""
     for limit in (3, None):
         with client.responses.retrieve(
@@ -48,7 +48,7 @@ def followed(client: OpenAI, together: Barrier, id: str) -> tuple[list[int], str
     return seen, text, last
 
 
-def test_it_is_followed_called_off_and_forgotten_at_any_worker(tmp_path: Path) -> None:
+def test_response_is_followed_cancelled_and_deleted_from_any_worker(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path, decode_rate=10.0) as running:
         client = running.openai()
         id, together = begun(client), Barrier(COUNT)
@@ -72,7 +72,7 @@ def test_it_is_followed_called_off_and_forgotten_at_any_worker(tmp_path: Path) -
                 client.responses.retrieve(id, stream=True, extra_headers=CLOSE)
 
 
-def test_a_stream_whose_worker_is_killed_breaks_wherever_it_is_followed(tmp_path: Path) -> None:
+def test_stream_of_a_killed_worker_fails_for_all_followers(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path, decode_rate=2.0) as running:
         client, together = running.openai(), Barrier(COUNT + 1)
 
@@ -95,7 +95,7 @@ def test_a_stream_whose_worker_is_killed_breaks_wherever_it_is_followed(tmp_path
 
 
 def request_response(socket: Connection, **more: Any) -> dict[str, Any]:
-    """The last event of an answer."""
+    """Return the last event of a response."""
     body = {"type": "response.create", "model": NAME, "input": "Hi", **more}
     socket.send(json.dumps(body))
     while True:
@@ -104,7 +104,7 @@ def request_response(socket: Connection, **more: Any) -> dict[str, Any]:
             return event
 
 
-def test_no_socket_of_any_worker_goes_on_from_what_was_deleted(tmp_path: Path) -> None:
+def test_deleted_response_cannot_be_continued_on_any_websocket(tmp_path: Path) -> None:
     with serve_with_workers(tmp_path) as running, ExitStack() as open_sockets:
         client = running.openai()
         url = f"{running.url.replace('http', 'ws', 1)}/v1/responses"

@@ -1,4 +1,4 @@
-"""Turn after turn on whichever process takes it: each knows what another has just said."""
+"""Sessions whose turns reach different workers: each worker knows the turns of the others."""
 
 import signal
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def redis() -> Iterator[RedisServer]:
 
 
 def play(folder: Path, store: str, sessions: int) -> None:
-    """Many sessions at once, with a connection of its own for each turn."""
+    """Run many concurrent sessions, with a separate connection for each turn."""
     with serve_with_workers(folder, "--store", store) as running:
         chats = [Chat(running, f"{at}") for at in range(sessions)]
         with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -32,46 +32,46 @@ def play(folder: Path, store: str, sessions: int) -> None:
         assert exact == [[True] * TURNS] * sessions
         taken = numbers(running, "dovetail_requests_total")
         assert sum(taken.values()) == sessions * TURNS
-        # Turns were spread over both; half of them came to a process that had not said the last.
+        # Half of the turns reached a worker that had not generated the previous turn.
         assert all(count > sessions * TURNS / 4 for count in taken.values())
         assert len(taken) == 2
 
 
-def test_a_turn_is_known_everywhere_as_soon_as_its_end_is_seen(tmp_path: Path) -> None:
+def test_turn_is_known_to_all_workers_when_its_end_arrives(tmp_path: Path) -> None:
     play(tmp_path, "sqlite", 8)
 
 
 @pytest.mark.long
-def test_the_same_over_redis(tmp_path: Path, redis: RedisServer) -> None:
+def test_turn_is_known_to_all_workers_over_redis(tmp_path: Path, redis: RedisServer) -> None:
     play(tmp_path, redis.url, 8)
 
 
 @pytest.mark.long
-def test_redis_hangs_dies_and_comes_back(tmp_path: Path, redis: RedisServer) -> None:
+def test_redis_hangs_crashes_and_recovers(tmp_path: Path, redis: RedisServer) -> None:
     with serve_with_workers(tmp_path, "--store", redis.url) as running:
         idle, busy = ([Chat(running, f"{kind}{at}") for at in range(4)] for kind in "ab")
         assert all(all(chat.turns(3)) for chat in (*idle, *busy))
         assert redis.process is not None
         redis.process.send_signal(signal.SIGSTOP)
         for chat in busy:
-            chat.turns(2)  # each is answered, be it exact or not
+            chat.turns(2)  # each gets a response, exact or not
         redis.process.send_signal(signal.SIGCONT)
         wait_until(lambda: exact_again(running))
-        assert all(all(chat.turns(3)) for chat in idle)  # what was kept before is there
+        assert all(all(chat.turns(3)) for chat in idle)  # turns stored before are found
         wait_until(
             lambda: all(all(chat.turns(3)) for chat in busy)
-        )  # the turns of meanwhile follow
+        )  # the turns generated meanwhile are stored
         redis.stop()
         for chat in busy:
             chat.turns(2)
-        redis.start()  # it knows nothing any more
+        redis.start()  # it has no data any more
         wait_until(lambda: exact_again(running))
         for chat in busy:
             chat.turns(2)
 
 
 def exact_again(running: Running) -> bool:
-    """Whether new sessions are known on all workers."""
+    """Whether new sessions are exact on all workers."""
     chats = [Chat(running, f"{number}") for number in islice(NUMBERS, 4)]
     return all(all(chat.turns(4)) for chat in chats)
 

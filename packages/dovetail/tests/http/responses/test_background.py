@@ -1,4 +1,4 @@
-"""Responses in the background: they go on without their client, and can be seen and called off."""
+"""Background responses: they continue without their client, and can be polled and cancelled."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
 
 
-def test_it_is_polled_until_it_is_done() -> None:
+def test_response_is_polled_until_it_is_complete() -> None:
     async def scene() -> None:
         async with serving() as stage:
             gate = Gate(stage)
@@ -67,7 +67,7 @@ def test_run_that_finishes_while_the_store_is_read_is_not_lost(
     run(scene)
 
 
-def test_one_line_in_the_log_has_all_of_it() -> None:
+def test_one_log_line_covers_the_whole_run() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.openai()
@@ -80,7 +80,7 @@ def test_one_line_in_the_log_has_all_of_it() -> None:
     run(scene)
 
 
-def test_a_client_that_leaves_changes_nothing() -> None:
+def test_disconnect_does_not_stop_the_run() -> None:
     async def scene() -> None:
         async with serving() as stage:
             gate = Gate(stage)
@@ -98,7 +98,7 @@ def test_a_client_that_leaves_changes_nothing() -> None:
     run(scene)
 
 
-def test_the_stream_is_taken_up_again_behind_any_frame() -> None:
+def test_stream_can_be_resumed_after_any_frame() -> None:
     async def scene() -> None:
         async with serving() as stage:
             gate = Gate(stage)
@@ -126,7 +126,7 @@ def test_the_stream_is_taken_up_again_behind_any_frame() -> None:
     run(scene)
 
 
-def test_it_is_called_off() -> None:
+def test_response_is_cancelled() -> None:
     async def scene() -> None:
         async with serving() as stage:
             gate = Gate(stage)
@@ -150,7 +150,7 @@ def test_it_is_called_off() -> None:
     run(scene)
 
 
-def test_only_what_is_in_the_background_can_be_called_off() -> None:
+def test_only_background_responses_can_be_cancelled() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.openai()
@@ -166,7 +166,7 @@ def test_only_what_is_in_the_background_can_be_called_off() -> None:
     run(scene)
 
 
-def test_what_is_deleted_is_not_worked_on() -> None:
+def test_deleting_a_response_stops_its_run() -> None:
     async def scene() -> None:
         async with serving() as stage:
             gate = Gate(stage)
@@ -181,8 +181,8 @@ def test_what_is_deleted_is_not_worked_on() -> None:
     run(scene)
 
 
-def test_their_frames_may_be_only_so_large_together() -> None:
-    """Each holds the tools and instructions of its request three times over."""
+def test_total_size_of_frames_is_limited() -> None:
+    """Each run holds the tools and instructions of its request three times."""
     options = HttpOptions(background_options=BackgroundOptions(max_running_bytes=5000))
 
     async def scene() -> None:
@@ -202,7 +202,7 @@ def test_their_frames_may_be_only_so_large_together() -> None:
     run(scene)
 
 
-def test_there_are_only_so_many() -> None:
+def test_number_of_runs_is_limited() -> None:
     options = HttpOptions(background_options=BackgroundOptions(max_running_per_tenant=2))
 
     async def scene() -> None:
@@ -255,8 +255,8 @@ def test_unfinished_runs_are_stored_as_failed_when_the_server_stops() -> None:
     run(scene)
 
 
-def test_options_still_hold() -> None:
-    """A run waits for room like any other request."""
+def test_admission_limits_apply() -> None:
+    """A run waits for admission like any other request."""
 
     async def scene() -> None:
         async with serving(HttpOptions(max_concurrent=1)) as stage:
@@ -273,8 +273,8 @@ def test_options_still_hold() -> None:
 
 
 @pytest.mark.parametrize("after", [-1, 0, 7, 2000])
-def test_who_follows_is_given_a_little_at_a_time(after: int) -> None:
-    """What is not read yet stays with the frames, which all who follow share."""
+def test_followers_read_in_small_chunks(after: int) -> None:
+    """Unread frames stay in the log, which all followers share."""
     frames, sent = FrameLog(), []
     large = b"x" * 200_000
     each = [b'event: e\ndata: {"sequence_number":%d}\n\n' % number for number in range(3000)]

@@ -1,4 +1,4 @@
-"""Responses that are kept: the official SDK fetches them, goes on from them and deletes them."""
+"""Stored responses: the official SDK retrieves, continues and deletes them."""
 
 import asyncio
 from hashlib import sha256
@@ -57,8 +57,8 @@ def test_chain_with_reasoning_and_calls_stays_token_exact(stream: bool) -> None:
     run(scene)
 
 
-def test_what_goes_on_is_what_the_whole_history_would_be() -> None:
-    """The prompt of a chain is the one that a client without state would have made."""
+def test_continued_prompt_equals_that_of_the_full_history() -> None:
+    """The prompt of a chain is the one that a client without server state would cause."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -97,7 +97,7 @@ def test_instructions_and_tools_are_those_of_each_request() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_is_fetched_as_it_was_given(stream: bool) -> None:
+def test_response_is_retrieved_as_it_was_returned(stream: bool) -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script(f"{REASONING}I look.\n{CALL}")
@@ -136,7 +136,7 @@ def test_nothing_is_stored_without_store() -> None:
     run(scene)
 
 
-def test_a_stream_that_goes_on_from_nothing_is_refused_before_it_begins() -> None:
+def test_stream_with_an_unknown_previous_response_is_rejected_before_it_starts() -> None:
     async def scene() -> None:
         async with serving() as stage:
             body = {"model": NAME, "input": "x", "stream": True, "previous_response_id": "resp_1"}
@@ -148,8 +148,8 @@ def test_a_stream_that_goes_on_from_nothing_is_refused_before_it_begins() -> Non
     run(scene)
 
 
-def test_it_is_found_as_soon_as_the_end_is_seen() -> None:
-    """A client that goes on at the last frame does not even wait for the stream to close."""
+def test_response_is_found_as_soon_as_its_last_frame_arrives() -> None:
+    """A client that continues at the last frame does not even wait for the end of the stream."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -171,7 +171,7 @@ def test_it_is_found_as_soon_as_the_end_is_seen() -> None:
 
 
 class Slow(MemoryResponseBackend):
-    """A store that takes its time."""
+    """A slow store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Slow(MemoryResponseBackend):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
+def test_with_a_shared_store_the_last_frame_waits_for_it(stream: bool) -> None:
     async def scene() -> None:
         made, _ = service()
         store = Slow()
@@ -202,8 +202,8 @@ def test_where_servers_share_a_store_the_end_waits_for_it(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_of_one_process_waits_for_no_store(stream: bool) -> None:
-    """Another server may look into its store, but is not asked for the next turn."""
+def test_single_process_does_not_wait_for_the_store(stream: bool) -> None:
+    """Another server may read the store, but does not get the next turn."""
 
     async def scene() -> None:
         made, _ = service()
@@ -220,7 +220,7 @@ def test_a_server_of_one_process_waits_for_no_store(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_store_that_hangs_holds_the_end_for_so_long_and_no_longer(stream: bool) -> None:
+def test_hanging_store_delays_the_last_frame_only_until_a_timeout(stream: bool) -> None:
     async def scene() -> None:
         made, _ = service()
         store = Slow()
@@ -273,7 +273,7 @@ def test_tenants_do_not_see_each_others_responses() -> None:
     run(scene)
 
 
-def test_what_is_deleted_is_gone_and_so_is_the_way_on_behind_it() -> None:
+def test_deleted_response_and_its_continuations_are_not_found() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.openai()
@@ -299,7 +299,7 @@ def test_what_is_deleted_is_gone_and_so_is_the_way_on_behind_it() -> None:
     run(scene)
 
 
-def test_a_conversation_larger_than_a_body_may_be_is_refused() -> None:
+def test_conversation_over_the_body_limit_is_rejected() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=2000)) as stage:
             client = stage.openai()
@@ -353,7 +353,7 @@ def test_aborted_stream_is_stored_as_failed() -> None:
     run(scene)
 
 
-def test_many_clients_go_on_at_once() -> None:
+def test_many_clients_continue_concurrently() -> None:
     async def scene() -> None:
         async with serving() as stage:
             client = stage.openai()

@@ -1,4 +1,4 @@
-"""The items of kept responses: listed, counted, compacted, and named by their ids."""
+"""Items of stored responses: listed, counted, compacted, and referenced by their ids."""
 
 import asyncio
 from hashlib import sha256
@@ -89,7 +89,7 @@ def test_input_count_equals_the_prompt_of_the_engine() -> None:
     run(scene)
 
 
-def test_a_conversation_is_compacted_and_goes_on_from_its_summary() -> None:
+def test_compacted_conversation_continues_from_its_summary() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script("Oslo is rainy.", "They like Oslo.", "Yes.")
@@ -123,8 +123,8 @@ def test_a_conversation_is_compacted_and_goes_on_from_its_summary() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("typed", [{"type": "item_reference"}, {"type": None}, {}])
-def test_items_may_be_named_by_their_ids(stream: bool, typed: dict[str, Any]) -> None:
-    """As Vercel's SDK does for all that a server is asked to store. OpenAI's needs no type."""
+def test_items_may_be_referenced_by_their_ids(stream: bool, typed: dict[str, Any]) -> None:
+    """As Vercel's SDK does for stored items. OpenAI's SDK needs no type."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -158,7 +158,7 @@ def test_items_may_be_named_by_their_ids(stream: bool, typed: dict[str, Any]) ->
     run(scene)
 
 
-def test_named_items_are_the_tenants_own_and_bounded() -> None:
+def test_referenced_items_are_limited_to_the_tenant_and_in_size() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=TENANTS, max_body_bytes=20_000)) as stage:
             stage.engine.plan = stage.engine.script("x" * 1000)
@@ -177,7 +177,7 @@ def test_named_items_are_the_tenants_own_and_bounded() -> None:
 
 
 def test_unread_large_response_bodies_are_bounded() -> None:
-    """One that is fetched costs its client nothing, and the server all of its bytes."""
+    """Retrieving a response costs its client nothing, but the server holds all of its bytes."""
 
     async def scene() -> None:
         made, _ = service()
@@ -211,7 +211,7 @@ def test_unread_large_response_bodies_are_bounded() -> None:
     asyncio.run(scene())
 
 
-def test_odd_ids_and_addresses() -> None:
+def test_unusual_ids_and_paths() -> None:
     async def scene() -> None:
         async with serving() as stage:
             for id in ("resp_1", "%00", "..", "a" * 3000, "resp_%2F..%2F", "%C3%A9", "%FF%FE"):
@@ -248,7 +248,7 @@ def test_odd_ids_and_addresses() -> None:
 
 
 def test_half_an_emoji_is_stored_and_continued() -> None:
-    """JavaScript cuts strings in the middle of one; the history must survive that."""
+    """JavaScript may split strings within a surrogate pair; the history must survive that."""
 
     async def scene() -> None:
         async with serving() as stage:

@@ -1,4 +1,4 @@
-"""A response that is deleted is not gone on from, whichever open socket held it."""
+"""A deleted response cannot be continued, whichever open WebSocket has cached it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -35,7 +35,7 @@ async def is_missing(socket: Any, id: str) -> bool:
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_what_a_socket_holds_goes_with_it(where: str, tmp_path: Path) -> None:
+def test_cached_responses_are_deleted(where: str, tmp_path: Path) -> None:
     async def scene() -> None:
         async with two_workers(tmp_path) as (first, second), socket_to(first) as socket:
             one = ident(await request_response(socket, "One", store=True))
@@ -55,7 +55,7 @@ def test_what_a_socket_holds_goes_with_it(where: str, tmp_path: Path) -> None:
     run(scene)
 
 
-def test_what_is_not_stored_is_not_there_to_be_deleted() -> None:
+def test_response_that_is_not_stored_cannot_be_deleted() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             own = ident(await request_response(socket, "Own"))
@@ -92,7 +92,7 @@ def made(name: str, tenant: str = "t") -> StoredResponse:
     return StoredResponse(tenant, name, 0.0, "completed", b"", b"x" * 100)
 
 
-def test_room_is_left_by_what_is_deleted() -> None:
+def test_deleted_responses_free_cache_space() -> None:
     room = ConnectionCacheBudget(10_000)
     local = ConnectionCache(budget=room)
     a, b, c = made("a"), made("b"), made("c")
@@ -108,7 +108,7 @@ def test_room_is_left_by_what_is_deleted() -> None:
     assert room.used_bytes == 0
 
 
-def test_a_place_forgets_no_more_than_a_little() -> None:
+def test_reservation_is_dropped_after_too_many_deletions() -> None:
     local = ConnectionCache()
     few, many = local.reserve(), None
     for at in range(MAX_TRACKED_DELETIONS):

@@ -1,4 +1,4 @@
-"""WebSockets that are not granted, and messages that are not answered."""
+"""Rejected WebSockets and rejected messages."""
 
 import json
 import logging
@@ -38,8 +38,8 @@ def test_key_is_required_at_the_handshake() -> None:
     run(scene)
 
 
-def test_a_socket_that_is_refused_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """The one that strangers can have only so many of."""
+def test_rejected_websocket_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is the throttled line of unauthenticated clients."""
 
     async def scene() -> None:
         async with serving(HttpOptions(keys=ApiKeys(["secret"]))) as stage:
@@ -52,7 +52,7 @@ def test_a_socket_that_is_refused_leaves_one_line(caplog: pytest.LogCaptureFixtu
     run(scene)
 
 
-def test_a_key_that_is_taken_back_is_of_no_use_on_an_open_socket(tmp_path: Path) -> None:
+def test_revoked_key_is_rejected_on_an_open_websocket(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     lines = [f"{name}:{sha256(name.encode()).hexdigest()}\n" for name in ("ours", "theirs")]
     path.write_text("".join(lines))
@@ -72,7 +72,7 @@ def test_a_key_that_is_taken_back_is_of_no_use_on_an_open_socket(tmp_path: Path)
     run(scene)
 
 
-def test_only_one_address_has_sockets() -> None:
+def test_only_one_path_supports_websockets() -> None:
     async def scene() -> None:
         async with serving() as stage:
             status, _, body = await refusal(stage, "/v1/nothing")
@@ -82,7 +82,7 @@ def test_only_one_address_has_sockets() -> None:
     run(scene)
 
 
-def test_where_they_are_switched_off_clients_are_sent_to_http_at_once() -> None:
+def test_disabled_websockets_make_clients_use_http_immediately() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(websockets=False)) as stage:
             status, headers, body = await refusal(stage)
@@ -92,20 +92,20 @@ def test_where_they_are_switched_off_clients_are_sent_to_http_at_once() -> None:
     run(scene)
 
 
-def test_a_web_page_gets_none() -> None:
-    """Browsers name the page; they would let it read all that the model says."""
+def test_web_pages_are_rejected() -> None:
+    """Browsers send the origin of the page, and would let it read all output of the model."""
 
     async def scene() -> None:
         async with serving() as stage:
             for origin in ("https://evil.example", f"http://127.0.0.1:{stage.port}", "null"):
                 status, _, body = await refusal(stage, origin=origin)
                 assert status == 403
-                assert "web page" in body["error"]["message"]
+                assert "Web pages" in body["error"]["message"]
 
     run(scene)
 
 
-def test_there_are_only_so_many() -> None:
+def test_number_of_websockets_is_limited() -> None:
     options = HttpOptions(websocket_options=WebSocketOptions(max_connections=1))
 
     async def scene() -> None:
@@ -143,7 +143,7 @@ BAD: list[tuple[str | bytes, int, str | None]] = [
 
 
 def test_invalid_messages() -> None:
-    """Each is told what is wrong with it, and the connection goes on."""
+    """Each message gets an error that states the reason, and the connection stays open."""
 
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
@@ -167,7 +167,7 @@ def test_invalid_messages() -> None:
         HANDSHAKE.replace(b"13", b"7") + b"\r\n",
     ],
 )
-def test_a_request_for_a_socket_that_is_none(sent: bytes) -> None:
+def test_invalid_handshake_is_rejected(sent: bytes) -> None:
     async def scene() -> None:
         async with serving() as stage:
             reader, writer = await stage.connect()
@@ -179,7 +179,7 @@ def test_a_request_for_a_socket_that_is_none(sent: bytes) -> None:
     run(scene)
 
 
-def test_no_socket_opens_while_a_response_is_pending() -> None:
+def test_no_websocket_opens_while_a_response_is_pending() -> None:
     async def scene() -> None:
         async with serving() as stage:
             stage.engine.plan = stage.engine.script("Hello.")

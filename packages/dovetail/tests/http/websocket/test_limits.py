@@ -1,4 +1,4 @@
-"""WebSockets that are misused, left hanging or closed by the server."""
+"""WebSockets that are misused, left idle or closed by the server."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ FIELDS = f'"model":"{NAME}","input":"Hi"'
 
 
 def hangs(stage: Stage, *, after: int = 1) -> None:
-    """The engine gives so many tokens and then nothing more, ever."""
+    """Generate so many tokens and then none, forever."""
 
     async def play(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
         for _ in range(after):
@@ -40,7 +40,7 @@ def hangs(stage: Stage, *, after: int = 1) -> None:
     stage.engine.plan = play
 
 
-def test_a_client_that_hangs_up_cancels_the_engine() -> None:
+def test_disconnect_cancels_the_engine() -> None:
     async def scene() -> None:
         async with serving() as stage:
             hangs(stage, after=3)
@@ -60,7 +60,7 @@ def test_a_client_that_hangs_up_cancels_the_engine() -> None:
     run(scene)
 
 
-def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
+def test_slow_reader_applies_backpressure_and_loses_nothing() -> None:
     deltas, size = 2000, 500
 
     async def scene() -> None:
@@ -78,7 +78,7 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
                 (served,) = stage.running.server_state.connections
                 assert isinstance(served, carrier.BoundedWebSocketProtocol)
                 room = served.writable
-                await until(lambda: not room.is_set())  # every buffer on the way is full
+                await until(lambda: not room.is_set())  # all buffers are full
                 given = stage.engine.deltas_sent
                 assert given < deltas / 2
                 for _ in range(200):
@@ -90,7 +90,7 @@ def test_a_slow_reader_holds_the_engine_back_and_loses_nothing() -> None:
     run(scene)
 
 
-def test_only_so_many_messages_wait() -> None:
+def test_number_of_queued_messages_is_limited() -> None:
     options = HttpOptions(websocket_options=WebSocketOptions(max_queued_messages=2, max_streams=2))
 
     async def scene() -> None:
@@ -110,7 +110,7 @@ def test_only_so_many_messages_wait() -> None:
     run(scene)
 
 
-def test_only_so_many_bytes_wait() -> None:
+def test_size_of_queued_messages_is_limited() -> None:
     async def scene() -> None:
         async with (
             serving(HttpOptions(max_body_bytes=10_000)) as stage,
@@ -124,7 +124,7 @@ def test_only_so_many_bytes_wait() -> None:
     run(scene)
 
 
-def test_a_message_that_is_too_large_ends_the_connection() -> None:
+def test_too_large_message_closes_the_connection() -> None:
     async def scene() -> None:
         async with (
             serving(HttpOptions(max_body_bytes=10_000)) as stage,
@@ -138,7 +138,7 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("piece", ["", "x"])
-def test_a_message_in_too_many_pieces_ends_the_connection(piece: str) -> None:
+def test_message_with_too_many_fragments_closes_the_connection(piece: str) -> None:
 
     async def endless() -> AsyncGenerator[str]:
         while True:
@@ -157,7 +157,7 @@ def test_a_message_in_too_many_pieces_ends_the_connection(piece: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"\x81", b"\x81\xfe\xff\xff0000and no more", b"\x01\x810000{"])
-def test_a_message_has_to_come_in_time(sent: bytes) -> None:
+def test_message_timeout(sent: bytes) -> None:
     options = HttpOptions(websocket_options=WebSocketOptions(message_timeout_seconds=0.3))
 
     async def scene() -> None:
@@ -170,7 +170,7 @@ def test_a_message_has_to_come_in_time(sent: bytes) -> None:
                 await asyncio.sleep(0.4)
                 assert (
                     text_of(await request_response(socket)) == "Hello."
-                )  # silence is no slow message
+                )  # an idle connection has no incomplete message
                 socket.transport.write(sent)
                 assert await closed(socket) == 1008
             await until(lambda: not stage.metric("dovetail_websocket_connections"))
@@ -178,8 +178,8 @@ def test_a_message_has_to_come_in_time(sent: bytes) -> None:
     run(scene)
 
 
-def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may be as large as a body: as many as there are sockets would be all memory."""
+def test_incomplete_messages_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be as large as a body, so many WebSockets could exhaust the memory."""
     monkeypatch.setattr(memory.request_memory, "max_bodies", 2)
     monkeypatch.setattr(memory.request_memory, "small_request_bytes", 1000)
     size = 50_000
@@ -208,7 +208,7 @@ def test_half_messages_of_all_clients_have_a_bound(monkeypatch: pytest.MonkeyPat
     run(scene)
 
 
-def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_messages_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.request_memory, "max_bodies", 1)
     monkeypatch.setattr(memory.request_memory, "small_request_bytes", 0)
 
@@ -232,7 +232,7 @@ def test_messages_of_all_clients_that_wait_have_a_bound(monkeypatch: pytest.Monk
 
 
 def test_no_pongs_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would wait for the client, as many as it asks for."""
+    """They would accumulate, one for each ping of the client."""
     made: list[carrier.BoundedWebSocketProtocol] = []
     opened = carrier.BoundedWebSocketProtocol.connection_made
 
@@ -263,7 +263,7 @@ def test_no_pongs_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatc
     run(scene)
 
 
-def test_a_message_in_pieces_is_put_together() -> None:
+def test_fragmented_message_is_assembled() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             await socket.send(json.dumps({"type": "response.create", "model": NAME, "input": "ü"}))
@@ -275,7 +275,7 @@ def test_a_message_in_pieces_is_put_together() -> None:
     run(scene)
 
 
-def test_a_socket_that_is_not_used_is_closed() -> None:
+def test_idle_websocket_is_closed() -> None:
     options = HttpOptions(websocket_options=WebSocketOptions(idle_timeout_seconds=0.3))
 
     async def scene() -> None:
@@ -289,7 +289,7 @@ def test_a_socket_that_is_not_used_is_closed() -> None:
             stage.engine.plan = play
             await send_request(socket)
             await asyncio.sleep(0.5)
-            go_on.set()  # a socket that is answered is used
+            go_on.set()  # a connection with a running response is not idle
             assert (await read_response(socket))[-1]["type"] == "response.completed"
             assert await closed(socket) == 1001
 
@@ -297,7 +297,7 @@ def test_a_socket_that_is_not_used_is_closed() -> None:
 
 
 @pytest.mark.long
-def test_a_client_that_is_gone_without_a_word_is_found_out() -> None:
+def test_vanished_client_is_detected() -> None:
     options = HttpOptions(
         websocket_options=WebSocketOptions(ping_interval_seconds=0.3, ping_timeout_seconds=0.3)
     )
@@ -315,7 +315,7 @@ def test_a_client_that_is_gone_without_a_word_is_found_out() -> None:
     run(scene)
 
 
-def test_a_server_that_stops_closes_what_is_idle_and_finishes_what_is_not() -> None:
+def test_stopping_server_closes_idle_websockets_and_finishes_running_responses() -> None:
     async def scene() -> None:
         async with serving() as stage:
             go_on = asyncio.Event()

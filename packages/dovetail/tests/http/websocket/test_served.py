@@ -1,4 +1,4 @@
-"""The server as users run it, over TLS, with the official client's own WebSockets."""
+"""The server as users run it, over TLS, with the WebSockets of the official client."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 TURNS = [{"text": "Grüße, one.", "stop": "<|im_end|>"}, {"text": "Two.", "stop": "<|im_end|>"}]
 
 
-def test_the_official_client_over_tls(tmp_path: Path) -> None:
+def test_official_client_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     issued = authority.issue("server")
     script = tmp_path / "script.yaml"

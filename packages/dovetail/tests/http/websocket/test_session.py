@@ -1,4 +1,4 @@
-"""The Responses API over WebSockets: the same answers as over HTTP, one message for each event."""
+"""The Responses API over WebSockets: the same responses as over HTTP, one message per event."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ VOLATILE = ("id", "item_id", "call_id", "created_at", "completed_at", "encrypted
 
 @pytest.fixture(autouse=True, params=["directly", "as ASGI has it"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our server is written to directly; any other one is sent messages."""
+    """Run with direct writes, as with our server, and with ASGI messages, as with others."""
     if request.param != "directly":
         monkeypatch.setattr(response_writer, "DIRECT_WRITER_EXTENSION", "not offered")
 
@@ -58,7 +58,7 @@ def test_official_client_gets_the_events_of_http() -> None:
 
 
 def _steady(data: Any) -> Any:
-    """The data without what is new each time."""
+    """Return the data without ids and times, which differ each time."""
     if isinstance(data, dict):
         return {name: _steady(value) for name, value in data.items() if name not in VOLATILE}
     return [_steady(one) for one in data] if isinstance(data, list) else data
@@ -107,7 +107,7 @@ def test_stream_ids_run_concurrently() -> None:
 
 
 def _waits(stage: Stage, what: str) -> asyncio.Event:
-    """The engine repeats what it was told last; for `what` it waits for the event."""
+    """Repeat the last user text as output; for the text `what`, wait for the event first."""
     go_on = asyncio.Event()
     tokenizer = stage.engine.tokenizer
 
@@ -121,7 +121,7 @@ def _waits(stage: Stage, what: str) -> asyncio.Event:
     return go_on
 
 
-def test_an_engine_that_fails_in_the_middle_leaves_the_connection_usable() -> None:
+def test_engine_failure_within_a_stream_leaves_the_connection_usable() -> None:
     async def scene() -> None:
         async with serving() as stage:
 
@@ -140,7 +140,7 @@ def test_an_engine_that_fails_in_the_middle_leaves_the_connection_usable() -> No
     run(scene)
 
 
-def test_an_engine_that_fails_first_is_an_error() -> None:
+def test_engine_failure_before_the_stream_is_an_error() -> None:
     async def scene() -> None:
         async with serving() as stage:
 
@@ -169,7 +169,7 @@ def test_overload_is_reported_as_over_http() -> None:
     run(scene)
 
 
-def test_the_limits_of_a_key_hold_for_every_message() -> None:
+def test_limits_of_a_key_apply_to_every_message() -> None:
     keys = ApiKeys(["a"], limits=RateLimits(concurrent=1))
 
     async def scene() -> None:
@@ -191,7 +191,7 @@ def test_the_limits_of_a_key_hold_for_every_message() -> None:
 
 
 def test_message_carries_its_own_headers() -> None:
-    """Codex tells the turn in each message; what the connection began with is another's."""
+    """Codex sends the turn in each message; the handshake's headers are those of another turn."""
     first = json.dumps({"session_id": "s-1", "request_kind": "compaction"})
     later = json.dumps({"session_id": "s-1", "request_kind": "turn"})
 
@@ -211,7 +211,7 @@ def test_message_carries_its_own_headers() -> None:
     run(scene)
 
 
-def test_side_channels_have_their_name_in_the_message() -> None:
+def test_side_channel_messages_contain_their_event_name() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage, x_dovetail_dispatch="tools") as socket:
             stage.engine.plan = stage.engine.script(CALL)
@@ -221,7 +221,7 @@ def test_side_channels_have_their_name_in_the_message() -> None:
     run(scene)
 
 
-def test_signs_of_life_come_as_events() -> None:
+def test_keep_alives_are_events() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keep_alive=0.01)) as stage:
 

@@ -1,4 +1,4 @@
-"""Conversations over WebSockets: warm-ups, and messages that bring only what is new."""
+"""Conversations over WebSockets: warm-ups, and messages that contain only new items."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def ident(events: list[Event]) -> str:
 
 
 async def send(socket: Any, *items: dict[str, Any], after: str | None = None, **more: Any) -> Any:
-    """Asks with these items, as Codex does: nothing is stored, only what is new is sent."""
+    """Send a request with these items, as Codex does: not stored, and only new items are sent."""
     return await request_response(
         socket, list(items), previous_response_id=after, **{**MORE, **more}
     )
@@ -45,8 +45,8 @@ def prompts(stage: Stage) -> list[str]:
     return [stage.engine.tokenizer.decode(list(one.prompt)) for one in stage.engine.requests]
 
 
-def test_a_session_as_codex_has_it() -> None:
-    """Each prompt is the last one, what was generated behind it, and what is new."""
+def test_codex_session() -> None:
+    """Each prompt is the previous prompt, its output, and the new items."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -78,14 +78,14 @@ def test_a_session_as_codex_has_it() -> None:
 
 
 async def _read_ahead(stage: Stage) -> None:
-    """Waits until the engine has read what a warm-up brought."""
+    """Wait until the engine has prefilled the prompt of a warm-up."""
     (served,) = stage.app.service.entries
     pool = served.engine
     assert isinstance(pool, ReplicaPool)
     await until(lambda: pool.warmed_prompts)
 
 
-def test_what_is_read_ahead_is_what_every_prompt_begins_with() -> None:
+def test_warmed_prefix_is_the_beginning_of_every_prompt() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             warm = ident(await send(socket, BASE, generate=False))
@@ -101,8 +101,8 @@ def test_what_is_read_ahead_is_what_every_prompt_begins_with() -> None:
     run(scene)
 
 
-def test_a_warm_up_is_no_work_for_the_engine_alone() -> None:
-    """It answers whether the engine has time or not, and is wrong where a request would be."""
+def test_warm_up_does_not_depend_on_the_engine() -> None:
+    """It gets a response even if the engine is busy, and an error where a request would get one."""
 
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
@@ -115,7 +115,7 @@ def test_a_warm_up_is_no_work_for_the_engine_alone() -> None:
     run(scene)
 
 
-def test_what_is_not_stored_is_known_to_its_connection_alone() -> None:
+def test_response_that_is_not_stored_is_known_only_to_its_connection() -> None:
     async def scene() -> None:
         async with serving() as stage:
             async with socket_to(stage) as socket, socket_to(stage) as other:
@@ -139,7 +139,7 @@ def _is_missing(error: Event) -> None:
     assert error["error"]["param"] == "previous_response_id"
 
 
-def test_what_is_stored_is_known_to_all_of_its_tenant() -> None:
+def test_stored_response_is_known_to_all_connections_of_its_tenant() -> None:
     keys = ApiKeys(["a"])
 
     async def scene() -> None:
@@ -160,7 +160,7 @@ def test_what_is_stored_is_known_to_all_of_its_tenant() -> None:
     run(scene)
 
 
-def test_a_conversation_may_fork() -> None:
+def test_conversation_may_fork() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             first = ident(await send(socket, user("Hi.")))
@@ -177,7 +177,7 @@ def test_a_conversation_may_fork() -> None:
     run(scene)
 
 
-def test_a_long_conversation_goes_on_from_its_last_response() -> None:
+def test_long_conversation_continues_from_its_last_response() -> None:
     async def scene() -> None:
         async with serving() as stage, socket_to(stage) as socket:
             first = last = ident(await send(socket, user("Turn 0.")))
@@ -187,12 +187,12 @@ def test_a_long_conversation_goes_on_from_its_last_response() -> None:
             assert all(f"Turn {at}." in text for at in range(40))
             assert stage.metric("dovetail_replayed_turns_total", model=NAME, kind="exact") == 39
             (error,) = await send(socket, user("Again."), after=first)
-            _is_missing(error)  # only the last few are held
+            _is_missing(error)  # only the last few responses are cached
 
     run(scene)
 
 
-def test_a_conversation_that_outgrows_the_limit() -> None:
+def test_conversation_over_the_size_limit_is_rejected() -> None:
     async def scene() -> None:
         async with (
             serving(HttpOptions(max_body_bytes=20_000)) as stage,
@@ -206,7 +206,7 @@ def test_a_conversation_that_outgrows_the_limit() -> None:
     run(scene)
 
 
-def test_sockets_hold_only_so_much_together() -> None:
+def test_caches_of_all_websockets_are_bounded() -> None:
     options = HttpOptions(
         max_body_bytes=5000, websocket_options=WebSocketOptions(max_cached_bytes=5000)
     )
@@ -226,7 +226,7 @@ def test_sockets_hold_only_so_much_together() -> None:
     run(scene)
 
 
-def test_room_is_counted_by_what_is_held() -> None:
+def test_cache_budget_counts_cached_bytes() -> None:
     def made(name: str) -> StoredResponse:
         return StoredResponse("", name, 0.0, "completed", b"", b"x" * 100)
 
