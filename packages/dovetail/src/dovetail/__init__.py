@@ -1,4 +1,4 @@
-"""The application: what lies between an agent harness and an inference engine."""
+"""The Dovetail server, which connects agent harnesses to inference engines."""
 
 import os
 import typing
@@ -10,9 +10,9 @@ __all__ = ["app"]
 
 
 def app(**settings: typing.Any) -> "App":
-    """A server as an ASGI application, with the settings of `dovetail serve` by their names.
+    """Build a server as an ASGI application, with the settings of `dovetail serve` as keywords.
 
-    The environment and `dovetail.toml` count too; what is given here is stronger.
+    The environment and `dovetail.toml` are read, too; keywords override them.
     """
     from dovetail.http.app import App
     from dovetail.http.options import build_http_options

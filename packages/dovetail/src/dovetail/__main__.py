@@ -1,4 +1,4 @@
-"""`python -m dovetail` is the `dovetail` command."""
+"""`python -m dovetail`: the same as the `dovetail` command."""
 
 from dovetail.cli.main import main
 

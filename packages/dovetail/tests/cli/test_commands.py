@@ -67,9 +67,9 @@ def test_version_is_printed() -> None:
 
 def test_help_shows_what_a_flag_takes_and_what_holds_without_it() -> None:
     shown = " ".join(printed("serve", "--help").split())
-    assert "--log-format logfmt|json how a line of the log is written (default: logfmt)" in shown
-    assert "stored response is kept (default: 2592000)" in shown
-    assert "serve the Messages API (default: on)" in shown
+    assert "--log-format logfmt|json Format of log lines. (default: logfmt)" in shown
+    assert "stored response is deleted. (default: 2592000)" in shown
+    assert "Serve the Anthropic Messages API. (default: on)" in shown
     assert "(default: None)" not in shown
 
 
@@ -81,7 +81,7 @@ def test_render_shows_the_prompt(api: str) -> None:
     ran = run("render", "qwen", f"{api}.json", "--api", api)
     assert ran.exit_code == 0
     assert ran.stdout.rstrip("\n") == PROMPT.rstrip("\n")
-    assert "15 tokens, 0 of them as the ledger has them (cold)" in ran.stderr
+    assert "15 tokens, 0 of them from the ledger (cold)" in ran.stderr
     rendered = json.loads(printed("render", "qwen", f"{api}.json", "--api", api, "--json"))
     assert rendered["text"] == PROMPT
     assert len(rendered["ids"]) == 15
@@ -163,7 +163,7 @@ def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
         ("render qwen empty", "empty"),
         ("render qwen broken.json", "not valid JSON"),
         ("render qwen responses.json --api chat", "messages"),
-        ("render qwen messages.json --data-dir nowhere", "nowhere is no data folder"),
+        ("render qwen messages.json --data-dir nowhere", "nowhere has no turns.sqlite"),
         ("render qwen messages.json --reasoning-parser nope", "unknown reasoning parser"),
         ("parse nofile", "nofile"),
         ("parse empty", "empty"),

@@ -230,7 +230,7 @@ def test_a_file_is_its_owners_alone_and_not_lost_by_a_wrong_name(ran: Ran, tmp_p
     before = file.read_bytes()
     done = _run(ran.home, "nobody", "-o", file)
     assert done.status == 1
-    assert "no turns of 'nobody' are kept" in done.err
+    assert "no stored turns of 'nobody'" in done.err
     assert file.read_bytes() == before
 
 
@@ -244,12 +244,12 @@ def test_another_tenant_has_nothing(ran: Ran) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("x", "--store", "memory"), "in the server's memory alone"),
-        (("x",), "no turns are kept in"),
+        (("x", "--store", "memory"), "--store memory cannot be exported"),
+        (("x",), "no stored turns in"),
         (("x", "--store", "redis://127.0.0.1:1"), "is unavailable"),
         (("x", "--store", "what"), "must be sqlite, memory or a redis:// URL"),
-        ((), "one of SESSION, --all and --list is wanted"),
-        (("x", "--list"), "one of SESSION, --all and --list is wanted"),
+        ((), "exactly one of SESSION, --all and --list is required"),
+        (("x", "--list"), "exactly one of SESSION, --all and --list is required"),
     ],
 )
 def test_errors_are_reported_and_no_file_is_created(

@@ -24,7 +24,7 @@ def test_a_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     result = run.invoke(build_app(), ["inspect", _model(name)])
     assert result.exit_code == 0, result.output
-    for row in ("tokenizer", "template", "window", "<|im_end|>", "thoughts", "hermes", "passed"):
+    for row in ("tokenizer", "template", "context", "<|im_end|>", "reasoning", "hermes", "passed"):
         assert row in result.output
 
 

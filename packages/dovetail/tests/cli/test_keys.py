@@ -68,7 +68,7 @@ def test_a_broken_file_is_left_alone(tmp_path: Path) -> None:
         (["a", "requests=0"], "number from 1"),
         (["a", "expires=tomorrow"], "a day"),
         (["a", "boss"], "admin"),
-        (["a", "admin\nb:" + "0" * 64], "more than one line"),
+        (["a", "admin\nb:" + "0" * 64], "must not contain line breaks"),
         (["a", "requests=5#tokens=6"], "comment"),
     ],
 )

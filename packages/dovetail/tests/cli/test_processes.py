@@ -52,7 +52,7 @@ def test_chat_responds_line_by_line(place: Path) -> None:
     ran = dovetail("chat", *scripted(), home=place, given="Hi\nAgain\n")
     assert ran.status == 0, ran.err
     assert ran.out.count("Hello.") == 2
-    assert "tokens in" in ran.out
+    assert "input tokens" in ran.out
 
 
 @pytest.mark.long
@@ -80,7 +80,7 @@ def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: 
         "grown",
     )
     shown = dovetail(*command, home=tmp_path)
-    assert f"{count} tokens, {known} of them as the ledger has them (grown)" in shown.err
+    assert f"{count} tokens, {known} of them from the ledger (grown)" in shown.err
     cold = json.loads(dovetail(*command[:3], "--json", home=tmp_path).out)
     assert cold["reused_tokens"] == 0
 
@@ -139,7 +139,7 @@ def test_port_in_use_is_reported_before_the_model_loads(place: Path) -> None:
         ran = dovetail("serve", "nothing", "--http-port", str(port), home=place)
     assert ran.status == 1
     assert ran.err == (
-        f"dovetail serve: cannot listen on 127.0.0.1, port {port}: Address already in use\n"
+        f"dovetail serve: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
     )
 
 

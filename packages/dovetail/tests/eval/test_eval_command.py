@@ -58,7 +58,7 @@ def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
     assert ended.status == 0, ended.err
     assert "tasks solved" in ended.out
     assert "4 of 4" in ended.out
-    assert "Dovetail speaks to it as openai" in ended.err
+    assert "Dovetail connects to it as openai" in ended.err
     assert ended.err.count("solved") == 8
     report = json.loads(report_path.read_text())
     assert (report["model"], report["faults"]) == (MODEL, 0)
@@ -89,10 +89,10 @@ def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "the address of a server is needed"),
+        ((), "URL is missing"),
         (("http://127.0.0.1:9",), "is a server running there?"),
         (("http://127.0.0.1:9", "--api", "soap"), "there are messages, responses, chat"),
-        (("http://127.0.0.1:9", "--tasks", "cook"), "there is no such task"),
+        (("http://127.0.0.1:9", "--tasks", "cook"), "--tasks matches none of"),
         (("ftp://somewhere",), "expected an http://"),
     ],
 )

@@ -145,7 +145,10 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
         (["nano"], "there is no harness 'nano'; known are claude (Claude Code), codex (Codex)"),
         (["claude"], "Install it with: npm install -g @anthropic-ai/claude-code"),
         (["claude", "--api", "chat"], "Claude Code speaks messages, not 'chat'"),
-        (["pi", "--print", "--url", "URL", "--engine", "vllm"], "--engine is for a server to be"),
+        (
+            ["pi", "--print", "--url", "URL", "--engine", "vllm"],
+            "--engine cannot be combined with --url",
+        ),
         (["pi", "--print", "--url", "URL", "--model", "other"], f"serves '{NAME}'"),
         (["pi", "--print", "--url", "ftp://x"], "expected an http://"),
         (["pi", "--print", "--url", "http://127.0.0.1:1"], "no server answers at"),
@@ -245,7 +248,7 @@ def test_unknown_model_error_lists_the_served_ones(running: Running, tmp_path: P
     ran = launch(tmp_path, "pi", "--print", "--model", "typo", DOVETAIL_HTTP_PORT=port)
     assert (ran.status, ran.out) == (1, "")
     assert f"{running.url} does not serve 'typo'; it serves '{NAME}'\n" in ran.err
-    assert ran.err.endswith("could be shown: dovetail serve typo\n")
+    assert ran.err.endswith("start one with: dovetail serve typo\n")
 
 
 class _Other(BaseHTTPRequestHandler):

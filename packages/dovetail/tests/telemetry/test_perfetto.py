@@ -266,7 +266,7 @@ def test_the_commands(tmp_path: Path) -> None:
         result = CliRunner().invoke(build_app(), ["trace", "perfetto", str(path), *filters])
         if turns is None:
             assert result.exit_code == 1
-            assert "no such request" in result.output
+            assert "no request in the trace files matches" in result.output
         else:
             assert len(slices(json.loads(result.stdout), "turn")) == turns
     result = CliRunner().invoke(build_app(), ["trace", "summary", str(path)])

@@ -165,7 +165,7 @@ def test_payloads_are_announced_and_there(tmp_path: Path) -> None:
     more = ("--trace-file", path, "--trace-payloads")
     with served(*_arguments(tmp_path), *more) as running:
         _step(running, _agents()[0])
-        assert "--trace-payloads: every request and answer is written to" in " ".join(
+        assert "--trace-payloads writes every request and response to" in " ".join(
             running.log.read_text().split()
         )
         running.stop()

@@ -189,7 +189,7 @@ def test_the_sdks_work_through_it(plain: Running, folder: Path) -> None:
 def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
     ended = dovetail("watch", home=tmp_path)
     assert (ended.status, ended.err.count("\n")) == (1, 1)
-    assert "the address of a server is needed" in ended.err
+    assert "URL is missing" in ended.err
     ended = dovetail("watch", "ftp://somewhere", home=tmp_path)
     assert "expected an http://" in ended.err
     ended = dovetail("watch", "http://127.0.0.1:9", "--json", tmp_path / "no" / "x", home=tmp_path)

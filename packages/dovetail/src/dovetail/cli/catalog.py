@@ -31,19 +31,22 @@ Json = dict[str, Any]
 @with_settings
 def catalog(
     settings: LoadedConfig,
-    harness: Annotated[str, typer.Argument(metavar=HARNESS, help="the harness that reads it")],
+    harness: Annotated[
+        str, typer.Argument(metavar=HARNESS, help="The harness that reads the catalog.")
+    ],
     url: Annotated[
-        str | None, typer.Option(help="a running Dovetail to ask, instead of MODEL and settings")
+        str | None,
+        typer.Option(help="A running Dovetail server to query, instead of MODEL and settings."),
     ] = None,
 ) -> None:
     """Print the model catalog for Codex: `dovetail catalog codex --url URL > catalog.json`.
 
-    Codex reads the file that its setting model_catalog_json names. With --url it describes what a
-    running server serves; a key goes there by --api-key. Otherwise it describes what `dovetail
-    serve` would serve with the same arguments; no engine is started for that.
+    Codex reads the file that its setting model_catalog_json names. With --url the catalog lists the
+    models of a running server; pass its key with --api-key. Otherwise it lists the models that
+    `dovetail serve` would serve with the same arguments; no engine is started.
     """
     if harness != HARNESS:
-        raise typer.BadParameter(f"{harness}: only {HARNESS} takes a catalog")
+        raise typer.BadParameter(f"there is no catalog format for {harness!r}, only for {HARNESS}")
     try:
         catalog_json = (
             _fetch_catalog(url, settings.config) if url else _build_catalog(settings.config)
@@ -68,7 +71,9 @@ def _fetch_catalog(url: str, config: Config) -> Json:
     """
     server = fetch_server_info(url, config.api_key[0] if config.api_key else None)
     if server.catalog is None:
-        raise LaunchError(f"{server.address} has no model catalog: it is an older Dovetail")
+        raise LaunchError(
+            f"the server at {server.address} has no model catalog; update it to a newer Dovetail"
+        )
     if config.codex_profile is None:
         return dict(server.catalog)
     profile = read_profile(config.codex_profile)

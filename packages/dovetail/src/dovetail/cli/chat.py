@@ -29,7 +29,10 @@ _out = Console(highlight=False, soft_wrap=True)
 
 @with_settings
 def chat(settings: LoadedConfig) -> None:
-    """Talk to a model. Thoughts are dim. An empty line, or Ctrl-D, ends it."""
+    """Chat with a model in the terminal.
+
+    Reasoning is shown dimmed. An empty line or Ctrl-D ends the chat.
+    """
     try:
         service = build_service(settings.config)
         asyncio.run(_run_chat(service.entries[0]))
@@ -65,8 +68,8 @@ async def _stream_response(entry: ModelEntry, request: Request) -> Turn:
     message = sink.message()
     usage = message.usage
     _out.print(
-        f"\n[dim]{usage.input_tokens} tokens in, {usage.cached_tokens} cached, "
-        f"{usage.output_tokens} out[/]"
+        f"\n[dim]{usage.input_tokens} input tokens ({usage.cached_tokens} cached), "
+        f"{usage.output_tokens} output tokens[/]"
     )
     return Turn("assistant", message.blocks)
 

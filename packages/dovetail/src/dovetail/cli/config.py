@@ -14,9 +14,9 @@ _MAX_LINE_CHARS = 10_000  # line width when the output is not a terminal
 
 @with_settings
 def config(settings: LoadedConfig) -> None:
-    """Print every setting with its value and where it comes from: default, file, environment, flag.
+    """Print the effective settings and the source of each: default, file, environment or flag.
 
-    Takes the same flags as `dovetail serve`. Keys are not shown.
+    Accepts the same flags as `dovetail serve`. Keys are masked.
     """
     table = Table(box=None, header_style="bold")
     for title in ("setting", "value", "from"):

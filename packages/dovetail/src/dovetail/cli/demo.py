@@ -10,12 +10,14 @@ from dovetail.demo.session import run_demo
 
 
 def demo(
-    fast: Annotated[bool, typer.Option("--fast", help="Without the pauses of a model.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Do not simulate the generation speed of a model.")
+    ] = False,
 ) -> None:
-    """Play a recorded agent session through the whole pipeline, without weights, in ten seconds.
+    """Replay a recorded agent session through the pipeline. Needs no weights, takes ten seconds.
 
-    Events as they come, each call dispatched when it is complete, and after each turn whether it
-    stood in the next prompt token for token.
+    Shows events as they are emitted, each tool call as soon as it is complete, and for each turn
+    whether the next prompt contains it token for token.
     """
     if not asyncio.run(run_demo(Console(highlight=False), fast=fast)):
         raise typer.Exit(1)

@@ -1,11 +1,11 @@
-"""`dovetail engine`: run an engine as a process of its own."""
+"""`dovetail engine`: run an engine in a separate process."""
 
 import typer
 
 from dovetail.engines.scripted.__main__ import main
 
 app = typer.Typer(
-    help="Run an engine as a process of its own.",
+    help="Run an engine in a separate process.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -17,5 +17,5 @@ app = typer.Typer(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def scripted(context: typer.Context) -> None:
-    """Play a script in place of a model, behind vLLM's completions protocol."""
-    raise typer.Exit(main(context.args))  # its flags are its own: --help lists them
+    """Serve a script instead of a model, with the protocol of vLLM's completions API."""
+    raise typer.Exit(main(context.args))  # the engine parses its own flags; --help lists them

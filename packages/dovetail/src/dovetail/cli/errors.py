@@ -6,6 +6,6 @@ import typer
 
 
 def fail(command: str, message: str, status: int = 1) -> NoReturn:
-    """Print a message for a command and exit with a status."""
+    """Print an error message of a command and exit with a status."""
     typer.echo(f"dovetail {command}: {message}", err=True)
     raise typer.Exit(status)

@@ -35,69 +35,77 @@ _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def evaluate(  # noqa: PLR0913 - each is a flag
     url: Annotated[
-        str, typer.Argument(help="The server to try, such as http://127.0.0.1:8000.")
+        str, typer.Argument(help="The server to evaluate, such as http://127.0.0.1:8000.")
     ] = "",
     model: Annotated[
-        str | None, typer.Option(help="The model, by its name there; the first one by default.")
+        str | None, typer.Option(help="Model name on the server; by default the first listed.")
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(help="The key that the server asks for.", envvar="DOVETAIL_ENGINE_API_KEY"),
+        typer.Option(help="API key for the server.", envvar="DOVETAIL_ENGINE_API_KEY"),
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Folder, GGUF file or hub id with the model's tokenizer and template. By default "
-            "the folder that the server names, or the hub's cache."
+            help="Folder, GGUF file or Hugging Face Hub id with the model's tokenizer and chat "
+            "template. By default the folder that the server reports, or the Hub cache."
         ),
     ] = None,
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="How the model writes calls; by default found out.")
+        str | None, typer.Option(help="Tool call parser; by default detected from the model.")
     ] = None,
     reasoning_parser: Annotated[
-        str | None, typer.Option(help="How the model writes thoughts; by default found out.")
+        str | None, typer.Option(help="Reasoning parser; by default detected from the model.")
     ] = None,
     engine: Annotated[
-        EngineChoice, typer.Option(help="How Dovetail speaks to the server; by default found out.")
+        EngineChoice,
+        typer.Option(help="How Dovetail connects to the server; auto detects the server."),
     ] = "auto",
     api: Annotated[
         list[str] | None,
         typer.Option(
-            help="An API to try with Dovetail: messages, responses, chat. May be repeated; all by "
+            help="API to evaluate with Dovetail: messages, responses or chat. Repeatable; all by "
             "default."
         ),
     ] = None,
-    off: Annotated[bool, typer.Option(help="Try it without Dovetail, too.")] = True,
+    off: Annotated[
+        bool, typer.Option(help="Evaluate the server without Dovetail, too, as the baseline.")
+    ] = True,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(help="Only tasks with such a name (* and ? are allowed); may be repeated."),
+        typer.Option(help="Run only tasks whose name matches (* and ? are wildcards). Repeatable."),
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="How often each task is done.")] = 1,
-    turns: Annotated[int, typer.Option(min=1, help="The most requests of a task.")] = 12,
-    max_tokens: Annotated[int, typer.Option(min=16, help="The most tokens of an answer.")] = 2048,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 compares best.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="For servers that know one.")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="How many times to run each task.")] = 1,
+    turns: Annotated[int, typer.Option(min=1, help="Maximum number of requests per task.")] = 12,
+    max_tokens: Annotated[
+        int, typer.Option(min=16, help="Maximum number of output tokens per request.")
+    ] = 2048,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 gives comparable results.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Sampling seed, for servers that support it.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the report for programs; - prints it.")
+        Path | None, typer.Option("--json", help="Write the report as JSON; - writes to stdout.")
     ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write the report as a page that stands alone.")
+        Path | None, typer.Option("--html", help="Write the report as a self-contained HTML page.")
     ] = None,
-    list_tasks: Annotated[bool, typer.Option("--list", help="Show the tasks and end.")] = False,
+    list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks and exit.")] = False,
 ) -> None:
-    """Let a model do agent tasks on your own server, with Dovetail before it and without.
+    """Run agent tasks on your server, with and without Dovetail in front of it.
 
-    Eight small tasks with tools, each with one right result, run in a scratch folder. The status is
-    1 if the protocol failed anywhere, 0 however weak the model is, 2 if nothing could be tried.
+    Runs eight small tool-calling tasks, each with one correct result, in a scratch folder. The exit
+    status is 0 if there were no protocol errors, whatever the model solved; 1 if there were
+    protocol errors; 2 if nothing could be evaluated.
     """
-    configure_logging(level="error")  # the report has everything else
+    configure_logging(level="error")  # the report contains the rest
     try:
         selected = _select_tasks(tasks or ["*"])
         if list_tasks:
             _print_tasks(selected)
             return
         if not url:
-            raise EvalError("the address of a server is needed: eval http://127.0.0.1:8000")
+            raise EvalError("URL is missing; example: dovetail eval http://127.0.0.1:8000")
         for path in (json_file, html_file):
             _check_writable(path)
         parsers = ParserNames(tool_call_parser, reasoning_parser)
@@ -131,20 +139,20 @@ def _check_writable(path: Path | None) -> None:
     if path is None or path == _STDOUT:
         return
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise EvalError(f"the report cannot be written to {path}")
+        raise EvalError(f"cannot write the report to {path}")
 
 
 def _validate_apis(names: list[str]) -> tuple[str, ...]:
     for name in names:
         if name not in APIS:
-            raise EvalError(f"--api {name}: there are {', '.join(APIS)}")
+            raise EvalError(f"--api must be one of {', '.join(APIS)}, got {name!r}")
     return tuple(dict.fromkeys(names))
 
 
 def _select_tasks(patterns: list[str]) -> tuple[EvalTask, ...]:
     selected = [t for t in TASKS if any(fnmatch.fnmatchcase(t.id, each) for each in patterns)]
     if not selected:
-        raise EvalError(f"there is no such task, only {', '.join(task.id for task in TASKS)}")
+        raise EvalError(f"--tasks matches none of {', '.join(task.id for task in TASKS)}")
     return tuple(selected)
 
 
@@ -154,13 +162,13 @@ def _print_tasks(tasks: tuple[EvalTask, ...]) -> None:
 
 
 def _inspect_and_run(options: EvalOptions, plan: EvalPlan) -> tuple[EvalTarget, list[PassMetrics]]:
-    # As Ctrl-C does: no scratch folder is left.
+    # Handle SIGTERM like Ctrl-C, so that the scratch folder is removed.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         target = runner.run(inspect_target(options))
         _err.print(f"{target.model} at {target.endpoint}", markup=False)
         _err.print(
-            f"Dovetail speaks to it as {target.engine}: {target.engine_reason}", markup=False
+            f"Dovetail connects to it as {target.engine}: {target.engine_reason}", markup=False
         )
         return target, runner.run(run_eval(target, plan, _print_progress))
 

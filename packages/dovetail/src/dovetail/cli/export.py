@@ -30,38 +30,44 @@ def export(  # noqa: PLR0913 - each is a flag
         str,
         typer.Argument(
             metavar="[SESSION]",
-            help="A session; or the id of a response, a message or a call, for the turn that it "
-            "was and all that it grew from.",
+            help="Session to export; or the id of a response, message or tool call, to export its "
+            "turn and all turns before it.",
         ),
     ] = "",
-    tenant: Annotated[str, typer.Option(help="Whose turns, where the server has keys.")] = "",
+    tenant: Annotated[
+        str, typer.Option(help="Tenant of the turns, if the server has API keys.")
+    ] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write; else stdout.")
+        Path | None, typer.Option("--output", "-o", help="File to write instead of stdout.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every session of the tenant.")] = False,
-    listing: Annotated[
-        bool, typer.Option("--list", help="Only list the sessions that are kept, newest first.")
+    every: Annotated[
+        bool, typer.Option("--all", help="Export every session of the tenant.")
     ] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the server keeps its turns.")] = None,
-    store: Annotated[
-        str | None, typer.Option(help="What it keeps them in: sqlite, or a redis:// URL.")
+    listing: Annotated[
+        bool, typer.Option("--list", help="Only list the stored sessions, newest first.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Data folder of the server, which contains the ledger.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="The server's TOML file.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Storage of the ledger: sqlite, or a redis:// URL.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="The server's TOML settings file.")] = None,
 ) -> None:
-    """Write a session as JSON lines of token ids, for training.
+    """Export a session from the ledger as JSON lines of token ids, for training.
 
-    Each line is an unbroken run of turns: the ids that the engine was asked with and answered with,
-    a mask of those that the model chose, and their logprobs where they were kept. No tokenizer is
-    used. The server may go on meanwhile.
+    Each line is an uninterrupted sequence of turns: the token ids of prompt and output, a mask of
+    the tokens that the model sampled, and their logprobs if they were stored. No tokenizer is
+    needed. The server can keep running.
     """
     if (bool(name), every, listing).count(True) != 1:
-        raise typer.BadParameter("one of SESSION, --all and --list is wanted")
+        raise typer.BadParameter("exactly one of SESSION, --all and --list is required")
     try:
         settings = load_config({"data_dir": data_dir, "store": store}, os.environ, config).config
         request = _ExportRequest(name, tenant, every, listing)
         asyncio.run(_run_export(request, settings, output))
     except BrokenPipeError:
-        # Who reads has read enough (`| head`). What is left in the buffer has nowhere to go.
+        # The reader closed the pipe (`| head`). Discard the rest of the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ConfigError, DovetailError, OSError, ValueError) as error:
         fail("export", str(error))
@@ -103,10 +109,10 @@ async def _run_export(request: _ExportRequest, settings: Config, output: Path | 
             names = [one.session for one in await ledger.list_sessions(request.tenant)]
         elif not await exporter.find(request.name):
             names = []
-        if not names:  # before a file is opened: it may hold an earlier export
+        if not names:  # before the file is opened: it may hold an earlier export
             whose = f" of tenant {request.tenant!r}" if request.tenant else ""
             what = f" of {request.name!r}" if request.name else ""
-            raise ValueError(f"no turns{what}{whose} are kept: see --list, --tenant, --data-dir")
+            raise ValueError(f"no stored turns{what}{whose}; check --list, --tenant, --data-dir")
         summary = _ExportSummary()
         with _open_output(output) as file:
             for name in names:
@@ -132,9 +138,9 @@ async def _open_existing_ledger(settings: Config) -> AsyncIterator[Ledger]:
     """Open the server's ledger. A missing one is not created."""
     folder = settings.data_dir or default_data_dir()
     if settings.store == "memory":
-        raise ValueError("--store memory: such turns are in the server's memory alone")
+        raise ValueError("--store memory cannot be exported: only the server can read its memory")
     if settings.store == "sqlite" and not (folder / LEDGER_FILE).exists():
-        raise ValueError(f"no turns are kept in {folder}: no file {LEDGER_FILE} is there")
+        raise ValueError(f"no stored turns in {folder}: it has no file {LEDGER_FILE}")
     ledger = open_ledger(settings, folder)
     try:
         yield ledger
@@ -165,13 +171,13 @@ def _print_sessions(sessions: Sequence[SessionStats]) -> None:
 def _print_summary(summary: _ExportSummary) -> None:
     typer.echo(
         f"{_pluralize(summary.samples, 'sample')}, {_pluralize(summary.turns, 'turn')}, "
-        f"{summary.ids} ids, {summary.chosen} of them chosen by the model",
+        f"{summary.ids} token ids, {summary.chosen} of them sampled by the model",
         err=True,
     )
     for one in summary.missing_turns:
         typer.echo(
-            f"left out: {_pluralize(one.turns, 'turn')} from {one.entry} on; what they grew from "
-            "is not kept any more",
+            f"skipped: {_pluralize(one.turns, 'turn')} from {one.entry} on; the turns before them "
+            "are no longer stored",
             err=True,
         )
 

@@ -29,7 +29,7 @@ _FLAG_ALIASES = {
     "http_port": ("--http-port", "--port"),
 }
 _FILE_ONLY = ("models",)
-_ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file of settings")]
+_ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML settings file.")]
 
 
 def with_settings(
@@ -38,7 +38,8 @@ def with_settings(
     """Add a flag for each setting to a command, and pass it the loaded settings.
 
     The settings are the command's first parameter. Its other parameters are its own arguments and
-    flags, which come first. `search_working_dir`: read a settings file of the working folder.
+    flags, which are listed first in the help. `search_working_dir`: read the settings file of the
+    working folder, if there is one.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
     no_file = {} if search_working_dir else {CONFIG_FILE_ENV: ""}
@@ -77,7 +78,7 @@ def _build_parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _flag_help(text: str, default: Any) -> str:
-    """The help text of a flag with its default, unless there is none."""
+    """Return the help text of a flag with its default, if it has one."""
     if isinstance(default, bool):
         return f"{text} (default: on)" if default else text
     if isinstance(default, float):
@@ -94,14 +95,16 @@ def _build_flag(name: str, kind: Any, help: str) -> Any:
             bool | None, typer.Option(f"{flag}/--no-{name.replace('_', '-')}", help=help)
         ]
     if get_origin(kind) is tuple:
-        return Annotated[list[str] | None, typer.Option(flag, help=f"{help} (repeatable)")]
+        return Annotated[
+            list[str] | None, typer.Option(flag, help=f"{help} (repeatable)", metavar="<str>")
+        ]
     flags = _FLAG_ALIASES.get(name, (flag,))
     choices = "|".join(literal_values(kind)) or None
     return Annotated[_flag_type(kind) | None, typer.Option(*flags, help=help, metavar=choices)]
 
 
 def _flag_type(kind: Any) -> Any:
-    """The type that a flag's text is read as. Choices and objects are checked with the rest."""
+    """Return the type to parse a flag as. Choices and JSON objects are validated by `Config`."""
     for inner in (kind, *get_args(kind)):
         if inner in (int, float, Path):
             return inner

@@ -23,27 +23,28 @@ def inspect(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A built-in name, a GGUF file, a hub id, or a model folder (tokenizer and "
-            "template are enough).",
+            help="A built-in name, a GGUF file, a Hugging Face Hub id, or a model folder "
+            "(tokenizer and chat template are sufficient).",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="The tool parser; 'none' for none. Default: the model's own.")
+        str | None,
+        typer.Option(help="Tool call parser, or 'none'; by default detected from the model."),
     ] = None,
     reasoning_parser: Annotated[
         str | None,
-        typer.Option(help="The reasoning parser; 'none' for none. Default: the model's own."),
+        typer.Option(help="Reasoning parser, or 'none'; by default detected from the model."),
     ] = None,
     custom_jinja_template: Annotated[
-        Path | None, typer.Option(help="A chat template to use instead of the model's own.")
+        Path | None, typer.Option(help="Chat template file to use instead of the model's own.")
     ] = None,
 ) -> None:
-    """Show how Dovetail would talk to a model, before serving it.
+    """Show how Dovetail would prompt a model and parse its output, without serving it.
 
-    Loads the tokenizer and the chat template, probes what the template does with tools, thoughts
-    and earlier turns, picks the parsers, and tests that they read back what the template writes.
-    No weights are needed.
+    Loads the tokenizer and the chat template, probes how the template renders tools, reasoning and
+    earlier turns, selects the parsers, and tests that they parse what the template renders. No
+    weights are needed.
     """
     try:
         model = find_and_load_model(
@@ -92,7 +93,7 @@ def describe_model(model: Model) -> dict[str, Any]:
     }
 
 
-#: Fields whose key in the JSON output differs from their name: the output is an interface.
+#: Fields whose JSON key differs from their name: scripts rely on the keys.
 _PROFILE_KEYS = {"text_with_reasoning": "text_beside_thought", "reasoning_opener": "opens_thought"}
 
 
@@ -125,8 +126,8 @@ def _file_rows(model: Model) -> dict[str, str]:
         "path": str(model.path),
         "tokenizer": f"{tokenizer.size:,} tokens, {len(tokenizer.controls)} of them control tokens",
         "template": f"{model.template_source.origin} ({names})",
-        "window": window,
-        "ends a turn": "  ".join(model.stop_strings) or "nothing known",
+        "context length": window,
+        "stop tokens": "  ".join(model.stop_strings) or "unknown",
         "sampling": _format_switches({f: v for f, v in sampling.items() if v is not None})
         or "no defaults",
         "fingerprint": model.fingerprint,
@@ -138,34 +139,34 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 def _template_rows(facts: TemplateProfile) -> dict[str, str]:
     return {
-        "shows": _format_flags(
+        "renders": _format_flags(
             {
                 "tools": facts.renders_tools,
-                "calls": facts.renders_calls,
-                "several calls": facts.many_calls,
-                "text beside calls": facts.text_with_calls,
-                "results": facts.renders_results,
+                "tool calls": facts.renders_calls,
+                "several calls per turn": facts.many_calls,
+                "text with calls": facts.text_with_calls,
+                "tool results": facts.renders_results,
             }
         ),
-        "takes": f"{facts.arguments} arguments, {facts.content} content, {facts.call_ids} ids",
+        "accepts": f"{facts.arguments} arguments, {facts.content} content, {facts.call_ids} ids",
         "system": f"{facts.system}; inside: {facts.system_inside}; developer: {facts.developer}",
-        "thoughts": _format_reasoning(facts),
-        "keeps": _format_flags(
+        "reasoning": _format_reasoning(facts),
+        "preserves": _format_flags(
             {
-                "thoughts in a tool loop": facts.keeps_in_loop,
-                "thoughts at a user turn": facts.keeps_at_user,
-                "turns without thoughts": facts.keeps_plain,
+                "reasoning in a tool loop": facts.keeps_in_loop,
+                "reasoning at a user turn": facts.keeps_at_user,
+                "turns without reasoning": facts.keeps_plain,
             }
         ),
-        "keeps more with": _format_switches(facts.keep_switches) or "no switch",
+        "preserves more with": _format_switches(facts.keep_switches) or "no switch",
         "thinking on / off": _format_thinking_switches(facts),
-        "prompt opens": repr(opener) if (opener := facts.reasoning_opener) else "no thought",
+        "prompt opens": repr(opener) if (opener := facts.reasoning_opener) else "no reasoning",
     }
 
 
 def _format_reasoning(facts: TemplateProfile) -> str:
     if facts.thinking_parts:
-        return "as parts of the content"
+        return "content parts"
     return "field " + " or ".join(facts.reasoning_fields) if facts.reasoning_fields else "no field"
 
 
@@ -188,7 +189,7 @@ def _parser_rows(model: Model) -> dict[str, str]:
 
 def _format_outcome(outcome: SelfTestOutcome) -> str:
     if outcome.refused:
-        return f"refused by the template: {outcome.refused}"
+        return f"rejected by the template: {outcome.refused}"
     lines = [f"lost {item}" for item in outcome.lost] + [f"leaked {i}" for i in outcome.leaked]
     return "\n".join(lines) or "ok"
 

@@ -16,42 +16,43 @@ from dovetail.access.limits import RateLimits
 from dovetail.cli.errors import fail
 
 KEY_PREFIX = "dvt_"  # lets secret scanners find a leaked key
-_UNSET = -1  # a limit that a line leaves to the settings
+_UNSET = -1  # a limit that the line does not set: the server's settings apply
 
 app = typer.Typer(
-    help="Make and check keys of clients.", no_args_is_help=True, rich_markup_mode=None
+    help="Create and check API keys of clients.", no_args_is_help=True, rich_markup_mode=None
 )
 
 _LimitWords = Annotated[
     list[str] | None,
     typer.Argument(
-        help="requests=60 tokens=100000 concurrent=8 expires=2027-01-31 admin: what is not as the "
-        "server has it for all keys; none is no limit",
+        help="Limits that differ from the server's settings, such as requests=60 tokens=100000 "
+        "concurrent=8 expires=2027-01-31 admin. The value none removes a limit.",
         metavar="[WORDS]...",
     ),
 ]
 _KeyFileOption = Annotated[
-    Path | None, typer.Option("--file", help="add the line to this file; it may be a new one")
+    Path | None,
+    typer.Option("--file", help="Append the line to this file, which is created if missing."),
 ]
 
 
 @app.command("new")
 def new(
-    tenant: Annotated[str, typer.Argument(help="whose key it is", metavar="TENANT")],
+    tenant: Annotated[str, typer.Argument(help="Owner of the key.", metavar="TENANT")],
     words: _LimitWords = None,
     file: _KeyFileOption = None,
 ) -> None:
-    """Make a key. It is shown this once: the file has its hash alone.
+    """Create an API key. It is shown only once: the file contains only its hash.
 
-    A server that is running takes a key that was added to its file within seconds.
+    A running server accepts a key within seconds after it was added to the server's key file.
     """
     text = KEY_PREFIX + secrets.token_urlsafe(32)
     line = " ".join([f"{tenant}:{sha256(text.encode()).hexdigest()}", *(words or ())])
     try:
         if [key.tenant for key in parse_keys(line.encode(errors="surrogateescape"))] != [tenant]:
-            raise KeyFileError(": this would be more than one line")
+            raise KeyFileError(": TENANT and WORDS must not contain line breaks")
         if "#" in line:
-            raise KeyFileError(": # begins a comment")
+            raise KeyFileError(": TENANT and WORDS must not contain '#', which starts a comment")
     except KeyFileError as error:
         fail("keys", str(error).partition(": ")[2])
     if file is None:
@@ -65,8 +66,8 @@ def new(
 
 
 @app.command("check")
-def check(file: Annotated[Path, typer.Argument(help="a file of keys")]) -> None:
-    """Read a file of keys as a server would, and show whose they are."""
+def check(file: Annotated[Path, typer.Argument(help="Key file.")]) -> None:
+    """Validate a key file as the server does, and list its keys with tenants and limits."""
     try:
         keys = read_keys(file, RateLimits(_UNSET, _UNSET, _UNSET))
     except KeyFileError as error:
@@ -90,7 +91,7 @@ def _format_key(key: ApiKey, now: float) -> str:
 
 
 def _append_line(file: Path, line: str) -> None:
-    """Append a line. A file that is already broken stays untouched."""
+    """Append a line. An invalid file is not modified."""
     separator = ""
     if file.exists() and file.stat().st_size:
         read_keys(file)

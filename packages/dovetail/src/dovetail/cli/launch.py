@@ -44,30 +44,36 @@ _CLIENT_SETTINGS = frozenset({"api_key", "codex_profile", "data_dir"})
 def launch(  # noqa: PLR0913 - each is a flag
     settings: LoadedConfig,
     harness: Annotated[
-        str | None, typer.Argument(metavar="HARNESS", help=f"what to run: {', '.join(HARNESSES)}")
+        str | None,
+        typer.Argument(metavar="HARNESS", help=f"Coding agent to run: {', '.join(HARNESSES)}."),
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="arguments of the harness")
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGS]", help="Arguments to pass to the harness."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="the Dovetail server to use (default: one on this machine)")
+        str | None,
+        typer.Option(help="Dovetail server to use. By default one that runs on this machine."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="the model to use: one that the server serves, else one to be served"),
+        typer.Option(
+            help="Model to use. If the running server does not serve it, a new server is started."
+        ),
     ] = None,
     api: Annotated[
-        str | None, typer.Option(help="the API to speak, for a harness that knows several")
+        str | None, typer.Option(help="API to use, if the harness supports several.")
     ] = None,
     printed: Annotated[
-        bool, typer.Option("--print", help="run nothing: print what would be set and run")
+        bool,
+        typer.Option("--print", help="Print the environment and the command instead of running."),
     ] = False,
 ) -> None:
     """Run a coding agent on a model that Dovetail serves.
 
-    Uses the server at --url, else one that runs on this machine, else starts one for the time of
-    the run with the settings of `dovetail serve`. Your own files are left alone; arguments of the
-    agent stand behind --.
+    Uses the server at --url, or one that runs on this machine. If there is none, starts one for the
+    duration of the run, with the settings of `dovetail serve`. Your own configuration files are not
+    modified. Arguments for the agent follow after --.
     """
     try:
         spec = get_harness(harness)
@@ -84,7 +90,7 @@ def launch(  # noqa: PLR0913 - each is a flag
                 target, selected_api, tuple(arguments or ()), executable, folder, proxy_bypass
             )
             status = _execute_plan(spec.prepare_plan(request), selected, printed)
-    except (LaunchError, CodexProfileError, OSError) as error:  # the last: what is no program
+    except (LaunchError, CodexProfileError, OSError) as error:  # OSError: not an executable
         _fail(str(error))
     raise typer.Exit(status)
 
@@ -116,7 +122,9 @@ def _select_server(
     server_flag = _find_server_flag(settings)
     if wanted.url is not None:
         if server_flag:
-            raise LaunchError(f"{server_flag} is for a server to be started, not beside --url")
+            raise LaunchError(
+                f"{server_flag} cannot be combined with --url: it only applies to a new server"
+            )
         yield _use_running_server(fetch_server_info(wanted.url, key), wanted, settings)
         return
     found, others = (None, []) if server_flag else find_server(_candidate_urls(settings), key)
@@ -128,14 +136,14 @@ def _select_server(
         _print_message(found.describe_missing_model(wanted.model))
     built_in = find_builtin_window(settings.config, wanted.model)
     if built_in is not None:
-        for other in others:  # it is a better engine than what comes with us
+        for other in others:  # likely a better engine than the built-in model
             _print_message(other)
-        _check_window(wanted.harness, *built_in)  # before it is fetched
+        _check_window(wanted.harness, *built_in)  # before it is downloaded
     arguments = build_serve_arguments(settings, wanted.model)
     if wanted.print_only:
         command_line = " ".join(map(shlex.quote, arguments))
         raise LaunchError(
-            f"no server runs whose settings could be shown: dovetail serve {command_line}"
+            f"--print needs a running server; start one with: dovetail serve {command_line}"
         )
     log = folder / "server.log"
     _print_message(f"starting a server (log: {log})")
@@ -147,7 +155,7 @@ def _select_server(
             fetch_server_info(child.address, key).select_target(model), is_owned=True
         )
         if not child.is_running:
-            _print_message(f"the server ended before the harness did\n{child.read_log_tail()}")
+            _print_message(f"the server exited before the harness\n{child.read_log_tail()}")
 
 
 def _use_running_server(
@@ -160,7 +168,7 @@ def _use_running_server(
 
 
 def _find_server_flag(settings: LoadedConfig) -> str | None:
-    """Find a flag that is only meaningful for a server to be started."""
+    """Return a flag that was given and applies only to a new server, or None."""
     for name, origin in settings.origins.items():
         if origin == "flag" and name not in _CLIENT_SETTINGS:
             return f"--{name.replace('_', '-')}"
@@ -185,7 +193,8 @@ def _execute_plan(plan: LaunchPlan, selected: _SelectedServer, printed: bool) ->
 def _select_api(harness: Harness, name: str | None) -> str:
     if name is None or name in harness.apis:
         return name or harness.apis[0]
-    raise LaunchError(f"{harness.title} speaks {', '.join(harness.apis)}, not {name!r}")
+    supported = ", ".join(harness.apis)
+    raise LaunchError(f"--api must be one of {supported} for {harness.title}, got {name!r}")
 
 
 def _check_window(harness: Harness, model: str, window: int | None) -> None:
@@ -193,10 +202,10 @@ def _check_window(harness: Harness, model: str, window: int | None) -> None:
     if window is None or window >= min_tokens:
         return
     raise LaunchError(
-        f"{harness.title} does not fit into the window of {model!r}: it needs {min_tokens:,} "
-        f"tokens for its own prompt and room to work, and there are {window:,}. Serve a model with "
-        "a longer window (--model, or --engine vllm --engine-url URL), or raise --context-length "
-        "where this one has more"
+        f"the context length of {model!r} is too small for {harness.title}: it needs "
+        f"{min_tokens:,} tokens for its own prompt and its work, got {window:,}. Serve a model "
+        "with a larger context (--model, or --engine vllm --engine-url URL), or raise "
+        "--context-length if the model supports it"
     )
 
 

@@ -8,21 +8,21 @@ from typing import Annotated
 
 import typer
 
-#: In the order of the help page. Each is a function in a module of the same name.
+#: In the order of the help. Each is a function in the module of the same name.
 COMMANDS = (
     *("serve", "launch", "catalog", "verify", "eval", "config", "chat", "demo", "export"),
     *("inspect", "render", "parse", "tokenize", "models", "watch"),
 )
 GROUPS = ("engine", "keys", "trace")  # each is the `app` of its module
 ALL_COMMANDS = COMMANDS + GROUPS
-ALIASES = {"accept": "eval"}  # earlier names, which stay valid but are not listed
-_FUNCTIONS = {"eval": "evaluate"}  # where the command is a builtin of Python
+ALIASES = {"accept": "eval"}  # former names, which stay valid but are not listed
+_FUNCTIONS = {"eval": "evaluate"}  # if the command's name is a Python builtin
 
-_HELP = "The joint between agent harnesses and inference engines: exact turns for open models."
+_HELP = "A server between agent harnesses and inference engines: exact turns for open models."
 
 
 def build_app(names: Iterable[str] = ALL_COMMANDS) -> typer.Typer:
-    """Build the application with the commands of these names."""
+    """Build the application with the given commands."""
     app = typer.Typer(
         name="dovetail",
         help=_HELP,
@@ -57,7 +57,7 @@ def _global_options(
         ),
     ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """Accept the global options."""
 
 
 def main() -> None:

@@ -17,16 +17,16 @@ TableRows = list[dict[str, Any]]
 
 def models(
     by_family: Annotated[
-        bool, typer.Option("--families", help="List the parsers by the families of models.")
+        bool, typer.Option("--families", help="List the parsers by model family.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where weights are kept; by default the data folder.")
+        Path | None, typer.Option(help="Data folder with the downloaded weights.")
     ] = None,
 ) -> None:
-    """List the models that are fetched by name; with --families, the names of all parsers.
+    """List the built-in models; with --families, list all parsers.
 
-    Any GGUF file, model folder or hub id can be served besides.
+    `dovetail serve` also accepts any GGUF file, model folder or Hugging Face Hub id.
     """
     rows = _family_rows() if by_family else _builtin_rows(data_dir or default_data_dir())
     if as_json:

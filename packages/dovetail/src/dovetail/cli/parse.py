@@ -13,25 +13,26 @@ from dovetail_parsers import Parser, resolve_family
 
 def parse(
     file: Annotated[
-        Path | None, typer.Argument(help="The model's output; standard input if not given.")
+        Path | None, typer.Argument(help="File with the raw output; standard input by default.")
     ] = None,
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="A tool parser's name, or a model id to find it by.")
+        str | None, typer.Option(help="Tool call parser, or a model id to select it by.")
     ] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="A reasoning parser's name.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="Reasoning parser.")] = None,
     in_reasoning: Annotated[
-        bool | None, typer.Option(help="Whether the prompt ended inside an open thought.")
+        bool | None, typer.Option(help="Whether the prompt ended inside a reasoning span.")
     ] = None,
     chunk: Annotated[
-        int, typer.Option(min=0, help="Characters a piece; 0 feeds the whole at once.")
+        int, typer.Option(min=0, help="Characters per chunk; 0 feeds all text at once.")
     ] = 0,
     events: Annotated[
-        bool, typer.Option("--events", help="Print the events as they come.")
+        bool, typer.Option("--events", help="Print the streaming events instead.")
     ] = False,
 ) -> None:
-    """Read a model's raw output and print what it becomes: reasoning, text and calls, in order.
+    """Parse a model's raw output into reasoning, text and tool calls, in order.
 
-    One JSON object a line. With --events the stream itself, as a client would get it.
+    Prints one JSON object per line: a block, or with --events an event as it is streamed to
+    clients.
     """
     try:
         text = file.read_text("utf-8") if file is not None else sys.stdin.read()

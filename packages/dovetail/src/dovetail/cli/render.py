@@ -34,23 +34,28 @@ _CODECS = {ApiChoice.messages: MESSAGES, ApiChoice.responses: RESPONSES, ApiChoi
 
 def render(  # noqa: PLR0913 - each is a flag
     model: Annotated[
-        str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")
+        str,
+        typer.Argument(
+            help="A built-in name, a GGUF file, a model folder, or a Hugging Face Hub id."
+        ),
     ],
-    request: Annotated[Path, typer.Argument(help="The request body, as JSON.")],
-    api: Annotated[
-        ApiChoice, typer.Option(help="The API that the request speaks.")
-    ] = ApiChoice.messages,
-    tool_call_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="As for serve.")] = None,
+    request: Annotated[Path, typer.Argument(help="File with the request body, as JSON.")],
+    api: Annotated[ApiChoice, typer.Option(help="API of the request.")] = ApiChoice.messages,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="Tool call parser; by default detected from the model.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="Reasoning parser; by default detected from the model.")
+    ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="A server's data folder, to find its turns again.")
+        Path | None, typer.Option(help="Data folder of a server, to use its recorded turns.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ids: Annotated[bool, typer.Option("--ids", help="Print the token ids, too.")] = False,
 ) -> None:
-    """Show the prompt that a request becomes, control tokens visible, and what of it was known.
+    """Print the prompt of a request, with control tokens, and which tokens the ledger provided.
 
-    With --data-dir the turns that a server recorded there are recognised as it would do itself.
+    With --data-dir, turns that a server recorded there are reused as the server would do.
     """
     try:
         loaded = find_and_load_model(
@@ -73,7 +78,9 @@ async def _prepare(
         ledger, keyring = Ledger(MemoryLedgerStore()), Keyring([bytes(32)])
     else:
         if not (data_dir / LEDGER_FILE).is_file():
-            raise FileNotFoundError(f"{data_dir} is no data folder of a server: no {LEDGER_FILE}")
+            raise FileNotFoundError(
+                f"--data-dir must be the data folder of a server: {data_dir} has no {LEDGER_FILE}"
+            )
         config = Config(data_dir=data_dir)
         ledger, keyring = open_ledger(config, data_dir), open_keyring(config, data_dir)
     preparer = ChatPreparer(model, ledger, keyring)
@@ -116,10 +123,10 @@ def _print_prompt(model: Model, prepared: PreparedRequest, ids: bool) -> None:
     console.print(text)
     if ids:
         console.print(" ".join(map(str, prompt.ids)))
-    summary = f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them as the ledger has them "
+    summary = f"{len(prompt.ids)} tokens, {prompt.reused_tokens} of them from the ledger "
     summary += f"({prompt.origin})"
     if prompt.in_reasoning:
-        summary += "; ends inside an open thought"
+        summary += "; ends inside a reasoning span"
     typer.echo(f"\n{summary}", err=True)
     for note in prompt.notes:
         typer.echo(f"note: {note}", err=True)

@@ -38,10 +38,11 @@ _log = logging.getLogger(__name__)
 
 @with_settings
 def serve(settings: LoadedConfig) -> None:
-    """Serve a model to Claude Code, Codex and every client of the three APIs.
+    """Serve a model over the Messages, Responses and Chat Completions APIs.
 
-    MODEL is a built-in name (smollm2), a GGUF file, a Hugging Face folder or a hub id. Settings
-    come from flags, then DOVETAIL_* variables, then dovetail.toml; `dovetail config` shows them.
+    MODEL is a built-in name (smollm2), a GGUF file, a model folder or a Hugging Face Hub id. Flags
+    override DOVETAIL_* environment variables, which override the settings file (dovetail.toml in
+    the working folder by default); `dovetail config` prints the result.
     """
     config = settings.config
     configure_logging(config.log_format, config.log_level)
@@ -49,9 +50,9 @@ def serve(settings: LoadedConfig) -> None:
         options = build_http_options(config)
         certificate = load_certificate(config)
         if config.workers > 1 and config.store == "memory":
-            raise ValueError("--workers: several need one store of turns, sqlite or redis://")
+            raise ValueError("--workers > 1 requires --store sqlite or a redis:// URL, got memory")
         if config.workers > 1 and sys.platform != "linux":
-            raise ValueError("--workers: only Linux spreads connections over several processes")
+            raise ValueError(f"--workers > 1 is only supported on Linux, not on {sys.platform}")
         # Before the model is loaded, to report a port in use at once.
         listener = bind_socket(config.http_host, resolve_port(config))
     except (OSError, OverflowError, ValueError) as error:
@@ -111,16 +112,16 @@ def _serve_with_workers(
     except SupervisorError as error:
         fail("serve", str(error))
     if stopped_by is not None:
-        signal.raise_signal(stopped_by)  # whoever waits for us sees how we ended
+        signal.raise_signal(stopped_by)  # exit by the same signal, for the parent to see
 
 
 def _startup_warnings(config: Config, options: HttpOptions) -> tuple[str | None, str | None]:
-    """Warnings about risky settings."""
+    """Return warnings about risky settings."""
     return exposure_warning(config.http_host, options.keys), _payload_warning(config)
 
 
 def _client_url(listener: socket.socket, scheme: str) -> str:
-    """The URL for clients on this machine. The port may have been chosen by the system."""
+    """Return the URL for clients on this machine, with the actual port if 0 was configured."""
     host, port = listener.getsockname()[:2]
     return _format_url(scheme, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
@@ -130,7 +131,7 @@ def _format_url(scheme: str, host: str, port: int) -> str:
 
 
 def _log_started(listener: socket.socket, scheme: str, models: list[str], workers: int) -> None:
-    """Log that requests are accepted from now on."""
+    """Log that the server accepts requests."""
     fields = {
         "version": VERSION,
         "address": _format_url(scheme, *listener.getsockname()[:2]),
@@ -141,12 +142,12 @@ def _log_started(listener: socket.socket, scheme: str, models: list[str], worker
 
 
 def _payload_warning(config: Config) -> str | None:
-    """Warn that payloads are written to the trace."""
+    """Return a warning if payloads are written to the trace."""
     if config.trace_file is None or not config.trace_payloads:
         return None
     return (
-        f"--trace-payloads: every request and answer is written to {config.trace_file}, with all "
-        "that users and models say; it is for debugging, and makes streams slower"
+        f"--trace-payloads writes every request and response to {config.trace_file}, including all "
+        "text of users and models; it is meant for debugging and slows down streaming"
     )
 
 
@@ -173,9 +174,9 @@ def _print_examples(address: str, name: str, window: int, needs_key: bool) -> No
 
 
 def _launch_commands(address: str, window: int, needs_key: bool) -> list[str]:
-    """A command for each coding agent whose prompt fits into the context window."""
+    """Return a command for each coding agent whose prompt fits into the context window."""
     key = (
         'DOVETAIL_API_KEY="$KEY" ' if needs_key else ""
-    )  # a flag could be seen in the process list
+    )  # a flag would be visible in the process list
     fit = [one.name for one in HARNESSES.values() if one.min_context_tokens <= window]
     return [f"{key}dovetail launch {name} --url {address}" for name in fit]

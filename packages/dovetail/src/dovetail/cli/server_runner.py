@@ -80,12 +80,12 @@ def serve_in_process(
     if not server.started:
         fail(
             "serve",
-            app.startup_error or "the server could not be started; what went wrong is told above",
+            app.startup_error or "the server could not start; see the error above",
         )
 
 
 def resolve_port(config: Config) -> int:
-    """The port to listen on. Remote engines usually listen on 8000 themselves."""
+    """Return the port to listen on. Remote engines usually use 8000 themselves."""
     if config.http_port is not None:
         return config.http_port
     return 8001 if config.engine_url or any(m.get("engine_url") for m in config.models) else 8000
@@ -106,7 +106,7 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
         if listener is not None:
             listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise OSError(f"cannot listen on {host}, port {port}: {reason}") from error
+        raise OSError(f"cannot listen on {host} port {port}: {reason}") from error
     return listener
 
 
@@ -115,7 +115,7 @@ def load_certificate(config: Config) -> TlsCertificate | None:
     if config.tls_cert_path is not None:
         return TlsCertificate(config.tls_cert_path, config.tls_key_path)
     if config.tls_key_path is not None:
-        raise ValueError("--tls-key-path is of use only beside --tls-cert-path")
+        raise ValueError("--tls-key-path requires --tls-cert-path")
     return None
 
 
@@ -138,7 +138,7 @@ def build_with_progress(config: Config) -> ModelRegistry:
     )
     quiet = not _err.is_terminal
     with Progress(*columns, console=_err, transient=True, disable=quiet) as progress:
-        title = f"fetching {config.model or DEFAULT_MODEL}"
+        title = f"downloading {config.model or DEFAULT_MODEL}"
         task = progress.add_task(title, total=None, visible=False)
 
         def update_progress(done: int, total: int | None) -> None:

@@ -13,17 +13,20 @@ from dovetail.models.weights import ModelUnavailableError
 
 def tokenize(
     model: Annotated[
-        str, typer.Argument(help="A built-in name, a GGUF file, a model folder, or a hub id.")
+        str,
+        typer.Argument(
+            help="A built-in name, a GGUF file, a model folder, or a Hugging Face Hub id."
+        ),
     ],
     text: Annotated[
-        str | None, typer.Argument(help="The text; standard input if not given.")
+        str | None, typer.Argument(help="Text to tokenize; standard input by default.")
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Control tokens spelled in the text stay text.")
+        bool, typer.Option("--plain", help="Encode the names of control tokens as plain text.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the ids, as JSON.")] = False,
 ) -> None:
-    """Print the tokens of a text, one a line: id, what it stands for, `control` if it is one."""
+    """Print the tokens of a text, one per line: id, text, and `control` for control tokens."""
     try:
         tokenizer = find_and_load_model(model).tokenizer
     except (ModelLoadError, ModelUnavailableError) as error:

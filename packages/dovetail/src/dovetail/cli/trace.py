@@ -1,4 +1,4 @@
-"""`dovetail trace`: summarize and draw traces of requests."""
+"""`dovetail trace`: summarize request traces and convert them to timelines."""
 
 import os
 import sys
@@ -16,28 +16,30 @@ from dovetail.telemetry.trace.reader import Trace, TraceError, read_traces
 from dovetail.telemetry.trace.sessions import SessionSummary, summarize_sessions
 
 app = typer.Typer(
-    help="Look at the traces that `dovetail serve --trace-file` writes.",
+    help="Analyze the traces that `dovetail serve --trace-file` writes.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 TraceFilesArgument = Annotated[
-    list[Path], typer.Argument(help="Trace files, also those that end in .gz.")
+    list[Path], typer.Argument(help="Trace files, plain or compressed (.gz).")
 ]
-SessionOption = Annotated[str | None, typer.Option(help="Only this session and its sub-agents.")]
-TenantOption = Annotated[str | None, typer.Option(help="Only this tenant.")]
+SessionOption = Annotated[
+    str | None, typer.Option(help="Include only this session and its subagents.")
+]
+TenantOption = Annotated[str | None, typer.Option(help="Include only this tenant.")]
 
 
 @app.command("perfetto")
 def perfetto(
     files: TraceFilesArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; else to stdout.")
+        Path | None, typer.Option("--output", "-o", help="File to write instead of stdout.")
     ] = None,
     session: SessionOption = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Draw a timeline that ui.perfetto.dev opens: turns, thoughts, calls, waits for tools."""
+    """Write a timeline for ui.perfetto.dev: turns, reasoning, tool calls, waits for tools."""
     timeline = msgspec.json.encode(build_timeline(_read_filtered(files, session, tenant))) + b"\n"
     if output is None:
         sys.stdout.buffer.write(timeline)
@@ -46,17 +48,21 @@ def perfetto(
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(timeline)
     except OSError as error:
-        fail("trace", f"{output} cannot be written: {error.strerror}")
+        fail("trace", f"cannot write {output}: {error.strerror}")
 
 
 @app.command("summary")
 def summary(
     files: TraceFilesArgument, session: SessionOption = None, tenant: TenantOption = None
 ) -> None:
-    """Show a line for each session: requests, tokens, what was cached, where the time went."""
-    heads = ("requests", "failed", "agents", "calls", "input", "cached", "again", "output")
+    """Print one line per session: requests, tokens, cached tokens, and time spent.
+
+    The column "re-prefilled" counts prompt tokens that were computed again although they could have
+    been cached.
+    """
+    heads = ("requests", "failed", "agents", "calls", "input", "cached", "re-prefilled", "output")
     table = Table("session", box=None, pad_edge=False)
-    for head in (*heads, "answering", "thinking", "tools"):
+    for head in (*heads, "responding", "reasoning", "tools"):
         table.add_column(head, justify="right")
     for one in summarize_sessions(_read_filtered(files, session, tenant)):
         table.add_row(one.name, *_format_cells(one))
@@ -79,8 +85,8 @@ def _read_filtered(files: list[Path], session: str | None, tenant: str | None) -
     except TraceError as error:
         fail("trace", str(error))
     if trace.skipped_lines:
-        typer.echo(f"dovetail trace: {trace.skipped_lines} lines were passed over", err=True)
+        typer.echo(f"dovetail trace: skipped {trace.skipped_lines} unreadable lines", err=True)
     selected = trace.select(session, tenant)
     if not selected.lines:
-        fail("trace", "there is no such request in it")
+        fail("trace", "no request in the trace files matches --session and --tenant")
     return selected

@@ -1,4 +1,4 @@
-"""`dovetail verify`: the command of dovetail-verify, which here can also start its own server."""
+"""`dovetail verify`: the command of dovetail-verify, with a scripted server if no URL is given."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from dovetail_verify.suite import TargetUnusable
 
 @contextmanager
 def start_scripted_server() -> Iterator[TargetOptions]:
-    """Run Dovetail with a scripted model and an API key until the block is left."""
+    """Run Dovetail with a scripted model and an API key until the block exits."""
     api_key = token_urlsafe()
     with TemporaryDirectory(prefix="dovetail-verify-") as folder:
         server, log = prepare_scripted_server(Path(folder)), Path(folder) / "log" / "serve.log"
-        settings = Path(folder) / "dovetail.toml"  # in place of the user's own
+        settings = Path(folder) / "dovetail.toml"  # empty, so that the user's own is not read
         settings.touch()
         arguments = (*server.arguments, "--config", str(settings))
         try:

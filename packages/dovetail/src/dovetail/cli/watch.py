@@ -48,38 +48,41 @@ def watch(  # noqa: PLR0913 - each is a flag
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Folder, GGUF file or hub id with the model's tokenizer and template. By default "
-            "the folder that the server names, or the hub's cache; else tokens are estimated."
+            help="Folder, GGUF file or Hugging Face Hub id with the model's tokenizer and chat "
+            "template. By default the folder that the server reports, or the Hub cache; without "
+            "either, tokens are estimated."
         ),
     ] = None,
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="How the model writes calls; by default found out.")
+        str | None, typer.Option(help="Tool call parser; by default detected from the model.")
     ] = None,
     reasoning_parser: Annotated[
-        str | None, typer.Option(help="How the model writes thoughts; by default found out.")
+        str | None, typer.Option(help="Reasoning parser; by default detected from the model.")
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option(help="Record every exchange in this file, for --replay. It holds the text!"),
+        typer.Option(help="Record every exchange to this file, with its full text, for --replay."),
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Watch nothing: look at a recording instead.")
+        Path | None, typer.Option(help="Analyze this recording instead of live traffic.")
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Answer through Dovetail; hand on what is uncertain.")
+        bool,
+        typer.Option(
+            "--fix",
+            help="Serve requests through Dovetail; forward the requests that it does not support.",
+        ),
     ] = False,
-    engine_api_key: Annotated[
-        str | None, typer.Option(help="The key that the server asks for.")
-    ] = None,
+    engine_api_key: Annotated[str | None, typer.Option(help="API key for the server.")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the summary into this file, too.")
+        Path | None, typer.Option("--json", help="Write the summary to this file, too, as JSON.")
     ] = None,
 ) -> None:
-    """Watch the traffic to a server that stays as it is.
+    """Relay traffic to an unmodified server and report on its prefix cache use.
 
-    Point the client at the address that is printed. Bytes pass unchanged in both directions. For
-    each exchange a line says how many prompt tokens the server had to compute again and why; the
-    summary comes at the end (Ctrl-C), or at once after a SIGUSR1.
+    Point the client at the address that is printed. Bytes are relayed unchanged in both directions.
+    One line per exchange reports how many prompt tokens the server had to prefill again and why.
+    The summary is printed at the end (Ctrl-C), or at any time on SIGUSR1.
     """
     flags = _WatchFlags(
         url=url,
@@ -92,7 +95,7 @@ def watch(  # noqa: PLR0913 - each is a flag
     )
     try:
         if json_file is not None:
-            json_file.touch(0o600)  # fail now, and not at the end, if it cannot be written
+            json_file.touch(0o600)  # if it cannot be written, fail now and not at the end
         if replay is not None:
             _run_replay(replay, flags)
         else:
@@ -121,7 +124,7 @@ class _WatchFlags:
         return None if name is None else load_reference(find_model(name), self.parsers)
 
     def build_config(self) -> Config:
-        """Settings of a server that responds in place of the watched one."""
+        """Return the settings of the server that responds in place of the watched one."""
         return Config(
             engine="vllm",
             engine_url=(self.url,),
@@ -134,7 +137,7 @@ class _WatchFlags:
 
 def _run_watch(flags: _WatchFlags, fix: bool) -> None:
     if not flags.url:
-        raise ValueError("the address of a server is needed: dovetail watch http://127.0.0.1:8000")
+        raise ValueError("URL is missing; example: dovetail watch http://127.0.0.1:8000")
     endpoint = _parse_endpoint(flags.url, flags.key)
     named_model = flags.reference_model()
     app = App(build_service(flags.build_config())) if fix else None
@@ -143,7 +146,7 @@ def _run_watch(flags: _WatchFlags, fix: bool) -> None:
         references = ReferenceModels(named_model, listed, flags.parsers)
         reference = (
             references.get(listed[0].id) if listed else named_model
-        )  # now, before the first request
+        )  # load it now, before the first request
         for note in _startup_notes(listed, reference, references.warnings):
             typer.echo(note)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -158,14 +161,14 @@ def _run_watch(flags: _WatchFlags, fix: bool) -> None:
 def _startup_notes(
     listed: Sequence[ListedModel], reference: ReferenceModel | None, warnings: Sequence[str]
 ) -> list[str]:
-    """What is known about the server, and how tokens are counted."""
+    """Return messages about the server and about how tokens are counted."""
     notes = list(warnings)
     if not listed:
-        notes.append("the server does not say what it serves, or is not up yet")
+        notes.append("the server does not list its models, or is not reachable yet")
     if reference is not None and reference.has_tokenizer:
-        return [*notes, f"tokens are counted by {reference.origin}"]
-    model = f"{listed[0].id!r}" if listed else "its model"
-    return [*notes, f"no tokenizer of {model} here (--tokenizer names one): tokens are estimated"]
+        return [*notes, f"tokens are counted with the tokenizer of {reference.origin}"]
+    model = f"{listed[0].id!r}" if listed else "the served model"
+    return [*notes, f"tokens are estimated: no tokenizer found for {model}; set --tokenizer"]
 
 
 def _parse_endpoint(url: str, key: str | None) -> Endpoint:
@@ -190,7 +193,7 @@ async def _run_fix(watcher: Watcher, app: App, endpoint: Endpoint, flags: _Watch
     server = create_server(fix_app, *flags.listen_address, drain=app.draining)
     _install_signal_handlers(
         watcher, flags.json_file
-    )  # the server raises the one that ends it once more
+    )  # at its end, the server raises the signal that stopped it again
     watcher.start()
     task = asyncio.create_task(server.serve())
     if await wait_until_started(server, task):
@@ -206,7 +209,7 @@ def _install_signal_handlers(watcher: Watcher, json_file: Path | None) -> asynci
 
     def end() -> None:
         ended.set()
-        loop.remove_signal_handler(signal.SIGINT)  # the next one does not wait for the summary
+        loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C exits without the summary
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 
 def _setting(default: Any, help: str, *, per_model: bool = False) -> Any:
-    """A field with its help text. A mutable default is created per config."""
+    """Return a field with its help text. A mutable default is created per config."""
     metadata = {"help": help, "per_model": per_model}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -19,7 +19,7 @@ def _setting(default: Any, help: str, *, per_model: bool = False) -> Any:
 
 
 def _model_setting(default: Any, help: str) -> Any:
-    """A setting that may differ from model to model."""
+    """Return a field for a setting that may differ from model to model."""
     return _setting(default, help, per_model=True)
 
 
@@ -31,185 +31,228 @@ class Config:
     # Models
     model: str | None = _model_setting(
         None,
-        "a built-in name, a GGUF file, a model folder, or a hub id (default: smollm2); "
-        "of a remote engine, the name of its model",
+        "Model to serve: a built-in name, a GGUF file, a model folder or a Hugging Face Hub id "
+        "(default: smollm2). With a remote engine, the model's name on that engine.",
     )
     served_model_name: tuple[str, ...] = _model_setting(
-        (), "names that clients use; the first is the model's own"
+        (),
+        "Model name that clients use. The first one is the primary name, the others are "
+        "accepted as well.",
     )
     model_alias: tuple[str, ...] = _setting(
-        (), "ALIAS=NAME: another name for a served one; it may have * and ?"
+        (),
+        "ALIAS=NAME: accept ALIAS as another name for the served model NAME. ALIAS may contain "
+        "the wildcards * and ?.",
     )
     models: tuple[Mapping[str, Any], ...] = _setting(
-        (), "several models: a table [[models]] of settings for each, in the file"
+        (),
+        "Serve several models: one [[models]] table with per-model settings for each, in the "
+        "settings file.",
     )
     context_length: int | None = _model_setting(
-        None, "the most tokens of a prompt and its answer together"
+        None, "Context length: the maximum number of tokens of a prompt and its output together."
     )
 
     # Engines
     engine: str = _model_setting(
         "auto",
-        "what generates: auto, llamacpp, scripted or transformers here; vllm, sglang or openai at "
-        "an --engine-url",
+        "Inference engine. auto, llamacpp, scripted and transformers run on this machine; vllm, "
+        "sglang and openai are remote engines at --engine-url.",
     )
     engine_url: tuple[str, ...] = _model_setting(
-        (), "where a remote engine listens; several are replicas of one model"
+        (), "URL of a remote engine. Several URLs are replicas of one model."
     )
-    engine_api_key: str | None = _model_setting(None, "the key that a remote engine asks for")
+    engine_api_key: str | None = _model_setting(None, "API key for the remote engine.")
     engine_wait: float = _model_setting(
-        0.0, "seconds to wait for a remote engine that is not up yet"
+        0.0, "Seconds to wait at startup for a remote engine that is not reachable yet."
     )
     engine_option: tuple[str, ...] = _model_setting(
-        (), "NAME=VALUE: an option of the engine's own, by the names of its page"
+        (),
+        "NAME=VALUE: an option of the selected engine. The documentation of each engine lists "
+        "its options.",
     )
     tokenizer: str | None = _model_setting(
-        None, "folder or hub id with the tokenizer and template of a remote engine's model"
+        None,
+        "Folder or Hugging Face Hub id with the tokenizer and chat template of a remote "
+        "engine's model.",
     )
     upstream_api: Literal["auto", "chat", "responses"] = _model_setting(
-        "auto", "what an openai engine speaks"
+        "auto", "API that an openai engine serves."
     )
     upstream_raw: bool = _model_setting(
-        False, "the openai engine gives unparsed text: our parsers read it"
+        False,
+        "The openai engine returns unparsed model output: parse tool calls and reasoning here.",
     )
-    replicas: int = _model_setting(1, "how many copies of an engine that runs here")
+    replicas: int = _model_setting(1, "Number of replicas of an engine that runs on this machine.")
     migration_limit: int = _model_setting(
-        3, "how often an answer may go on on another replica after its own died"
+        3, "How many times a response may be continued on another replica after its replica failed."
     )
     recovery_wait: float = _model_setting(
-        30.0, "seconds that a broken answer waits for its only replica to come back and go on"
+        30.0,
+        "Seconds that an interrupted response waits for its only replica to recover before it "
+        "fails.",
     )
-    script: Path | None = _model_setting(None, "what the scripted engine plays")
-    threads: int | None = _model_setting(None, "threads of the embedded engine")
-    slots: int = _model_setting(4, "requests that the embedded engine works on at once")
-    gpu_layers: int | None = _model_setting(None, "layers that the embedded engine puts on a GPU")
+    script: Path | None = _model_setting(None, "Script for the scripted engine.")
+    threads: int | None = _model_setting(None, "CPU threads of the embedded engine.")
+    slots: int = _model_setting(
+        4, "Maximum number of requests that the embedded engine runs concurrently."
+    )
+    gpu_layers: int | None = _model_setting(
+        None, "Number of layers that the embedded engine offloads to a GPU."
+    )
 
     # Parsers and templates
     tool_call_parser: str | None = _model_setting(
-        None, "how the model writes calls; by default found out from the model"
+        None, "Tool call parser. By default detected from the model."
     )
     reasoning_parser: str | None = _model_setting(
-        None, "how the model writes thoughts; by default found out from the model"
+        None, "Reasoning parser. By default detected from the model."
     )
     custom_jinja_template: Path | None = _model_setting(
-        None, "a chat template to use instead of the model's"
+        None, "Chat template file to use instead of the model's own."
     )
     chat_template_kwargs: Mapping[str, Any] = _model_setting(
-        {}, "JSON object of switches for the chat template"
+        {}, "JSON object of variables to pass to the chat template."
     )
     default_thinking_mode: Literal["enabled", "disabled"] | None = _model_setting(
-        None, "whether to think when a request does not say"
+        None, "Whether the model thinks if the request does not specify it."
     )
     reasoning_field_name: Literal["reasoning_content", "reasoning"] = _setting(
-        "reasoning_content", "where Chat Completions show thoughts"
+        "reasoning_content", "Field of Chat Completions responses that contains the reasoning."
     )
     exclude_tools_when_tool_choice_none: bool = _model_setting(
-        False, "hide tools from the model when it may not call any"
+        False, "Leave tools out of the prompt if tool_choice is none."
     )
 
     # Prompts
     strip_anthropic_preamble: bool = _setting(
-        True, "take the billing line out of Claude Code's system text"
+        True, "Remove the billing line from Claude Code's system prompt."
     )
     volatile_pattern: tuple[str, ...] = _setting(
-        (), "regular expression of text that must not reach the prompt, more than the usual ones"
+        (),
+        "Regular expression for text to remove from prompts, in addition to the built-in patterns.",
     )
     replay: Literal["auto", "exact", "client"] = _setting(
-        "auto", "whose copy of an earlier turn counts where the two differ in form"
+        "auto",
+        "Source of an earlier turn's tokens: exact (the recorded tokens), client (the client's "
+        "copy), or auto (the recorded tokens unless the client edited the turn).",
     )
     resume_drop_thinking: float | None = _setting(
-        None, "clear older thoughts once when a session comes back after so many seconds"
+        None,
+        "Remove the reasoning of earlier turns once when a session resumes after this many idle "
+        "seconds.",
     )
     log_prefix: bool = _setting(
-        False, "log what each prompt shares with the last one of its session"
+        False, "Log how much of each prompt is shared with the previous prompt of its session."
     )
 
     # Storage
-    data_dir: Path | None = _setting(None, "where weights, keys and turns are kept")
-    store: str = _setting("sqlite", "where turns are kept: sqlite, memory, or a redis:// URL")
+    data_dir: Path | None = _setting(None, "Folder for model weights, keys and the ledger.")
+    store: str = _setting("sqlite", "Storage of the ledger: sqlite, memory, or a redis:// URL.")
     seal_key_file: Path | None = _setting(
-        None, "keys that seal turns, one a line; by default one is made in the data folder"
+        None,
+        "File with the keys that seal turns, one per line. By default a key is created in the "
+        "data folder.",
     )
     keep_logprobs: bool = _model_setting(
-        False, "ask the engine for the logprob of each token, and keep them for `dovetail export`"
+        False,
+        "Request the logprob of each token from the engine and store it for `dovetail export`.",
     )
     responses_max_bytes: int = _setting(
-        256 << 20, "how much of stored responses is kept; the oldest go first"
+        256 << 20, "Maximum total size of stored responses in bytes. The oldest are deleted first."
     )
     responses_max_age: float = _setting(
-        30 * 86_400.0, "seconds for which a stored response is kept"
+        30 * 86_400.0, "Seconds after which a stored response is deleted."
     )
 
     # HTTP
-    http_host: str = _setting("127.0.0.1", "address to listen on")
+    http_host: str = _setting("127.0.0.1", "Address to listen on.")
     http_port: int | None = _setting(
         None,
-        "port to listen on (default: 8000, in front of a remote engine 8001); 0 takes a free one",
+        "Port to listen on (default: 8000, or 8001 with a remote engine). 0 selects a free port.",
     )
-    tls_cert_path: Path | None = _setting(None, "certificate, to serve HTTPS")
-    tls_key_path: Path | None = _setting(None, "key of the certificate")
-    api_key: tuple[str, ...] = _setting((), "key that clients must send; several are allowed")
+    tls_cert_path: Path | None = _setting(None, "TLS certificate file. Enables HTTPS.")
+    tls_key_path: Path | None = _setting(None, "Private key file of the TLS certificate.")
+    api_key: tuple[str, ...] = _setting(
+        (), "API key that clients must send. If several are set, each is accepted."
+    )
     api_key_file: Path | None = _setting(
         None,
-        "file of hashed keys: a line `tenant:sha256 [limits]` each; read again when it changes",
+        "File with hashed API keys, one `tenant:sha256 [limits]` per line. It is reloaded when "
+        "it changes.",
     )
-    rate_limit_requests: int | None = _setting(None, "requests a minute for each key")
+    rate_limit_requests: int | None = _setting(None, "Maximum requests per minute and API key.")
     rate_limit_tokens: int | None = _setting(
-        None, "tokens a minute for each key, of prompts (less what was cached) and answers"
+        None,
+        "Maximum tokens per minute and API key: prompt tokens that were not cached, and output "
+        "tokens.",
     )
-    max_concurrent_per_key: int | None = _setting(
-        None, "requests of one key that are worked on at once"
-    )
+    max_concurrent_per_key: int | None = _setting(None, "Maximum concurrent requests per API key.")
     trusted_proxy: tuple[str, ...] = _setting(
         (),
-        "address or network (10.0.0.0/8) of a proxy in front: what it says in X-Forwarded-For of "
-        "where a request comes from is believed, for the log",
+        "Address or network (10.0.0.0/8) of a reverse proxy whose X-Forwarded-For header is "
+        "trusted. It determines the client address in the log.",
     )
-    metrics_need_key: bool = _setting(False, "show /metrics to admin keys only")
-    max_body_bytes: int = _setting(64 << 20, "largest request body, after decompression")
+    metrics_need_key: bool = _setting(False, "Require an admin API key for /metrics.")
+    max_body_bytes: int = _setting(
+        64 << 20, "Maximum size of a request body in bytes, after decompression."
+    )
     max_held_bytes: int | None = _setting(
         None,
-        "bytes of bodies that requests may have together until they are over "
-        "(default: 16 times --max-body-bytes)",
+        "Maximum total size in bytes of the bodies of all active requests (default: 16 times "
+        "--max-body-bytes).",
     )
-    max_concurrent_requests: int = _setting(1024, "requests that are worked on at once")
-    max_queued_requests: int = _setting(256, "requests that wait for room, the most urgent first")
-    queue_timeout: float = _setting(60.0, "seconds that a request waits for room")
-    workers: int = _setting(1, "processes that serve one port, over one store of turns")
+    max_concurrent_requests: int = _setting(1024, "Maximum concurrent requests.")
+    max_queued_requests: int = _setting(
+        256, "Maximum requests waiting in the queue. The most urgent ones are admitted first."
+    )
+    queue_timeout: float = _setting(60.0, "Maximum seconds that a request waits in the queue.")
+    workers: int = _setting(1, "Number of worker processes that share the port and the ledger.")
     drain_timeout: float = _setting(
-        300.0, "seconds that running answers may go on when the server is told to stop"
+        300.0, "Seconds that active responses may continue after the server received a stop signal."
     )
-    enable_anthropic_api: bool = _setting(True, "serve the Messages API")
+    enable_anthropic_api: bool = _setting(True, "Serve the Anthropic Messages API.")
     enable_responses_websocket: bool = _setting(
-        True, "serve the Responses API over WebSockets too; off: such a request gets 426"
+        True, "Serve the Responses API over WebSocket, too. If disabled, upgrade requests get 426."
     )
     enable_streaming_tool_dispatch: bool = _setting(
-        False, "send tool_call_dispatch events in every stream"
+        False, "Send tool_call_dispatch events in every stream."
     )
     enable_streaming_reasoning_dispatch: bool = _setting(
-        False, "send reasoning_dispatch events in every stream"
+        False, "Send reasoning_dispatch events in every stream."
     )
     codex_profile: str | None = _setting(
-        None, "show models to Codex under this entry of its own bundled catalog, such as gpt-5.5"
+        None,
+        "Present the models to Codex with the properties of this entry of its bundled catalog, "
+        "such as gpt-5.5.",
     )
 
     # Logs and traces
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "how much is logged")
-    log_format: Literal["logfmt", "json"] = _setting("logfmt", "how a line of the log is written")
-    log_peers: bool = _setting(True, "log the address that each request comes from")
-    trace_file: Path | None = _setting(
-        None, "write a JSON line for each request that is over: no payloads, see --trace-payloads"
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "Minimum level of log messages."
     )
-    trace_max_bytes: int = _setting(64 << 20, "size at which a trace file is put away, compressed")
-    trace_keep: int = _setting(8, "how many trace files that were put away are kept")
+    log_format: Literal["logfmt", "json"] = _setting("logfmt", "Format of log lines.")
+    log_peers: bool = _setting(True, "Log the client address of each request.")
+    trace_file: Path | None = _setting(
+        None,
+        "Write one JSON line per finished request to this file. It contains no payloads; see "
+        "--trace-payloads.",
+    )
+    trace_max_bytes: int = _setting(
+        64 << 20, "Size in bytes at which the trace file is compressed and rotated."
+    )
+    trace_keep: int = _setting(8, "Number of rotated trace files to keep.")
     trace_payloads: bool = _setting(
-        False, "write bodies of requests and answers into the trace, for debugging"
+        False, "Write request and response bodies to the trace, for debugging."
     )
     otlp_endpoint: str | None = _setting(
-        None, "send spans to this OpenTelemetry collector, by OTLP over HTTP (dovetail[otel])"
+        None,
+        "Send spans to this OpenTelemetry collector with OTLP over HTTP. Requires dovetail[otel].",
     )
 
     # Sampling defaults
-    temperature: float | None = _model_setting(None, "stronger than the model's own default")
-    top_p: float | None = _model_setting(None, "stronger than the model's own default")
-    top_k: int | None = _model_setting(None, "stronger than the model's own default")
+    temperature: float | None = _model_setting(
+        None, "Default sampling temperature; overrides the model's own default."
+    )
+    top_p: float | None = _model_setting(None, "Default top_p; overrides the model's own default.")
+    top_k: int | None = _model_setting(None, "Default top_k; overrides the model's own default.")

@@ -6,13 +6,15 @@ from pathlib import Path
 
 #: Identifies a version of a file; None if the file cannot be read.
 FileVersion = tuple[int, int, int, int] | None
-_TIMESTAMP_GRANULARITY_SECONDS = 2.0  # a file can change twice within one timestamp
+_TIMESTAMP_GRANULARITY_SECONDS = 2.0  # within it, two changes can have the same timestamp
 
 
 def get_file_version(path: Path, now: float | None = None) -> FileVersion:
-    """The version of a file. One that just changed equals no other: it may change again unnoticed.
+    """Return the version of a file.
 
-    The change time (ctime) also covers permissions. `now` is the current time if not given.
+    The version of a file that just changed equals no other version: the file may change again
+    within the same timestamp. The change time (ctime) also covers permissions. `now` defaults to
+    the current time.
     """
     try:
         stat = os.stat(path)
@@ -24,5 +26,5 @@ def get_file_version(path: Path, now: float | None = None) -> FileVersion:
 
 
 def is_recently_changed(version: FileVersion) -> bool:
-    """Whether the file had just changed when the version was taken."""
+    """Return whether the file had just changed when the version was taken."""
     return version is not None and version[3] != 0

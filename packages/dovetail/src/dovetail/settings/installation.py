@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def default_data_dir(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of weights, keys and the ledger. It may not exist yet."""
+    """Return the folder for weights, keys and the ledger. It may not exist yet."""
     variables = os.environ if environment is None else environment
     if home := variables.get("DOVETAIL_HOME"):
         return Path(home).expanduser()
@@ -16,5 +16,5 @@ def default_data_dir(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds an optional extra to this installation."""
+    """Return the shell command that installs an optional extra."""
     return f"pip install 'dovetail[{extra}]'"

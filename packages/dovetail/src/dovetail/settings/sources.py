@@ -16,7 +16,7 @@ import msgspec
 from dovetail.settings.config import Config
 
 ENV_PREFIX = "DOVETAIL_"
-DEFAULT_CONFIG_FILE = "dovetail.toml"  # read from the working folder where no other is named
+DEFAULT_CONFIG_FILE = "dovetail.toml"  # read from the working folder by default
 CONFIG_FILE_ENV = "DOVETAIL_CONFIG"
 SECRET_SETTINGS = ("api_key", "engine_api_key")
 _RESERVED_ENV = {
@@ -38,12 +38,12 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class ConfigError(ValueError):
-    """An invalid setting; the message names its source."""
+    """Raised for an invalid setting; the message names its source."""
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """The settings, and the source of each that is not a default."""
+    """The settings, and the source of each one that is not a default."""
 
     config: Config
     origins: Mapping[str, str]
@@ -70,7 +70,7 @@ def load_config(
 
 
 def dump_config(loaded: LoadedConfig, *, secrets: bool = False) -> dict[str, Any]:
-    """The settings as JSON values. Keys are masked unless `secrets` is set."""
+    """Return the settings as JSON values. Keys are masked unless `secrets` is set."""
     return {
         one.name: _to_json_value(one.name, getattr(loaded.config, one.name), secrets)
         for one in fields(Config)
@@ -95,7 +95,7 @@ def _to_json_value(name: str, value: Any, secrets: bool) -> Any:
 
 
 def _find_config_file(environment: Mapping[str, str]) -> Path | None:
-    """The settings file to read. An empty variable disables it."""
+    """Return the settings file to read. An empty environment variable disables it."""
     path = environment.get(CONFIG_FILE_ENV)
     if path is not None:
         return Path(path) if path else None
@@ -119,7 +119,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             found[key] = value
     for name in found:
         if name not in _TYPES:
-            raise ConfigError(f"{path}: there is no setting {name!r}")
+            raise ConfigError(f"{path}: unknown setting {name!r}")
     return found
 
 
@@ -130,7 +130,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in _TYPES:
-            raise ConfigError(f"{variable}: there is no setting {name!r}")
+            raise ConfigError(f"{variable}: unknown setting {name!r}")
         found[name] = _parse_env_value(name, text)
     return found
 
@@ -152,7 +152,7 @@ def _convert_value(name: str, value: Any, origin: str) -> Any:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ConfigError(f"{name} ({origin}): not JSON: {error}") from error
+            raise ConfigError(f"{name} ({origin}): must be a JSON object: {error}") from error
     if isinstance(value, Path):
         return value
     if get_origin(_TYPES[name]) is tuple and isinstance(value, str):
@@ -161,16 +161,17 @@ def _convert_value(name: str, value: Any, origin: str) -> Any:
         typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         choices = [repr(one) for one in literal_values(_TYPES[name])]
-        problem = f"one of {', '.join(choices)} is wanted, not {value!r}" if choices else str(error)
+        problem = f"must be one of {', '.join(choices)}, got {value!r}" if choices else str(error)
         raise ConfigError(f"{name} ({origin}): {problem}") from error
     minimum = _MIN_VALUES.get(name)
     if minimum is not None and typed is not None and not minimum <= typed < _MAX_NUMBER:
-        raise ConfigError(f"{name} ({origin}): {minimum} at least is wanted, not {value!r}")
+        bound = f"< {_MAX_NUMBER:g}" if typed >= minimum else f">= {minimum}"
+        raise ConfigError(f"{name} ({origin}): must be {bound}, got {value!r}")
     maximum = _MAX_VALUES.get(name)
     if maximum is not None and typed is not None and typed > maximum:
-        raise ConfigError(f"{name} ({origin}): {maximum} at most is wanted, not {value!r}")
-    if name == "api_key" and "" in typed:  # a variable that was not set must not open the server
-        raise ConfigError(f"{name} ({origin}): a key is wanted, not an empty text")
+        raise ConfigError(f"{name} ({origin}): must be <= {maximum}, got {value!r}")
+    if name == "api_key" and "" in typed:  # an unset shell variable must not open the server
+        raise ConfigError(f"{name} ({origin}): must not be empty")
     return typed
 
 
@@ -179,24 +180,24 @@ def _reject_per_model_flags(values: Mapping[str, Any], origins: Mapping[str, str
     if not values.get("models"):
         return
     for name, origin in origins.items():
-        # A key does not belong into a file, and may be the same for all.
+        # Keys do not belong in a file, and one key may be valid for all models.
         if name in _PER_MODEL - set(SECRET_SETTINGS) and origin in ("flag", "environment"):
             raise ConfigError(
-                f"{name} ({origin}): of no use beside tables [[models]]: each says its own"
+                f"{name} ({origin}): cannot be combined with [[models]]; set it per model"
             )
 
 
 def _convert_model_tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]:
     """Convert the [[models]] tables, each with the per-model settings."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
-        raise ConfigError(f"models ({origin}): tables [[models]] in the file are wanted")
+        raise ConfigError(f"models ({origin}): must be [[models]] tables in the settings file")
     tables = []
     for number, table in enumerate(value, 1):
         table_origin = f"{origin}, model {number}"
         settings = {name.replace("-", "_"): one for name, one in table.items()}
         for name in settings:
             if name not in _PER_MODEL:
-                raise ConfigError(f"{table_origin}: there is no setting {name!r} of a single model")
+                raise ConfigError(f"{table_origin}: unknown per-model setting {name!r}")
         tables.append(
             {name: _convert_value(name, one, table_origin) for name, one in settings.items()}
         )
@@ -204,7 +205,7 @@ def _convert_model_tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]
 
 
 def literal_values(kind: Any) -> tuple[Any, ...]:
-    """The allowed values of a Literal type, also inside unions."""
+    """Return the allowed values of a Literal type, also inside unions."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     return tuple(one for inner in get_args(kind) for one in literal_values(inner))
@@ -213,7 +214,7 @@ def literal_values(kind: Any) -> tuple[Any, ...]:
 def _decode_path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
-    raise msgspec.ValidationError(f"a path is wanted, not {value!r}")
+    raise msgspec.ValidationError(f"must be a path, got {value!r}")
 
 
 _TYPES: dict[str, Any] = get_type_hints(Config)
