@@ -54,7 +54,7 @@ def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
             environment={"DOVETAIL_ENGINE_API_KEY": "se-cret"},
         )
     assert locked.status == 2
-    assert "pass its own with --api-key" in locked.err
+    assert "pass its key with --api-key" in locked.err
     assert ended.status == 0, ended.err
     assert "tasks solved" in ended.out
     assert "4 of 4" in ended.out

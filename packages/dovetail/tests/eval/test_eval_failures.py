@@ -78,15 +78,11 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
 @pytest.mark.parametrize(
     ("models", "options", "words"),
     [
-        (
-            rejection(401, "who are you?"),
-            {},
-            "rejected the configured API key (401): pass its own with --api-key",
-        ),
+        (rejection(401, "who are you?"), {}, "(401): pass its key with --api-key"),
         (FakeResponse(body=b'{"data": []}'), {}, "serves no model yet"),
-        (rejection(404, "no"), {}, "does not list its models: name one (--model)"),
+        (rejection(404, "no"), {}, "does not list its models: set --model"),
         (listed(), {"model": "other"}, "no model 'other', only m"),
-        (listed(max_model_len=2048), {}, "has 2,048 tokens, and the tasks need 6,000"),
+        (listed(max_model_len=2048), {}, ">= 6,000 tokens for the tasks, got 2,048"),
         (listed(), {"api_key": "schlüssel"}, "no key has such characters"),
     ],
 )
@@ -136,14 +132,14 @@ def test_server_without_tools_gets_one_request() -> None:
     assert off.refused == f"status 400: {words}"
     assert off.faults == (f"write, request 1: status 400: {words}",)
     assert len(bodies) == 1
-    assert ("No answer", [f"off: status 400: {words}"]) in build_notes(target, [off])
+    assert ("Rejected", [f"off: status 400: {words}"]) in build_notes(target, [off])
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_key_is_never_shown_even_if_the_server_quotes_it(status: int) -> None:
     words = "Incorrect API key provided: Bearer sk-secret"
     target, (off,), _ = tried(served(rejection(status, words)))
-    assert off.refused == f"status {status}: it refuses the key (--api-key)"
+    assert off.refused == f"status {status}: the server rejects the key (--api-key)"
     assert "sk-secret" not in repr(off) + json.dumps(to_report_json(target, [off]))
 
 
@@ -169,7 +165,7 @@ def test_endless_response_is_aborted(limit: dict[str, Any]) -> None:
             response = await client.send(user("Go."), lambda call: None)
         assert (
             response.connection_error
-            == "the answer has no end: it is not limited as it was asked to be"
+            == "the response exceeds every limit: the server ignores max_tokens"
         )
 
     run(scene)
@@ -204,7 +200,7 @@ def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
             return BROKEN
         return served(stream())(request)  # type: ignore[no-any-return]
 
-    with pytest.raises(EvalError, match=r"Dovetail cannot start before http://.*invalid response"):
+    with pytest.raises(EvalError, match=r"Dovetail cannot start in front of http://.*invalid response"):
         tried(reply, replace(ONE, apis=("chat",)))
 
 
@@ -213,7 +209,7 @@ def test_a_full_window_is_no_fault() -> None:
     first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
     _, (off,), _ = tried(served(first, rejection(400, words)))
     assert off.faults == ()
-    assert off.done[0].why == "the prompt did not fit into the model's window any more"
+    assert off.done[0].why == "the prompt exceeded the model's context length"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +224,7 @@ def test_a_full_window_is_no_fault() -> None:
             [FakeResponse(body=b"data: {oops\n\n" + chunks(), kind="text/event-stream")],
             "a frame of the stream could not be read",
         ),
-        ([stream({"content": "x"}, reason="tool_calls")], "there are none"),
+        ([stream({"content": "x"}, reason="tool_calls")], "but the response has none"),
     ],
 )
 def test_faults_of_the_protocol_are_counted(responses: list[FakeResponse], fault: str) -> None:
@@ -240,7 +236,7 @@ def test_faults_of_the_protocol_are_counted(responses: list[FakeResponse], fault
 def test_two_calls_with_one_id_are_a_fault() -> None:
     same = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
     _, (off,), _ = tried(served(same))
-    assert off.faults == ("write, request 2: two calls of a session have the same id (c1)",)
+    assert off.faults == ("write, request 2: two tool calls of the session have the same id (c1)",)
 
 
 def test_calls_and_results_go_back_as_agents_send_them() -> None:

@@ -96,7 +96,7 @@ def test_unreported_values_are_unknown(folder: Path) -> None:
         assert one.prefixes.unknown_prompts == one.prefixes.later
         assert one.prefixes.again is None
         assert one.prefixes.computed is not None  # that is the server's own count
-    assert "which turns were exact" in shown(target, passes)
+    assert "exact turns: " in shown(target, passes)
     assert to_report_json(target, passes)["passes"][0]["prefixes"]["again"] is None
 
 
@@ -107,7 +107,7 @@ def test_without_a_tokenizer_dovetail_sends_messages(folder: Path) -> None:
     assert "--tokenizer" in target.engine_reason
     assert all(one.solved_tasks == len(FEW.tasks) for one in passes)
     assert all(one.prefixes.unknown_prompts == one.prefixes.later for one in passes)
-    assert "no tokenizer of the model is here" in shown(target, passes)
+    assert "the model's tokenizer was not found" in shown(target, passes)
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +130,14 @@ def test_weak_models_are_no_fault_of_the_protocol(
     for one in weak[1]:
         assert (one.solved_tasks, one.faults) == (0, ())
         assert [(line.task, line.requests, line.why) for line in one.done] == [
-            ("write", 5, "notes/plan.md is not there"),
+            ("write", 5, "notes/plan.md does not exist"),
             ("edit", 1, "no tool was called"),
             (
                 "sum",
                 2,
-                "total.txt is not as it should be, line 1: '<i>109</i>', not '109'",
+                "total.txt has unexpected content in line 1: '<i>109</i>', expected '109'",
             ),
-            ("find", 12, "not done after 12 requests (found.txt is not there)"),
+            ("find", 12, "not done after 12 requests (found.txt does not exist)"),
         ]
 
 
@@ -161,7 +161,7 @@ def test_a_weak_model_is_exact_with_dovetail_all_the_same(
 
 def test_passes_that_failed_alike_share_a_line(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
     text = shown(*weak)
-    assert "write (every pass): notes/plan.md is not there" in text
+    assert "write (every pass): notes/plan.md does not exist" in text
     assert text.count("no tool was called") == 1
 
 

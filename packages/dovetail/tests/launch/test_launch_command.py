@@ -85,7 +85,7 @@ def test_invalid_data_folder_is_reported_in_one_line(running: Running, tmp_path:
     ran = launch(tmp_path, "claude", *flags, bin=harness.bin)
     assert (ran.status, ran.out, harness.ran) == (1, "", False)
     assert ran.err.startswith(f"dovetail launch: cannot write {tmp_path / 'file'}/launch/claude")
-    assert ran.err.endswith(": Not a directory; --data-dir names another folder\n")
+    assert ran.err.endswith(": Not a directory; set --data-dir to another folder\n")
 
 
 def test_harness_that_is_not_executable_is_reported_in_one_line(
@@ -141,8 +141,8 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "which harness? known are claude (Claude Code), codex (Codex)"),
-        (["nano"], "there is no harness 'nano'; known are claude (Claude Code), codex (Codex)"),
+        ([], "HARNESS is missing; must be one of claude (Claude Code), codex (Codex)"),
+        (["nano"], "unknown harness 'nano'; must be one of claude (Claude Code), codex (Codex)"),
         (["claude"], "Install it with: npm install -g @anthropic-ai/claude-code"),
         (["claude", "--api", "chat"], "Claude Code speaks messages, not 'chat'"),
         (
@@ -151,7 +151,7 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
         ),
         (["pi", "--print", "--url", "URL", "--model", "other"], f"serves '{NAME}'"),
         (["pi", "--print", "--url", "ftp://x"], "expected an http://"),
-        (["pi", "--print", "--url", "http://127.0.0.1:1"], "no server answers at"),
+        (["pi", "--print", "--url", "http://127.0.0.1:1"], "cannot reach a server at"),
         (["claude", "--print", "--model", "smollm2"], "needs 49,152 tokens"),
     ],
 )
@@ -173,8 +173,9 @@ def test_a_window_that_is_too_small_is_refused(place: Path, tmp_path: Path) -> N
         ran = launch(tmp_path, "claude", "--url", small.url, bin=claude.bin)
         assert ran.status == 1
         assert not claude.ran
-        assert f"the window of '{NAME}': it needs 49,152 tokens" in ran.err
-        assert "there are 16,384" in ran.err
+        assert f"the context length of '{NAME}' is too small" in ran.err
+        assert "it needs 49,152 tokens" in ran.err
+        assert "got 16,384" in ran.err
         assert launch(tmp_path, "codex", "--url", small.url, bin=codex.bin).status == 7
 
 
@@ -185,13 +186,13 @@ def test_a_server_with_keys(place: Path, tmp_path: Path) -> None:
         arguments = ["claude", "--url", keyed.url]
         ran = launch(tmp_path, *arguments, bin=harness.bin)
         assert (ran.status, harness.ran) == (1, False)
-        assert "asks for a key: DOVETAIL_API_KEY, or --api-key" in ran.err
+        assert "requires an API key; set DOVETAIL_API_KEY or --api-key" in ran.err
         ran = launch(tmp_path, *arguments, "--api-key", "k2", bin=harness.bin)
-        assert "asks for a key other than this" in ran.err
+        assert "rejects the API key" in ran.err
         port = keyed.url.rpartition(":")[2]
         ran = launch(tmp_path, "claude", bin=harness.bin, DOVETAIL_HTTP_PORT=port)
         assert (
-            "asks for a key: DOVETAIL_API_KEY, or --api-key" in ran.err
+            "requires an API key; set DOVETAIL_API_KEY or --api-key" in ran.err
         )  # it is not passed over for one of our own
         assert launch(tmp_path, *arguments, bin=harness.bin, DOVETAIL_API_KEY="k1").status == 7
         assert harness.invocation["environment"]["ANTHROPIC_AUTH_TOKEN"] == "k1"

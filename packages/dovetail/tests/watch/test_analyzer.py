@@ -81,7 +81,7 @@ class TestRecordings:
     @pytest.mark.parametrize("text", ["", "{}\n", "nonsense\n", '{"dovetail_recording": 9}\n'])
     def test_other_files_are_refused(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "a").write_text(text)
-        with pytest.raises(RecordingError, match="is no recording"):
+        with pytest.raises(RecordingError, match="is not a recording"):
             list(read_recording(tmp_path / "a"))
 
     def test_a_broken_line_is_named(self, tmp_path: Path) -> None:

@@ -274,10 +274,10 @@ class TestTheObserver:
                 REQUEST,
                 b"nonsense\r\n\r\n",
                 CaptureLimits(),
-                "what passed was not HTTP as it should be",
+                "the traffic is not valid HTTP",
             ),
-            (REQUEST, RESPONSE, CaptureLimits(body_bytes=3), "a body was too large"),
-            (REQUEST, RESPONSE, CaptureLimits(queue_bytes=10), "the observer could not keep up"),
+            (REQUEST, RESPONSE, CaptureLimits(body_bytes=3), "a body is too large"),
+            (REQUEST, RESPONSE, CaptureLimits(queue_bytes=10), "the analysis is too slow"),
             (
                 b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\n\r\n",
                 b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\n\r\n\x81\x00\xff",
@@ -288,7 +288,7 @@ class TestTheObserver:
                 b"CONNECT a:443 HTTP/1.1\r\nhost: a\r\n\r\n",
                 b"HTTP/1.1 200 OK\r\n\r\n" + b"\x16\x03" * 1000,
                 CaptureLimits(),
-                "the connection was made a tunnel",
+                "the connection became a tunnel",
             ),
         ],
         ids=["nonsense", "too large", "too slow", "upgrade", "tunnel"],
@@ -315,7 +315,7 @@ class TestTheObserver:
     def test_server_that_sends_first_is_not_observed(self) -> None:
         """Nobody would ever take those bytes."""
         capture = ConnectionCapture(CaptureLimits(), lambda: 1)
-        with pytest.raises(UnobservableError, match="before it was asked"):
+        with pytest.raises(UnobservableError, match="before a request"):
             capture.feed("response", b"220 mail\r\n", 0.0)
 
     def test_bodies_of_other_requests_are_not_stored(self) -> None:
@@ -336,7 +336,7 @@ class TestTheObserver:
         observer.observe(1, "closed", b"", 0.0)
         observer.close()
         assert not seen.exchanges
-        assert observer.unobserved == {"the observer could not keep up": 1}
+        assert observer.unobserved == {"the analysis is too slow": 1}
         assert not observer._ignored_connections
 
     def test_tiny_pieces_count_for_what_they_take(self) -> None:

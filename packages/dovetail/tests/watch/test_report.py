@@ -443,7 +443,8 @@ def test_interleaved_reasoning_returned_in_another_order() -> None:
     assert codes(second) == ["regrouped"]
     assert second.broke is not None
     assert second.broke.detail == (
-        "said as thought, call, thought, text, call, sent back as thought, text, call, call"
+        "generated as reasoning, call, reasoning, text, call, "
+        "returned as reasoning, text, call, call"
     )
 
 
@@ -497,7 +498,7 @@ def test_disconnect_stops_the_engine_and_is_reported() -> None:
 
     run(scene)
     assert [one.truncated for one in found] == [True]
-    assert "cut off" in format_exchange(found[0])
+    assert "truncated" in format_exchange(found[0])
 
 
 HELLO = {"model": NAME, "messages": [{"role": "user", "content": "Hi!"}]}
@@ -507,5 +508,5 @@ def test_summary_has_advice() -> None:
     text = format_summary(TrafficSummary(session(Biller(), LOOP)), {})
     assert "3 requests in 1 session " in text
     assert "2 × the billing line at the start of the system text changed" in text
-    assert "`dovetail serve` takes it out" in text
-    assert "3 × by the model's own tokenizer and template, and as many as the server" in text
+    assert "`dovetail serve` removes it" in text
+    assert "3 × counted with the model's tokenizer and template, confirmed by the server" in text

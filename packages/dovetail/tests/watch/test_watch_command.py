@@ -181,7 +181,7 @@ def test_the_sdks_work_through_it(plain: Running, folder: Path) -> None:
         while "3 requests" not in watch.log.read_text():
             with pytest.raises(subprocess.TimeoutExpired):
                 watch.process.wait(0.05)
-    assert "1 other exchange passed on" in watch.log.read_text()
+    assert "1 other exchange forwarded" in watch.log.read_text()
     assert "estimated (~)" in watch.log.read_text()
 
 
@@ -196,7 +196,7 @@ def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
     assert (ended.status, "No such file or directory" in ended.err) == (1, True)
     (tmp_path / "no.jsonl").write_text("{}\n")
     ended = dovetail("watch", "--replay", tmp_path / "no.jsonl", home=tmp_path)
-    assert (ended.status, "is no recording" in ended.err) == (1, True)
+    assert (ended.status, "is not a recording" in ended.err) == (1, True)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""A recorded agent session, played without weights: what the product does, in ten seconds."""
+"""A recorded agent session, replayed through the pipeline without weights."""

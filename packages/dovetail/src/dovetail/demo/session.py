@@ -63,9 +63,7 @@ class DemoDisplay:
             case CallArgs(text=text):
                 self._append("", "cyan", text)
             case CallClose():
-                self.close(
-                    "[bold yellow]⚡ dispatched[/] [dim]- it runs while the model goes on[/]"
-                )
+                self.close("[bold yellow]⚡ dispatched[/] [dim]- runs while the model continues[/]")
             case SpanEnd():
                 self.close()
             case Diagnostic(code=code):
@@ -128,7 +126,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_demo_model() -> Model:
-    """A model that keeps its reasoning and writes calls as Qwen3-Coder does."""
+    """Build a model whose template preserves reasoning, with tool calls as in Qwen3-Coder."""
     tokenizer = ByteTokenizer(CONTROL_TOKENS)
     template = ChatTemplate(CHAT_TEMPLATE)
     probed = ProbedTemplate(template, probe_template(template))
@@ -149,7 +147,7 @@ def build_demo_model() -> Model:
 
 
 TURNS = 3
-TOKENS_PER_SECOND = 320.0  # of bytes: some ten seconds in all
+TOKENS_PER_SECOND = 320.0  # a token is a byte: the demo takes about ten seconds
 TOOL_RESULTS = {
     "read_file": "1  def total(self):\n2      return max(prices)",
     "write_file": "written",
@@ -159,7 +157,7 @@ TOOL_SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
 async def run_demo(console: Console, *, fast: bool = False) -> bool:
-    """Run the session. True if every turn appeared in the next prompt token for token."""
+    """Run the session. Returns True if each prompt contains the previous turn token for token."""
     model = _build_token_model(0.0 if fast else TOKENS_PER_SECOND)
     await model.engine.start()
     history: list[dict[str, object]] = [{"role": "user", "content": "Fix the empty basket."}]
@@ -177,7 +175,7 @@ async def run_demo(console: Console, *, fast: bool = False) -> bool:
         history += _to_history(message)
     await model.engine.stop()
     verdict = "yes" if exact else "NO"
-    console.print(f"\nEvery turn, token for token, in the next prompt: [bold]{verdict}[/]")
+    console.print(f"\nEvery turn is in the next prompt, token for token: [bold]{verdict}[/]")
     return exact
 
 
@@ -211,18 +209,18 @@ def _print_turn_summary(
 ) -> None:
     prompt, usage = prepared.prompt, message.usage
     console.print(
-        f"[dim]prompt of {usage.input_tokens} tokens, {usage.cached_tokens} in the engine's cache, "
-        f"{usage.output_tokens} generated[/]"
+        f"[dim]{usage.input_tokens} prompt tokens, {usage.cached_tokens} of them cached by the "
+        f"engine, {usage.output_tokens} output tokens[/]"
     )
     if previous:
         verdict = "[green]exact[/]" if exact else "[red]not exact[/]"
         console.print(
-            f"[dim]the last turn and its prompt, {previous} tokens:[/] {verdict} ({prompt.origin})"
+            f"[dim]previous prompt and turn, {previous} tokens:[/] {verdict} ({prompt.origin})"
         )
 
 
 def _to_history(message: Message) -> list[dict[str, object]]:
-    """The turns that a client sends back: the blocks in order, and the results of the calls."""
+    """Return the turns that a client sends back: the blocks in order, and the tool results."""
     content: list[dict[str, object]] = []
     results: list[dict[str, object]] = []
     for block in message.blocks:

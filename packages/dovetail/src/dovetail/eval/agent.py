@@ -23,10 +23,10 @@ from dovetail_model import (
 
 @dataclass(frozen=True)
 class TaskStep:
-    """One request of a task. `protocol_errors` are faults of the protocol, not of the model.
+    """One request of a task.
 
-    `http_error` is the server's error instead of a response, `context_overflow`: the prompt did not
-    fit.
+    `protocol_errors` are errors of the server, not of the model. `http_error` is the server's error
+    instead of a response. `context_overflow`: the prompt exceeded the context length.
     """
 
     response: TimedResponse
@@ -105,7 +105,7 @@ class TaskAgent:
 
 @dataclass
 class _ToolExecution:
-    """The tool calls of one response, run as they are complete."""
+    """The tool calls of one response, each run as soon as it is complete."""
 
     workspace: Workspace
     calls: list[CheckedCall] = field(default_factory=list)
@@ -124,17 +124,17 @@ class _ToolExecution:
         self._add_result(call, text, failed)
 
     def reject(self, call: ToolCallBlock) -> None:
-        """Reject an incomplete call. It is not run, whatever its arguments look like."""
+        """Reject an incomplete call. It is never run, even if its arguments are valid."""
         checked = check_call(call.name, call.arguments)
         self.calls.append(CheckedCall(call.name, checked.is_known_tool, False, False))
-        self._add_result(call, "the arguments are no whole JSON: the call was not run", True)
+        self._add_result(call, "the arguments are incomplete JSON: the call was not run", True)
 
     def _add_result(self, call: ToolCallBlock, text: str, failed: bool) -> None:
         self.results[call.id] = ToolResultBlock(call.id, (TextBlock(text),), failed)
 
 
 def _build_step(response: TimedResponse, execution: _ToolExecution, ids: set[str]) -> TaskStep:
-    """Evaluate a response. `ids` are those of earlier calls of the session."""
+    """Evaluate a response. `ids` are the ids of earlier calls of the session."""
     exchange, message = response.exchange, response.message
     if response.connection_error:
         return TaskStep(response, protocol_errors=(response.connection_error,))
@@ -154,9 +154,11 @@ def _build_step(response: TimedResponse, execution: _ToolExecution, ids: set[str
 
 
 def _format_refusal(rejection: UpstreamRejection) -> str:
-    """Format the server's error. Some quote the key that they reject."""
+    """Format the server's error; omit its text for a rejected key, since it may quote the key."""
     message = (
-        "it refuses the key (--api-key)" if rejection.status in (401, 403) else rejection.message
+        "the server rejects the key (--api-key)"
+        if rejection.status in (401, 403)
+        else rejection.message
     )
     return f"status {rejection.status}: {message}"
 
@@ -169,25 +171,25 @@ def _find_protocol_errors(
     if message.failure is not None:
         errors.append(f"the stream failed: {message.failure.message}")
     if any(diagnostic.code == "malformed_chunk" for diagnostic in message.diagnostics):
-        errors.append("a frame of the stream could not be read")
+        errors.append("a frame of the stream could not be parsed")
     if message.finish == "tool_calls" and not calls:
-        errors.append("the answer ended for its calls, and there are none")
+        errors.append("the stop reason is tool calls, but the response has none")
     for call in calls:
         if call.id in ids:
-            errors.append(f"two calls of a session have the same id ({call.id})")
+            errors.append(f"two tool calls of the session have the same id ({call.id})")
         ids.add(call.id)
     return errors
 
 
 def _failure_reason(problem: str, steps: list[TaskStep]) -> str:
-    """Why a task is not solved: an error in between explains more than the missing result."""
+    """Return why a task is not solved: an earlier error explains more than the missing result."""
     last = steps[-1]
     if last.context_overflow:
-        return "the prompt did not fit into the model's window any more"
+        return "the prompt exceeded the model's context length"
     if last.http_error or last.protocol_errors:
         return last.http_error or last.protocol_errors[0]
     if last.response.message.finish == "length":
-        return "an answer was cut at its limit of tokens"
+        return "a response was truncated at --max-tokens"
     if last.calls:
         return f"not done after {len(steps)} requests ({problem})"
     if not any(step.calls for step in steps):

@@ -61,7 +61,7 @@ def _build_chat_body(request: Request) -> Json:
 
 
 def _group_blocks(turn: Turn) -> Turn:
-    """A response in the form of a chat message: one reasoning, one text, the calls."""
+    """Group a response like a chat message: one reasoning block, one text block, the calls."""
     reasoning = "".join(b.text for b in turn.blocks if isinstance(b, ReasoningBlock))
     text = "".join(b.text for b in turn.blocks if isinstance(b, TextBlock))
     blocks: list[Block] = [ReasoningBlock(reasoning)] if reasoning else []
@@ -91,7 +91,7 @@ def _build_messages_body(request: Request) -> Json:
 
 
 def _encode_turns(turns: Sequence[Turn]) -> list[Json]:
-    """Encode messages: tool results belong to the user."""
+    """Encode messages. Tool results are sent in user turns."""
     return [
         {
             "role": "assistant" if turn.role == "assistant" else "user",
@@ -121,11 +121,11 @@ def _encode_block(block: Block) -> Json:
             result = {"type": "tool_result", "tool_use_id": id, "content": content}
             return {**result, "is_error": True} if failed else result
         case _:
-            raise ValueError(f"the tasks have no {block.type}")
+            raise ValueError(f"blocks of type {block.type} are not supported in tasks")
 
 
 def _parse_arguments(arguments: str) -> Json:
-    """Arguments as an object. Others were rejected, which the model has been told."""
+    """Parse arguments as an object. The agent has already rejected invalid ones."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (ValueError, RecursionError):
@@ -154,7 +154,7 @@ ToolCallCallback = Callable[[ToolCallBlock], None]
 
 @dataclass(frozen=True)
 class CallTiming:
-    """Seconds since the request: when a call's last bytes arrived, and when it could be run."""
+    """Seconds from the request to a call's last byte, and to the moment when it could be run."""
 
     received: float
     ready: float
@@ -185,7 +185,7 @@ class ApiClient:
     _numbers: "count[int]" = field(default_factory=lambda: count(1), repr=False)
 
     async def send(self, request: Request, on_call: ToolCallCallback) -> TimedResponse:
-        """Send a request. `on_call` gets each call the moment that it is complete."""
+        """Send a request. `on_call` is called with each tool call as soon as it is complete."""
         body = msgspec.json.encode({**self.api.build_body(request), **self.extra_fields})
         session = request.identity.session or ""
         headers = {"x-session-id": session, **self.headers}
@@ -247,10 +247,10 @@ class _ResponseCollector:
         if self._status == 200 and self._streamed:
             self._process(self._reader.feed(chunk))
         if size + len(chunk) > self._max_bytes or len(self.call_timings) > self._max_calls:
-            raise EngineError("the answer has no end: it is not limited as it was asked to be")
+            raise EngineError("the response exceeds every limit: the server ignores max_tokens")
 
     def finish(self) -> None:
-        """Process the end of the body. A response that is not streamed is parsed as a whole."""
+        """Process the end of the body. A non-streaming response is parsed here."""
         if self._status != 200:
             return
         if self._streamed:
@@ -284,7 +284,7 @@ class _ResponseCollector:
     def to_exchange(
         self, number: int, request: tuple[str, Mapping[str, str], bytes]
     ) -> CapturedExchange:
-        """The exchange as captured on the wire, for the analysis."""
+        """Return the exchange as captured on the wire, for the analysis."""
         target, headers, body = request
         return CapturedExchange(
             number=number,

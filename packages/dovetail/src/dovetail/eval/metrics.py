@@ -1,8 +1,8 @@
 """Metrics of a pass: exact prefixes, recomputed tokens, tool calls and latencies.
 
-Prefixes have two sources: Dovetail's own headers, where it builds the prompts itself, and what
-watch mode infers about a server. Only what the server's own counts confirm is counted; everything
-else is unknown.
+Prefix statistics have two sources: Dovetail's own headers, where it builds the prompts itself, and
+the inference of watch mode for other servers. Only numbers that the server's own counts confirm are
+used; everything else is unknown.
 """
 
 from collections import Counter
@@ -23,8 +23,9 @@ from dovetail_model import Request
 class PromptStats:
     """One prompt. `is_exact`: it continues the previous prompt and response token for token.
 
-    `new_tokens` is what it adds to them, `prompt_tokens` and `cached_tokens` are the server's own
-    numbers. None is unknown; `is_exact` of a session's first prompt is, since there is none before.
+    `new_tokens` are the tokens that it adds; `prompt_tokens` and `cached_tokens` are the server's
+    own counts. None is unknown. `is_exact` of a session's first prompt is None: it has no
+    predecessor.
     """
 
     is_first: bool
@@ -91,8 +92,8 @@ def read_prompt_stats(runs: Iterable[TaskRun]) -> list[PromptStats]:
 def sum_prefix_stats(prompts: Sequence[PromptStats]) -> PrefixTotals:
     """Sum the statistics of a pass.
 
-    Cached tokens are known if the server reported them at least once in the same pass: passes use
-    different endpoints of it, and some report them and others do not.
+    Cached tokens are known if the server reported them at least once in the same pass. Passes use
+    different endpoints of the server, and not all of them report cached tokens.
     """
     later = [one for one in prompts if not one.is_first]
     has_counts = all(one.prompt_tokens is not None for one in prompts) and bool(prompts)
@@ -156,7 +157,7 @@ def _stats_from_headers(step: TaskStep, previous: TaskStep | None) -> PromptStat
 
 
 def _computed_tokens(prompt: PromptStats) -> int:
-    """Tokens that were not cached. Unreported ones count as not cached."""
+    """Return the tokens that were not cached. Without a report, all count as not cached."""
     return (prompt.prompt_tokens or 0) - (prompt.cached_tokens or 0)
 
 
@@ -177,10 +178,10 @@ class ToolCallStats:
 
 @dataclass(frozen=True)
 class LatencyStats:
-    """Medians in seconds; None if nothing was measured.
+    """Medians in seconds; None if there are no measurements.
 
-    `first`: time to first token. `idle`: from the last byte of a call to the moment that an agent
-    can start its tool, `ahead`: from then to the end of the stream.
+    `first`: time to first token. `idle`: from the last byte of a call to the moment when an agent
+    can start its tool. `ahead`: from that moment to the end of the stream.
     """
 
     first: float | None = None
@@ -201,7 +202,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class PassMetrics:
-    """The metrics of a pass. `refused` is why the server rejected every request, if it did."""
+    """The metrics of a pass. `refused` is the reason if the server rejected every request."""
 
     name: str
     api: str
@@ -223,7 +224,7 @@ class PassMetrics:
 
 
 def compute_call_stats(steps: Sequence[TaskStep], reference: ReferenceModel) -> ToolCallStats:
-    """Count tool calls. `reference` knows how the model writes them."""
+    """Count tool calls. `reference` has the model's tool call parser."""
     calls = [call for step in steps for call in step.calls]
     request = Request("", tools=build_tool_specs())
     return ToolCallStats(
@@ -252,7 +253,7 @@ def summarize_task(run: TaskRun) -> TaskResult:
 
 
 def list_protocol_errors(runs: Sequence[TaskRun]) -> tuple[str, ...]:
-    """Protocol errors, each with its task. A context overflow is none."""
+    """List protocol errors, each with its task. A context overflow is not one."""
     return tuple(
         f"{run.task}, request {number}: {error}"
         for run in runs

@@ -1,4 +1,4 @@
-"""The report of an evaluation: a terminal table, JSON, and a page of HTML."""
+"""The report of an evaluation: a terminal table, JSON, and an HTML page."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -31,75 +31,75 @@ class MetricRow:
 METRIC_ROWS: tuple[MetricRow, ...] = (
     MetricRow(
         "tasks solved",
-        "the files were as they should be at the end",
+        "the final files are as expected",
         lambda one: f"{one.solved_tasks} of {len(one.done)}",
     ),
-    MetricRow("requests", "answers that the model gave", lambda one: f"{one.total_requests:,}"),
-    MetricRow("tool calls", "that the agent was given", lambda one: f"{one.calls.made:,}"),
+    MetricRow("requests", "requests sent to the model", lambda one: f"{one.total_requests:,}"),
+    MetricRow("tool calls", "calls that the agent received", lambda one: f"{one.calls.made:,}"),
     MetricRow(
         "  with valid JSON",
-        "arguments that can be read",
+        "the arguments are valid JSON",
         lambda one: _format_share(one.calls.valid_json, one.calls.made),
     ),
     MetricRow(
-        "  of a tool that exists",
-        "the name is one of those offered",
+        "  of a known tool",
+        "the name is a tool of the request",
         lambda one: _format_share(one.calls.known_tool, one.calls.made),
     ),
     MetricRow(
-        "  that fit the schema",
-        "arguments as the tool's schema wants them",
+        "  matching the schema",
+        "the arguments match the tool's schema",
         lambda one: _format_share(one.calls.fit_schema, one.calls.made),
     ),
-    MetricRow("  made together", "in an answer with others", lambda one: f"{one.calls.together:,}"),
     MetricRow(
-        "calls left in the text",
-        "the model made them, the server did not see them: no tool ran",
+        "  parallel", "in a response with other calls", lambda one: f"{one.calls.together:,}"
+    ),
+    MetricRow(
+        "calls left in text",
+        "calls of the model that the server did not parse: no tool ran",
         lambda one: f"{one.calls.left_in_text:,}",
     ),
     MetricRow(
-        "turns exact",
-        "a prompt and its answer, token for token the beginning of the next prompt",
+        "exact turns",
+        "prompts that begin with the previous prompt and response, token for token",
         lambda one: _format_exact_turns(one),
     ),
     MetricRow(
         "prompt tokens",
-        "in all prompts of a task, on average",
+        "total of a task's prompts, on average",
         lambda one: _format_tokens_per_task(one.prefixes.prompt, one),
     ),
     MetricRow(
         "  computed",
-        "not found in the server's cache, as it counts",
+        "not cached, by the server's own count",
         lambda one: _format_tokens_per_task(one.prefixes.computed, one),
     ),
     MetricRow(
-        "  computed again",
-        "of these, tokens that were there before: all that is not new in its prompt",
+        "  re-prefilled",
+        "of these, tokens that are not new in their prompt",
         lambda one: _format_recomputed(one),
     ),
-    MetricRow(
-        "first word", "median, from the request", lambda one: _format_seconds(one.times.first)
-    ),
+    MetricRow("time to first token", "median", lambda one: _format_seconds(one.times.first)),
     MetricRow(
         "call to tool start",
-        "median, from a call's last byte to when an agent can know that it is complete",
+        "median, from a call's last byte to the moment when an agent can run it",
         lambda one: _format_seconds(one.times.idle),
     ),
     MetricRow(
         "tool start to stream end",
-        "median; what an agent gains that does not wait for the end",
+        "median; time gained by an agent that does not wait for the end",
         lambda one: _format_seconds(one.times.ahead),
     ),
     MetricRow(
-        "protocol faults",
-        "broken streams, refusals, calls that share an id",
+        "protocol errors",
+        "failed streams, rejected requests, duplicate call ids",
         lambda one: f"{len(one.faults):,}",
     ),
 )
 
 
 def format_value(row: MetricRow, one: PassMetrics) -> str:
-    """Format a row for a pass. A pass that was rejected only has faults."""
+    """Format a row for a pass. A pass that was rejected only has errors."""
     return "-" if one.refused and row is not METRIC_ROWS[-1] else row.format(one)
 
 
@@ -137,7 +137,7 @@ def _format_seconds(value: float | None) -> str:
 
 
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|s$))")
-_HEADLINE_ROWS = ("tasks solved", "turns exact", "computed again")
+_HEADLINE_ROWS = ("tasks solved", "exact turns", "re-prefilled")
 
 
 def render_terminal(target: EvalTarget, passes: Sequence[PassMetrics]) -> RenderableType:
@@ -155,20 +155,20 @@ def render_terminal(target: EvalTarget, passes: Sequence[PassMetrics]) -> Render
 
 
 def build_notes(target: EvalTarget, passes: Sequence[PassMetrics]) -> list[tuple[str, list[str]]]:
-    """Explanations of the numbers, under titles."""
+    """Return explanations of the numbers, grouped under titles."""
     sections = [
-        ("No answer", [f"{one.name}: {one.refused}" for one in passes if one.refused]),
+        ("Rejected", [f"{one.name}: {one.refused}" for one in passes if one.refused]),
         ("Tools", [line for one in passes for line in _missing_tool_notes(one)]),
         ("Not solved", _unsolved_notes(passes)),
         ("Why prefixes broke", [line for one in passes for line in _prefix_break_notes(one)]),
-        ("Protocol faults", [f"{one.name}: {fault}" for one in passes for fault in one.faults]),
+        ("Protocol errors", [f"{one.name}: {fault}" for one in passes for fault in one.faults]),
         ("Unknown", _unknown_notes(target, passes)),
     ]
     return [(title, lines) for title, lines in sections if lines]
 
 
 def to_report_json(target: EvalTarget, passes: Sequence[PassMetrics]) -> dict[str, Any]:
-    """The report as JSON values. Unknown values are null."""
+    """Return the report as JSON values. Unknown values are null."""
     pass_fields: list[dict[str, Any]] = msgspec.to_builtins(list(passes))
     for one, fields in zip(passes, pass_fields, strict=True):
         fields |= {"tasks_solved": one.solved_tasks, "requests": one.total_requests}
@@ -202,7 +202,7 @@ def render_html(target: EvalTarget, passes: Sequence[PassMetrics]) -> str:
 
 
 def _headline(passes: Sequence[PassMetrics]) -> list[tuple[str, str]]:
-    """Return the figures shown large: without Dovetail, and with it over the first API."""
+    """Return the key figures: without Dovetail, and with it over the first API."""
     compared = [next((one for one in passes if one.dovetail == on), None) for on in (False, True)]
     rows = [row for row in METRIC_ROWS if row.name.strip() in _HEADLINE_ROWS]
     return [
@@ -218,7 +218,7 @@ def _row_values(row: MetricRow, passes: Sequence[PassMetrics]) -> list[str]:
 
 
 def _keep_spacing(text: str) -> str:
-    """Indents that HTML keeps, and numbers that stay with their units."""
+    """Replace spaces that HTML must preserve: indents, and those between numbers and units."""
     return _SPACE_BEFORE_UNIT.sub("\u00a0", text.replace("  ", "\u2003"))
 
 
@@ -233,16 +233,16 @@ def _max_tasks(passes: Sequence[PassMetrics]) -> int:
 
 
 def _missing_tool_notes(one: PassMetrics) -> list[str]:
-    """Note that the tools are missing: some templates do not render them, silently."""
+    """Return a note if the tools are not in the prompt: some templates silently omit them."""
     tokens = one.prefixes.opening
     if tokens is None or can_contain_tools(tokens):
         return []
-    note = f"{one.name}: a first prompt has {tokens:,} tokens, so the tools are not in it"
-    return [f"{note}: the model does not know them (its template may not show any)"]
+    note = f"{one.name}: a first prompt has only {tokens:,} tokens, so it does not contain the"
+    return [f"{note} tools; the model's template may not render them"]
 
 
 def _unsolved_notes(passes: Sequence[PassMetrics]) -> list[str]:
-    """Tasks that are not solved. Passes with the same failure share a line."""
+    """List the tasks that are not solved. Passes with the same failure share a line."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for one in passes:
         for line in one.done:
@@ -255,7 +255,7 @@ def _unsolved_notes(passes: Sequence[PassMetrics]) -> list[str]:
 
 
 def _prefix_break_notes(one: PassMetrics) -> list[str]:
-    """Each cause with its count, and its cost with a perfect cache."""
+    """List each cause with its count, and its cost with a perfect cache."""
     meanings: dict[str, str] = dict(FINDING_DESCRIPTIONS.items())
     lines = [
         f"{one.name}: {count} × {meanings.get(code, code)}"
@@ -263,26 +263,26 @@ def _prefix_break_notes(one: PassMetrics) -> list[str]:
     ]
     if one.prefixes.needless:
         lines.append(
-            f"{one.name}: {one.prefixes.needless:,} tokens in all that exact turns would not have "
-            "computed, however good the cache"
+            f"{one.name}: {one.prefixes.needless:,} tokens in total were re-prefilled that exact "
+            "turns would avoid; no cache can avoid them without"
         )
     return lines
 
 
 def _unknown_notes(target: EvalTarget, passes: Sequence[PassMetrics]) -> list[str]:
-    """Why something is unknown, and how to make it known."""
+    """List why numbers are unknown, and how to get them."""
     lines = []
     run = [one for one in passes if one.total_requests and not one.refused]
     if any(one.prefixes.computed is None for one in run):
         lines.append(
-            "the server does not say how much of a prompt it had in its cache (vLLM: "
-            "--enable-prompt-tokens-details, SGLang: --enable-cache-report)"
+            "cached tokens: the server does not report them (start vLLM with "
+            "--enable-prompt-tokens-details, SGLang with --enable-cache-report)"
         )
     if any(one.prefixes.unknown_prompts for one in run):
         lines.append(
-            "which turns were exact: its prompts and answers have other numbers of tokens than "
-            "the model's tokenizer and template give, so nothing is claimed of them"
+            "exact turns: the server's token counts differ from those of the model's tokenizer and "
+            "template"
             if target.reference.has_tokenizer
-            else "which turns were exact: no tokenizer of the model is here (--tokenizer names one)"
+            else "exact turns: the model's tokenizer was not found (set --tokenizer)"
         )
     return lines

@@ -28,14 +28,17 @@ from dovetail.net.http_client import Endpoint
 from dovetail.watch.exchange import CapturedExchange
 from dovetail_model import Sampling
 
-#: Have Dovetail report its prefix, and calls as soon as they are complete.
+#: Make Dovetail report its prefix, and emit calls as soon as they are complete.
 _DEBUG_HEADERS = {"x-dovetail-debug": "prefix", "x-dovetail-dispatch": "tools"}
 _TOKEN_ID_FIELDS = {"return_token_ids": True}
 
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What to run. `apis` are the passes with Dovetail, `include_baseline` adds the one without."""
+    """The passes and tasks to run.
+
+    `apis` are the passes with Dovetail; `include_baseline` adds a pass without it.
+    """
 
     tasks: tuple[EvalTask, ...]
     apis: tuple[str, ...] = ("messages", "responses", "chat")
@@ -62,7 +65,7 @@ ProgressCallback = Callable[[str, TaskRun], None]
 async def run_eval(
     target: EvalTarget, plan: EvalPlan, progress: ProgressCallback
 ) -> list[PassMetrics]:
-    """Run the passes one after the other: they would disturb each other's times and caches.
+    """Run the passes sequentially: in parallel they would disturb each other's times and caches.
 
     Dovetail is started before the first pass, so that a failure to start is reported at once.
     """
@@ -94,7 +97,7 @@ async def run_eval(
 def _collect_prompt_stats(
     completed: _CompletedPass, target: EvalTarget, captured: Sequence[CapturedExchange]
 ) -> list[PromptStats]:
-    """Prompt statistics of a pass: from Dovetail itself, or inferred from exchanges."""
+    """Return the prompt statistics of a pass: from Dovetail itself, or inferred from exchanges."""
     if not completed.dovetail:
         own = [step.response.exchange for run in completed.runs for step in run.steps]
         return infer_prompt_stats(own, target.references)
@@ -108,9 +111,9 @@ def _collect_prompt_stats(
 async def _run_tasks(
     target: EvalTarget, plan: EvalPlan, client: ApiClient, progress: Callable[[TaskRun], None]
 ) -> tuple[TaskRun, ...]:
-    """Run every task `repeat` times. Stops if the server fails the first requests.
+    """Run every task `repeat` times. Stops if the first requests fail.
 
-    Each pass begins with a different number, so that it does not hit the cache of the one before.
+    Each pass uses different session numbers, so that it does not hit the cache of the previous one.
     """
     system = f"Run {secrets.randbelow(10**8):08}.\n{SYSTEM_PROMPT}"
     agent = TaskAgent(client, target.model, system, plan.sampling, plan.max_requests)
@@ -125,13 +128,13 @@ async def _run_tasks(
 
 
 def _first_request_error(runs: Sequence[TaskRun]) -> str:
-    """The error of the first request, if it failed."""
+    """Return the error of the first request, or an empty string."""
     first = runs[0].steps[0] if runs else None
     return first.http_error or first.response.connection_error if first is not None else ""
 
 
 def _should_stop(runs: Sequence[TaskRun]) -> bool:
-    """Whether to stop. A server that hangs would be waited for in every task."""
+    """Return whether to stop: an unresponsive server would time out in every task."""
     broken = [bool(run.steps[-1].response.connection_error) for run in runs[-2:]]
     return bool(_first_request_error(runs)) or broken == [True, True]
 
@@ -139,7 +142,7 @@ def _should_stop(runs: Sequence[TaskRun]) -> bool:
 def _select_session_exchanges(
     exchanges: Sequence[CapturedExchange], runs: Sequence[TaskRun]
 ) -> list[CapturedExchange]:
-    """The tasks' own exchanges. Dovetail sends a few more, to probe the server."""
+    """Return the exchanges of tasks, without those in which Dovetail probes the server."""
     sessions = {run.session for run in runs}
     return [one for one in exchanges if one.request_headers.get("x-session-id") in sessions]
 

@@ -26,9 +26,9 @@ async def run_dovetail(
 ) -> AsyncIterator[tuple[Endpoint, list[CapturedExchange]]]:
     """Run Dovetail in front of the endpoint. Yields its address and its captured exchanges.
 
-    They are captured if Dovetail forwards messages to the endpoint: then the endpoint's prompts are
-    reconstructed in the same way as without Dovetail. With token prompts, Dovetail knows them
-    itself.
+    Exchanges are captured if Dovetail forwards messages to the endpoint: the endpoint's prompts are
+    then reconstructed as in the pass without Dovetail. With token prompts, Dovetail builds and
+    reports the prompts itself.
     """
     captured: list[CapturedExchange] = []
     observer = TrafficObserver(captured.append)
@@ -39,7 +39,7 @@ async def run_dovetail(
         address = await relay.listen("127.0.0.1", 0) + target.endpoint.base
     try:
         with TemporaryDirectory(prefix="dovetail-accept-") as folder:
-            # Not on this loop: building queries the server through the relay, which runs on it.
+            # In a thread: building queries the server through the relay, which needs this loop.
             service = await asyncio.to_thread(
                 build_service, _build_config(target, address, Path(folder))
             )
@@ -90,7 +90,7 @@ class _StartupMonitor:
 
 @asynccontextmanager
 async def _serve_app(app: App, target: EvalTarget) -> AsyncIterator[Endpoint]:
-    """Serve the application on a free port. Signal handlers stay those of the whole run."""
+    """Serve the application on a free port. The run's own signal handlers stay installed."""
     listener = socket.create_server(("127.0.0.1", 0))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monitor = _StartupMonitor(app)
@@ -101,8 +101,8 @@ async def _serve_app(app: App, target: EvalTarget) -> AsyncIterator[Endpoint]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         if not await wait_until_started(server, task):
-            reason = monitor.failure or "no reason is given"
-            raise EvalError(f"Dovetail cannot start before {target.endpoint}: {reason}")
+            reason = monitor.failure or "unknown error"
+            raise EvalError(f"Dovetail cannot start in front of {target.endpoint}: {reason}")
         yield Endpoint("127.0.0.1", listener.getsockname()[1])
     finally:
         server.should_exit = True

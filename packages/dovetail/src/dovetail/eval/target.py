@@ -28,7 +28,7 @@ MIN_CONTEXT_TOKENS = 6000  # tools, system text, and the longest task with its o
 
 
 class EvalError(Exception):
-    """The endpoint cannot be evaluated; the message is the reason."""
+    """Raised if the endpoint cannot be evaluated; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EvalOptions:
 class EvalTarget:
     """The endpoint. `engine` is how Dovetail connects to it, `engine_reason` why.
 
-    `supports_token_ids`: it returns token ids for chat requests on request, as vLLM does.
+    `supports_token_ids`: it can return the token ids of chat requests, like vLLM.
     """
 
     options: EvalOptions
@@ -71,7 +71,8 @@ async def inspect_target(options: EvalOptions) -> EvalTarget:
         if found.names and model in found.names and model != found.name:
             size = await find_context_length(endpoint, model, await list_models(endpoint))
     except DovetailError as error:
-        hint = ": pass its own with --api-key" if "configured API key" in error.message else ""
+        rejected = any(status in error.message for status in ("(401)", "(403)"))
+        hint = ": pass its key with --api-key" if rejected else ""
         raise EvalError(f"{error.message}{hint}") from error
     _validate(options, found, model, size)
     references = _load_references(options, model, found)
@@ -85,7 +86,7 @@ async def inspect_target(options: EvalOptions) -> EvalTarget:
 def _parse_endpoint(url: str, key: str | None) -> Endpoint:
     key = (key or "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise EvalError("--api-key: no key has such characters in it")
+        raise EvalError("--api-key contains characters that are not allowed in an HTTP header")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
@@ -95,19 +96,19 @@ def _parse_endpoint(url: str, key: str | None) -> Endpoint:
 
 def _validate(options: EvalOptions, found: RemoteModel, model: str, size: int | None) -> None:
     if not model:
-        raise EvalError(f"the server at {options.url} does not list its models: name one (--model)")
+        raise EvalError(f"the server at {options.url} does not list its models: set --model")
     if options.model is not None and found.names and options.model not in found.names:
         names = ", ".join(found.names[:8]) + (", …" if len(found.names) > 8 else "")
-        raise EvalError(f"the server has no model {options.model!r}, only {names}")
+        raise EvalError(f"the server does not serve --model {options.model!r}, only {names}")
     if size is not None and size < MIN_CONTEXT_TOKENS:
         raise EvalError(
-            f"the window of {model} has {size:,} tokens, and the tasks need "
-            f"{MIN_CONTEXT_TOKENS:,}: start the server with a larger one"
+            f"the context length of {model} must be >= {MIN_CONTEXT_TOKENS:,} tokens for the "
+            f"tasks, got {size:,}: start the server with a larger one"
         )
 
 
 async def _detect_server(endpoint: Endpoint, found: RemoteModel) -> EvalEngineName:
-    """Detect the server: by what it reports, else by a path that only vLLM has."""
+    """Detect the kind of server: from its model list, or from a path that only vLLM has."""
     owner = found.version.lower()
     if owner == "sglang":
         return "sglang"
@@ -124,7 +125,7 @@ async def _detect_server(endpoint: Endpoint, found: RemoteModel) -> EvalEngineNa
 
 
 def _load_references(options: EvalOptions, model: str, found: RemoteModel) -> ReferenceModels:
-    """The model's tokenizer and template, if available. Nothing is downloaded by itself."""
+    """Load the model's tokenizer and template, if available. Downloads only what the user named."""
     named = (
         load_reference(find_model(options.tokenizer), options.parsers)
         if options.tokenizer
@@ -137,11 +138,11 @@ def _load_references(options: EvalOptions, model: str, found: RemoteModel) -> Re
 def _choose_engine(
     options: EvalOptions, kind: EvalEngineName, reference: ReferenceModel
 ) -> tuple[EvalEngineName, str]:
-    """How Dovetail connects to it: with token prompts if possible."""
+    """Return how Dovetail connects to the endpoint, and why: with token prompts if possible."""
     if options.engine != "auto":
-        return options.engine, "as you said"
+        return options.engine, "set by --engine"
     if kind == "openai":
-        return "openai", "it is not known to take prompts as tokens"
+        return "openai", "it is not known to accept token prompts"
     if not reference.has_tokenizer:
-        return "openai", "no tokenizer of its model is here (--tokenizer names one)"
-    return kind, f"it takes prompts as tokens; the tokenizer is that of {reference.origin}"
+        return "openai", "the tokenizer of its model was not found (set --tokenizer)"
+    return kind, f"it accepts token prompts; the tokenizer is that of {reference.origin}"

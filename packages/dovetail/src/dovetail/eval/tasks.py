@@ -1,4 +1,4 @@
-"""The tasks. Each has one right result, which is checked in the files, never in the output."""
+"""The tasks. Each has one correct result, which is checked in the files, not in the output."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ other can be made together. If a call fails, read why and mend it. When everythi
 in one short sentence and make no more calls."""
 
 TaskCheck = Callable[[Workspace], str | None]
-"""The problem with the result; None if it is right."""
+"""Returns the problem with the result, or None if it is correct."""
 
 
 @dataclass(frozen=True)
 class EvalTask:
-    """One task. `files` exist at the start, `records` are those of `look_up`."""
+    """One task. `files` exist at the start, `records` are returned by the tool `look_up`."""
 
     id: str
     title: str
@@ -34,16 +34,16 @@ class EvalTask:
 
 
 def _expect_text(path: str, expected: str) -> TaskCheck:
-    """A check that the file has this text, ignoring trailing white space."""
+    """Build a check that the file has this text, ignoring trailing white space."""
 
     def check(workspace: Workspace) -> str | None:
         try:
             actual = workspace.read(path)
         except ToolError:
-            return f"{path} is not there"
+            return f"{path} does not exist"
         if actual.rstrip() == expected.rstrip():
             return None
-        return f"{path} is not as it should be{_first_difference(actual, expected)}"
+        return f"{path} has unexpected content{_first_difference(actual, expected)}"
 
     return check
 
@@ -53,10 +53,10 @@ def _expect_json(path: str, expected: Any) -> TaskCheck:
         try:
             actual = json.loads(workspace.read(path))
         except ToolError:
-            return f"{path} is not there"
+            return f"{path} does not exist"
         except ValueError:
             actual = None
-        return None if actual == expected else f"{path} is not as it should be"
+        return None if actual == expected else f"{path} has unexpected content"
 
     return check
 
@@ -65,8 +65,8 @@ def _first_difference(actual: str, expected: str) -> str:
     pairs = zip(actual.rstrip().splitlines(), expected.rstrip().splitlines(), strict=False)
     for number, (one, other) in enumerate(pairs, 1):
         if one != other:
-            return f", line {number}: {one[:60]!r}, not {other[:60]!r}"
-    return f": {len(actual.splitlines())} lines, not {len(expected.splitlines())}"
+            return f" in line {number}: {one[:60]!r}, expected {other[:60]!r}"
+    return f": {len(actual.splitlines())} lines, expected {len(expected.splitlines())}"
 
 
 _PLAN = "# Plan\n\n- measure the boards\n- cut the tails\n- fit the joint\n"
@@ -125,7 +125,7 @@ TASKS: tuple[EvalTask, ...] = (
     ),
     EvalTask(
         "edit",
-        "edit by exact replacement, where the text stands twice",
+        "edit by exact replacement, where the text occurs twice",
         "In settings.ini, change the timeout of the section [client] from 30 to 90 with edit_file. "
         "Change nothing else.",
         _expect_text(
@@ -143,7 +143,7 @@ TASKS: tuple[EvalTask, ...] = (
     ),
     EvalTask(
         "find",
-        "find something among several files",
+        "find a definition in several files",
         "Find the function `shave` in the files under src. Write to found.txt one line: the path "
         "of the file, a colon, and the number of the line on which its `def` stands.",
         _expect_text("found.txt", "src/plane.py:6"),
@@ -151,7 +151,7 @@ TASKS: tuple[EvalTask, ...] = (
     ),
     EvalTask(
         "parallel",
-        "read three files, best in one answer",
+        "read three files, ideally in parallel",
         "Read words/a.txt, words/b.txt and words/c.txt, all three in one go. Write their three "
         "words in this order, with hyphens between them, to joined.txt.",
         _expect_text("joined.txt", "heron-willow-ember"),
@@ -179,7 +179,7 @@ TASKS: tuple[EvalTask, ...] = (
     ),
     EvalTask(
         "recover",
-        "go on after a tool failed",
+        "continue after a tool failed",
         "Look up the records part-1 and part-2. Each says a price. Write the two prices added up, "
         "digits only, to price.txt.",
         _expect_text("price.txt", "403"),

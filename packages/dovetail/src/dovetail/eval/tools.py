@@ -21,7 +21,7 @@ MAX_PATH_PARTS = 16  # listing and removing folders is recursive
 
 
 class ToolError(Exception):
-    """A tool failed. The model gets the message and continues."""
+    """Raised if a tool fails. The message is the tool result for the model."""
 
 
 class Workspace:
@@ -58,12 +58,12 @@ class Workspace:
             raise ToolError(f"{path!r} cannot be written: {error.strerror}") from None
 
     def list_files(self) -> list[str]:
-        """The paths of all files."""
+        """Return the paths of all files."""
         found = (path for path in self.root.rglob("*") if path.is_file())
         return sorted(path.relative_to(self.root).as_posix() for path in found)
 
     def look_up_record(self, key: str) -> str:
-        """A record, from a service that is busy on the first request."""
+        """Return a record. The simulated service is busy on the first call."""
         if key not in self._records:
             raise ToolError(f"there is no record {key!r}")
         self._lookup_counts[key] += 1
@@ -89,7 +89,7 @@ def _encode_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise ToolError("half a character is no text") from None
+        raise ToolError("the text contains an unpaired surrogate") from None
 
 
 _MAX_BYTES_PER_TOKEN = 6  # on average, in text of this kind
@@ -98,7 +98,7 @@ RelativePath = Annotated[str, Meta(description="A path in the folder, such as no
 
 
 class TaskTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every tool can do."""
+    """Base class of the tools."""
 
     def run(self, workspace: Workspace) -> str:
         """Run the tool and return its output. Raises `ToolError` with a message for the model."""
@@ -245,8 +245,8 @@ def check_call(name: str, arguments: str) -> CheckedCall:
     is_known = tool_type is not None
     try:
         value = msgspec.json.decode(arguments or "{}")
-    except (ValueError, RecursionError) as error:  # half a character is no JSON, nor is NaN
-        return CheckedCall(name, is_known, False, False, f"the arguments are no JSON: {error}")
+    except (ValueError, RecursionError) as error:  # also for unpaired surrogates and NaN
+        return CheckedCall(name, is_known, False, False, f"the arguments are not JSON: {error}")
     if tool_type is None:
         names = ", ".join(TOOLS)
         return CheckedCall(name, False, True, False, f"there is no tool {name!r}, only {names}")
@@ -258,7 +258,7 @@ def check_call(name: str, arguments: str) -> CheckedCall:
 
 
 def build_tool_specs() -> tuple[ToolSpec, ...]:
-    """The tools as offered to a model."""
+    """Build the tools as sent to a model."""
     return tuple(
         ToolSpec(name, (tool_type.__doc__ or "").strip(), build_schema(tool_type))
         for name, tool_type in TOOLS.items()
@@ -266,13 +266,16 @@ def build_tool_specs() -> tuple[ToolSpec, ...]:
 
 
 def can_contain_tools(prompt_tokens: int) -> bool:
-    """Whether the tools can be in a prompt of so many tokens, in any compact form."""
+    """Return whether a prompt with this many tokens can contain the tools in any format."""
     schema_chars = len(json.dumps([tool.parameters for tool in build_tool_specs()]))
     return prompt_tokens * _MAX_BYTES_PER_TOKEN > schema_chars // 2
 
 
 def build_schema(tool_type: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON Schema of a tool's arguments, without references, which some templates ignore."""
+    """Build the JSON Schema of a tool's arguments, with references inlined.
+
+    Some templates ignore references.
+    """
     schema = msgspec.json.schema(tool_type)
     inlined = _inline_refs(schema, schema["$defs"])
     assert isinstance(inlined, dict)
@@ -294,7 +297,7 @@ def _inline_refs(value: object, definitions: Mapping[str, Any]) -> object:
 
 
 def _normalize_integers(value: object) -> object:
-    """Convert numbers such as 3.0 to integers, which they are in JSON Schema."""
+    """Convert numbers such as 3.0 to integers: JSON Schema treats them as integers."""
     match value:
         case float() if value.is_integer():
             return int(value)

@@ -1,1 +1,1 @@
-"""Run coding agents on a Dovetail server: their settings and their processes."""
+"""Run coding agents on a Dovetail server: configuration and processes."""

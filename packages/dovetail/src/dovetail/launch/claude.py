@@ -1,11 +1,11 @@
-"""Launch plan of Claude Code: environment variables, repeated in a settings file of the run."""
+"""Launch plan of Claude Code: environment variables, repeated in a settings file for the run."""
 
 import json
 from collections.abc import Mapping
 
 from dovetail.launch.plan import LaunchPlan, LaunchRequest, LaunchTarget
 
-#: Each would override or conflict with the address and key that are set.
+#: Variables that override or conflict with the address and key of the plan.
 _CONFLICTING_VARIABLES = (
     "ANTHROPIC_API_KEY",
     "ANTHROPIC_CUSTOM_HEADERS",
@@ -18,7 +18,7 @@ _CONFLICTING_VARIABLES = (
     "CLAUDE_CODE_USE_MANTLE",
     "CLAUDE_CODE_USE_VERTEX",
 )
-#: Every model that it requests by itself: subagents, titles, the models of its own menu.
+#: Variables for every model that Claude Code requests: main, subagents, titles, model menu.
 _MODEL_VARIABLES = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_DEFAULT_FABLE_MODEL",
@@ -33,20 +33,20 @@ _MODEL_VARIABLES = (
 def build_plan(request: LaunchRequest) -> LaunchPlan:
     """Build the plan. The user's own settings and sessions stay in use.
 
-    Variables that stand in the user's settings.json are stronger than the environment, and many
-    have their company's gateway, its token and a proxy there. Settings of the command line are
-    stronger still: nothing of that reaches our server, or stands before it.
+    Variables in the user's settings.json override the environment, and many users configure a
+    company gateway, its token and a proxy there. Settings on the command line override those, so
+    requests go directly to our server and without that token.
     """
     target = request.target
     environment = {
         "ANTHROPIC_BASE_URL": target.address,
-        # A bearer token is taken as it is. An API key has to be approved in a dialogue first.
+        # A bearer token is used as is. An API key has to be approved in a dialogue first.
         "ANTHROPIC_AUTH_TOKEN": target.auth_token,
         **dict.fromkeys(_MODEL_VARIABLES, target.model),
         "ANTHROPIC_CUSTOM_MODEL_OPTION": target.model,
         "ANTHROPIC_CUSTOM_MODEL_OPTION_NAME": target.model,
         "ANTHROPIC_CUSTOM_MODEL_OPTION_DESCRIPTION": f"served by Dovetail at {target.address}",
-        "CLAUDE_CODE_DISABLE_1M_CONTEXT": "1",  # else its default is the model with a window of 1M
+        "CLAUDE_CODE_DISABLE_1M_CONTEXT": "1",  # or its default is the model with 1M context
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         **_build_window_environment(target),
         **request.proxy_bypass,
@@ -62,7 +62,10 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
 
 
 def _build_window_environment(target: LaunchTarget) -> Mapping[str, str]:
-    """It takes 200,000 for any model that it does not know, and waits for an error to compact."""
+    """Return variables with the context limits.
+
+    Claude Code assumes 200,000 tokens for unknown models and would compact only after an error.
+    """
     window = target.context_length
     if window is None:
         return {}

@@ -1,4 +1,4 @@
-"""Launch plan of Codex: settings on its command line, the catalog in a file."""
+"""Launch plan of Codex: settings on the command line and the model catalog in a file."""
 
 import json
 from typing import Any
@@ -11,15 +11,15 @@ from dovetail.launch.plan import (
     LaunchTarget,
 )
 
-#: The Responses API over one connection for a whole session. HTTP is what Codex falls back to.
+#: The Responses API over one connection per session. Codex falls back to HTTP.
 WEBSOCKET_API = "websocket"
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
     """Build the plan. Settings precede the user's arguments, where every subcommand reads them.
 
-    They are stronger than the user's config.toml, which stays in use otherwise. A name of its own
-    for the provider keeps Codex from asking for a login.
+    They override the user's config.toml, which stays in use otherwise. With a custom provider name,
+    Codex does not require a login.
     """
     target = request.target
     provider: dict[str, str | bool] = {
@@ -35,7 +35,7 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
         "model": json.dumps(target.model),
         "model_provider": json.dumps(PROVIDER_NAME),
         f"model_providers.{PROVIDER_NAME}": f"{{{provider_toml}}}",
-        "analytics.enabled": "false",  # it would send figures of this run to its maker
+        "analytics.enabled": "false",  # or Codex would send usage statistics to OpenAI
     }
     files = {}
     if target.catalog is not None:
@@ -49,7 +49,7 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
 
 
 def _build_limit_settings(target: LaunchTarget) -> dict[str, str]:
-    """Limits of the model: a user's config.toml for another model would override them."""
+    """Return the limits of the model. Limits in the user's config.toml are for another model."""
     entries: list[dict[str, Any]] = (target.catalog or {}).get("models", [])
     own = next((one for one in entries if one.get("slug") == target.model), {})
     limits = {

@@ -62,6 +62,6 @@ def get_harness(name: str | None) -> Harness:
     harness = HARNESSES.get(name or "")
     if harness is None:
         names = ", ".join(f"{one.name} ({one.title})" for one in HARNESSES.values())
-        problem = "which harness?" if name is None else f"there is no harness {name!r};"
-        raise LaunchError(f"{problem} known are {names}")
+        problem = "HARNESS is missing" if name is None else f"unknown harness {name!r}"
+        raise LaunchError(f"{problem}; must be one of {names}")
     return harness

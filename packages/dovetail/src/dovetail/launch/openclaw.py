@@ -1,4 +1,4 @@
-"""Launch plan of OpenClaw: a configuration file and a state folder of its own."""
+"""Launch plan of OpenClaw: a separate configuration file and state folder."""
 
 import json
 
@@ -12,12 +12,12 @@ from dovetail.launch.plan import (
     provider_base_url,
 )
 
-#: The default: chat in this terminal, without a gateway.
+#: Chat in this terminal, without a gateway.
 _DEFAULT_ARGUMENTS = ("chat",)
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
-    """Build the plan. The user's own OpenClaw, its channels and its sessions stay untouched."""
+    """Build the plan. The user's own OpenClaw configuration, channels and sessions are not used."""
     target = request.target
     config = {
         "agents": {"defaults": {"model": {"primary": f"{PROVIDER_NAME}/{target.model}"}}},

@@ -1,11 +1,11 @@
-"""Launch plan of OpenCode: a provider in a variable that is merged with the user's own settings."""
+"""Launch plan of OpenCode: a provider in a variable, merged with the user's own settings."""
 
 import json
 
 from dovetail.launch.plan import API_KEY_VARIABLE, PROVIDER_NAME, LaunchPlan, LaunchRequest
 
 _MODEL_FLAGS = ("-m", "--model")
-#: Both come with OpenCode: nothing is fetched.
+#: Both are bundled with OpenCode, so nothing is downloaded.
 _SDK_PACKAGES = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai"}
 
 
@@ -16,7 +16,7 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
     if target.context_length is not None:
         model["limit"] = {"context": target.context_length, "output": target.max_output_tokens}
     if request.api == "chat":
-        # Reasoning is sent back under the name that it was received by.
+        # OpenCode then sends reasoning back in the field in which it received it.
         model["interleaved"] = {"field": "reasoning_content"}
     provider = {
         "name": "Dovetail",
@@ -29,13 +29,13 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
         "provider": {PROVIDER_NAME: provider},
         "model": name,
         "small_model": name,
-        # A list of the user's, of those to be offered or not, would leave ours out.
+        # The user's own lists of enabled and disabled providers could exclude ours.
         "enabled_providers": [PROVIDER_NAME],
         "disabled_providers": [],
     }
     environment = {
         "OPENCODE_CONFIG_CONTENT": json.dumps(config),
-        # The list of all models of the world is of no use here, and without a network it waits.
+        # The list of public models is not needed, and fetching it blocks without a network.
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         API_KEY_VARIABLE: target.auth_token,
     }
@@ -46,7 +46,7 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
 def _add_model_flag(arguments: tuple[str, ...], name: str) -> tuple[str, ...]:
     """Add the model flag where the subcommand accepts one and none is given.
 
-    A resumed session uses the model it had, which may not be served any more.
+    Without it, a resumed session uses its former model, which may not be served any more.
     """
     at = 1 if arguments[:1] == ("run",) else 0
     is_accepted = at or not arguments or arguments[0].startswith("-")

@@ -14,9 +14,10 @@ from dovetail.launch.plan import (
 
 
 def build_plan(request: LaunchRequest) -> LaunchPlan:
-    """Build the plan. An extension is read in addition to the user's folder, which stays in use.
+    """Build the plan. The extension is loaded in addition to the user's folder.
 
-    A models.json would have to be in that folder, or in another that has neither.
+    A models.json would have to be written to the user's folder, or to a new folder without the
+    user's settings.
     """
     target = request.target
     provider = {

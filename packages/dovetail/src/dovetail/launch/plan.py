@@ -6,18 +6,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-#: The variable that holds the key where a harness lets us choose its name.
+#: Environment variable for the API key, if the harness allows a custom name.
 API_KEY_VARIABLE = "KEY_OF_DOVETAIL"
-#: Sent to a server without keys: most harnesses insist on having one.
+#: Sent to a server without API keys: most harnesses require a key.
 PLACEHOLDER_API_KEY = "none"
-#: Our name where harnesses keep a list of providers.
+#: Name of Dovetail in the provider lists of harnesses.
 PROVIDER_NAME = "dovetail"
 #: Upper bound of the output limit, which is an eighth of the context window.
 MAX_OUTPUT_TOKENS = 32_000
 
 
 class LaunchError(Exception):
-    """A harness cannot be run; the message is for the user."""
+    """Raised if a harness cannot be run; the message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class LaunchTarget:
 
     @property
     def max_output_tokens(self) -> int:
-        """The output limit. Harnesses reserve it: their own default would fill a small window."""
+        """Output limit. Harnesses reserve it, and their default would fill a small context."""
         window = self.context_length
         return MAX_OUTPUT_TOKENS if window is None else min(MAX_OUTPUT_TOKENS, max(1, window // 8))
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What to launch and with what.
+    """The harness to launch, its arguments and its target.
 
-    `state_dir` holds what the harness keeps from run to run. `proxy_bypass` are the variables that
-    keep the user's proxy out of requests to the server.
+    `state_dir` is for files that the harness reuses between runs. `proxy_bypass` are environment
+    variables that exclude the server from the user's proxy.
     """
 
     target: LaunchTarget
@@ -62,17 +62,17 @@ class LaunchRequest:
 
     @property
     def run_dir(self) -> Path:
-        """A folder for this server and model: harnesses read files again while they run."""
+        """Folder per server and model: harnesses reread files while they run."""
         identity = f"{self.target.address} {self.target.model}".encode()
         return self.state_dir / sha256(identity).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A command to run, in the user's environment with a few changes.
+    """A command to run, with changes to the user's environment.
 
-    `files` are private files that must exist before. `unset_variables` are variables that would
-    redirect the harness.
+    `files` are private files to write first. `unset_variables` are variables that would redirect
+    the harness to another server.
     """
 
     command: tuple[str, ...]
@@ -83,9 +83,10 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Harness:
-    """A client that can be launched. `apis` are those that it supports, the default first.
+    """A client that can be launched.
 
-    `min_context_tokens`: its own prompt and room to work. It is not started with less.
+    `apis` are the APIs that it supports, the default first. `min_context_tokens` is the minimum
+    context length to start it: its own prompt and space to work.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Harness:
 
     @property
     def install_command(self) -> str:
-        """The command that installs it."""
+        """Shell command that installs the harness."""
         return f"npm install -g {self.package}"
 
     def prepare_plan(self, request: LaunchRequest) -> LaunchPlan:
@@ -115,13 +116,13 @@ PROVIDER_API_NAMES = {
 
 
 def provider_base_url(request: LaunchRequest) -> str:
-    """The base URL. Clients of Anthropic's API add /v1 themselves."""
+    """Return the base URL. Clients of Anthropic's API add /v1 themselves."""
     address = request.target.address
     return address if request.api == "messages" else f"{address}/v1"
 
 
 def build_provider_model(target: LaunchTarget) -> dict[str, Any]:
-    """Describe the model and its limits in a provider's list. Its cost is zero."""
+    """Return the entry of the model for a provider list, with its limits and zero cost."""
     entry: dict[str, Any] = {
         "id": target.model,
         "name": target.model,

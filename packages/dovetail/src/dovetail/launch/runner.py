@@ -17,7 +17,7 @@ from dovetail.launch.plan import Harness, LaunchError, LaunchPlan
 from dovetail.launch.private_files import remove_private_files, write_private_files
 
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-#: Python ignores these; a harness would inherit that, and `yes | head` would complain.
+#: Python ignores these. A harness would inherit that, and `yes | head` would report an error.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -26,7 +26,7 @@ def find_executable(harness: Harness) -> str:
     found = shutil.which(harness.executable)
     if found is None:
         raise LaunchError(
-            f"{harness.title} is not installed: there is no {harness.executable!r} on the PATH. "
+            f"{harness.title} is not installed: {harness.executable!r} is not on the PATH. "
             f"Install it with: {harness.install_command}"
         )
     return found
@@ -41,9 +41,9 @@ def build_environment(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[st
 
 
 def build_proxy_bypass(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that keep requests to the server from the user's proxy.
+    """Return environment variables that exclude the server from the user's proxy.
 
-    Harnesses may configure a proxy in files of their own, so they are set in any case.
+    They are always set, because a harness may read its proxy from its own configuration files.
     """
     host = urlsplit(address).hostname or ""
     existing = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
@@ -65,7 +65,7 @@ def run_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
     process: subprocess.Popen[bytes] | None = None
 
     def forward_signal(number: int, _frame: FrameType | None) -> None:
-        # From the keyboard it has reached the harness, too.
+        # The terminal sends Ctrl-C to the harness as well.
         if process is not None and not (number == signal.SIGINT and _is_foreground()):
             process.send_signal(number)
 
@@ -76,14 +76,14 @@ def run_harness(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        remove_private_files(plan.files)  # the address in them is gone with our server
+        remove_private_files(plan.files)  # they contain the address of our server, which stops
     return status if status >= 0 else 128 - status
 
 
 def _wait_for_exit(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for the exit. When the harness stops itself (Ctrl-Z), so do we: the shell waits for us.
+    """Wait for the exit. Stop this process when the harness stops (Ctrl-Z), for the shell to see.
 
-    Where the platform does not report stops, only the exit counts.
+    Stops are not handled on platforms that do not report them.
     """
     while hasattr(os, "waitid"):
         seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
@@ -96,7 +96,7 @@ def _wait_for_exit(process: "subprocess.Popen[bytes]") -> int:
 
 
 def _is_foreground() -> bool:
-    """Whether a Ctrl-C of the terminal goes to this process and those that it started."""
+    """Return whether the terminal sends Ctrl-C to this process group."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -109,13 +109,13 @@ def _is_foreground() -> bool:
         os.close(terminal)
 
 
-#: Where a user keeps the key of a server that asks for one.
+#: Environment variable in which users store the API key of a server.
 SHELL_KEY_VARIABLE = "DOVETAIL_API_KEY"
 _SHELL_SPECIAL = re.compile(r"[\\$`]")
 
 
 def to_shell_lines(plan: LaunchPlan, key: str | None) -> Iterator[str]:
-    """The plan as shell commands. A key is shown as a variable reference, never in clear."""
+    """Yield the plan as shell commands. The key is written as a variable reference."""
     if plan.unset_variables:
         yield f"unset {' '.join(plan.unset_variables)}"
     for name, value in plan.environment.items():
@@ -131,9 +131,9 @@ def _to_heredoc(path: Path, text: str, key: str | None) -> Iterator[str]:
     while end in text.splitlines():
         end += "_"
     quoted = f"'{end}'"
-    encoded_key = json.dumps(key or "")[1:-1]  # files that hold a key are JSON
+    encoded_key = json.dumps(key or "")[1:-1]  # files that contain a key are JSON
     if encoded_key and encoded_key in text:
-        # The shell puts the key in: it must leave the rest alone.
+        # The shell expands the key in the heredoc: escape everything else.
         parts = [_SHELL_SPECIAL.sub(r"\\\g<0>", part) for part in text.split(encoded_key)]
         text = f"${{{SHELL_KEY_VARIABLE}}}".join(parts)
         quoted = end

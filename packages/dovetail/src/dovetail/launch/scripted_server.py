@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail_verify.scripted.scenarios import render_script, resolve_parser_names
 
-MODEL_NAME = "some-org/some-model"  # with a slash in it, as most names have
+MODEL_NAME = "some-org/some-model"  # with a slash, like most model names
 PARSER_FAMILY = "qwen3_coder"
 CONTEXT_TOKENS = 65536
 CONTROL_TOKENS = (
@@ -81,7 +81,7 @@ def prepare_scripted_server(folder: Path) -> ScriptedServer:
 
 
 def _byte_tokenizer() -> Tokenizer:
-    """A tokenizer with one token per byte, and the control tokens."""
+    """Build a tokenizer with one token per byte, and the control tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={one: at for at, one in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

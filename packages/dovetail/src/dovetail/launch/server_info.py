@@ -13,17 +13,17 @@ from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, send_req
 from dovetail_model import DovetailError
 
 _TIMEOUTS = Timeouts(connect=5.0, read=20.0)
-#: Codex reads the catalog under this address. Its version is of no importance to us.
+#: Codex reads the catalog from this path. The server ignores the version.
 _MODELS_PATH = "/v1/models?client_version=0.0.0"
 _AUTH_ERROR_STATUSES = (401, 403)
 
 
 class ServerNotFoundError(LaunchError):
-    """No server responds at the address."""
+    """Raised if no server responds at the address."""
 
 
 class NotDovetailError(ServerNotFoundError):
-    """A server responds, but it is not Dovetail."""
+    """Raised if the server is not Dovetail."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class ServerInfo:
     catalog: Mapping[str, Any] | None = field(repr=False)
 
     def has_model(self, model: str) -> bool:
-        """Whether a model is listed."""
+        """Return whether a model is listed."""
         return any(one["id"] == model for one in self.models)
 
     def describe_missing_model(self, model: str) -> str:
-        """Message that a model is not served, with the list of those that are."""
+        """Return an error message for a model that is not served, with the served models."""
         listed = ", ".join(repr(one["id"]) for one in self.models)
         return f"{self.address} does not serve {model!r}; it serves {listed}"
 
     def with_codex_profile(self, slug: str) -> "ServerInfo":
-        """Show the models to Codex as one of its own, as known to the Codex of this machine."""
+        """Apply a profile of the Codex installed on this machine to the model catalog."""
         if self.catalog is None:
             return self
         profile = read_profile(slug)
@@ -72,13 +72,13 @@ def fetch_server_info(url: str, key: str | None) -> ServerInfo:
     except ValueError as error:
         raise LaunchError(f"--url: {error}") from error
     except (DovetailError, OSError) as error:
-        raise ServerNotFoundError(f"no server answers at {address}: {error}") from error
+        raise ServerNotFoundError(f"cannot reach a server at {address}: {error}") from error
 
 
 def find_server(addresses: Sequence[str], key: str | None) -> tuple[ServerInfo | None, list[str]]:
-    """Find the first of these addresses with a Dovetail server; also describe other servers.
+    """Find the first address with a Dovetail server. Also return messages about other servers.
 
-    A server that requires another key raises LaunchError.
+    Raises LaunchError for a Dovetail server that requires another key.
     """
     others: list[str] = []
     for address in addresses:
@@ -95,16 +95,16 @@ async def _fetch_server_info(endpoint: Endpoint, address: str, key: str | None) 
     status, body = await _get_json(endpoint, "/")
     if status != 200 or body.get("name") != "dovetail":
         raise NotDovetailError(
-            f"what answers at {address} is not a Dovetail server. To use it as an engine: "
+            f"the server at {address} is not a Dovetail server. To use it as an engine, pass "
             f"--engine vllm --engine-url {address} (or sglang, openai)"
         )
     status, body = await _get_json(endpoint, _MODELS_PATH)
     if status in _AUTH_ERROR_STATUSES:
-        other = " other than this" if key else ""
-        raise LaunchError(f"{address} asks for a key{other}: DOVETAIL_API_KEY, or --api-key")
+        problem = "rejects the API key" if key else "requires an API key"
+        raise LaunchError(f"{address} {problem}; set DOVETAIL_API_KEY or --api-key")
     models = body.get("data")
     if status != 200 or not models:
-        raise LaunchError(f"{address} does not say what it serves (HTTP {status})")
+        raise LaunchError(f"{address} does not list its models (HTTP {status})")
     catalog = {"models": body["models"]} if body.get("models") else None
     return ServerInfo(address, key, models, catalog)
 

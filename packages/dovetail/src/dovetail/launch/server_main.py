@@ -1,6 +1,6 @@
-"""`python -m dovetail.launch.server_main ARGUMENTS`: a Dovetail that ends with its parent.
+"""`python -m dovetail.launch.server_main ARGUMENTS`: a Dovetail that exits with its parent.
 
-It terminates at the end of its stdin, however the parent ended.
+It exits when its stdin is closed, even if the parent was killed.
 """
 
 import runpy

@@ -20,18 +20,18 @@ from dovetail.settings.sources import CONFIG_FILE_ENV, ENV_PREFIX, SECRET_SETTIN
 
 _READY_LINE = re.compile(r"^serving .* at (\S+)$")
 _LOG_TAIL_LINES = 15
-_STOP_TIMEOUT_SECONDS = 15.0  # then it is killed
+_STOP_TIMEOUT_SECONDS = 15.0  # after that, the server is killed
 
 
 @contextmanager
 def start_server(
     arguments: Sequence[str], secrets: Mapping[str, str], log_path: Path
 ) -> Iterator["DovetailProcess"]:
-    """Run `dovetail serve` with these arguments until the block is left."""
+    """Run `dovetail serve` with these arguments until the block exits."""
     with open_private_file(log_path) as log_file:
-        # A session of its own: a Ctrl-C is meant for the harness.
+        # In a new session, because Ctrl-C is meant for the harness.
         process = subprocess.Popen(
-            # -P: agents are run in other people's projects, and nothing of these is imported.
+            # -P: agents run in untrusted projects, from which no module must be imported.
             [sys.executable, "-P", "-m", "dovetail.launch.server_main", "serve", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -64,7 +64,7 @@ class DovetailProcess:
         return self._process.poll() is None
 
     def wait_until_ready(self) -> None:
-        """Wait for the ready line. Raises with the end of the log if the process exits before."""
+        """Wait for the ready line. Raises LaunchError with the log's tail if the process exits."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             found = _READY_LINE.match(line.rstrip())
@@ -87,10 +87,10 @@ class DovetailProcess:
             self._process.wait()
 
     def read_log_tail(self) -> str:
-        """The last lines of the log, and its path."""
+        """Return the last lines of the log, and its path."""
         self._log_file.seek(0)
         lines = self._log_file.read().splitlines()[-_LOG_TAIL_LINES:]
-        return "\n".join([*lines, f"(its log: {self._log_path})"])
+        return "\n".join([*lines, f"(log: {self._log_path})"])
 
 
 def _drain(stream: IO[str]) -> None:
@@ -103,7 +103,7 @@ _NON_FILE_ORIGINS = ("flag", "environment")
 
 
 def build_serve_arguments(settings: LoadedConfig, model: str | None) -> list[str]:
-    """Arguments of `dovetail serve`. Keys are left out: the process list shows arguments."""
+    """Return the arguments of `dovetail serve`, without keys: the process list shows arguments."""
     arguments = [] if model is None or settings.config.models else [model]
     file = next((one for one in settings.origins.values() if one not in _NON_FILE_ORIGINS), None)
     if file is not None:
@@ -115,12 +115,12 @@ def build_serve_arguments(settings: LoadedConfig, model: str | None) -> list[str
 
 
 def build_port_arguments(settings: LoadedConfig) -> list[str]:
-    """A free port unless one is set, to run alongside other servers."""
+    """Return a flag that selects a free port, unless a port is set."""
     return [] if "http_port" in settings.origins else ["--http-port", "0"]
 
 
 def build_secret_environment(settings: LoadedConfig) -> dict[str, str]:
-    """The keys as environment variables."""
+    """Return the keys as environment variables."""
     secrets = {name: getattr(settings.config, name) for name in SECRET_SETTINGS}
     return {
         f"{ENV_PREFIX}{name.upper()}": value if isinstance(value, str) else ",".join(value)
@@ -130,7 +130,7 @@ def build_secret_environment(settings: LoadedConfig) -> dict[str, str]:
 
 
 def find_builtin_window(config: Config, model: str | None) -> tuple[str, int] | None:
-    """The name and context length of a built-in model, known before it is downloaded."""
+    """Return the name and context length of a built-in model, known before its download."""
     name = model or config.model or DEFAULT_MODEL
     if config.engine_url or config.models or name not in BUILT_IN_MODELS:
         return None

@@ -1,4 +1,4 @@
-"""The analysis of exchanges, and totals per session and overall."""
+"""Results of the analysis of exchanges, and totals per session and overall."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from dovetail.storage.lru import LruCache
 TokenBasis = Literal["confirmed", "counted", "estimated"]
 """How reliable a number of tokens is.
 
-`confirmed`: computed with the model's own tokenizer and template, and the server reported the same
+`confirmed`: computed with the model's own tokenizer and template, and equal to the server's counts
 for the prompt and for the previous response. `counted`: computed with them, and the server reports
-no counts. `estimated`: the server reports other counts, the tokens of the previous response are a
-guess, or there is no tokenizer.
+no counts. `estimated`: the server reports different counts, the tokens of the previous response are
+a guess, or the tokenizer is not available.
 """
 
 FindingCode = Literal[
@@ -32,7 +32,7 @@ FindingCode = Literal[
     "retokenization",
     "call_as_text",
 ]
-"""What went wrong: a closed set, used as keys of totals."""
+"""Kind of problem: a closed set, used as keys of totals."""
 
 
 class TrafficFinding(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ class TrafficSummary:
 
 
 def count_name(counts: Counter[str], name: str) -> None:
-    """Count a name that a client chose. Beyond a hundred of them they count as others."""
+    """Count a name that a client chose. Names beyond the limit are counted as "others"."""
     counts[name if name in counts or len(counts) < _MAX_TALLY_NAMES else "others"] += 1
 
 

@@ -1,4 +1,4 @@
-"""Analyze exchanges in order: what each cost, and why."""
+"""Analyze exchanges in order: the re-prefilled tokens of each, and the cause."""
 
 import asyncio
 from array import array
@@ -35,7 +35,7 @@ from dovetail_protocols import DecodeCache
 
 T = TypeVar("T")
 
-_MIN_REPORTED_TOKENS = 16  # that sessions could share and do not
+_MIN_REPORTED_TOKENS = 16  # minimum of tokens that sessions could share and do not
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ExchangeAnalyzer:
         self._loop.close()
 
     def analyze(self, exchange: CapturedExchange) -> ExchangeAnalysis:
-        """Analyze an exchange. Exchanges must come in the order of their ends."""
+        """Analyze an exchange. Exchanges must be passed in the order in which they ended."""
         try:
             decoded = decode_exchange(exchange, self._memory)
         except InvalidRequest as error:
@@ -108,7 +108,7 @@ class ExchangeAnalyzer:
         request: Request,
         previous: PastExchange | None,
     ) -> tuple[ExchangeAnalysis, bool]:
-        """The analysis, and whether the response's tokens are known."""
+        """Return the analysis, and whether the response's tokens are known."""
         prompts = self._prompts_for(decoded.request.model)
         findings = [*find_unparsed_calls(decoded.response.message, request, prompts.reference)]
         copy = _returned_turn(previous, request)
@@ -147,7 +147,7 @@ class ExchangeAnalyzer:
         request: Request,
         previous: PastExchange | None,
     ) -> Callable[..., ExchangeAnalysis]:
-        """A constructor of the analysis with all fields that need no prompt."""
+        """Return a constructor of the analysis with all fields that need no prompt."""
         exchange, response = decoded.exchange, decoded.response
         blocks = response.message.blocks
         gap = None
@@ -182,7 +182,7 @@ class ExchangeAnalyzer:
         request: Request,
         previous: PastExchange | None,
     ) -> _PromptPair:
-        """The request as the server's prompt and as Dovetail's; its response is recorded."""
+        """Build the server's and Dovetail's prompt of the request, and record its response."""
         ids, basis, findings = self._reconstruct_prompt(prompts, decoded, request)
         copy = _returned_turn(previous, request)
         dropped = (
@@ -210,7 +210,7 @@ class ExchangeAnalyzer:
     def _reconstruct_prompt(
         self, prompts: _ModelPrompts, decoded: DecodedExchange, request: Request
     ) -> tuple["array[int]", TokenBasis, tuple[TrafficFinding, ...]]:
-        """The server's prompt, checked against the token count that it reports."""
+        """Reconstruct the server's prompt and compare it with the reported token count."""
         ids = prompts.baseline.render(request)
         response = decoded.response
         if not prompts.reference.has_tokenizer:
@@ -234,7 +234,7 @@ class ExchangeAnalyzer:
         baseline: BaselinePrompt,
         prepared: PreparedRequest,
     ) -> bool:
-        """Record the response. True if its tokens are known, by the server's own count."""
+        """Record the response. Returns whether the server's count confirms its tokens."""
         turn = _response_turn(decoded)
         if turn is None:
             return True
@@ -252,7 +252,7 @@ class ExchangeAnalyzer:
         prepared: PreparedRequest,
         turn: Turn,
     ) -> tuple[Sequence[int] | None, bool]:
-        """The tokens of a response, and whether they match the server's count."""
+        """Reconstruct the tokens of a response. Returns whether they match the server's count."""
         response = decoded.response
         if response.output_ids is not None and prompts.reference.has_tokenizer:
             return _strip_stop_token(response.output_ids, prompts.reference.model.stop_ids), True
@@ -284,7 +284,7 @@ class ExchangeAnalyzer:
         return self._classifier.classify(diagnosis, previous.request, previous.response, request)
 
     def _find_session_break(self, pair: _PromptPair) -> TrafficFinding | None:
-        """Why a session's first prompt shares less with others than it could."""
+        """Return why a session's first prompt shares less with other sessions than it could."""
         request, other = pair.baseline.request, self._last_first_request
         self._last_first_request = request
         gain = pair.prepared.diagnosis.shared_tokens - pair.baseline.diagnosis.shared_tokens
@@ -314,7 +314,7 @@ def _to_prompt_prefix(diagnosis: PrefixReport, scale: float) -> PromptPrefix:
 
 
 def _response_turn(decoded: DecodedExchange) -> Turn | None:
-    """The turn that the client received, if it is complete."""
+    """Return the turn that the client received, if it is complete."""
     message = decoded.response.message
     if message.failure is not None or not message.blocks:
         return None
@@ -322,7 +322,7 @@ def _response_turn(decoded: DecodedExchange) -> Turn | None:
 
 
 def _returned_turn(previous: PastExchange | None, now: Request) -> Turn | None:
-    """The client's copy of the previous response."""
+    """Return the client's copy of the previous response."""
     if previous is None or previous.response is None:
         return None
     at = len(previous.request.turns)
@@ -349,5 +349,5 @@ def _exchange_fields(exchange: CapturedExchange) -> dict[str, object]:
 
 
 def _undecodable(exchange: CapturedExchange, reason: str) -> ExchangeAnalysis:
-    unknown = {"session": "-", "place": 0, "model": "", "unread": f"not understood: {reason}"}
+    unknown = {"session": "-", "place": 0, "model": "", "unread": f"not decodable: {reason}"}
     return ExchangeAnalysis(**{**_exchange_fields(exchange), **unknown})  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Reconstruct the exchanges on one connection from the bytes of both directions.
 
-The client's bytes are parsed as a server would, the server's as a client: what either side would
-have to send is computed and discarded. So responses without bodies, early responses, persistent
+The client's bytes are parsed as by a server, and the server's as by a client; the bytes that either
+parser would send are discarded. Thus responses without bodies, early responses, persistent
 connections and pipelined requests are recognized by the rules of HTTP, not by heuristics.
 """
 
@@ -19,7 +19,7 @@ _EPOCH_OFFSET = time() - monotonic()
 
 
 class UnobservableError(Exception):
-    """A connection cannot be observed any longer; the message is the reason."""
+    """Raised if a connection can no longer be observed; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ConnectionCapture:
     def feed(
         self, direction: RelayDirection, data: bytes, at: float
     ) -> Sequence[CapturedExchange | None]:
-        """The exchanges that these bytes complete; None for one that is no generation request.
+        """Return the exchanges that these bytes complete; None for other than generation requests.
 
         Raises if the bytes are not HTTP as supported here.
         """
@@ -93,10 +93,10 @@ class ConnectionCapture:
                 self._pipelined_bytes + len(data) if self._awaits_response() else 0
             )
             if self._pipelined_bytes > self._limits.body_bytes:
-                raise UnobservableError("requests were sent too far ahead")
+                raise UnobservableError("the client pipelined too many bytes")
             self._client_parser.receive_data(data)
         elif self._pending is None:
-            raise UnobservableError("the server spoke before it was asked")
+            raise UnobservableError("the server sent data before a request")
         else:
             self._server_parser.receive_data(data)
         return self._parse(at)
@@ -155,7 +155,7 @@ class ConnectionCapture:
     def _expect_response(self, event: h11.Request) -> None:
         """Prepare to parse the response to a request: only its method and upgrade matter."""
         if event.method == b"CONNECT":
-            raise UnobservableError("the connection was made a tunnel")
+            raise UnobservableError("the connection became a tunnel")
         headers = [("host", "-"), ("content-length", "0")]
         if any(name == b"upgrade" for name, _ in event.headers):
             headers += [("connection", "upgrade"), ("upgrade", "-")]
@@ -192,7 +192,7 @@ class ConnectionCapture:
         if parts is pending.response_body:
             pending.response_bytes += len(data)
         if pending.body_bytes > self._limits.body_bytes:
-            raise UnobservableError("a body was too large")
+            raise UnobservableError("a body is too large")
 
     def _start_next_cycle(self) -> None:
         """Prepare for the next request of the connection, if there can be one."""

@@ -54,10 +54,9 @@ class ResponseReader(Protocol):
 class ObservedResponse:
     """A decoded response.
 
-    `usage` is what the server reported, if it did, and `cached_tokens` its cached tokens, if it
-    reports these. Times are seconds since the exchange began: `first_token`, and `call_times` of
-    the last bytes of each call. `output_ids` and `prompt_ids` are token ids, if the server returns
-    them.
+    `usage` and `cached_tokens` are the server's counts, if it reports them. Times are seconds since
+    the exchange began: `first_token`, and `call_times` of the last bytes of each call. `output_ids`
+    and `prompt_ids` are token ids, if the server returns them.
     """
 
     message: Message
@@ -151,14 +150,14 @@ def _read_stream(exchange: CapturedExchange, reader: ResponseReader) -> _TimedEv
 
 def _to_failure(exchange: CapturedExchange) -> Failure:
     if not exchange.status:
-        return Failure("engine_unavailable", "There was no answer.")
+        return Failure("engine_unavailable", "The server did not respond.")
     return Failure("engine", f"HTTP {exchange.status}")
 
 
 def _read_token_ids(
     exchange: CapturedExchange,
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Token ids of response and prompt, if the client requested them from a vLLM."""
+    """Return the token ids of response and prompt, if the client requested them from vLLM."""
     if b'"return_token_ids"' not in exchange.request or b'"token_ids"' not in exchange.response:
         return None, None
     output: list[int] = []

@@ -12,7 +12,7 @@ import msgspec
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec
 
 #: Names of headers and query fields whose values are never stored: a recording must not contain
-#: credentials. Better one too many than one too few.
+#: credentials. The list is generous on purpose.
 _SECRET_NAME = re.compile(
     r"auth|key|token|secret|cookie|passw|credential|signature|jwt|^(sig|code)$", re.IGNORECASE
 )
@@ -49,7 +49,7 @@ class CapturedExchange(msgspec.Struct, frozen=True):
 
     @property
     def codec(self) -> Codec | None:
-        """The API of the request, if it is one of the three."""
+        """Codec of the request, if it belongs to one of the three APIs."""
         return find_codec(self.method, self.target)
 
     @property
@@ -63,7 +63,7 @@ class CapturedExchange(msgspec.Struct, frozen=True):
 
 
 def find_codec(method: str, target: str) -> Codec | None:
-    """The codec of a generation request; None for all others."""
+    """Return the codec of a generation request; None for all others."""
     path = target.partition("?")[0].rstrip("/")
     if method != "POST":
         return None
@@ -71,7 +71,7 @@ def find_codec(method: str, target: str) -> Codec | None:
 
 
 def redact_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by lower-case name, without those that hold a secret."""
+    """Return the headers by lower-case name, without those that contain a secret."""
     decoded = ((name.decode("latin-1").lower(), value) for name, value in headers)
     return {
         name: value.decode("latin-1") for name, value in decoded if not _SECRET_NAME.search(name)
@@ -79,7 +79,7 @@ def redact_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def redact_target(target: str) -> str:
-    """A path and its query, without secret values."""
+    """Return a path and its query, without secret values."""
     path, separator, query = target.partition("?")
     fields = (field.partition("=") for field in query.split("&"))
     redacted = (
@@ -107,7 +107,7 @@ _RECORDED_NAMES = tuple(
 
 
 class RecordingError(ValueError):
-    """A file that is not a recording, or of another version."""
+    """Raised for a file that is not a recording, or of another version."""
 
 
 class ExchangeRecorder:
@@ -147,7 +147,7 @@ def read_recording(path: Path) -> Iterator[CapturedExchange]:
     with path.open("rb") as file:
         first = file.readline()
         if _read_version(first) != RECORDING_VERSION:
-            raise RecordingError(f"{path} is no recording of `dovetail watch --record`")
+            raise RecordingError(f"{path} is not a recording of `dovetail watch --record`")
         for number, text in enumerate(file, 2):
             if not text.endswith(b"\n"):
                 return
@@ -206,7 +206,7 @@ class HostRewriter:
         self._remaining = 0  # bytes left of a body or a chunk
 
     def rewrite(self, data: bytes) -> bytes:
-        """The bytes to send for these. An incomplete head or line is buffered."""
+        """Return the bytes to send for these. An incomplete head or line is buffered."""
         out: list[bytes] = []
         data, self._buffer = self._buffer + data, b""
         while data:

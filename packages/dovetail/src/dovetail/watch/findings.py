@@ -26,7 +26,7 @@ from dovetail_model import (
 )
 from dovetail_parsers import Parser
 
-_QUOTED_CHARS = 60  # of a line
+_QUOTED_CHARS = 60  # per line
 
 
 class PrefixBreakClassifier:
@@ -38,7 +38,7 @@ class PrefixBreakClassifier:
     def classify(
         self, diagnosis: PrefixReport, previous: Request, response: Turn | None, now: Request
     ) -> TrafficFinding | None:
-        """What broke the prefix. `response` is the response to the previous request."""
+        """Return what broke the prefix. `response` is the response to the previous request."""
         match diagnosis.reason:
             case "header":
                 return self.classify_system(previous.system, now.system)
@@ -56,7 +56,7 @@ class PrefixBreakClassifier:
                 return None
 
     def classify_system(self, before: Sequence[Block], now: Sequence[Block]) -> TrafficFinding:
-        """What changed in a system text."""
+        """Return what changed in a system text."""
         old, new = _text(before), _text(now)
         if _strip_billing(before) == _strip_billing(now):
             return TrafficFinding("billing", _describe_line_change(old, new))
@@ -71,7 +71,7 @@ class PrefixBreakClassifier:
     def _classify_history(
         self, previous: Request, response: Turn | None, now: Request
     ) -> TrafficFinding:
-        """The first changed turn; volatile text in it is reported as such."""
+        """Return the first changed turn; volatile text in it is reported as such."""
         old_turns = [*previous.turns, *([response] if response is not None else [])]
         for at, (old, new) in enumerate(zip(old_turns, now.turns, strict=False)):
             if digest_turn(old).digest == digest_turn(new).digest:
@@ -86,7 +86,7 @@ class PrefixBreakClassifier:
                 "history", f"turn {at} ({new.role}): {_describe_turn_change(old, new)}"
             )
         return TrafficFinding(
-            "history", f"{len(old_turns) - len(now.turns)} turns are gone from the end"
+            "history", f"{len(old_turns) - len(now.turns)} turns are missing at the end"
         )
 
     def _is_volatile(self, old: Turn, new: Turn) -> bool:
@@ -98,7 +98,7 @@ class PrefixBreakClassifier:
 
 
 def describe_tool_changes(before: Sequence[ToolSpec], now: Sequence[ToolSpec]) -> str:
-    """What changed in the tools."""
+    """Describe what changed in the tools."""
     old, new = {_tool_name(t): t for t in before}, {_tool_name(t): t for t in now}
     parts = [
         *_list_names("added", [name for name in new if name not in old]),
@@ -124,14 +124,14 @@ def _tool_name(tool: ToolSpec) -> str:
 
 
 def _returned_turn(previous: Request, now: Request) -> Turn | None:
-    """The client's copy of the response to the previous request."""
+    """Return the client's copy of the response to the previous request."""
     at = len(previous.turns)
     turn = now.turns[at] if at < len(now.turns) else None
     return turn if turn is not None and turn.role == "assistant" else None
 
 
 def _is_equivalent(response: Turn, copy: Turn, tools: Sequence[ToolSpec]) -> bool:
-    """Whether a copy differs from the response in form only."""
+    """Return whether a copy differs from the response in form only."""
     schemas = {tool.name: tool.parameters for tool in tools}
     left, right = (
         [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
@@ -149,7 +149,7 @@ def _is_equivalent(response: Turn, copy: Turn, tools: Sequence[ToolSpec]) -> boo
 
 
 def _classify_turn(response: Turn | None, copy: Turn | None) -> TrafficFinding:
-    """Why the same text became other tokens: the client's copy, or the template."""
+    """Return why the same text became different tokens: the client's copy, or the template."""
     difference = (
         find_copy_difference(response, copy) if response is not None and copy is not None else None
     )
@@ -160,13 +160,13 @@ def _classify_turn(response: Turn | None, copy: Turn | None) -> TrafficFinding:
         and is_interleaved(response)
     ):
         return TrafficFinding(
-            "regrouped", f"said as {_describe_order(response)}: the template groups it"
+            "regrouped", f"generated as {_describe_order(response)}; the template reorders it"
         )
     return difference or TrafficFinding("retokenization")
 
 
 def find_copy_difference(response: Turn, copy: Turn) -> TrafficFinding | None:
-    """The first difference in a client's copy of a response."""
+    """Return the first difference in a client's copy of a response."""
     had_reasoning = any(
         isinstance(block, ReasoningBlock) and block.text for block in response.blocks
     )
@@ -176,7 +176,7 @@ def find_copy_difference(response: Turn, copy: Turn) -> TrafficFinding | None:
     if is_interleaved(response) and _block_types(response) != _block_types(copy):
         return TrafficFinding(
             "regrouped",
-            f"said as {_describe_order(response)}, sent back as {_describe_order(copy)}",
+            f"generated as {_describe_order(response)}, returned as {_describe_order(copy)}",
         )
     if _call_arguments(response) != _call_arguments(copy):
         return TrafficFinding("rewritten", _describe_argument_change(response, copy))
@@ -184,7 +184,7 @@ def find_copy_difference(response: Turn, copy: Turn) -> TrafficFinding | None:
 
 
 def _block_types(turn: Turn) -> list[str]:
-    """The block types in order. Adjacent ones of one type count once, calls each."""
+    """Return the block types in order. Adjacent blocks of one type count once, except calls."""
     kinds: list[str] = []
     for block in turn.blocks:
         blank = isinstance(block, TextBlock | ReasoningBlock) and not block.text.strip()
@@ -194,7 +194,7 @@ def _block_types(turn: Turn) -> list[str]:
 
 
 def _describe_order(turn: Turn) -> str:
-    names = {"tool_call": "call", "reasoning": "thought"}
+    names = {"tool_call": "call"}
     return ", ".join(names.get(kind, kind) for kind in _block_types(turn))
 
 
@@ -228,7 +228,7 @@ def _text(blocks: Sequence[Block]) -> str:
 
 
 def _describe_line_change(old_text: str, new_text: str) -> str:
-    """The first line that differs."""
+    """Describe the first line that differs."""
     old, new = old_text.split("\n"), new_text.split("\n")
     for number, (left, right) in enumerate(zip(old, new, strict=False), 1):
         if left != right:
@@ -253,7 +253,7 @@ def _turn_text(turn: Turn) -> str:
 
 
 def _describe_change(old: str, new: str) -> str:
-    """Excerpts of both texts around their first difference."""
+    """Return excerpts of both texts around their first difference."""
     at = next(
         (n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
         min(len(old), len(new)),
@@ -283,9 +283,9 @@ _CALL_MARKERS = (
 def find_unparsed_calls(
     message: Message, request: Request, reference: ReferenceModel
 ) -> tuple[TrafficFinding, ...]:
-    """The calls that the model made and the server left in text or reasoning.
+    """Find tool calls of the model that the server left in text or reasoning.
 
-    Only calls of tools of the request count: others may be quotations.
+    Only tools of the request count: other calls may be quotations.
     """
     tool_names = {tool.model_name for tool in request.tools} | {tool.name for tool in request.tools}
     found: list[TrafficFinding] = []
@@ -294,8 +294,8 @@ def find_unparsed_calls(
             continue
         name = _find_call(block.text, tool_names, request, reference)
         if name is not None:
-            where = "text" if isinstance(block, TextBlock) else "a thought"
-            found.append(TrafficFinding("call_as_text", f"a call of {name} stayed in {where}"))
+            where = "the text" if isinstance(block, TextBlock) else "the reasoning"
+            found.append(TrafficFinding("call_as_text", f"a call of {name} is in {where}"))
     return tuple(found)
 
 

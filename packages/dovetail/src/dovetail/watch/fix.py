@@ -1,7 +1,7 @@
 """`--fix`: serve the traffic through the real pipeline, and forward what it does not support.
 
-Requests of the three APIs go to our own application. What that would reject (a body it cannot
-parse, an unknown model, an image) is forwarded to the server, and so is everything else. This is
+Requests of the three APIs go to our own application. Requests that it rejects (a body it cannot
+parse, an unknown model, an image) and all other requests are forwarded to the server. This is
 decided before a response begins; a response that has begun is not switched.
 """
 
@@ -39,7 +39,7 @@ _HOP_BY_HOP_HEADERS = frozenset(
         "upgrade",
     }
 )
-#: Of the client; dropped if the server's own key is known.
+#: Credentials of the client; dropped if the server's own key is known.
 _CREDENTIAL_HEADERS = {"authorization", "x-api-key"}
 
 
@@ -127,7 +127,8 @@ class FixApp:
         if body is None:
             return  # the client disconnected
         if len(body) > self._max_body_bytes:
-            await send_error(413, "the body is too large for --fix", send)
+            limit = f"the request body exceeds {_MAX_BODY_BYTES} bytes, the limit of --fix"
+            await send_error(413, limit, send)
             return
         target = scope["path"]
         if find_codec(scope["method"], target) is None:
@@ -158,8 +159,8 @@ class FixApp:
 class _RefusalFilter:
     """Pass a response through, unless it is a rejection: that is buffered.
 
-    A prompt that is too long for us is too long for the server as well, and clients recognize our
-    error: that is no reason for a fallback.
+    A prompt that is too long does not cause a fallback: it is too long for the server as well, and
+    clients recognize our error.
     """
 
     def __init__(self, send: Send) -> None:
@@ -264,7 +265,7 @@ async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the body again, then what the client does next."""
+    """Return a `receive` that returns the body again, then further messages of the client."""
     replayed = False
 
     async def replay() -> Message:
@@ -278,7 +279,7 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 def _refusal_reason(status: int, body: bytes) -> str:
-    """Why our application rejected a request, in short."""
+    """Return a short reason why our application rejected a request."""
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

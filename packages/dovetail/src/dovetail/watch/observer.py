@@ -1,7 +1,7 @@
-"""Pass what was relayed to the analysis, in another thread and with bounds.
+"""Pass relayed bytes to the analysis, in another thread and with bounded memory.
 
 The relay only puts references into a queue. If the analysis is too slow or fails, or a body is too
-large, the connection is ignored from then on, which is counted. Its bytes are relayed in any case.
+large, the connection is no longer observed, which is counted. Its bytes are relayed in any case.
 """
 
 import logging
@@ -19,10 +19,10 @@ from dovetail.watch.relay import RelayDirection
 _log = logging.getLogger(__name__)
 
 _ERROR_REASONS: dict[type[Exception], str] = {
-    h11.RemoteProtocolError: "what passed was not HTTP as it should be",
+    h11.RemoteProtocolError: "the traffic is not valid HTTP",
 }
 
-_TOO_SLOW = "the observer could not keep up"
+_TOO_SLOW = "the analysis is too slow"
 _CHUNK_OVERHEAD_BYTES = 256  # of a queued chunk
 
 ExchangeCallback = Callable[[CapturedExchange], None]
@@ -85,7 +85,7 @@ class TrafficObserver:
             self.count_unobserved(_TOO_SLOW)
 
     def _has_room(self, *parts: bytes) -> bool:
-        """Whether these fit into the queue. If so they are counted."""
+        """Return whether these fit into the queue. If so, they are counted."""
         size = _queue_size(*parts)
         if self._queued_bytes - self._processed_bytes + size > self._limits.queue_bytes:
             return False
@@ -113,7 +113,7 @@ class TrafficObserver:
                 self._handle_error(connection, error)
             if direction == "closed":
                 self._captures.pop(connection, None)
-                # Only here: chunks queued before are ignored, too.
+                # Only now, because chunks that are still queued must be ignored, too.
                 self._ignored_connections.discard(connection)
             else:
                 self._processed_bytes += _queue_size(data)
@@ -149,7 +149,7 @@ class TrafficObserver:
             self._on_exchange(exchange)
         except Exception as error:
             _log.debug("exchange_analysis_failed", exc_info=error)
-            self.count_unobserved(f"an exchange could not be read ({type(error).__name__})")
+            self.count_unobserved(f"an exchange could not be analyzed ({type(error).__name__})")
 
     def _handle_error(self, connection: int, error: Exception) -> None:
         self._captures.pop(connection, None)

@@ -1,9 +1,8 @@
 """Reconstruct prompts: as a plain server renders a request, and as Dovetail would.
 
-An observer does not know which tokens a model generated. They are reconstructed by writing the
-response in the model's own notation or as its template does, whichever has as many tokens as the
-server reports. If neither has, or it reports no counts, they are a guess, and the results are
-estimates.
+An observer does not know which tokens a model generated. They are reconstructed by rendering the
+response in the model's own notation or with its template, whichever has as many tokens as the
+server reports. If neither matches, or the server reports no counts, the results are estimates.
 """
 
 from array import array
@@ -28,7 +27,7 @@ from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import ReasoningBlock, Request, TextBlock, ToolCallBlock, Turn
 from dovetail_tokenizers import ControlTokenGuard
 
-_TAIL_TOKENS = 24  # of a prompt, to see whether it opens reasoning
+_TAIL_TOKENS = 24  # of a prompt, to detect whether it opens reasoning
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class BaselinePrompts:
         self._diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
 
     def render(self, request: Request) -> "array[int]":
-        """The tokens of a request with ordered turns. Raises `RenderError`."""
+        """Return the tokens of a request with ordered turns. Raises `RenderError`."""
         model = self._model
         chat_template = model.tool_chat_template if request.tools else model.chat_template
         switches = dict(request.thinking.template_kwargs)
@@ -95,7 +94,7 @@ class BaselinePrompts:
     def encode_response(
         self, request: Request, response: Turn, prompt: "array[int]"
     ) -> list[int] | None:
-        """The tokens of a response as the template writes it after its own prompt.
+        """Return the tokens of a response as the template renders it after its own prompt.
 
         None if the template then renders that prompt differently.
         """
@@ -112,7 +111,7 @@ class BaselinePrompts:
         return None if end is None else ids[len(prompt) : end].tolist()
 
     def drops_reasoning(self, request: Request, turn_index: int) -> bool:
-        """Whether the template drops the reasoning of the turn at this index."""
+        """Return whether the template drops the reasoning of the turn at this index."""
         renderer = self._renderers.get(bool(request.tools), dict(request.thinking.template_kwargs))
         return turn_index < renderer.replay_start(request.turns, bool(request.tools))
 
@@ -132,7 +131,7 @@ class DovetailPrompts:
     def encode_response(
         self, turn: Turn, request: Request, prompt: Sequence[int]
     ) -> list[int] | None:
-        """The tokens of a response in the model's notation; None if it cannot be written so."""
+        """Return the tokens of a response in the model's notation; None if it has no such form."""
         tail = self._model.tokenizer.decode(prompt[-_TAIL_TOKENS:])
         text = self._writer.write(turn, ToolNames(request.tools), self._guard.protect, tail)
         if text is None:
@@ -146,7 +145,7 @@ class DovetailPrompts:
     async def record_response(
         self, prepared: PreparedRequest, turn: Turn, ids: Sequence[int]
     ) -> bool:
-        """Record what was generated. False if it does not parse as what the client received."""
+        """Record the output. Returns False if it does not parse as the client's response."""
         calls = _call_ids(turn)
         generation = self._preparer.create_generation(prepared, lambda: next(calls))
         stop = min(self._model.stop_ids, default=None)
@@ -163,7 +162,7 @@ class DovetailPrompts:
 
 
 def strip_reasoning(request: Request) -> Request:
-    """The request as seen by a server that ignores the reasoning of earlier turns."""
+    """Return the request as seen by a server that ignores the reasoning of earlier turns."""
     turns = tuple(
         Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
         if turn.role == "assistant"
@@ -174,7 +173,7 @@ def strip_reasoning(request: Request) -> Request:
 
 
 def _call_ids(turn: Turn) -> Iterator[str]:
-    """The ids that the client received, in order; then generated ones."""
+    """Yield the ids that the client received, in order; then generated ones."""
     received = [block.id for block in turn.blocks if isinstance(block, ToolCallBlock)]
     yield from received
     number = 0
@@ -184,5 +183,5 @@ def _call_ids(turn: Turn) -> Iterator[str]:
 
 
 def _identity(text: str, /) -> str:
-    """A plain server does not protect control tokens in client text."""
+    """Return the text: a plain server does not escape control tokens in client text."""
     return text

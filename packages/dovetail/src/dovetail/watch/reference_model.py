@@ -1,7 +1,7 @@
 """The served model's tokenizer and template, if they are available on this machine.
 
-With them, prompts are counted in its own tokens. Without them a fallback counts a token per four
-bytes: sufficient for comparisons, and always reported as an estimate.
+With them, prompts are counted in the model's own tokens. Without them, a fallback counts one token
+per four bytes, which is sufficient for comparisons and always reported as an estimate.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class _ModelList(msgspec.Struct, frozen=True):
 async def fetch_listed_models(
     endpoint: Endpoint, key: str | None = None
 ) -> tuple[ListedModel, ...]:
-    """The models that a server lists; none if it does not respond."""
+    """Fetch the models that a server lists; none if it does not respond."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     request = ClientRequest("GET", "/v1/models", headers=headers, timeouts=LISTING_TIMEOUTS)
     try:
@@ -143,7 +143,7 @@ class ReferenceModels:
 
 
 def build_fallback(name: str = "") -> ReferenceModel:
-    """A stand-in for a model of which only the family may be known, by its name."""
+    """Build a fallback for a model whose files are missing; its name may reveal the family."""
     family = resolve_family(name) if name else None
     marker_tokens = markers("hermes", "qwen3")
     tokenizer = ByteTokenizer((*_CONTROL_TOKENS, *sorted(marker_tokens)))
@@ -174,7 +174,7 @@ def load_reference(path: Path, parsers: ParserNames | None = None) -> ReferenceM
 
 
 def _find_local(root: str) -> Path | None:
-    """A model's folder or file, or its place in the hub's cache. Nothing is downloaded."""
+    """Find a model's folder or file, locally or in the Hub cache. Nothing is downloaded."""
     try:
         path = Path(root).expanduser()
         if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):

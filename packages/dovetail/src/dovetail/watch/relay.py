@@ -1,8 +1,8 @@
 """Relay bytes between clients and a server, unchanged.
 
-Every client connection gets one to the server. Bytes are forwarded before the observer sees them,
-so it cannot delay them. Backpressure, half-closed connections and aborts of one side are passed to
-the other.
+Each client connection has its own connection to the server. Bytes are forwarded before they are
+passed to the observer, which therefore cannot delay them. Backpressure, half-closed connections and
+aborts of one side are passed to the other.
 
 With a TLS server two things differ: the `Host` headers of requests are rewritten to name that
 server, and a client that closes its half is treated as disconnected, since TLS has no half-close.
@@ -56,7 +56,7 @@ class TcpRelay:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> str:
-        """Start listening and return the address. Port 0 takes a free one."""
+        """Start listening and return the address. Port 0 selects a free port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
         name, number = self._server.sockets[0].getsockname()[:2]
@@ -115,7 +115,7 @@ class _RelayProtocol(asyncio.Protocol):
             self.peer.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """Half-close the peer. The other direction continues until it ends by itself."""
+        """Half-close the peer. The other direction stays open until its sender closes it."""
         self._has_eof = True
         other = self.peer
         if other is None:
@@ -132,7 +132,7 @@ class _RelayProtocol(asyncio.Protocol):
         return True
 
     def connect_peer(self, other: "_RelayProtocol") -> None:
-        """Connect the other side and send it what was received before."""
+        """Connect the other side and send it the bytes received before."""
         self.peer = other
         early, self._pending = self._pending, []
         for data in early:
@@ -151,7 +151,7 @@ class _RelayProtocol(asyncio.Protocol):
 
     @property
     def aborts_peer(self) -> bool:
-        """Whether an error on this side aborts the other."""
+        """Return whether an error on this side aborts the other."""
         return not self._has_eof
 
     def abort(self) -> None:
@@ -201,9 +201,9 @@ class _ClientProtocol(_RelayProtocol):
             self.transport.resume_reading()
 
     def _send_bad_gateway(self) -> None:
-        """Send the only response of our own: the server is unreachable."""
+        """Send the relay's only response of its own: the server is unreachable."""
         if self.transport is not None:
-            text = f"dovetail watch: no connection to {self._endpoint}\n".encode()
+            text = f"dovetail watch: cannot connect to {self._endpoint}\n".encode()
             self.transport.write(
                 b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/plain\r\nconnection: close\r\n"
                 b"content-length: %d\r\n\r\n%b" % (len(text), text)

@@ -1,6 +1,6 @@
 """Format the results: a line per exchange, live displays, and the summary as text and JSON.
 
-A `~` marks numbers of tokens that the server's own counts do not confirm.
+A `~` marks token counts that the server's own counts do not confirm.
 """
 
 import time
@@ -31,42 +31,43 @@ FINDING_DESCRIPTIONS: dict[FindingCode, str] = {
     "volatile": "a running counter in the prompt changed",
     "system": "the system text changed",
     "tools": "the tool list changed",
-    "switches": "the template's switches changed",
+    "switches": "the chat template's variables changed",
     "history": "an earlier turn was edited or removed by the client",
-    "thoughts_not_returned": "the client did not send the model's thoughts back",
-    "thoughts_not_read": "the thoughts that the client sent back are not in the server's prompt",
-    "policy": "the model's template drops the thoughts of finished turns",
-    "rewritten": "the client sent a call back in other words than the model's",
-    "regrouped": "thoughts or text between calls came back in another order",
-    "retokenization": "the same turn became other tokens than the model generated",
-    "call_as_text": "the server left a call of the model in its text: no tool ran",
+    "thoughts_not_returned": "the client did not send the model's reasoning back",
+    "thoughts_not_read": "the reasoning that the client sent back is not in the server's prompt",
+    "policy": "the model's template drops the reasoning of finished turns",
+    "rewritten": "the client sent a tool call back in a different form than generated",
+    "regrouped": "reasoning or text between calls came back in a different order",
+    "retokenization": "the same turn became different tokens than the model generated",
+    "call_as_text": "the server left a tool call in the text: no tool ran",
 }
 FINDING_ADVICE: dict[FindingCode, str] = {
-    "billing": "`dovetail serve` takes it out",
-    "volatile": "`dovetail serve` takes it out",
-    "system": "look for what writes it; if it means nothing, `dovetail serve --volatile-pattern`",
+    "billing": "`dovetail serve` removes it",
+    "volatile": "`dovetail serve` removes it",
+    "system": "find out what writes it; if irrelevant, remove it with `dovetail serve "
+    "--volatile-pattern`",
     "tools": "load all tools at the start, always in the same order",
-    "switches": "keep thinking on or off for a whole session",
-    "history": "expected after compaction, a rewind or a fork; else look at the client",
-    "thoughts_not_returned": "`dovetail serve` keeps them and puts them back",
-    "thoughts_not_read": "`dovetail serve` renders them where the template looks for them",
-    "policy": "nothing, or a switch of the template that keeps them",
-    "rewritten": "`dovetail serve` recognises the call and replays the model's own tokens",
-    "regrouped": "`dovetail serve` keeps the order in which the model spoke",
+    "switches": "do not switch thinking on or off within a session",
+    "history": "expected after compaction, a rewind or a fork; otherwise check the client",
+    "thoughts_not_returned": "`dovetail serve` stores and restores it",
+    "thoughts_not_read": "`dovetail serve` passes it in the field that the template reads",
+    "policy": "none, unless a template variable preserves reasoning",
+    "rewritten": "`dovetail serve` recognizes the call and replays the model's own tokens",
+    "regrouped": "`dovetail serve` preserves the order in which the model generated it",
     "retokenization": "`dovetail serve` replays the model's own tokens",
-    "call_as_text": "`dovetail serve` parses it; or give the server its model's tool parser",
+    "call_as_text": "`dovetail serve` parses it; or configure the server's tool call parser",
 }
 BASIS_DESCRIPTIONS: dict[TokenBasis, str] = {
-    "confirmed": "by the model's own tokenizer and template, and as many as the server counted",
-    "counted": "by the model's own tokenizer and template (~); the server gave no counts",
-    "estimated": "estimated (~): the server counts otherwise, or there is no tokenizer here",
+    "confirmed": "counted with the model's tokenizer and template, confirmed by the server",
+    "counted": "counted with the model's tokenizer and template (~); the server reports no counts",
+    "estimated": "estimated (~): the server's counts differ, or no tokenizer was found",
 }
 
 
 def format_exchange(analysis: ExchangeAnalysis) -> str:
     """Format an exchange as one line."""
     clock = time.strftime("%H:%M:%S", time.localtime(analysis.began))
-    status = "cut off" if analysis.truncated else str(analysis.status)
+    status = "truncated" if analysis.truncated else str(analysis.status)
     request = f"{analysis.session} #{analysis.place} {analysis.api}"
     head = f"{clock} {request} {status} {analysis.duration:.1f} s"
     parts = [
@@ -84,8 +85,8 @@ def _format_tokens(analysis: ExchangeAnalysis) -> str:
     if analysis.served is None or analysis.exact is None:
         return "" if analysis.prompt_tokens is None else f"prompt {analysis.prompt_tokens:,}"
     mark = "" if analysis.basis == "confirmed" else "~"
-    prefix, verb = (analysis.exact, "saved") if analysis.fixed else (analysis.served, "needlessly")
-    computed = f"{mark}{prefix.prefill_tokens:,} of {mark}{prefix.total:,} to compute"
+    prefix, verb = (analysis.exact, "saved") if analysis.fixed else (analysis.served, "avoidable")
+    computed = f"{mark}{prefix.prefill_tokens:,} of {mark}{prefix.total:,} to prefill"
     cached = "" if analysis.cached is None else f" (server: {analysis.cached:,} cached)"
     needless = f", {mark}{analysis.needless:,} {verb}" if analysis.needless else ""
     return computed + cached + needless
@@ -110,10 +111,10 @@ def format_summary(summary: TrafficSummary, unobserved: dict[str, int], others: 
             if total.requests
             else ""
         )
-        + (f"; {_pluralize(others, 'other exchange')} passed on" if others else "")
+        + (f"; {_pluralize(others, 'other exchange')} forwarded" if others else "")
     ]
     if total.failed or total.unread:
-        lines.append(f"{total.failed} failed, {total.unread} not understood or not compared")
+        lines.append(f"{total.failed} failed, {total.unread} not decoded or not compared")
     lines += [f"{count} × {_make_printable(reason)}" for reason, count in unobserved.items()]
     if total.prompt:
         lines += ["", "Tokens", *_format_totals(total)]
@@ -121,7 +122,7 @@ def format_summary(summary: TrafficSummary, unobserved: dict[str, int], others: 
     if total.counts:
         lines += ["", *_format_findings(total)]
     elif total.prompt:
-        lines += ["", "Nothing was lost."]
+        lines += ["", "No problems found."]
     lines += _format_times(total)
     if summary.session_count > 1:
         lines += ["", *_format_sessions(summary)]
@@ -131,11 +132,11 @@ def format_summary(summary: TrafficSummary, unobserved: dict[str, int], others: 
 def _format_totals(totals: TrafficTotals) -> list[str]:
     mark = _estimate_mark(totals)
     fixed = totals.fixed == totals.requests
-    names = ("to compute for a server", "to compute with Dovetail", "saved")
+    names = ("to prefill without Dovetail", "to prefill with Dovetail", "saved")
     if not fixed:
-        names = ("to compute", "with exact turns", "computed needlessly")
+        names = ("to prefill", "with exact turns", "avoidable")
     rows = [
-        ("in prompts", totals.prompt),
+        ("prompt tokens", totals.prompt),
         (names[0], totals.prefilled),
         (names[1], totals.prefilled - totals.needless),
         (names[2], totals.needless),
@@ -146,7 +147,7 @@ def _format_totals(totals: TrafficTotals) -> list[str]:
     if totals.reports_cached:
         share = f"of {totals.reported_prompt_tokens:,}"
         lines.append(
-            f"  {'cached, as the server says':28}{totals.reported_cached_tokens:>12,}  {share}"
+            f"  {'cached, server-reported':28}{totals.reported_cached_tokens:>12,}  {share}"
         )
     return lines
 
@@ -156,35 +157,35 @@ def _format_share(tokens: int, totals: TrafficTotals) -> str:
 
 
 def _format_findings(totals: TrafficTotals) -> list[str]:
-    """Each problem, the costliest first."""
+    """List each problem, the costliest first."""
     mark = _estimate_mark(totals)
-    lines = ["What went wrong"]
+    lines = ["Problems"]
     for code in sorted(totals.counts, key=lambda c: (-totals.costs[c], -totals.counts[c])):
-        cost = f", {mark}{totals.costs[code]:,} tokens needlessly" if totals.costs[code] else ""
+        cost = f", {mark}{totals.costs[code]:,} avoidable tokens" if totals.costs[code] else ""
         lines.append(f"  {totals.counts[code]} × {FINDING_DESCRIPTIONS[code]}{cost}")
         if code in totals.examples:
-            lines.append(f"      such as {_make_printable(totals.examples[code])}")
-        lines.append(f"      {FINDING_ADVICE[code]}")
+            lines.append(f"      example: {_make_printable(totals.examples[code])}")
+        lines.append(f"      remedy: {FINDING_ADVICE[code]}")
     return lines
 
 
 def _format_times(totals: TrafficTotals) -> list[str]:
     lines = []
     if totals.reasoning_responses or totals.calls:
-        responses = _pluralize(totals.reasoning_responses, "answer")
-        lines += ["", f"{responses} with thoughts, {_pluralize(totals.calls, 'call')} in all."]
+        responses = _pluralize(totals.reasoning_responses, "response")
+        lines += ["", f"{responses} with reasoning, {_pluralize(totals.calls, 'tool call')}."]
     if totals.dispatch:
         longest = max(totals.dispatch)
         lines.append(
-            f"A call was complete {median(totals.dispatch):.2f} s "
-            f"(median; at most {longest:.2f} s) before its answer ended: "
-            "so much sooner could its tool have been started."
+            f"Tool calls were complete {median(totals.dispatch):.2f} s "
+            f"(median; at most {longest:.2f} s) before the end of their response: "
+            "tools could start that much earlier."
         )
     if totals.tool_gaps:
         lines.append(
             "From a complete call to the request with its result: "
             f"{median(totals.tool_gaps):.2f} s (median), "
-            "the rest of the answer and the tool's own time in it."
+            "including the rest of the response and the run time of the tool."
         )
     return lines
 
@@ -203,8 +204,8 @@ def _format_session(totals: TrafficTotals) -> str:
     causes = ", ".join(f"{count} × {code}" for code, count in totals.counts.most_common())
     return (
         f"  {totals.label}: {_pluralize(totals.requests, 'request')}, "
-        f"{mark}{totals.prompt:,} tokens in prompts, "
-        f"{mark}{totals.prefilled:,} to compute, {mark}{totals.needless:,} needlessly"
+        f"{mark}{totals.prompt:,} prompt tokens, "
+        f"{mark}{totals.prefilled:,} to prefill, {mark}{totals.needless:,} avoidable"
         + (f" ({causes})" if causes else "")
     )
 
@@ -212,7 +213,7 @@ def _format_session(totals: TrafficTotals) -> str:
 def to_summary_json(
     summary: TrafficSummary, unobserved: dict[str, int], others: int = 0
 ) -> dict[str, Any]:
-    """The summary as JSON values."""
+    """Return the summary as JSON values."""
     return {
         "whole": _totals_to_json(summary.total),
         "sessions_begun": summary.session_count,
@@ -254,7 +255,7 @@ _MAX_SESSION_ROWS = 12  # the latest
 
 
 class WatchDisplay(Protocol):
-    """Shows analyses as they are made. Called from the observer's thread."""
+    """Shows analyses as they are completed. Called from the observer's thread."""
 
     def show(self, analysis: ExchangeAnalysis, summary: TrafficSummary) -> None: ...
 
@@ -262,7 +263,7 @@ class WatchDisplay(Protocol):
 
 
 class LineDisplay:
-    """A line for each exchange."""
+    """Prints one line per exchange."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -277,7 +278,7 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A table of sessions and the latest lines, for a terminal."""
+    """Shows a table of sessions and the latest exchanges in a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._recent: deque[str] = deque(maxlen=_MAX_RECENT_LINES)
@@ -294,12 +295,12 @@ class LiveDisplay:
 
 
 def build_sessions_table(summary: TrafficSummary) -> Table:
-    """The latest sessions as a table."""
+    """Build a table of the latest sessions."""
     table = Table(pad_edge=False, box=None)
     table.add_column("session")
-    for name in ("requests", "in prompts", "to compute", "needlessly"):
+    for name in ("requests", "prompt tokens", "to prefill", "avoidable"):
         table.add_column(name, justify="right")
-    table.add_column("what went wrong")
+    table.add_column("problems")
     for totals in list(summary.sessions.values())[-_MAX_SESSION_ROWS:]:
         mark = "~" if totals.has_estimates else ""
         numbers = (totals.prompt, totals.prefilled, totals.needless)

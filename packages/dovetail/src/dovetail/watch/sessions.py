@@ -34,7 +34,7 @@ class PastExchange:
 
 @dataclass
 class ObservedSession:
-    """A conversation, with its side requests and sub-agents."""
+    """A conversation, with its side requests and subagents."""
 
     name: str
     label: str
@@ -42,7 +42,7 @@ class ObservedSession:
     exchanges: deque[PastExchange] = field(default_factory=deque)
 
     def find_predecessor(self, request: Request) -> PastExchange | None:
-        """The exchange that a request continues: the one with the most turns in common."""
+        """Return the exchange that a request continues: the one with most turns in common."""
         digests = turn_digests(request)
         best, max_shared = None, 0
         for past in reversed(self.exchanges):
@@ -53,7 +53,7 @@ class ObservedSession:
 
 
 class SessionTracker:
-    """Finds the session of a request: by its id, else by the turns that it repeats."""
+    """Finds the session of a request: by its session id, or by the turns that it repeats."""
 
     def __init__(self, *, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
         self._max_body_bytes = max_body_bytes
@@ -61,7 +61,7 @@ class SessionTracker:
             _MAX_SESSIONS, on_evict=self._release
         )
         self._labels: dict[str, str] = {}  # -> the name of the session that has it
-        # The turns of a prompt -> its name. A name is not kept for being found again.
+        # The turns of a prompt -> its session name. A lookup does not renew the entry.
         self._chains: LruCache[bytes, str] = LruCache(_MAX_CHAINS)
         self._unnamed_count = 0
         self._total_bytes = 0
@@ -76,7 +76,7 @@ class SessionTracker:
         return session
 
     def add_exchange(self, session: ObservedSession, past: PastExchange) -> None:
-        """Add a finished exchange. The oldest are evicted for it."""
+        """Add a finished exchange. The oldest ones are evicted if there are too many."""
         session.exchanges.append(past)
         self._total_bytes += past.body_bytes
         if len(session.exchanges) > _MAX_EXCHANGES_PER_SESSION:
@@ -87,14 +87,14 @@ class SessionTracker:
             self._total_bytes -= session.exchanges.popleft().body_bytes
 
     def _release(self, name: str, session: ObservedSession) -> None:
-        """Drop what is held for a session that was evicted."""
+        """Release the data of an evicted session."""
         self._total_bytes -= sum(past.body_bytes for past in session.exchanges)
         self._labels.pop(session.label, None)
 
     def _create_label(self, name: str) -> str:
-        """A short label: the beginning of the id that no other session has.
+        """Return a short label: the shortest unique prefix of the id.
 
-        The ids of some harnesses begin with the time.
+        It is extended until unique, since the ids of some harnesses begin with a timestamp.
         """
         printable = "".join(letter if letter.isprintable() else "?" for letter in name)
         lengths = (
@@ -108,7 +108,7 @@ class SessionTracker:
         return label
 
     def _match_by_turns(self, request: Request) -> str:
-        """The session of the longest known prompt that this one continues, or a new one."""
+        """Return the session of the longest known prompt that this one continues, or a new one."""
         chains, chain = [], b""
         for one in turn_digests(request):
             chain = compute_digest(chain, one)
@@ -138,7 +138,7 @@ def build_past_exchange(
 
 
 def with_session(request: Request, session: str) -> Request:
-    """The request with this session id."""
+    """Return the request with this session id."""
     identity = msgspec.structs.replace(request.identity, session=session)
     return msgspec.structs.replace(request, identity=identity)
 

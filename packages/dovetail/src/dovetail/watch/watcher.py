@@ -1,4 +1,4 @@
-"""Watch mode as a whole: relay, observer, recorder, analysis and display."""
+"""Watch mode: connect relay, observer, recorder, analysis and display."""
 
 from collections import Counter
 from contextlib import suppress
@@ -54,7 +54,7 @@ class Watcher:
         self.observer.start()
 
     def close(self) -> None:
-        """Process what is queued, then close everything."""
+        """Process the queue, then close everything."""
         self.observer.close()
         self._display.close()
         if self._recorder is not None:
@@ -87,12 +87,12 @@ class Watcher:
 
     def _unobserved_counts(self) -> dict[str, int]:
         forwarded = {
-            f"passed on to the server: {reason}": count for reason, count in self.fallbacks.items()
+            f"forwarded to the server: {reason}": count for reason, count in self.fallbacks.items()
         }
         unreachable = self.relay.stats.unreachable
-        failed_connections = {"no connection to the server": unreachable} if unreachable else {}
+        failed_connections = {"cannot connect to the server": unreachable} if unreachable else {}
         unobserved = {
-            f"not looked at: {reason}": count for reason, count in self.observer.unobserved.items()
+            f"not analyzed: {reason}": count for reason, count in self.observer.unobserved.items()
         }
         unrecorded = {
             f"not recorded: {reason}": count for reason, count in self._unrecorded.items()
