@@ -1,1 +1,1 @@
-"""How fast the parsers are, one question to a file. `python -m benchmarks` asks them all."""
+"""Speed of the parsers, one question per file. `python -m benchmarks` runs all of them."""

@@ -1,4 +1,4 @@
-"""Runs the benchmarks, all of them or those that are named."""
+"""Run all benchmarks, or those that are named."""
 
 import argparse
 import sys
@@ -11,13 +11,13 @@ BENCHMARKS = ("arguments", "prose", "codecs", "prepare", "vllm")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--write", action="store_true", help="put the results into RESULTS.md")
-    parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that can import vllm")
+    parser.add_argument("--write", action="store_true", help="write the results to RESULTS.md")
+    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter that can import vllm")
     options = parser.parse_args()
     names = options.names or BENCHMARKS
     unknown = set(names) - set(BENCHMARKS)
     if unknown:
-        parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")
+        parser.error(f"unknown benchmarks: {', '.join(sorted(unknown))}")
     results = [result for name in names if (result := run(name, options.vllm)) is not None]
     for result in results:
         print(f"\n{result.reading}", end="")
@@ -41,7 +41,7 @@ def run(name: str, vllm: str | None) -> report.Result | None:
         return prepare.run()
     python = vllm or against_vllm.here()
     if python is None:
-        print("  vllm cannot be imported here; --vllm names an interpreter that can")
+        print("  skipped: vllm cannot be imported; set --vllm to an interpreter that has it")
         return None
     return against_vllm.run(python)
 

@@ -1,4 +1,4 @@
-"""How do we compare with vLLM's parsers, its older ones and its newer engine, in one process?"""
+"""Compare our parsers with vLLM's, both its older parsers and its newer parser engine."""
 
 import os
 import subprocess
@@ -13,23 +13,23 @@ import msgspec
 from benchmarks.report import ROOT, Result, table
 
 SHORT, LONG = 2_000, 32_000
-CAP = 10  # seconds that a run of theirs may take
-GROWS = 4.0  # from short to long: a parser that reads everything anew grows up to sixteenfold
+CAP = 10  # seconds after which a run of theirs is stopped
+GROWS = 4.0  # from short to long: a parser that rescans all text grows up to sixteenfold
 GROWS_SLIGHTLY = 1.5
-HELD = 2  # deltas at most, of hundreds of chunks
+HELD = 2  # at most this many deltas for hundreds of chunks
 FASTER_THAN_GROWING = 10.0
 INTRO = f"""\
-Both in one process and in turns, on the same chunks; a marker that is one token is one chunk. A
-fake stands in for the tokenizer. Only the calls of vLLM's parser are counted, not the texts that
-its server joins for them. The long run of a slow parser is made once, and cut after {CAP} seconds:
-then ≥ stands before a cost that was still growing. Growth is vLLM's own, from 2k to 32k. Deltas are
-the pieces in which it gave the short one: a parser with few of them holds the text back. Same says
-whether what it gave is what was written, white space at the ends aside.
+Both run in one process, alternating, on the same chunks; a marker that is one token is one chunk.
+The tokenizer is a fake. Only the calls of vLLM's parser are measured, not the texts that its server
+joins for them. The long run of a slow parser is done once and stopped after {CAP} seconds; ≥ marks
+a cost that was still growing. *Growth* is vLLM's own, from 2k to 32k. *Deltas* is the number of
+deltas for the short text: a parser with few deltas holds text back. *Same*: the output equals the
+input, except for white space at the ends.
 """
 TITLES = {
     "tool_call": "One tool argument",
-    "text": "Text, read by the tool parser",
-    "reasoning": "Thoughts, read by the reasoning parser",
+    "text": "Text, parsed by the tool parser",
+    "reasoning": "Reasoning, parsed by the reasoning parser",
 }
 HEAD = (
     *("family", "vLLM's parser", "kind"),
@@ -40,7 +40,7 @@ HEAD = (
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A family of ours and a parser of theirs. Costs are microseconds per chunk: ours, theirs."""
+    """One of our families and one of vLLM's parsers. Costs are microseconds per chunk."""
 
     kind: str
     family: str
@@ -48,9 +48,9 @@ class Row(msgspec.Struct, frozen=True):
     engine: bool
     short: tuple[float, float]
     long: tuple[float, float]
-    whole: bool  # whether theirs read all of the long one in time
-    deltas: int  # pieces in which theirs gave the short one
-    same: bool  # whether theirs gave what was written
+    whole: bool  # whether theirs parsed all of the long text in time
+    deltas: int  # of theirs for the short text
+    same: bool  # whether their output equals the input
 
     @property
     def growth(self) -> float:
@@ -58,7 +58,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """Their cost in ours, short and long."""
+        """Their cost divided by ours, for the short and the long text."""
         return self.short[1] / self.short[0], self.long[1] / self.long[0]
 
     def cells(self) -> list[str]:
@@ -92,12 +92,12 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def here() -> str | None:
-    """This interpreter, if it has vLLM."""
+    """Return this interpreter, if it has vLLM."""
     return sys.executable if find_spec("vllm") else None
 
 
 def run(python: str) -> Result:
-    """Asks the interpreter that has vLLM to measure."""
+    """Run the measurement in the interpreter that has vLLM."""
     sources = [str(ROOT), *map(str, ROOT.glob("packages/*/src"))]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sources),
@@ -137,7 +137,7 @@ def _readings(found: Rows) -> str:
 
 
 def _reading(rows: Sequence[Row]) -> str:
-    """The numbers in a few sentences."""
+    """Summarize the numbers in a few sentences."""
     growing = [row for row in rows if row.growth >= GROWS]
     slightly = [row for row in rows if GROWS_SLIGHTLY <= row.growth < GROWS]
     closest = min(rows, key=lambda row: row.ratios[0])
@@ -150,8 +150,8 @@ def _reading(rows: Sequence[Row]) -> str:
         )
     for intro, some in (
         ("Growing less than that, with their ratio at 32k", slightly),
-        ("Holding it back until it is complete", [row for row in rows if row.deltas <= HELD]),
-        ("Giving something else than was written", [row for row in rows if not row.same]),
+        ("Holding text back until it is complete", [row for row in rows if row.deltas <= HELD]),
+        ("Output differs from the input", [row for row in rows if not row.same]),
     ):
         if some:
             lines.append(f"{intro}: {', '.join(_mention(row, some is slightly) for row in some)}.")

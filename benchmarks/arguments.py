@@ -1,4 +1,4 @@
-"""Does the cost of a chunk stay the same however long a tool's argument grows?"""
+"""Does the cost of a chunk stay constant as a tool argument grows?"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -14,12 +14,12 @@ from dovetail_parsers.family import Family
 SIZES = (2_000, 32_000, 200_000)
 TITLE = "One tool argument"
 INTRO = """\
-One call with one string argument of so many characters: code, with line breaks, quotes, tags and
-letters beyond ASCII.
+One tool call with one string argument of the given number of characters: code, with line breaks,
+quotes, tags and non-ASCII letters.
 """
-LIMIT = 1.15  # a chunk of the longest against a chunk of the shortest
+LIMIT = 1.15  # cost of a chunk of the longest argument relative to the shortest
 ROUNDS = 3
-MORE_ROUNDS = 9  # before a family counts as not flat
+MORE_ROUNDS = 9  # additional rounds before a family counts as not flat
 
 Sized = Mapping[int, Stream]
 
@@ -37,14 +37,14 @@ def run() -> Result:
 
 
 def stream(block: OutputBlock, family: Family) -> Stream:
-    """A block as a stream, fed so often that all sizes feed the same number of chunks."""
+    """Return a stream of a block, repeated so that all sizes feed the same number of chunks."""
     pieces = chunks(texts.output(block, family))
     size = len(texts.content(block)[1])
     return Stream(partial(texts.feed, family), pieces, round(max(SIZES) / size))
 
 
 def measure_stable(streams: Sized) -> None:
-    """Measure the sizes in turns, for longer where they do not look flat."""
+    """Measure the sizes alternately, for longer if the costs do not look flat."""
     measure(streams.values(), ROUNDS)
     for _ in range(MORE_ROUNDS):
         if growth(streams) <= LIMIT:
@@ -57,7 +57,7 @@ def growth(streams: Sized) -> float:
 
 
 def costs(streams: Sized) -> list[str]:
-    """A table's cells: the cost at every size, and the growth from the first to the last."""
+    """Return table cells: the cost at each size, and the growth from the first to the last."""
     return [*(f"{streams[size].us:.2f}" for size in sorted(streams)), f"{growth(streams):.2f}"]
 
 
@@ -71,7 +71,7 @@ def not_flat(measured: Mapping[str, Sized], what: str) -> list[str]:
 
 
 def reading(measured: Mapping[str, Sized]) -> str:
-    """The numbers in a sentence."""
+    """Summarize the numbers in a sentence."""
     steepest = max(measured, key=lambda name: growth(measured[name]))
     last = {name: streams[max(streams)].us for name, streams in measured.items()}
     cheapest, dearest = min(last, key=last.__getitem__), max(last, key=last.__getitem__)

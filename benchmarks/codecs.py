@@ -1,4 +1,4 @@
-"""What does it cost to read a request, and to write a delta, in each API?"""
+"""What does it cost to decode a request and to encode a delta, in each API?"""
 
 import time
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from dovetail_model import (
 from dovetail_protocols import CHAT, MESSAGES, RESPONSES, Codec, DecodeCache
 
 INTRO = """\
-A request of about 200 KB, a grown conversation with tools, read from bytes; and microseconds for
-each delta written, one call of the encoder a delta, the best of several rounds.
+Decoding of a request of about 200 KB, a long conversation with tools; and microseconds per encoded
+delta, with one encoder call per delta, the best of several rounds.
 """
 GROWN = """\
 ### Grown conversations
 
-Milliseconds for a request that is a turn longer than the one before it, with a `DecodeCache` that
-holds the one before; for the same request without a cache; and for a bare scan of its JSON, which
-finds where values end and makes nothing of them.
+Milliseconds to decode a request that is one turn longer than the previous one, with a `DecodeCache`
+that holds the previous one; the same request without a cache; and a bare scan of its JSON, which
+only finds where values end.
 """
-LIMIT = 3.0  # microseconds for a delta, the issue's own figure; reported, not asserted
+LIMIT = 3.0  # microseconds per delta, the target; reported, not asserted
 ROUNDS = 15
 DELTAS = 2_000
 TURNS = 90
@@ -70,12 +70,12 @@ def _grown() -> str:
             costs = [f"{cost / 1e6:.2f}" for cost in (grown, whole, scan)]
             rows.append([name, f"{len(body) / 1000:.0f}", *costs, f"{whole / grown:.1f}"])
             print(f"  {name:<10} grown", *rows[-1][1:])
-    head = ("API", "body, KB", "grown, ms", "without memory, ms", "scan, ms", "ratio")
+    head = ("API", "body, KB", "grown, ms", "without cache, ms", "scan, ms", "ratio")
     return table(head, rows)
 
 
 def _growing(codec: Codec, before: bytes, body: bytes) -> int:
-    """A fresh memory for every round: what is new in the body must be new each time."""
+    """Measure with a fresh cache per round: new content must be new in each round."""
     memories = [DecodeCache() for _ in range(ROUNDS)]
     for memory in memories:
         codec.decode(before, {}, memory)
@@ -103,7 +103,7 @@ def _per_delta(codec: Codec, body: bytes, first: list[Event], delta: Event) -> f
 
 
 def _best(what: Callable[[], object]) -> int:
-    """Nanoseconds of processor time, the best of several rounds."""
+    """Return the nanoseconds of CPU time, the best of several rounds."""
     spent: list[int] = []
     with quiet():
         for _ in range(ROUNDS):
@@ -114,7 +114,7 @@ def _best(what: Callable[[], object]) -> int:
 
 
 def _request(api: str, turns: int = TURNS, long: int = 1) -> dict[str, Any]:
-    """A conversation of so many turns; `long` says how much every tool gave back."""
+    """Return a conversation with this many turns; `long` is the length of tool results."""
     schema = {"type": "object", "properties": {"path": {"type": "string", "description": TEXT}}}
     shared: dict[str, Any] = {"model": "some-org/some-model", "stream": True}
     if api == "messages":

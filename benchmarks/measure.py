@@ -1,9 +1,9 @@
-"""Time per chunk on machines that are noisy.
+"""Measure the time per chunk on noisy machines.
 
-A stream is timed in windows of a few hundred chunks. Every window keeps the best of all rounds, so
-one disturbance spoils one window of one round. All sizes feed the same number of chunks in a round,
-the short streams simply more often: each then has the same chance to meet a quiet moment. Time is
-processor time, the collector is off, and what is compared is measured in turns.
+A stream is timed in windows of a few hundred chunks. Each window counts with the best of all
+rounds, so a disturbance affects one window of one round. All sizes feed the same number of chunks
+per round (short streams run more often), so each has the same chance of a quiet moment. Times are
+CPU time, garbage collection is disabled, and the compared streams alternate.
 """
 
 import gc
@@ -19,14 +19,14 @@ Feed = Callable[[str], object]
 
 
 def chunks(text: str) -> list[str]:
-    """The text in pieces. Equal pieces are one object: the input's memory is not what we ask."""
+    """Split a text into chunks. Equal chunks are one object, to exclude the input's memory."""
     seen: dict[str, str] = {}
     pieces = (text[i : i + CHUNK] for i in range(0, len(text), CHUNK))
     return [seen.setdefault(piece, piece) for piece in pieces]
 
 
 class Timed(ABC):
-    """One output to feed, `times` in a round, and the best that its windows have done."""
+    """An output to feed `times` per round, and the best time of each window."""
 
     def __init__(self, count: int, times: int = 1) -> None:
         self.count = count  # chunks of one run
@@ -35,7 +35,7 @@ class Timed(ABC):
 
     @abstractmethod
     def run(self) -> Iterator[int]:
-        """Feeds it anew: the nanoseconds of every window."""
+        """Feed the output once. Yields the nanoseconds of each window."""
 
     def round(self) -> None:
         spent = [ns for _ in range(self.times) for ns in self.run()]
@@ -48,7 +48,7 @@ class Timed(ABC):
 
 
 class Stream(Timed):
-    """An output fed to a parser of ours."""
+    """An output fed to one of our parsers."""
 
     def __init__(self, begin: Callable[[], Feed], pieces: Sequence[str], times: int = 1) -> None:
         super().__init__(len(pieces), times)
@@ -65,7 +65,7 @@ class Stream(Timed):
 
 
 def measure(streams: Iterable[Timed], rounds: int) -> None:
-    """Runs the streams in turns."""
+    """Run the streams alternately."""
     streams = list(streams)
     with quiet():
         for _ in range(rounds):
@@ -75,7 +75,7 @@ def measure(streams: Iterable[Timed], rounds: int) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The garbage collector stays out of it."""
+    """Disable garbage collection in the block."""
     gc.collect()
     gc.disable()
     try:

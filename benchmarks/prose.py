@@ -8,8 +8,8 @@ from dovetail_parsers import families
 from dovetail_parsers.family import Family
 
 INTRO = """\
-An answer of so many characters without a call, and a thought; `-` where a family has no format for
-thoughts.
+A response of the given number of characters without a call, and reasoning of that length; `-` if a
+family has no reasoning format.
 """
 ENDS = (min(SIZES), max(SIZES))
 
@@ -24,9 +24,9 @@ def run() -> Result:
         print(
             f"  {family.name:<18}", *(f"{cell:>6}" for cell in _row(family.name, text, reasoning))
         )
-    summary = f"Text: {reading(text)}\nThoughts: {reading(reasoning)}"
+    summary = f"Text: {reading(text)}\nReasoning: {reading(reasoning)}"
     failures = [*not_flat(text, "text"), *not_flat(reasoning, "thought")]
-    return Result("prose", "Text and thoughts", _numbers(text, reasoning), summary, failures)
+    return Result("prose", "Text and reasoning", _numbers(text, reasoning), summary, failures)
 
 
 def _measured(kind: type[TextBlock | ReasoningBlock], family: Family) -> Sized:
@@ -46,5 +46,5 @@ def _row(name: str, *kinds: dict[str, Sized]) -> list[str]:
 
 
 def _numbers(text: dict[str, Sized], reasoning: dict[str, Sized]) -> str:
-    head = ("family", "text 2k", "200k", "200k / 2k", "thought 2k", "200k", "200k / 2k")
+    head = ("family", "text 2k", "200k", "200k / 2k", "reasoning 2k", "200k", "200k / 2k")
     return f"{INTRO}\n{table(head, ((name, *_row(name, text, reasoning)) for name in text))}"

@@ -1,6 +1,6 @@
-"""What the models write in the benchmarks: code as a tool's argument, prose as text and thought.
+"""Model output of the benchmarks: code as a tool argument, prose as text and reasoning.
 
-Both repeat every 500 characters, and all sizes are multiples of that: a long text is made of the
+Both repeat every 500 characters, and all sizes are multiples of that: a long text consists of the
 same chunks as a short one, in the same proportions.
 """
 
@@ -58,12 +58,12 @@ def prose(size: int) -> str:
 
 
 def call(content: str) -> ToolCallBlock:
-    """A call with one string argument."""
+    """Return a call with one string argument."""
     return ToolCallBlock("call_1", TOOL.name, json.dumps({"content": content}, ensure_ascii=False))
 
 
 def output(block: OutputBlock, family: Family) -> str:
-    """The block as a model of this family writes it. Refuses what is not read back the same."""
+    """Render the block in the format of a family. Raises if it does not parse as the same."""
     raw = write_message([block], family)
     blocks = parse(
         raw,
@@ -73,12 +73,12 @@ def output(block: OutputBlock, family: Family) -> str:
         in_reasoning=False,
     ).blocks
     if len(blocks) != 1 or content(blocks[0]) != content(block):
-        raise ValueError(f"{family.name} does not read back the {block.type} it wrote")
+        raise ValueError(f"{family.name} does not parse its own {block.type} as the same block")
     return raw
 
 
 def content(block: OutputBlock) -> tuple[str, str]:
-    """What was said in it, white space at the ends of prose aside."""
+    """Return the content of a block, without white space at the ends of prose."""
     match block:
         case ToolCallBlock():
             return block.name, json.loads(block.arguments)["content"]
@@ -87,7 +87,7 @@ def content(block: OutputBlock) -> tuple[str, str]:
 
 
 def feed(family: Family) -> Callable[[str], object]:
-    """A fresh parser of the family, as a server sets it up."""
+    """Return a new parser of the family, configured as by a server."""
     return Parser(
         family.tool_parser, family.reasoning_parser, tools=[TOOL], in_reasoning=False
     ).feed
@@ -95,5 +95,5 @@ def feed(family: Family) -> Callable[[str], object]:
 
 def _repeated(text: str, size: int) -> str:
     if len(text) != PERIOD or size % PERIOD:
-        raise ValueError(f"texts are made of {PERIOD} characters each, not {len(text)}")
+        raise ValueError(f"texts must have {PERIOD} characters, got {len(text)}")
     return text * (size // PERIOD)

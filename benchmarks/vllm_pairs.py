@@ -1,9 +1,10 @@
-"""Which parsers of vLLM read the formats of which families of ours.
+"""Pairs of vLLM's parsers and our families that parse the same format.
 
-Not here: harmony (its parser needs a vocabulary that cannot be downloaded), cohere_command3 (its
-parser needs a library that does not come with vLLM), phi4 (its parser gives nothing while it
-streams), and what vLLM does not know. Without a reasoning parser: olmo3 and hunyuan_a13b (they need
-the pieces of a real vocabulary) and step3 (it wants the opening marker in the prompt).
+Not included: harmony (its parser needs a vocabulary that cannot be downloaded), cohere_command3
+(its parser needs a library that vLLM does not install), phi4 (its parser emits nothing while
+streaming), and formats that vLLM does not support. Without a reasoning parser: olmo3 and
+hunyuan_a13b (they need the tokens of a real vocabulary) and step3 (it expects the opening marker in
+the prompt).
 """
 
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pair:
-    """A family of ours and the parsers of vLLM that read the same format."""
+    """One of our families and the vLLM parsers of the same format."""
 
     family: str
     tool: str
     reasoning: str = ""
-    tokens: str = ""  # markers that are one token, by spaces
+    tokens: str = ""  # markers that are one token, separated by spaces
 
 
 _THINK = "<think> </think> "

@@ -1,7 +1,7 @@
-"""vLLM's parsers, called as its server calls them. Needs an interpreter that has vLLM.
+"""vLLM's parsers, called as vLLM's server calls them. Needs an interpreter that has vLLM.
 
-A fake stands in for the tokenizer, since the vocabularies of the models cannot be downloaded: it
-knows the markers that are one token in the real vocabulary, and makes a token of every chunk.
+The tokenizer is a fake, since the vocabularies of the models cannot be downloaded: it has the
+markers that are one token in the real vocabulary, and treats each chunk as one token.
 """
 
 import json
@@ -24,11 +24,11 @@ from benchmarks.vllm_pairs import PAIRS, Pair
 from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_parsers import families
 
-# The parsers need no vision and no sound, and wheels of these often do not fit the torch beside.
+# The parsers need neither vision nor audio, and these wheels often do not match the torch version.
 sys.modules.update(dict.fromkeys(("torchvision", "torchaudio", "torchcodec")))  # type: ignore[arg-type]
 
-WINDOW = 64  # calls whose texts are made before the clock starts
-QUICK = 1  # second: a long run that takes no more is repeated
+WINDOW = 64  # calls whose texts are built before the clock starts
+QUICK = 1  # second: a long run that is faster is repeated
 ROUNDS = 10
 
 THINKING = {"thinking": True, "enable_thinking": True, "reasoning_effort": "high"}
@@ -89,7 +89,7 @@ def _row(pair: Pair, block: Block) -> Row:
 
 
 def _both(pair: Pair, block: OutputBlock) -> tuple[Stream, "Theirs"]:
-    """The same chunks for ours and for theirs."""
+    """Split a text into the same chunks for our parser and for theirs."""
     family = next(family for family in families() if family.name == pair.family)
     tokenizer = Tokenizer(pair.tokens.split())
     pieces = tokenizer.pieces(texts.output(block, family))
@@ -98,9 +98,9 @@ def _both(pair: Pair, block: OutputBlock) -> tuple[Stream, "Theirs"]:
 
 
 class Tokenizer:
-    """What the parsers ask of a tokenizer, and no more."""
+    """The tokenizer methods that the parsers use."""
 
-    all_special_tokens = ("<|end of output|>",)  # what a server would drop; never written here
+    all_special_tokens = ("<|end of output|>",)  # dropped by a server; not in these texts
     all_special_ids = (0,)
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ class Tokenizer:
         return found
 
     def pieces(self, text: str) -> list[str]:
-        """The text in chunks, each marker by itself: so it leaves a real model."""
+        """Split a text into chunks, each marker separate, as a real model generates it."""
         found: list[str] = []
         at = 0
         while at < len(text):
@@ -139,9 +139,8 @@ class Tokenizer:
 class Theirs(Timed):
     """One of vLLM's parsers on one output. A run stops when it has taken `CAP` seconds.
 
-    A parser on the newer engine keeps its own state and is given the new text alone; the older
-    ones are given all that was written so far, too. To make those texts is the server's work, and
-    not counted.
+    A parser on the newer engine has its own state and gets only the new text; the older parsers
+    also get all previous text. Building those texts is the server's work and not measured.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Theirs(Timed):
             yield took
 
     def outcome(self, expected: OutputBlock) -> tuple[int, bool]:
-        """In how many pieces it gives what was written, and whether it does."""
+        """Return the number of deltas, and whether the output equals the input."""
         parser, call = self._begin()
         messages = [call(*arguments) for arguments in self._calls()]
         if self.engine:
@@ -187,7 +186,7 @@ class Theirs(Timed):
         return parser, parser.extract_tool_calls_streaming
 
     def _calls(self) -> Iterator[tuple[Any, ...]]:
-        """The arguments of every call that the server makes for the output."""
+        """Yield the arguments of every call that the server makes for the output."""
         last = () if self._thinks else (_request(),)
         text, seen = "", list[int]()
         for piece, token in self._tokens:
@@ -201,7 +200,7 @@ class Theirs(Timed):
 
 
 def _parts(message: Any, expected: OutputBlock) -> Iterator[str]:
-    """The pieces of what is expected in one of vLLM's messages."""
+    """Yield the parts of the expected kind in one of vLLM's delta messages."""
     match expected:
         case ToolCallBlock():
             for call in message.tool_calls or ():
@@ -214,7 +213,7 @@ def _parts(message: Any, expected: OutputBlock) -> Iterator[str]:
 
 
 def _value(given: str, expected: OutputBlock) -> str:
-    """What was said, white space at its ends aside."""
+    """Return the content, without white space at its ends."""
     if not isinstance(expected, ToolCallBlock):
         return given.strip()
     try:

@@ -1,1 +1,1 @@
-"""Measurements behind `docs/decisions/`: one question each, answered as a ratio within one run."""
+"""Measurements for `docs/decisions/`: one question per file, with ratios within one run."""

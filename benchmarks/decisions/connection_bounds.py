@@ -1,7 +1,7 @@
-"""How much does one connection hold of what a hostile client sends, in uvicorn's protocol and ours?
+"""How much does one connection buffer of what a hostile client sends, in uvicorn and in Dovetail?
 
 `python -m benchmarks.decisions.connection_bounds`. A client sends up to 8 MB of headers, of
-trailers, or of requests behind one that is not answered; it never reads and never closes.
+trailers, or of pipelined requests after one without a response; it never reads and never closes.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ KINDS = ("headers", "trailers", "requests")
 
 
 class ClosingTransport(CountingTransport):
-    """Closes when it is told to, and stops reading when it is told to."""
+    """A transport that records `close` and `pause_reading`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class ClosingTransport(CountingTransport):
 
 
 def hostile(kind: str, size: int) -> Iterator[bytes]:
-    """What the client sends, piece by piece."""
+    """Yield what the client sends, in chunks."""
     if kind == "headers":
         yield b"GET / HTTP/1.1\r\nhost: x\r\n"
     elif kind == "trailers":
@@ -59,7 +59,7 @@ def hostile(kind: str, size: int) -> Iterator[bytes]:
 
 
 async def held(make: type[HttpToolsProtocol], kind: str, size: int) -> tuple[int, int]:
-    """Bytes that were taken from the client, and bytes that the process holds because of them."""
+    """Return the bytes read from the client, and the bytes of memory that they occupy."""
 
     async def idle(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()

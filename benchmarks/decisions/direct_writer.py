@@ -1,9 +1,8 @@
 """What does it cost to write one streamed chunk: with ASGI's `send`, and with the direct writer?
 
 `python -m benchmarks.decisions.direct_writer`. Engines push tokens from a callback, which cannot
-await `send`: plain ASGI needs a queue and a task that awaits for it. Each chunk arrives in a turn
-of the event loop of its own, whose cost is not counted. Only the writing is measured: there is no
-socket.
+await `send`: plain ASGI needs a queue and a task. Each chunk arrives in its own iteration of the
+event loop, whose cost is subtracted. Only the writing is measured: there is no socket.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
 
 async def idle(scope: Any, receive: Any, send: Any) -> None:
-    """An application that leaves its response to the measurement."""
+    """Return an application that leaves its response to the measurement."""
     await asyncio.Event().wait()
 
 

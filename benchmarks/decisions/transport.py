@@ -1,4 +1,4 @@
-"""A connection for measurements of what is written to it: it counts bytes and keeps none."""
+"""A transport for measurements of writes: it counts the bytes and discards them."""
 
 import asyncio
 import sys
@@ -13,7 +13,7 @@ ROUNDS = 7
 
 
 class CountingTransport(asyncio.Transport):
-    """Never full, never closed."""
+    """A transport that never blocks and never closes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class CountingTransport(asyncio.Transport):
 
 
 async def measure_writes(ways: Mapping[str, Write], count: int) -> dict[str, tuple[float, float]]:
-    """Microseconds of processor time and Python calls per write, the best of several rounds."""
+    """Return microseconds of CPU time and Python calls per write, the best of several rounds."""
     spent = dict.fromkeys(ways, float("inf"))
     with quiet():
         for _ in range(ROUNDS):

@@ -1,7 +1,7 @@
 """What does it cost to send one event over a WebSocket?
 
 `python -m benchmarks.decisions.websocket_writer`: with the connection of the `websockets` library,
-with uvicorn's `send`, and with our direct writer. Only the writing is measured: no socket.
+with uvicorn's `send`, and with our direct writer. Only the writing is measured: there is no socket.
 """
 
 import asyncio

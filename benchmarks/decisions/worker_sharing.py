@@ -1,10 +1,10 @@
-"""What do processes that share nothing but a port compute again, and what do our workers?
+"""How many tokens are re-prefilled by processes that share only a port, and by our workers?
 
 `python -m benchmarks.decisions.worker_sharing`. A session of tool calls, each request over a new
-connection, so that any process may get it. *Apart*: processes with an engine each and one ledger
-file, as a supervisor that only starts processes would run them. *Workers*: `--workers`, with one
-engine process for all. Counted are the prompt tokens that an engine had computed before and that
-were computed again; and the counters that `/metrics` shows of the requests that were sent.
+connection, so that any process may receive it. *Apart*: processes with one engine each and one
+ledger file, as under a supervisor that only starts processes. *Workers*: `--workers`, with one
+engine process for all. The benchmark counts the prompt tokens that an engine computed again, and
+how many of the requests the counters of `/metrics` include.
 """
 
 import json
@@ -27,7 +27,7 @@ BLOCK = 16  # tokens of a block in the scripted engine's cache
 
 @contextmanager
 def served(command: Sequence[str]) -> Iterator[str]:
-    """A running server's host and port."""
+    """Host and port of a running server."""
     quiet = [*command, "--log-level", "error"]
     with subprocess.Popen(quiet, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -48,7 +48,7 @@ def request(host: str, method: str, path: str, body: Any = None) -> bytes:
 
 
 def run_session(hosts: Sequence[str]) -> tuple[int, int]:
-    """Prompt tokens that could have been cached, and those of them that were not."""
+    """Return the prompt tokens that could have been cached, and how many of them were not."""
     chosen = random.Random(19)
     history: list[dict[str, Any]] = [{"role": "user", "content": "Look around. " * 200}]
     before = known = again = 0
@@ -90,7 +90,7 @@ def report(name: str, hosts: Sequence[str]) -> None:
     known, again = run_session(hosts)
     seen = counted_requests(hosts[0])
     print(
-        f"{name:>8}: {again} of {known} known prompt tokens computed again "
+        f"{name:>8}: {again} of {known} cacheable prompt tokens re-prefilled "
         f"({again / known:.0%}); /metrics shows {seen} of {TURNS} requests"
     )
 

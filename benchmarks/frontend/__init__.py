@@ -1,5 +1,5 @@
 """The cost of a streamed token in the frontend, against Dynamo and vLLM: `make bench-frontend`.
 
-Only the frontend's own process is measured. The engine behind it and the client in front of it are
-processes of their own, so that it pays for real sockets. Servers get the same load, by turns.
+Only the frontend's own process is measured. Its engine and its client are separate processes, so
+that the cost includes real sockets. The servers get the same load, alternately.
 """

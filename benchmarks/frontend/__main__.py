@@ -1,4 +1,4 @@
-"""What does a streamed token cost in the frontend, beside other frontends, in one run?"""
+"""What does a streamed token cost in the frontend, compared with other frontends in one run?"""
 
 import argparse
 import signal
@@ -24,14 +24,14 @@ from benchmarks.frontend.servers import (
 )
 from dovetail_tokenizers import load_tokenizer
 
-#: Many streams come first: what a process has once taken it does not give back.
+#: Many streams are measured first: a process does not return memory that it once allocated.
 PARTS = ("many", "paced", "saturated", "lengths", "turns", "latency")
 PAGE = report.PAGE.parent / tables.PLOT
-QUICK = 0.2  # of the usual time
+QUICK = 0.2  # fraction of the usual time
 
 
 class Bench:
-    """One run: the running servers, and the findings so far."""
+    """One run: the running servers, and the results so far."""
 
     def __init__(self, options: argparse.Namespace, author: Author) -> None:
         self._options = options
@@ -56,7 +56,7 @@ class Bench:
                 getattr(self, f"_{name}")()
 
     def _paced(self) -> None:
-        """What rests between tokens is disturbed most: it is tried twice as often."""
+        """Measure paced streams, with twice the rounds: they are disturbed most."""
         self._drive(cases.PACED, 1 if self._options.quick else 2)
 
     def _saturated(self) -> None:
@@ -103,7 +103,7 @@ class Bench:
             self.found.slow.append((other.name, APIS[0], seen))
 
     def measure_vllm(self, scratch: Path) -> None:
-        """vLLM's own server, as fast as its tiny model on the CPU goes: one workload, for scale."""
+        """Measure vLLM's own server, with a tiny model on the CPU: one workload, for scale."""
         (case,) = (c for c in cases.SATURATED if (c.part, c.streams) == ("plain", cases.FOR_SCALE))
         self.found.servers.append("vllm")
         with vllm_frontend(scratch) as frontend:
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(lacking, file=sys.stderr)
         return 2
     raise_file_limit()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
     before = cpu.load()
     with TemporaryDirectory(prefix="dovetail-bench-") as folder:
         scratch = Path(folder)
@@ -143,21 +143,21 @@ def _write_plot(found: Findings) -> None:
     }
     if curves:
         title = "Frontend CPU per token inside a tool call"
-        PAGE.write_text(plot(title, "tokens of the call", "µs a token", curves), "utf-8")
+        PAGE.write_text(plot(title, "tokens of the call", "µs per token", curves), "utf-8")
 
 
 def _read(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.frontend", description=__doc__)
     add = parser.add_argument
     add("--against", action="append", default=[], choices=("dynamo", "vllm"), help="repeatable")
-    add("--only", action="append", choices=PARTS, help="of all parts, these (repeatable)")
-    add("--rounds", type=int, default=3, help="of which the best counts")
-    add("--streams", type=int, default=2_000, help="slow ones at once")
-    add("--quick", action="store_true", help="everything short: the numbers mean little")
-    add("--write", action="store_true", help="put the results into RESULTS.md, and the plot")
+    add("--only", action="append", choices=PARTS, help="run only these parts (repeatable)")
+    add("--rounds", type=int, default=3, help="number of rounds, of which the best counts")
+    add("--streams", type=int, default=2_000, help="number of concurrent slow streams")
+    add("--quick", action="store_true", help="run everything briefly; the numbers mean little")
+    add("--write", action="store_true", help="write the results to RESULTS.md, and the plot")
     options = parser.parse_args(arguments)
     if options.write and options.only:
-        parser.error("--write puts a whole run into the page: it does not go with --only")
+        parser.error("--write requires a complete run: it cannot be combined with --only")
     options.only = options.only or PARTS
     return options
 

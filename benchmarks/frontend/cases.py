@@ -1,4 +1,4 @@
-"""The workloads: what is streamed, to how many, how fast."""
+"""The workloads: the streamed output, the number of streams and their pace."""
 
 from dataclasses import dataclass
 
@@ -9,22 +9,22 @@ PLAIN = 500  # tokens
 SHORT = 20
 LENGTHS = (1_000, 4_500, 20_000, 85_000)
 MANY = 64  # paced streams
-FOR_SCALE = 32  # streams of the workload that vLLM gets too
+FOR_SCALE = 32  # streams of the workload that vLLM also runs
 VLLM_SECONDS = 15
-INSIDE = 4_500  # tokens of the call in which paced streams are
-PACE = 50.0  # tokens a second, as people have them
+INSIDE = 4_500  # tokens of the call in paced streams
+PACE = 50.0  # tokens per second, a typical decode speed
 FAST = 200.0
-LONG = 20_000  # tokens of plain text, for clients that do not read them
+LONG = 20_000  # tokens of plain text, for clients that read slowly
 SLOW = 1.0
 SLOW_TOKENS = 30
 SLOW_TEXTS = 8
-STEP = 20.0  # slow enough to tell one token from the next by the time
+STEP = 20.0  # slow enough to distinguish tokens by their time
 STEP_TOKENS = 120
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many streams of a part. `seconds` is how long they are driven; 0: to their ends."""
+    """Concurrent streams of a part. `seconds` is the duration; 0 runs streams to their ends."""
 
     title: str
     part: str
@@ -48,8 +48,8 @@ SATURATED = (
     Case("500 plain tokens, 1 stream", "plain", 1, 3),
     Case("500 plain tokens, 32 streams", "plain", FOR_SCALE, 3),
     Case("500 plain tokens, 256 streams", "plain", 256, 4),
-    Case("thought, then text, 32 streams", "thought", 32, 3),
-    Case("thought, call, thought, call, text, 32 streams", "interleaved", 32, 3),
+    Case("reasoning, then text, 32 streams", "thought", 32, 3),
+    Case("reasoning, call, reasoning, call, text, 32 streams", "interleaved", 32, 3),
     Case("inside a call of 4.5k tokens, 32 streams", "call-4500", 32, 4),
     Case("inside a call of 4.5k tokens, 256 streams", "call-4500", 256, 4),
 )
@@ -57,7 +57,7 @@ TURNS = Case(f"short turns of {SHORT} tokens, 32 streams", "short", 32, 3)
 
 
 def parts(author: Author) -> list[Part]:
-    """Everything that is played in any workload."""
+    """Return the parts of all workloads."""
     words = author.first_tokens(PLAIN, plain(8))
     inside = author.sized(INSIDE, call)
     found = [

@@ -1,6 +1,6 @@
-"""A lean client in its own process: many streams at once, and when each of their bytes came.
+"""A lean client in its own process: many concurrent streams, with the arrival times of their bytes.
 
-A plan comes in as JSON, the measurements go into a file as JSON. Times are nanoseconds of the
+It reads a plan as JSON and writes the measurements to a file as JSON. Times are nanoseconds of the
 monotonic clock, which all processes of a machine share. Nothing is decoded while streams run.
 """
 
@@ -19,14 +19,14 @@ import uvloop
 from benchmarks.frontend.limits import raise_file_limit
 from benchmarks.report import ROOT
 
-SMALL = 4096  # bytes of a receive buffer, of which the system makes the least that it has
+SMALL = 4096  # bytes of a receive buffer, which the system rounds up to its minimum
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`streams` at once, `times` one after the other in each; the bodies are given out by turns.
+    """Run `streams` concurrent streams, each `times` in sequence, with the bodies in rotation.
 
-    `spread`: seconds over which the streams begin. `hold`: seconds for which a stream is not read,
-    once its first bytes came; its receive buffer is small then. `keep`: bytes come back too.
+    `spread`: seconds over which the streams begin. `hold`: seconds for which a stream is not read
+    after its first bytes; its receive buffer is small then. `keep`: return the bytes, too.
     """
 
     port: int
@@ -40,7 +40,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct):
-    """One stream: when it was sent, when how many bytes came, and how many events in them."""
+    """One stream: the time of the request, and the times, bytes and events of each read."""
 
     body: int
     sent: int = 0
@@ -56,7 +56,7 @@ class Seen(msgspec.Struct):
 
     @property
     def gaps(self) -> list[int]:
-        """Nanoseconds between events; those that came together have none between them."""
+        """Return the nanoseconds between events; 0 between events of the same read."""
         found: list[int] = []
         for at in range(1, len(self.times)):
             if self.frames[at]:
@@ -66,7 +66,7 @@ class Seen(msgspec.Struct):
 
 
 def run(plan: Plan, timeout: float = 300.0) -> list[Seen]:
-    """Run a plan in another process. Its measurements are large: they come in a file."""
+    """Run a plan in another process. The measurements are large and returned in a file."""
     with TemporaryDirectory(prefix="dovetail-client-") as folder:
         seen = Path(folder) / "seen.json"
         subprocess.run(
@@ -80,7 +80,7 @@ def run(plan: Plan, timeout: float = 300.0) -> list[Seen]:
 
 
 class Stream(asyncio.Protocol):
-    """One request on a connection of its own, read until the server closes it."""
+    """One request on a new connection, read until the server closes it."""
 
     def __init__(self, request: bytes, seen: Seen, plan: Plan) -> None:
         self._request = request
@@ -117,7 +117,7 @@ class Stream(asyncio.Protocol):
 
 
 async def carry_out(plan: Plan) -> list[Seen]:
-    """All streams of a plan."""
+    """Run all streams of a plan."""
     streams = (_in_a_row(plan, number) for number in range(plan.streams))
     return [seen for row in await asyncio.gather(*streams) for seen in row]
 
@@ -147,7 +147,7 @@ async def _one(plan: Plan, which: int) -> Seen:
 
 
 def dechunked(raw: bytes) -> bytes:
-    """Decode a chunked body. A truncated chunk counts as far as it goes."""
+    """Decode a chunked body. The available bytes of a truncated chunk are included."""
     body, parts = raw.partition(b"\r\n\r\n")[2], []
     while body:
         size, _, rest = body.partition(b"\r\n")
@@ -160,7 +160,7 @@ def dechunked(raw: bytes) -> bytes:
 
 
 def status(raw: bytes) -> int:
-    """The status of a response; 0 where none came."""
+    """Return the status of a response; 0 if there is none."""
     words = raw[:20].split()
     return int(words[1]) if len(words) > 1 else 0
 

@@ -1,7 +1,7 @@
 """A worker for Dynamo's frontend that outputs scripted token ids at the script's pace.
 
-It runs in the interpreter that has Dynamo, where nothing of Dovetail is installed. The tokens are
-counted in a file that the benchmark maps too.
+It runs in the interpreter that has Dynamo, where Dovetail is not installed. The tokens are counted
+in a file that the benchmark also maps.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.dynamo_registration import arguments, serve
 
-BURST = 16  # tokens that leave together before others may run, as in the scripted engine
+BURST = 16  # tokens that are sent before other tasks run, as in the scripted engine
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Part:
 
 
 class Player:
-    """Output parts, and count the tokens that left."""
+    """Outputs parts and counts the tokens that were sent."""
 
     def __init__(self, script: Path, counter: Path) -> None:
         entries = json.loads(script.read_bytes())
@@ -43,7 +43,7 @@ class Player:
             self._counted = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[Any]:
-        """One yield for each token."""
+        """Yield each token separately."""
         part = self._part(request["token_ids"])
         max_tokens = (request.get("stop_conditions") or {}).get("max_tokens") or len(part.ids)
         ids, last = part.ids[:max_tokens], min(max_tokens, len(part.ids)) - 1

@@ -1,4 +1,4 @@
-"""All that one run of the benchmark has found."""
+"""The results of one run of the benchmark."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ ENGINE = "engine alone"
 
 @dataclass
 class Findings:
-    """Costs of tokens, and by server and API: lateness, the first argument, many streams."""
+    """Cost per token, and by server and API: latency, the first argument, many streams."""
 
     servers: list[str]
     costs: Costs = field(default_factory=Costs)
@@ -21,12 +21,12 @@ class Findings:
     unread: list[tuple[str, str, Many]] = field(default_factory=list)
 
     def note_late(self, server: str, api: str, late: Late) -> None:
-        """The best of what was measured: the one with the least p99."""
+        """Return the best measurement: the one with the lowest p99."""
         known = self.late.get((server, api))
         if known is None or late.p99 < known.p99:
             self.late[server, api] = late
 
     def added(self, server: str, api: str) -> float | None:
-        """Milliseconds that a frontend adds to the p99 of the time between tokens."""
+        """Return milliseconds that a frontend adds to the p99 of the time between tokens."""
         engine, late = self.late.get((ENGINE, "completions")), self.late.get((server, api))
         return late.p99 - engine.p99 if engine and late else None

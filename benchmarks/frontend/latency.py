@@ -1,4 +1,4 @@
-"""How late tokens are: with the engine alone, and with a frontend between."""
+"""Latency of tokens: with the engine alone, and through a frontend."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ TURNS = 20  # single requests, one after the other
 
 @dataclass(frozen=True)
 class Late:
-    """Milliseconds between the tokens of many streams, and until the first ones of a single one."""
+    """Milliseconds between the tokens of many streams, and to the first token of single ones."""
 
     median: float
     p99: float
@@ -28,7 +28,7 @@ class Late:
 
 
 def late(port: int, paced: StreamRequest, short: StreamRequest, streams: int) -> Late:
-    """Streams at their pace, all of them to their ends; then short turns, one at a time."""
+    """Measure paced streams, all read to their ends; then short turns, one at a time."""
     many = client.run(paced.plan(port, streams, spread=1.0))
     gaps = sorted(gap for one in many for gap in one.gaps[EDGE:-EDGE])
     single = client.run(short.plan(port, times=TURNS, keep=True))
@@ -38,21 +38,21 @@ def late(port: int, paced: StreamRequest, short: StreamRequest, streams: int) ->
 
 
 def arrived(seen: Seen, word: str) -> int:
-    """When a word was there."""
+    """Return when a word arrived."""
     found = re.search(rf"\b{word}\b".encode(), seen.raw)
     if found is None:
-        raise ValueError(f"{word!r} never came")
+        raise ValueError(f"{word!r} did not arrive")
     reads = zip(seen.times, accumulate(seen.sizes), strict=True)
     return next(time for time, end in reads if end >= found.end())
 
 
 def tokens_behind(frontend: Frontend, api: str, part: Part, author: Author) -> int:
-    """How many tokens the engine gave between a value's first one and its arrival at the client.
+    """Count the engine's tokens between a value's first token and its arrival at the client.
 
-    The engine's tokens are far apart in time, and the last one is what ends the stream.
+    The engine's tokens are far apart in time, and the last one ends the stream.
     """
     seen = client.run(StreamRequest(api, part.cue).plan(frontend.port, keep=True))[0]
-    total = len(author.ids(part.text)) + 1  # the end of the turn is a token too
+    total = len(author.ids(part.text)) + 1  # the end of the turn is a token, too
     starts = len(author.ids(part.text[: part.text.index(VALUE)]))
     left = (seen.times[-1] - arrived(seen, VALUE)) / 1e9 * part.rate
     return max(0, round(total - 1 - left) - starts)

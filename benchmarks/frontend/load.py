@@ -1,4 +1,4 @@
-"""Load on a frontend, and what it costs there."""
+"""Load on a frontend, and its cost."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from benchmarks.frontend.requests import MAX_TOKENS, PATHS, body
 from benchmarks.frontend.servers import Frontend
 
 MISSING = "wrk is not installed; on Debian and Ubuntu: apt-get install wrk"
-_TIMEOUT_SECONDS = 120  # without a response, which is no error here
+_TIMEOUT_SECONDS = 120  # without a response; slow responses are no errors here
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Cost:
 
     @property
     def us(self) -> float:
-        """Microseconds of processor time for a token."""
+        """Microseconds of CPU time per token."""
         return self.spent.total / max(1, self.tokens) * 1e6
 
     @property
     def length(self) -> float:
-        """Tokens of a response."""
+        """Tokens per response."""
         return self.tokens / max(1, self.responses)
 
     def beyond(self, shorter: "Cost") -> float:
-        """Microseconds for each of the tokens that a shorter response does not have."""
+        """Return the microseconds per token beyond the length of a shorter response."""
         more = self.us * self.length - shorter.us * shorter.length
         return more / (self.length - shorter.length)
 
@@ -57,19 +57,19 @@ class StreamRequest:
         return body(self.api, NAME, self.cue, self.max_tokens)
 
     def plan(self, port: int, streams: int = 1, **more: Any) -> client.Plan:
-        """The same for the lean client."""
+        """Return the same request for the lean client."""
         return client.Plan(port, PATHS[self.api], (self.body.decode(),), streams, **more)
 
 
 def missing() -> str | None:
-    """What has to be installed first, if anything."""
+    """Return what has to be installed first, or an empty string."""
     if not (TOKENIZERS / "qwen3").is_dir():
-        return "no tokenizer qwen3 at hand: make tokenizers"
+        return "the tokenizer of Qwen3 is missing: run `make tokenizers`"
     return None if shutil.which("wrk") else MISSING
 
 
 def wrk(frontend: Frontend, request: StreamRequest, streams: int, seconds: int) -> Cost:
-    """Streams of the same request, again and again, broken off when the time is over."""
+    """Stream the same request repeatedly, and abort at the end of the time."""
     before, begun = frontend.await_idle(), cpu.spent(frontend.pid)
     output = _run_wrk(
         f"http://127.0.0.1:{frontend.port}{PATHS[request.api]}", request, streams, seconds
@@ -79,7 +79,7 @@ def wrk(frontend: Frontend, request: StreamRequest, streams: int, seconds: int) 
 
 
 def whole(frontend: Frontend, request: StreamRequest, streams: int, times: int) -> Cost:
-    """Streams that are all read to their ends, so that what an end costs is counted too."""
+    """Read all streams to their ends, so that the cost of the end is included."""
     before, begun = frontend.await_idle(), cpu.spent(frontend.pid)
     seen = client.run(request.plan(frontend.port, streams, times=times))
     tokens = frontend.await_idle() - before
@@ -103,8 +103,8 @@ def _run_wrk(url: str, request: StreamRequest, streams: int, seconds: int) -> st
 
 
 def _count_responses(output: str) -> int:
-    """The number of requests that wrk saw completed."""
+    """Return the number of requests that wrk reports as completed."""
     if "Non-2xx" in output:
-        raise RuntimeError(f"the frontend refused requests:\n{output}")
+        raise RuntimeError(f"the frontend rejected requests:\n{output}")
     found = re.search(r"(\d+) requests in", output)
     return int(found[1]) if found else 0

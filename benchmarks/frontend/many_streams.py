@@ -1,4 +1,4 @@
-"""Thousands of slow streams at once: does every event arrive, and what does a stream take?"""
+"""Thousands of concurrent slow streams: does each event arrive, and how much memory is used?"""
 
 import threading
 import time
@@ -15,34 +15,34 @@ from benchmarks.frontend.requests import PATHS, body, read_stream
 from benchmarks.frontend.servers import Frontend
 
 SPREAD = 10.0  # seconds over which streams begin, so that their phases differ
-HOLD = 6.0  # seconds for which clients that read slowly do not read
-_LOOK = 0.25  # seconds between looks at the memory
+HOLD = 6.0  # seconds for which slow clients do not read
+_LOOK = 0.25  # seconds between samples of the memory
 
 
 @dataclass(frozen=True)
 class Many:
-    """How many streams there were, what was wrong with them, and the frontend's memory."""
+    """The number of streams, their errors, and the frontend's memory."""
 
     streams: int
     lost: int
     first_fault: str
-    kilobytes: float  # for a stream, at the most
-    us: float  # of processor time for a token
+    kilobytes: float  # per stream, at the peak
+    us: float  # of CPU time per token
 
 
 def slow(
     frontend: Frontend, api: str, parts: Sequence[Part], streams: int, spread: float = SPREAD
 ) -> Many:
-    """Streams of a token a second. Texts differ, so that one cannot pass for another."""
+    """Run streams of one token per second. Texts differ, so that mixed-up streams are detected."""
     bodies = tuple(body(api, NAME, part.cue).decode() for part in parts)
     plan = Plan(frontend.port, PATHS[api], bodies, streams, spread=spread, keep=True)
     return _watched(frontend, api, plan, parts)
 
 
 def unread(frontend: Frontend, api: str, part: Part, streams: int) -> Many:
-    """A long answer as fast as the engine gives it, to clients that do not read for a while.
+    """Stream a long response at the engine's speed to clients that do not read for a while.
 
-    The memory is that of the time when nobody reads: it may not grow with what is still to come.
+    Memory is measured while no client reads: it must not grow with the rest of the response.
     """
     text = body(api, NAME, part.cue).decode()
     plan = Plan(frontend.port, PATHS[api], (text,), streams, spread=1.0, hold=HOLD, keep=True)
@@ -68,7 +68,7 @@ def _watched(
 
 
 def _fault(api: str, seen: Seen, part: Part) -> str:
-    """What is wrong with a stream, if anything."""
+    """Return the error of a stream, or an empty string."""
     if client.status(seen.raw) != 200:
         return f"status {client.status(seen.raw)}"
     text, ended = read_stream(api, client.dechunked(seen.raw))
@@ -78,7 +78,7 @@ def _fault(api: str, seen: Seen, part: Part) -> str:
 
 
 class Memory:
-    """The most that a process has grown while the block runs, in its first seconds."""
+    """The peak memory growth of a process in the first seconds of the block."""
 
     def __init__(self, pid: int, seconds: float = inf) -> None:
         self._pid = pid

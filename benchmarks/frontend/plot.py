@@ -1,4 +1,4 @@
-"""A plot as SVG, written by hand: curves over a logarithmic axis."""
+"""Plots as SVG without a library: curves over a logarithmic axis."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ Point = tuple[float, float]
 
 
 def plot(title: str, across: str, up: str, curves: Mapping[str, Sequence[Point]]) -> str:
-    """Curves of (x, y): x on a logarithmic axis, y from zero."""
+    """Draw curves of (x, y): x on a logarithmic axis, y from zero."""
     axes = _Axes([point for points in curves.values() for point in points])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {STYLE}>',
@@ -30,7 +30,7 @@ def plot(title: str, across: str, up: str, curves: Mapping[str, Sequence[Point]]
 
 
 class _Axes:
-    """Where values are on the page."""
+    """Maps values to positions in the plot."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self._xs = sorted({x for x, _ in points})
@@ -46,7 +46,7 @@ class _Axes:
         return HEIGHT - BOTTOM - value / self._top * (HEIGHT - TOP - BOTTOM)
 
     def drawn(self) -> list[str]:
-        """Lines and numbers."""
+        """Return grid lines and labels."""
         parts = []
         for number in range(round(self._top / self.step) + 1):
             value = number * self.step
@@ -70,7 +70,7 @@ def _curve(axes: _Axes, name: str, points: Sequence[Point], color: str) -> list[
 
 
 def _round_step(rough: float) -> float:
-    """The next of 1, 2, 5, 10, 20 and so on."""
+    """Return the next larger of 1, 2, 5, 10, 20 and so on."""
     power: float = 10 ** math.floor(math.log10(rough))
     return next((step * power for step in STEPS if step * power >= rough), 10 * power)
 

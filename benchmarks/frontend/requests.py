@@ -23,7 +23,7 @@ _TOOL = {"name": TOOL, "description": "Writes a file."}
 
 
 def body(api: str, model: str, cue: str, max_tokens: int = MAX_TOKENS) -> bytes:
-    """A request for a stream, with a tool that the model may call."""
+    """Return a request for a stream, with a tool that the model may call."""
     request = {"model": model, "stream": True, **_BODIES[api](cue, max_tokens)}
     return json.dumps(request).encode()
 
@@ -53,7 +53,7 @@ def _responses(cue: str, max_tokens: int) -> dict[str, Any]:
 
 
 def _completions(cue: str, max_tokens: int) -> dict[str, Any]:
-    """A request to the engine itself, as our server sends it."""
+    """Return a request to the engine itself, as our server sends it."""
     return {"max_tokens": max_tokens, "prompt": cue, "return_token_ids": True}
 
 
@@ -66,13 +66,13 @@ _BODIES = {
 
 
 def read_stream(api: str, stream: bytes) -> tuple[str, bool]:
-    """The plain text in a stream, and whether the stream came to a proper end."""
+    """Return the plain text in a stream, and whether the stream ended properly."""
     frames = list(payloads(stream))
     return "".join(map(_TEXT[api], frames)), any(map(_ENDED[api], frames))
 
 
 def payloads(stream: bytes) -> Iterator[Any]:
-    """The JSON of each frame."""
+    """Yield the JSON of each frame."""
     for line in stream.split(b"\n"):
         if line.startswith(b"data: {"):
             yield json.loads(line[6:])

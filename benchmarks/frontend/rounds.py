@@ -1,4 +1,4 @@
-"""Every case on every server by turns, several rounds of it, and the best that each has done."""
+"""Run each case on each server alternately, in several rounds, and record the best."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from benchmarks.frontend.requests import APIS
 from benchmarks.frontend.servers import Frontend
 
 FEW = 4  # streams of long calls
-TOKENS = 200_000  # of long calls in a round, for each length: short ones are made more often
-SLACK = 0.2  # by which a call may be shorter than it is called
+TOKENS = 200_000  # of long calls per round and length: short calls run more often
+SLACK = 0.2  # by which a call may be shorter than its nominal length
 SAMPLE = 120  # tokens of each stream whose events are counted
 
 Key = tuple[str, str, str]  # server, workload, API
@@ -20,7 +20,7 @@ Key = tuple[str, str, str]  # server, workload, API
 
 @dataclass
 class Costs:
-    """All that was measured. The best counts: what disturbs a run only ever makes it dearer."""
+    """All measurements. The best counts, since disturbances only increase the cost."""
 
     runs: dict[Key, list[Cost]] = field(default_factory=dict)
     joined: dict[Key, float] = field(default_factory=dict)
@@ -35,14 +35,14 @@ class Costs:
         )
 
     def ratio(self, server: str, other: str, workload: str, api: str) -> float | None:
-        """What a token costs on a server, over what it costs on another."""
+        """Return the cost per token on a server, relative to another."""
         ours, theirs = self.best(server, workload, api), self.best(other, workload, api)
         return ours.us / theirs.us if ours and theirs else None
 
     def growth(self, server: str, api: str) -> float | None:
-        """What a token costs at the end of the longest call, over one in the shortest.
+        """Return the cost of a token at the end of the longest call, relative to the shortest.
 
-        What a request costs by itself would hide it: only tokens beyond a shorter call count.
+        Only tokens beyond a shorter call count, to exclude the cost of the request itself.
         """
         best = [self.best(server, f"whole call {length}", api) for length in LENGTHS]
         measured = [cost for cost in best if cost is not None]
@@ -55,7 +55,7 @@ class Costs:
 def drive(
     costs: Costs, frontends: Sequence[Frontend], cases: Iterable[Case], rounds: int, scale: float
 ) -> None:
-    """Cases that are driven by wrk for their time. `scale` makes the time shorter."""
+    """Run cases with wrk for their duration, multiplied by `scale`."""
     for case in cases:
         for _ in range(rounds):
             for api in case.apis:
@@ -67,7 +67,7 @@ def drive(
 
 
 def lengths(costs: Costs, frontends: Sequence[Frontend], rounds: int, scale: float) -> None:
-    """Calls of growing length, all of them read to their ends."""
+    """Measure calls of growing length, all read to their ends."""
     for _ in range(rounds):
         for api in APIS:
             for length in LENGTHS:
@@ -78,13 +78,13 @@ def lengths(costs: Costs, frontends: Sequence[Frontend], rounds: int, scale: flo
                     cost = whole(frontend, request, FEW, times)
                     if cost.length < (1 - SLACK) * length:
                         raise RuntimeError(
-                            f"{frontend.name} cut a call at {cost.length:.0f} tokens"
+                            f"{frontend.name} truncated a call at {cost.length:.0f} tokens"
                         )
                     costs.add(key, cost)
 
 
 def frames(costs: Costs, frontends: Iterable[Frontend], cases: Iterable[Case]) -> None:
-    """How many tokens share an event, by a look at a few streams under the same load."""
+    """Return the number of tokens per event, from a few streams under the same load."""
     for case in cases:
         for api in case.apis:
             for frontend in frontends:

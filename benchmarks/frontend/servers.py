@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-# First: it says where the modules of the tests are.
+# First, because it adds the test modules to the path.
 from tools.running import NAME, PARSERS, dynamo, scripted_engine, vllm
 
 # isort: split
@@ -23,16 +23,16 @@ CONTEXT = 200_000
 WORKER = Path(__file__).with_name("dynamo_worker.py")
 END = 151_645  # Qwen3's <|im_end|>
 MAX_STREAMS = 8_192
-_STILL = 0.3  # seconds without a token, in which the frontend takes less than _IDLE seconds
+_STILL = 0.3  # seconds without a token, in which the frontend uses less than _IDLE seconds of CPU
 _IDLE = 0.03
 
 
 @dataclass(frozen=True)
 class Frontend:
-    """A server that takes requests: its process, its port, and the tokens its engine gave it.
+    """A server under test: its process, its port, and the tokens that its engine sent.
 
-    `fresh` is the memory that it had before its first request, `engine` the port of an engine that
-    can be asked without the frontend.
+    `fresh` is its memory before the first request, `engine` the port of an engine that accepts
+    requests without the frontend.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Frontend:
     engine: int | None = None
 
     def await_idle(self) -> int:
-        """Wait until the engine and the frontend are idle; the number of tokens then."""
+        """Wait until the engine and the frontend are idle, and return the number of tokens."""
         count, busy = self.tokens(), spent(self.pid).total
         while True:
             time.sleep(_STILL)
@@ -54,7 +54,7 @@ class Frontend:
 
 
 def model_folder(folder: Path) -> Path:
-    """Qwen3's tokenizer and template, and a window that has room for long calls."""
+    """Create a model folder with Qwen3's tokenizer and template, and context for long calls."""
     config = qwen_folder(folder) / "config.json"
     fields = json.loads(config.read_bytes())
     config.write_text(json.dumps({**fields, "max_position_embeddings": CONTEXT}), "utf-8")
@@ -76,7 +76,7 @@ def dovetail_frontend(parts: list[Part], model: Path, scratch: Path) -> Iterator
 
 @contextmanager
 def dynamo_frontend(parts: list[Part], author: Author, scratch: Path) -> Iterator[Frontend]:
-    """Dynamo's frontend, and a worker that plays the same ids in the same time."""
+    """Run Dynamo's frontend, and a worker that outputs the same ids at the same pace."""
     script = write_ids(parts, author, END, scratch / "ids.json")
     counter = scratch / "tokens"
     counter.write_bytes(bytes(8))
@@ -95,7 +95,7 @@ def dynamo_frontend(parts: list[Part], author: Author, scratch: Path) -> Iterato
 
 @contextmanager
 def vllm_frontend(scratch: Path) -> Iterator[Frontend]:
-    """vLLM's API server. Its engine is a process of its own, with a tiny model on the CPU."""
+    """Run vLLM's API server. Its engine is a separate process, with a tiny model on the CPU."""
     with vllm(tiny_qwen3(scratch / "tiny"), scratch) as server:
         pid, count = server.process.pid, server.metric
         yield Frontend(
@@ -104,10 +104,10 @@ def vllm_frontend(scratch: Path) -> Iterator[Frontend]:
 
 
 def _generated(port: int) -> int:
-    """Tokens of the engine's finished and cancelled responses, if none is running."""
+    """Return the tokens of the engine's finished and cancelled responses, if none is running."""
     with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         lines = [line for line in response.read().decode().splitlines() if line[0] != "#"]
     values = {line.partition("{")[0]: float(line.split()[-1]) for line in lines}
-    # A response counts when it is over: while one is running, the count must not look stable.
+    # A response is counted at its end: while one is running, the count must not look stable.
     going = values["vllm:num_requests_running"]
     return int(values["vllm:generation_tokens_total"]) if not going else -time.monotonic_ns()

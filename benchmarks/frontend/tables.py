@@ -1,4 +1,4 @@
-"""The page: tables of the findings."""
+"""The tables of the results page."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,31 +12,32 @@ from benchmarks.report import Result, table
 
 PLOT = "frontend/call-length.svg"
 INTRO = """\
-Microseconds of processor time (user and system, all threads, fields 14 and 15 of /proc/PID/stat, in
-ticks of 10 ms) that the frontend's process takes for a streamed token: its engine and its client
-are other processes. The template and tokenizer are Qwen3's, the parsers `hermes` and `qwen3`, and
-every request has a tool. Dovetail stands in front of the scripted engine, which speaks vLLM's
-completions protocol; Dynamo's frontend in front of a worker that plays the same tokens at the same
-pace, one yield a token. The client is wrk, for whole calls, latency and many streams a lean one of
-ours. Servers are driven by turns, and the best round of each counts. *Tokens a frame*: how many
-share an event of the stream, by a sample. Inside a call Dynamo writes nothing until the call is
-complete, Dovetail writes each token. As fast as it goes, Dovetail is driven by an engine that gives
-100,000 tokens/s and more, Dynamo by a worker that gives about a third of that through its bindings:
-events come less densely there, so that less is shared between them.
+Microseconds of CPU time (user and system, all threads, fields 14 and 15 of /proc/PID/stat, in ticks
+of 10 ms) that the frontend's process uses per streamed token; its engine and its client are other
+processes. Template and tokenizer are Qwen3's, the parsers are `hermes` and `qwen3`, and each
+request has a tool. Dovetail is in front of the scripted engine, which serves vLLM's completions
+protocol; Dynamo's frontend is in front of a worker that outputs the same tokens at the same pace,
+one yield per token. The client is wrk; for complete calls, latency and many streams it is a lean
+client of ours. The servers are measured alternately, and the best round of each counts. *Tokens per
+frame*: tokens per event of the stream, from a sample. Inside a call, Dynamo writes nothing until
+the call is complete, and Dovetail writes each token. At maximum speed, Dovetail's engine generates
+100,000 tokens/s and more, and Dynamo's worker about a third of that through its bindings: its
+tokens arrive less densely, so that fewer share an event.
 """
 GROWTH = f"""
-Growth: a token from 20k to 85k over one from 1k to 4.5k, so that what a request costs is left out.
+Growth: a token from 20k to 85k relative to one from 1k to 4.5k, which excludes the cost of the
+request.
 
 ![Cost of a token by the length of the call]({PLOT})
 """
 
 
 def result(found: Findings, rounds: int, busy: str) -> Result:
-    """The part of RESULTS.md."""
+    """Build the section of RESULTS.md."""
     sections = {
-        "Paced, one frame a token": costs(found, PACED),
-        "As fast as it goes": costs(found, SATURATED),
-        "Calls by their length, 4 streams, read to their ends": by_length(found),
+        "Paced, one frame per token": costs(found, PACED),
+        "At maximum speed": costs(found, SATURATED),
+        "Calls by length, 4 streams, read to their ends": by_length(found),
         "Short turns": turns(found),
         "Latency in milliseconds": lateness(found),
         "Many streams": many(found),
@@ -51,10 +52,10 @@ def result(found: Findings, rounds: int, busy: str) -> Result:
 
 
 def costs(found: Findings, cases: Iterable[Case]) -> str:
-    """Each workload and API: every server, the ratio to Dynamo's, and the frames."""
+    """Build a table of each workload and API: all servers, the ratio to Dynamo, and frames."""
     ratio = [f"{OURS} / {other}" for other in found.servers[1:]]
     head = ["workload", "API", *found.servers, *ratio]
-    head += [f"tokens a frame, {server}" for server in found.servers]
+    head += [f"tokens per frame, {server}" for server in found.servers]
     rows = []
     for case in cases:
         for api in case.apis:
@@ -81,7 +82,7 @@ def by_length(found: Findings) -> str:
 
 
 def turns(found: Findings) -> str:
-    head = ["server", "API", "requests/s", "µs of the frontend a request"]
+    head = ["server", "API", "requests/s", "frontend µs per request"]
     rows = []
     for server in found.servers:
         for api in APIS:
@@ -93,7 +94,7 @@ def turns(found: Findings) -> str:
 
 
 def lateness(found: Findings) -> str:
-    """Between the tokens of 64 streams at 50 tokens/s, and to the first of single requests."""
+    """Build a table of latencies: between tokens of 64 paced streams, and to first tokens."""
     head = ["server", "API", "between tokens, p50", "p99", "added p99", "first byte", "first token"]
     head += ["tokens between a value's start and its arrival"]
     rows = []
@@ -106,9 +107,9 @@ def lateness(found: Findings) -> str:
 
 
 def many(found: Findings) -> str:
-    head = ["streams", "server", "API", "lost", "KB a stream", "µs a token"]
-    rows = [_many("a token a second", *one) for one in found.slow]
-    rows += [_many("of 20k tokens, not read for a while", *one) for one in found.unread]
+    head = ["streams", "server", "API", "lost", "KB per stream", "µs per token"]
+    rows = [_many("one token per second", *one) for one in found.slow]
+    rows += [_many("20k tokens, not read for a while", *one) for one in found.unread]
     return _table(head, rows)
 
 
@@ -119,7 +120,7 @@ def wanted(found: Findings) -> str:
 
 
 def curves(found: Findings, api: str) -> dict[str, list[tuple[float, float]]]:
-    """Cost against length of a call, for the plot."""
+    """Return the cost by length of a call, for the plot."""
     found_curves = {}
     for server in (OURS, THEIRS):
         best = [(n, found.costs.best(server, f"whole call {n}", api)) for n in LENGTHS]
@@ -134,7 +135,7 @@ def _many(what: str, server: str, api: str, one: Many) -> Sequence[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Nothing where nothing was measured."""
+    """Format a table; return an empty string if it has no rows."""
     return table(head, rows) if rows else ""
 
 

@@ -1,4 +1,4 @@
-"""Targets, measurements, and whether the targets hold."""
+"""Targets, measurements, and whether the targets are met."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ RATED = ("plain", "plain-paced", *IN_CALLS)
 
 @dataclass(frozen=True)
 class Target:
-    """`measured` is in the words of the table; `holds` is None where nothing was measured."""
+    """A target. `measured` is text for the table; `holds` is None without a measurement."""
 
     wanted: str
     measured: str
@@ -25,7 +25,7 @@ class Target:
 
 
 def targets(found: Findings) -> Iterator[Target]:
-    """All targets, in order."""
+    """Yield all targets, in order."""
     for case in PACED:
         yield _ratio(found, case, HALF)
     yield _added(found)
@@ -67,7 +67,7 @@ def _many(found: Findings) -> Target:
         return Target("many slow streams: nothing lost", "not measured", None)
     largest = max(measurements, key=lambda many: many.streams)
     lost = sum(many.lost for many in measurements)
-    measured = f"{lost} lost, {largest.kilobytes:.0f} KB a stream"
+    measured = f"{lost} lost, {largest.kilobytes:.0f} KB per stream"
     return Target(f"{largest.streams:,} slow streams: nothing lost", measured, lost == 0)
 
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu --out DIR`: the experiments A to G and I, and the engine alone.
 
-DIR/results.json is written anew after every round, so that a run that is cut off leaves what it
-has. Experiments that an earlier run left there stay, unless they run again.
+DIR/results.json is written after each round, so that an interrupted run leaves its results.
+Experiments of an earlier run stay in it, unless they run again.
 """
 
 import time
@@ -27,11 +27,11 @@ TINY = {
 EXPERIMENTS = (*CASES, "G", "I")
 TOKENS, QUICK_TOKENS = 52_000, 2_500
 REPEATS, QUICK_REPEATS = 5, 2
-ROOM = 12  # long prompts that must fit into the cache of a small model, beside the short ones
+ROOM = 12  # long prompts that must fit into the cache of a small model, in addition to short ones
 
 
 def settings(given: Namespace) -> Settings:
-    """What the command line asks for."""
+    """Return the settings from the command line."""
     options = dict(one.split("=", 1) for one in given.engine_option)
     if given.attention:
         options["attention"] = given.attention
@@ -61,7 +61,7 @@ def settings(given: Namespace) -> Settings:
 
 
 def chosen(names: str) -> list[str]:
-    """Experiments in their order; all of them where none is named."""
+    """Return the named experiments in order, or all if none is named."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = set(wanted) - set(EXPERIMENTS)
     if unknown:
@@ -72,19 +72,27 @@ def chosen(names: str) -> list[str]:
 def main() -> None:
     parser = ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder of the results")
-    add("--scratch", type=Path, help="folder for prompts and logs, kept (a temporary one)")
-    add("--only", default="", help="experiments, with commas between them")
+    add("--out", type=Path, required=True, help="folder for the results")
+    add(
+        "--scratch",
+        type=Path,
+        help="folder for prompts and logs, which is not removed (default: a temporary one)",
+    )
+    add("--only", default="", help="experiments to run, separated by commas")
     add("--model", type=Path, default=FOLDER / "model", help="the model's folder")
-    add("--repeats", type=int, help=f"rounds that count ({REPEATS}; A and C four times as many)")
-    add("--tokens", type=int, help=f"of system text and tools ({TOKENS})")
-    add("--attention", help="the engine's attention, by transformers' names")
+    add(
+        "--repeats",
+        type=int,
+        help=f"number of rounds (default: {REPEATS}; A and C four times as many)",
+    )
+    add("--tokens", type=int, help=f"tokens of system text and tools (default: {TOKENS})")
+    add("--attention", help="attention backend of the engine, as named by transformers")
     add("--engine-option", action="append", default=[], metavar="NAME=VALUE")
-    add("--python", help="the interpreter that has torch, if it is another one")
-    add("--quick", action="store_true", help="short prompts, few rounds")
-    add("--cpu", action="store_true", help="a tiny model on the CPU")
-    add("--no-alone", action="store_true", help="leave the engine alone out")
-    add("--commit", help="of the sources, where git cannot tell")
+    add("--python", help="interpreter that has torch, if it is another one")
+    add("--quick", action="store_true", help="use short prompts and few rounds")
+    add("--cpu", action="store_true", help="use a tiny model on the CPU")
+    add("--no-alone", action="store_true", help="do not measure the engine without the server")
+    add("--commit", help="commit of the sources, if git is not available")
     given = parser.parse_args()
     given.out = given.out.resolve()
     given.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""When the events of a stream were at the client."""
+"""Arrival times of the events of a stream at the client."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ DISPATCH = "tool_call_dispatch"
 
 @dataclass(frozen=True)
 class Arrival:
-    """An event with the nanosecond of its last byte. `data` is empty where it is no JSON."""
+    """An event with the nanosecond of its last byte. `data` is empty if it is not JSON."""
 
     at: int
     name: str
@@ -23,7 +23,7 @@ class Arrival:
 
 
 def arrivals(seen: Seen) -> list[Arrival]:
-    """The events of a recorded response, in order."""
+    """Return the events of a recorded response, in order."""
     ends = list(accumulate(seen.sizes))
     found: list[Arrival] = []
     rest = b""
@@ -35,9 +35,9 @@ def arrivals(seen: Seen) -> list[Arrival]:
 
 
 def _chunks(raw: bytes) -> Iterator[tuple[bytes, int]]:
-    """The chunks of an HTTP response, each with the offset of its end."""
+    """Yield the chunks of an HTTP response, each with the offset of its end."""
     if not raw.startswith(b"HTTP/1.1 200 "):
-        raise ValueError(f"no answer: {raw[:300]!r}")
+        raise ValueError(f"not an HTTP response: {raw[:300]!r}")
     at = raw.index(b"\r\n\r\n") + 4
     while at < len(raw):
         start = raw.index(b"\r\n", at) + 2

@@ -1,8 +1,8 @@
-"""A folder with all that the experiments need on a machine where nothing can be installed.
+"""Build a folder with everything that the experiments need on a machine without package access.
 
-`python -m benchmarks.gpu.bundle [FOLDER]` unpacks wheels for Python 3.12 into FOLDER/site and lays
-out FOLDER/model: the shape of Qwen3-8B, its tokenizer and template, no weights. torch, transformers
-and what those bring along (`EXPECTED`) are there already.
+`python -m benchmarks.gpu.bundle [FOLDER]` unpacks wheels for Python 3.12 into FOLDER/site and
+creates FOLDER/model: the shape of Qwen3-8B, its tokenizer and template, no weights. torch,
+transformers and their dependencies (`EXPECTED`) must be installed on that machine.
 """
 
 import json
@@ -24,7 +24,7 @@ FOLDER = ROOT / ".cache" / "gpu"
 TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
 MAX_BYTES = 64 * 10**6  # bytes of the folder and the tracked files of the repository
 
-#: What our packages import, and what those packages import, except what is in `EXPECTED`.
+#: Dependencies of our packages, direct and indirect, except those in `EXPECTED`.
 PACKAGES = (
     "annotated-doc",
     "annotated-types",
@@ -52,7 +52,7 @@ PACKAGES = (
     "websockets",
     "zstandard",
 )
-#: What our packages import of the dependencies of torch and transformers.
+#: Dependencies of torch and transformers that our packages import, too.
 EXPECTED = ("jinja2", "markupsafe", "pyyaml", "tokenizers", "typing-extensions")
 PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
 PYTHON = "3.12"
@@ -95,14 +95,14 @@ GENERATION = {
 
 
 class BundleError(Exception):
-    """Why no folder could be made that would work there."""
+    """Raised if no working folder can be built; the message is the reason."""
 
 
 def lay_out_model(folder: Path, **shape: int) -> Path:
-    """A model that has everything but weights. `shape` is what its config says otherwise."""
+    """Create a model folder without weights. `shape` overrides values of its config."""
     tokenizer = TOKENIZER
     if not (tokenizer / "tokenizer.json").is_file():
-        raise BundleError("no tokenizer qwen3 at hand: make tokenizers")
+        raise BundleError("the tokenizer of Qwen3 is missing: run `make tokenizers`")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder)
@@ -112,7 +112,7 @@ def lay_out_model(folder: Path, **shape: int) -> Path:
 
 
 def fetch_wheels(folder: Path, packages: Iterable[str] = PACKAGES) -> list[Path]:
-    """The wheels of the versions that are used here; where none is, of the newest."""
+    """Download wheels of the versions that are installed here, or of the newest versions."""
     platforms = [word for name in PLATFORMS for word in ("--platform", name)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *platforms]
     command += ["--python-version", PYTHON, "--implementation", "cp", "--only-binary=:all:"]
@@ -121,7 +121,7 @@ def fetch_wheels(folder: Path, packages: Iterable[str] = PACKAGES) -> list[Path]
 
 
 def unpack(wheels: Iterable[Path], site: Path) -> None:
-    """Unpacks wheels. Raises where a native module would not load."""
+    """Unpack wheels. Raises if a native module would not load."""
     for wheel in wheels:
         with ZipFile(wheel) as packed:
             used = [name for name in packed.namelist() if is_used(name)]
@@ -133,14 +133,14 @@ def unpack(wheels: Iterable[Path], site: Path) -> None:
 
 
 def is_used(name: str) -> bool:
-    """Not the tests, not what a module was compiled from, not the data of installers."""
+    """Return whether to unpack a file: no tests, no native sources, no installer data."""
     folders = Path(name).parts[:-1]
     unused = any(part in _UNUSED or part.endswith(".data") for part in folders)
     return not (unused or name.endswith(_SOURCES))
 
 
 def name_ours(site: Path) -> None:
-    """Lets our own packages, which run from their sources, be asked for their versions."""
+    """Write metadata of our packages, which run from source, so that their versions are found."""
     for file in sorted((ROOT / "packages").glob("*/pyproject.toml")):
         project = tomllib.loads(file.read_text("utf-8"))["project"]
         name, number = project["name"], project["version"]
@@ -151,7 +151,7 @@ def name_ours(site: Path) -> None:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of the parts, and of what travels with them."""
+    """Return the sizes in bytes of the parts, and of the tracked files."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -164,7 +164,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def bundle(folder: Path) -> dict[str, int]:
-    """Makes the folder anew. Raises where it is too large."""
+    """Build the folder from scratch. Raises if it is too large."""
     shutil.rmtree(folder, ignore_errors=True)
     with TemporaryDirectory(prefix="dovetail-wheels-") as scratch:
         unpack(fetch_wheels(Path(scratch)), folder / "site")
@@ -172,7 +172,7 @@ def bundle(folder: Path) -> dict[str, int]:
     lay_out_model(folder / "model")
     found = sizes(folder)
     if sum(found.values()) > MAX_BYTES:
-        raise BundleError(f"{sum(found.values())} bytes are more than {MAX_BYTES}: {found}")
+        raise BundleError(f"size must be <= {MAX_BYTES} bytes, got {sum(found.values())}: {found}")
     return found
 
 
@@ -184,14 +184,14 @@ def _wanted(package: str) -> str:
 
 
 def _strip(site: Path) -> None:
-    """Native modules lose what only a debugger reads: more than half of all bytes."""
+    """Strip debug information from native modules, which is more than half of all bytes."""
     command = shutil.which("strip")
     if command is not None:
         subprocess.run([command, "--strip-unneeded", *map(str, site.rglob("*.so"))], check=True)
 
 
 def _loads(name: str) -> bool:
-    """Whether a native module is for this Python; libraries beside them are for all."""
+    """Return whether a native module is for this Python; plain libraries are for all versions."""
     return _FITS.search(name) is not None or ".libs/" in name
 
 

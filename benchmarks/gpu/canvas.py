@@ -1,4 +1,4 @@
-"""What plots are drawn with: SVG by hand, scales, and colours for light and dark screens."""
+"""Drawing of plots: SVG elements, scales, and colours for light and dark screens."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ _DARK = {
     "grid": "stroke:#333a42",
     "axis": "stroke:#a3abb5",
 }
-#: Series: the house's colours, and lighter ones for a dark ground.
+#: Colours of the series, and lighter ones for a dark background.
 _SERIES = (("#2a6f97", "#6db5de"), ("#c1512f", "#ee8a68"), ("#5b8c3e", "#95cc74"))
 SERIES = len(_SERIES)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values between two ends, on a line between two places."""
+    """Maps values between two bounds to positions between two points."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ class Scale:
         return self.start + share * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Round numbers from end to end."""
+        """Return round numbers between the bounds."""
         if not self.log:
             step = round_step((self.high - self.low) / 5)
             count = math.floor(self.high / step + 1e-9)
@@ -54,32 +54,32 @@ class Scale:
 
 
 def linear(values: Sequence[float], start: float, stop: float) -> Scale:
-    """From zero to a round number above all values."""
+    """Return a scale from zero to a round number above all values."""
     step = round_step((max(values) or 1) / 5)
     return Scale(0, step * math.ceil((max(values) or 1) / step), start, stop)
 
 
 def logarithmic(values: Sequence[float], start: float, stop: float) -> Scale:
-    """Between the round numbers around positive values."""
+    """Return a logarithmic scale between the round numbers around positive values."""
     low, high = min(values), max(values)
     return Scale(_below(low), _below(high * 1.001, above=True), start, stop, log=True)
 
 
 def fitting(values: Sequence[float], start: float, stop: float, max_ratio: float = 20.0) -> Scale:
-    """Linear, unless small values could not be read beside large ones."""
+    """Return a linear scale, or a logarithmic one if small values would be invisible."""
     low, high = min(values), max(values)
     wide = low > 0 and high / low > max_ratio
     return logarithmic(values, start, stop) if wide else linear(values, start, stop)
 
 
 def round_step(rough: float) -> float:
-    """The next of 1, 2, 5, 10, 20 and so on."""
+    """Return the next larger of 1, 2, 5, 10, 20 and so on."""
     power: float = 10.0 ** math.floor(math.log10(rough))
     return next((step * power for step in STEPS if step * power >= rough * 0.9999), 10 * power)
 
 
 def document(width: int, height: int, parts: Sequence[str]) -> str:
-    """A whole picture on a ground of its own, so that it can be read on any page."""
+    """Return a complete SVG with a background, so that it is readable on any page."""
     light = "".join(f".{name}{{{rule}}}" for name, rule in _LIGHT.items())
     dark = "".join(f".{name}{{{rule}}}" for name, rule in _DARK.items())
     for number, (on_light, on_dark) in enumerate(_SERIES):
@@ -100,7 +100,7 @@ def text(
 
 
 def upright(x: float, y: float, words: str) -> str:
-    """A title along an axis that goes up."""
+    """Return a vertical axis title."""
     where = f'x="{x:.1f}" y="{y:.1f}" transform="rotate(-90 {x:.1f} {y:.1f})"'
     return f'<text class="soft" text-anchor="middle" {where}>{escape(words)}</text>'
 
@@ -115,7 +115,7 @@ def dot(x: float, y: float, kind: str) -> str:
 
 
 def diamond(x: float, y: float) -> str:
-    """Hollow: a figure that is not ours."""
+    """Return a hollow diamond, for figures of others."""
     points = (
         f"{x:.1f},{y - 5.5:.1f} {x + 5.5:.1f},{y:.1f} {x:.1f},{y + 5.5:.1f} {x - 5.5:.1f},{y:.1f}"
     )
@@ -123,7 +123,7 @@ def diamond(x: float, y: float) -> str:
 
 
 def _below(value: float, above: bool = False) -> float:
-    """The next round number under a value, or over it."""
+    """Return the next round number below or above a value."""
     power = math.floor(math.log10(value))
     marks = [step * 10.0**p for p in (power - 1, power, power + 1) for step in STEPS]
     if above:

@@ -20,14 +20,14 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Offer:
-    """What every request of a client brings along: the long, unchanging part of its prompts."""
+    """The content of every request of a client: the long, constant part of its prompts."""
 
     system: str
     tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 def make_offer(tokens: int, count: Count) -> Offer:
-    """A system text and tools of about so many tokens together."""
+    """Build a system text and tools of about this many tokens in total."""
     texts = SampleTexts(count)
     scripted = list(SCRIPTED_TOOLS)
     for_tools = int(tokens * SHARE_OF_TOOLS) - count(json.dumps(scripted))
@@ -37,14 +37,14 @@ def make_offer(tokens: int, count: Count) -> Offer:
 
 
 def billing(number: int) -> str:
-    """The line that varies: its version's last part with the first prompt, `cch` with each."""
+    """Return the billing line: its version varies by first prompt, `cch` with each request."""
     mark = uuid.uuid5(uuid.NAMESPACE_URL, f"billing-{number}").hex
     version = f"cc_version=2.1.197.{mark[:3]}; cc_entrypoint=cli; cch={mark[3:8]};"
     return f"x-anthropic-billing-header: {version}"
 
 
 def session_id(name: str) -> str:
-    """The id of a session, the same in each run."""
+    """Return the id of a session, which is the same in each run."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"session-{name}"))
 
 
@@ -62,7 +62,7 @@ def headers(session: str) -> dict[str, str]:
 
 
 def body(offer: Offer, messages: list[Message], session: str, header: int = 0) -> bytes:
-    """A request with its fields in Claude Code's order."""
+    """Return a request with its fields in Claude Code's order."""
     request = {
         "model": MODEL,
         "messages": messages,
@@ -87,7 +87,7 @@ def user(text: str) -> Message:
 
 
 def results(blocks: Iterable[Block], texts: Iterable[str]) -> Message:
-    """A result for each call of a response, in order."""
+    """Return a result for each call of a response, in order."""
     calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
     content = [
         {"tool_use_id": id, "type": "tool_result", "content": text, "is_error": False}
@@ -102,7 +102,7 @@ def assistant(blocks: list[Block]) -> Message:
 
 
 def fold(frames: Iterable[dict[str, Any]]) -> list[Block]:
-    """The blocks of a streamed response, as a client collects them."""
+    """Return the blocks of a streamed response, as a client collects them."""
     blocks: list[Block] = []
     inputs: dict[int, str] = {}
     for frame in frames:
@@ -112,7 +112,7 @@ def fold(frames: Iterable[dict[str, Any]]) -> list[Block]:
             case "content_block_delta":
                 _add(blocks[frame["index"]], frame["delta"], inputs, frame["index"])
             case "error":
-                raise RuntimeError(f"the stream broke off: {frame['error']}")
+                raise RuntimeError(f"the stream failed: {frame['error']}")
     for index, block in enumerate(blocks):
         if block["type"] == "tool_use":
             block["input"] = json.loads(inputs.get(index) or "{}")
@@ -132,10 +132,10 @@ def _add(block: Block, delta: dict[str, Any], inputs: dict[int, str], index: int
 
 
 def rewritten(blocks: list[Block]) -> list[Block]:
-    """The copy that Claude Code sends back. Reasoning and text stay as they are, calls do not.
+    """Return the copy that Claude Code sends back: tool calls are rewritten.
 
-    Their keys are in another order, defaults are filled in, 5000.0 is 5000, and `cd` into the
-    working folder is gone from commands.
+    Their keys are in another order, defaults are filled in, 5000.0 becomes 5000, and `cd` into the
+    working folder is removed from commands. Reasoning and text are unchanged.
     """
     blocks = copy.deepcopy(blocks)
     for block in blocks:
@@ -146,7 +146,7 @@ def rewritten(blocks: list[Block]) -> list[Block]:
 
 
 def mutated(blocks: list[Block]) -> list[Block]:
-    """A copy whose reasoning begins with other words, as after normalization."""
+    """Return a copy whose reasoning begins with different words, as after normalization."""
     blocks = copy.deepcopy(blocks)
     for block in blocks:
         if block["type"] == "thinking":

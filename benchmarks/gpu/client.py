@@ -1,4 +1,4 @@
-"""One request at a time over a connection of its own, and when the first token's bytes came."""
+"""Send one request at a time over a new connection, and measure the time to first token."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.frontend.client import dechunked, status
 
-#: The first event with content of the response; message_start comes in the same bytes.
+#: The first event with content of the response; message_start is in the same bytes.
 FIRST = b"event: content_block_delta"
 PIECE = 1 << 16
 TIMEOUT_SECONDS = 600.0
@@ -48,12 +48,12 @@ def send_request(port: int, path: str, body: bytes, headers: Mapping[str, str]) 
             if first is None and FIRST in raw:
                 first = time.perf_counter() - begun
     if status(raw) != 200 or first is None:
-        raise RuntimeError(f"no stream came: {raw[:2000]!r}")
+        raise RuntimeError(f"the response is not a stream: {raw[:2000]!r}")
     return Reply(begun, first * 1000, list(payloads(dechunked(raw))))
 
 
 def payloads(stream: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON of each frame."""
+    """Yield the JSON of each frame."""
     for line in stream.split(b"\n"):
         if line.startswith(b"data: {"):
             yield json.loads(line[6:])

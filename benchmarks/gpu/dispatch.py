@@ -1,4 +1,4 @@
-"""H: how soon a client has a whole call while the model continues to generate."""
+"""H: time until a client has a complete call while the model continues to generate."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -17,13 +17,13 @@ from benchmarks.gpu.paced_server import (
     run_paced_server,
 )
 
-PACE = 0.007  # seconds a token
+PACE = 0.007  # seconds per token
 STREAMS = (1, 16)
 REASONING_TOKENS, CALL_TOKENS, TEXT_TOKENS = 12, 28, 20  # tokens
 CALLS = ("first", "second")
-WARM_UP = 1  # responses of every stream
+WARM_UP = 1  # responses per stream that are not counted
 
-#: The event after which nothing comes.
+#: The last event of a stream.
 _LAST = {"messages": "message_stop", "responses": "response.completed", "chat": ""}
 
 
@@ -33,7 +33,7 @@ async def dispatch(
     tokenizer: Path = QWEN3,
     streams: Sequence[int] = STREAMS,
 ) -> dict[str, Any]:
-    """Every call's time from its last token to the client, and its lead over the turn's end."""
+    """Measure the time from each call's last token to the client, and to the turn's end."""
     output = _script_output(tokenizer)
     async with run_paced_server(output.ids, Pace(between=pace, in_step=True), tokenizer) as server:
         rows = [
@@ -54,7 +54,7 @@ async def dispatch(
 
 
 def _script_output(tokenizer: Path) -> ScriptedOutput:
-    """After its first call it goes on: another one, and some text."""
+    """Return an output that continues after its first call: another call, and text."""
     output = ScriptedOutput(author(tokenizer))
     output.think(REASONING_TOKENS)
     for name in CALLS:
@@ -93,7 +93,7 @@ def _late(stream: MeasuredStream, frames: Sequence[Arrival], output: ScriptedOut
 
 
 def _end(api: str, came: Sequence[Arrival]) -> int:
-    """When the turn was over for the client. The last frame of Chat Completions has no JSON."""
+    """Return when the turn ended. The last frame of Chat Completions has no JSON."""
     last = came[-1]
     if last.name != _LAST[api] or (api == "chat" and last.data):
         raise ValueError(f"the stream ends with {last.name or last.data!r}")

@@ -1,8 +1,8 @@
 """Replay the requests that a server sent, in the same order, to the engine without a server.
 
-Run with the interpreter that has torch. An order comes in as one line of JSON on stdin; out comes a
-line of JSON for each request or group. Nothing was read before, so that the cache goes through the
-same states as it did behind the server.
+Run with the interpreter that has torch. It reads a command as one line of JSON on stdin, and writes
+one line of JSON per request or group. The cache is empty at the start, so that it goes through the
+same states as behind the server.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from dovetail_model import Sampling
 
 
 class Counting:
-    """Count the tokens of an output, and record when the first and the last came."""
+    """Counts the tokens of an output, and records the times of the first and the last."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -45,7 +45,7 @@ class Counting:
 
 
 def load_engine(order: Replay) -> BatchingEngine:
-    """The engine as its own process makes it, without that process's server."""
+    """Create the engine as its own process does, without the server."""
     options = msgspec.convert(order.options, TransformersOptions, strict=False)
     folder = Path(order.model)
     loaded = load_model(folder, options)
@@ -53,7 +53,7 @@ def load_engine(order: Replay) -> BatchingEngine:
 
 
 async def run(order: Replay) -> None:
-    """Every note in its turn; those of a group together."""
+    """Replay the notes in order; those of a group together."""
     folder = Path(order.folder)
     notes = read_notes(folder)
     engine = load_engine(order)
@@ -84,7 +84,7 @@ async def _rate(engine: BatchingEngine, requests: list[EngineRequest]) -> dict[s
 
 
 def _in_turn(groups: list[Group], count: int) -> Iterator[tuple[int, Group | None]]:
-    """All notes from the first to the last, one by one or as groups."""
+    """Yield all notes in order, one by one or as groups."""
     at, by_start = 0, {group.start: group for group in groups}
     while at < count:
         group = by_start.get(at)

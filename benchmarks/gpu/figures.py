@@ -1,4 +1,4 @@
-"""Rows of results, out of what was measured round by round."""
+"""Rows of results, computed from the measurements of the rounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ from benchmarks.gpu.scripted_engine import Note
 
 @dataclass(frozen=True)
 class Measure:
-    """One request: the time to its first token at the client, and its note with its number.
+    """One request: the time to first token at the client, and its note with its number.
 
-    `before_ms` passed until the engine was asked, `after_ms` from its first token to the client.
+    `before_ms` is the time until the request to the engine, `after_ms` the time from the engine's
+    first token to the client.
     """
 
     begun: float
@@ -35,7 +36,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Alone:
-    """The same request, to the engine alone."""
+    """The same request, to the engine without the server."""
 
     first_ms: float
     cached: int
@@ -44,7 +45,7 @@ class Alone:
 def row(
     name: str, title: str, measures: Sequence[Measure], alone: Mapping[int, Alone]
 ) -> dict[str, Any]:
-    """One row. The engine alone counts once it has played every round."""
+    """Build a row. The engine alone is included once it has replayed all rounds."""
     replayed = [alone[m.number] for m in measures if m.number in alone]
     whole = len(replayed) == len(measures)
     alone_ms = [one.first_ms for one in replayed] if whole else []
@@ -68,12 +69,12 @@ def row(
 
 
 def middle(values: Sequence[float]) -> float | None:
-    """The median; None of nothing."""
+    """Return the median, or None without values."""
     return _rounded(median(values)) if values else None
 
 
 def turns_row(ledger: str, rounds: Sequence[Sequence[Measure]]) -> dict[str, Any]:
-    """Ten turns of one session, their medians over the rounds."""
+    """Return the ten turns of a session, as medians over the rounds."""
     turns = []
     for at, measures in enumerate(zip(*rounds, strict=True), 1):
         summary = row(ledger, ledger, measures, {})
@@ -90,12 +91,12 @@ def turns_row(ledger: str, rounds: Sequence[Sequence[Measure]]) -> dict[str, Any
 
 
 def saved(on: Mapping[str, Any], off: Mapping[str, Any]) -> dict[str, float]:
-    """What the ledger saves over a session."""
+    """Return what the ledger saves in a session."""
     return {name: _rounded(off["total"][name] - on["total"][name]) for name in on["total"]}
 
 
 def rate_row(via: str, streams: int, runs: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """Tokens generated and the seconds they took, run by run."""
+    """Return the generated tokens and their seconds per run."""
     rates = [tokens / seconds for tokens, seconds in runs]
     return {
         "streams": streams,
@@ -108,7 +109,7 @@ def rate_row(via: str, streams: int, runs: Sequence[tuple[int, float]]) -> dict[
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What comes through a server against what the engine alone does."""
+    """Compare the throughput of the server with that of the engine alone."""
     alone = {one["streams"]: one["median"] for one in rows if one["via"] == "alone"}
     return [
         {

@@ -1,4 +1,4 @@
-"""What runs have found: their documents, and the numbers in them."""
+"""The result documents of runs, and the numbers in them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ NO_MODEL = "no model"
 
 @dataclass(frozen=True)
 class Run:
-    """One document. It is named by its attention backend: that is what runs differ in."""
+    """One result document, named by its attention backend, in which runs differ."""
 
     name: str
     document: Mapping[str, Any]
@@ -29,28 +29,28 @@ class Run:
         return found
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """The rows of an experiment; none where it was not made."""
+        """Return the rows of an experiment; none if it did not run."""
         found: Sequence[Mapping[str, Any]] = (self.experiment(name) or {}).get("rows", ())
         return found
 
     def values(self, case: str, key: str) -> list[float]:
-        """The numbers of a case A to F, round by round."""
+        """Return the numbers of a case A to F, round by round."""
         rows = self.rows(case)
         return list(rows[0].get(key) or ()) if rows else []
 
     def middle(self, case: str, key: str) -> float | None:
-        """Their median."""
+        """Return the median of a case."""
         values = self.values(case, key)
         return median(values) if values else None
 
     def added(self, case: str) -> float | None:
-        """What the server adds: medians apart, since the two were not measured at the same time."""
+        """Return the time that the server adds: a difference of medians of separate runs."""
         took, alone = self.middle(case, "client_ms"), self.middle(case, "alone_ms")
         return took - alone if took is not None and alone is not None else None
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs of some files. Two of one attention backend are told apart by a number."""
+    """Read the runs of some files. Those with the same attention backend get a number."""
     return named([json.loads(path.read_text("utf-8")) for path in paths])
 
 
@@ -68,5 +68,5 @@ def ratio(value: float | None, reference: float | None) -> float | None:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share does not exceed."""
+    """Return a percentile: the smallest value that this share of values does not exceed."""
     return sorted(values)[max(0, ceil(share * len(values)) - 1)]

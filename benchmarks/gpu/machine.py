@@ -1,4 +1,4 @@
-"""Where the experiments ran."""
+"""Description of the machine of the experiments."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from benchmarks import report
 
 
 def machine(facts: Mapping[str, Any], model: str, commit: str | None) -> dict[str, Any]:
-    """The machine, and the engine's own facts."""
+    """Describe the machine and the engine."""
     gpu, _, driver = _gpu().partition(", ")
     names = ("attention", "device", "dtype", "torch", "transformers", "cache_tokens")
     return {
@@ -33,17 +33,17 @@ def machine(facts: Mapping[str, Any], model: str, commit: str | None) -> dict[st
 def _commit() -> str:
     try:
         return report.commit()
-    except OSError:  # no git there
+    except OSError:  # git is not installed
         return "unknown"
 
 
 def page_of(cached: Iterable[int]) -> int | None:
-    """The page of a cache whose finds were these: they are whole pages."""
+    """Infer the cache's page size from cached tokens, which are multiples of it."""
     return reduce(gcd, cached, 0) or None
 
 
 def _gpu() -> str:
-    """Name and driver, as the driver's own tool tells them; nothing where there is none."""
+    """Return the GPU's name and driver from nvidia-smi; empty without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)

@@ -1,7 +1,7 @@
 """A server with scripted output at the pace of a model, and streams through it.
 
-The output is put together from tokens, so that it has as many as are wanted and every part knows
-which of them ends it.
+The output is composed of tokens, so that it has the required number of them and the last token of
+each part is known.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from dovetail_tokenizers import Tokenizer, load_tokenizer
 PARSERS = ("--reasoning-parser", "nemotron_deci", "--tool-call-parser", "qwen3_coder")
 NAME = "paced"
 TOOL = "write_file"
-_GRACE = 30.0  # seconds to end by itself
+_GRACE = 30.0  # seconds to exit before it is killed
 QWEN3 = ROOT / ".cache" / "tokenizers" / "qwen3"
 _CONFIG = {"model_type": "qwen3", "max_position_embeddings": 40_960, "eos_token_id": 151_645}
-#: No white space that would wait for what follows it, nothing that could begin a marker.
+#: No trailing white space, which parsers hold back, and no possible beginning of a marker.
 _WORDS = " The loop reads each row once, so its cost grows with the table and not with the page."
 _OPENED = f"\n\n<tool_call>\n<function={TOOL}>\n<parameter=content>\n"
-_CLOSED = "\n</parameter>\n</function>\n"  # the line's end shares a token with what closes the call
+_CLOSED = "\n</parameter>\n</function>\n"  # the line break shares a token with the closing marker
 _WRAPPED = "</tool_call>"
 _SCHEMA = {
     "type": "object",
@@ -44,7 +44,7 @@ _ABOUT = {"name": TOOL, "description": "Writes a file."}
 
 
 class ScriptedOutput:
-    """Tokens, and the index of the one that brings something about."""
+    """Tokens, and the indexes of tokens that trigger events."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,7 @@ class ScriptedOutput:
         self.marks: dict[str, int] = {}
 
     def think(self, tokens: int) -> None:
-        """Add reasoning with so many tokens from its first word to its closing marker."""
+        """Add reasoning with this many tokens from its first word to its closing marker."""
         self._add("<think>\n")
         self.marks["thought"] = len(self.ids)
         closing = self._tokenizer.encode("\n</think>")
@@ -63,11 +63,11 @@ class ScriptedOutput:
         self.marks["thought closed"] = len(self.ids) - 1
 
     def call(self, name: str, tokens: int) -> None:
-        """Add a call that is complete with the last of so many tokens, including leading space."""
+        """Add a call with this many tokens, including leading space; the last completes it."""
         closing = self._tokenizer.encode(_CLOSED)
         filling = tokens - len(self._tokenizer.encode(_OPENED)) - len(closing)
         if filling < 1:
-            raise ValueError(f"{tokens} tokens are not enough for a call")
+            raise ValueError(f"a call needs more than {tokens} tokens")
         self._add(_OPENED)
         self.marks[f"{name} opened"] = len(self.ids) - 1
         self._fill(filling)
@@ -92,7 +92,7 @@ class ScriptedOutput:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds to the first token and between two. `in_step`: streams as one batch has them."""
+    """Seconds to the first token and between tokens. `in_step`: all streams in one batch."""
 
     first: float = 0.0
     between: float = 0.007
@@ -109,13 +109,13 @@ class MeasuredStream:
 
 @dataclass(frozen=True)
 class PacedServer:
-    """A running server, and what its engine notes."""
+    """A running server, and the notes of its engine."""
 
     port: int
     notes: Path
 
     async def play(self, api: str, streams: int, times: int) -> list[MeasuredStream]:
-        """`streams` at once, each so many times, one after the other."""
+        """Run `streams` concurrent streams, each repeated sequentially."""
         before = len(read_notes(self.notes))
         cues = [f"{api}, stream {number} of {streams}, please." for number in range(streams)]
         bodies = tuple(json.dumps(body(api, cue)) for cue in cues)
@@ -130,7 +130,7 @@ class PacedServer:
 async def run_paced_server(
     ids: list[int], pace: Pace, tokenizer: Path = QWEN3
 ) -> AsyncIterator[PacedServer]:
-    """Run a server that gives every request the same output."""
+    """Run a server that returns the same output for each request."""
     with TemporaryDirectory(prefix="dovetail-paced-") as scratch:
         place = Path(scratch)
         script, notes = place / "script.json", place / "notes.jsonl"
@@ -145,7 +145,7 @@ async def run_paced_server(
 
 
 def model_folder(folder: Path, tokenizer: Path) -> Path:
-    """A model without weights."""
+    """Create a model folder without weights."""
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         copy(tokenizer / name, folder)
@@ -155,7 +155,7 @@ def model_folder(folder: Path, tokenizer: Path) -> Path:
 
 @contextmanager
 def _serving(arguments: list[str], log: Path) -> Iterator[int]:
-    """`dovetail serve` in a process that ends with the block, or with us, and its port."""
+    """Run `dovetail serve` until the block exits or this process ends. Yields its port."""
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "dovetail.launch.server_main", "serve", *arguments]
@@ -172,7 +172,7 @@ def _serving(arguments: list[str], log: Path) -> Iterator[int]:
                 raise RuntimeError(f"the server did not start: {log.read_text()[-2000:]}")
             yield int(greeting.rpartition(b":")[2])
         finally:
-            server.stdin.close()  # its order to end
+            server.stdin.close()  # stops the server
             server.wait(_GRACE)
 
 
@@ -181,7 +181,7 @@ def author(tokenizer: Path = QWEN3) -> Tokenizer:
 
 
 def body(api: str, cue: str) -> Mapping[str, Any]:
-    """A request for a stream, with the tool that will be called."""
+    """Return a request for a stream, with the tool that will be called."""
     common = {"model": NAME, "stream": True}
     messages = [{"role": "user", "content": cue}]
     function = {**_ABOUT, "parameters": _SCHEMA}
@@ -196,7 +196,7 @@ def body(api: str, cue: str) -> Mapping[str, Any]:
 
 
 def _paired(seen: list[Seen], notes: list[Note], number: int, cue: str) -> list[MeasuredStream]:
-    """The streams of a body with their notes: both are in the order in which they ran."""
+    """Pair the streams of a body with their notes; both are in the order in which they ran."""
     ours = [one for one in seen if one.body == number]
     known = [note for note in notes if cue in note.prompt]
     return [MeasuredStream(one, note.left) for one, note in zip(ours, known, strict=True)]

@@ -1,7 +1,7 @@
 """docs/experiments.md: `python -m benchmarks.gpu.page RESULTS.json [more of them] [--out docs]`.
 
-The words are those of `frame.md`. Where it has a marker, tables and plots are put in; a section of
-which nothing was measured is left out.
+The text is in `frame.md`. Tables and plots replace its markers; a section without measurements is
+omitted.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _SECTION = re.compile(r"(?m)^(?=## )")
 _LONG = 50_000  # tokens of a prompt that is as long as the published ones
 _QUICK = "**A run with short prompts to test the scripts: its figures are no results.**"
 
-#: What a run's settings are called on the page.
+#: Names of a run's settings on the page.
 _WORDS = {
     "tokens": "tokens of system text and tools, approximately",
     "repeats": "minimum number of rounds",
@@ -44,7 +44,7 @@ def write(sources: Sequence[Path], out: Path) -> None:
 
 
 def written(runs: Sequence[Run]) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     parts = {**tables(runs), **_links(runs), "raw": _raw(runs), "settings": _settings(runs)}
     first, *sections = _SECTION.split(FRAME)
     filled = [_filled(section, parts) for section in sections if _has_results(section, parts)]
@@ -52,7 +52,7 @@ def written(runs: Sequence[Run]) -> str:
 
 
 def raw_names(runs: Sequence[Run]) -> list[str]:
-    """The files of raw results."""
+    """Return links to the files of raw results."""
     if len(runs) == 1:
         return ["results.json"]
     return [
@@ -61,7 +61,7 @@ def raw_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _has_results(section: str, parts: dict[str, str]) -> bool:
-    """Whether something is to be put in, or nothing was meant to be."""
+    """Return whether a section has content for its markers, or has no markers."""
     names = [name for name in _MARKER.findall(section) if name != "settings"]
     return not names or any(parts[name] for name in names)
 
@@ -107,7 +107,7 @@ def _settings(runs: Sequence[Run]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+", help="JSON of a run")
+    parser.add_argument("results", type=Path, nargs="+", help="JSON results of a run")
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     given = parser.parse_args()
     write(given.results, given.out)

@@ -1,4 +1,4 @@
-"""Two pictures: the time to the first token by case, and the prefill of a session turn by turn."""
+"""Two plots: the time to first token by case, and the prefill of a session by turn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from benchmarks.gpu.published import TTFT
 WIDTH = 820
 LEFT, RIGHT, TOP = 270, 24, 66
 ROW = 26  # pixels of a run in a case
-APART = 15  # pixels between words that would touch
+APART = 15  # pixels between labels that would overlap
 PANEL = 200  # height
-_PLOT_RIGHT = 150  # room for the names of curves
+_PLOT_RIGHT = 150  # space for the names of curves
 _PLOT_LEFT = 74
 _COLORS = {"on": 0, "off": 1}
 _DASHES = {"solid": "", "dashed": "7 4", "dotted": "2 4"}  # a kind of line for each run
@@ -50,7 +50,7 @@ class _Curve:
 
 
 def first_tokens(runs: Sequence[Run]) -> str:
-    """Each case a row, on a logarithmic axis: B is far out. Nothing where none was measured."""
+    """Plot each case as a row, on a logarithmic axis. Empty without measurements."""
     shown = [run for run in runs if any(run.values(case, "client_ms") for case in CASES)][:SERIES]
     cases = [case for case in CASES if any(run.values(case, "client_ms") for run in shown)]
     if not cases:
@@ -72,7 +72,7 @@ def first_tokens(runs: Sequence[Run]) -> str:
 
 
 def turns(runs: Sequence[Run]) -> str:
-    """The tokens prefilled in every turn, and what they cost, with the ledger on and off."""
+    """Plot the prefilled tokens and TTFT of each turn, with the ledger on and off."""
     shown = list(zip((run for run in runs if run.rows("G")), _DASHES, strict=False))
     curves = [
         _Curve(row["ledger"], stroke, row["turns"])
@@ -119,7 +119,7 @@ def _case(runs: Sequence[Run], case: str, scale: Scale, top: float) -> list[str]
 
 
 def _label_next_to(left: float, right: float, y: float, words: str) -> str:
-    """Words to the right of a mark, or to its left where there is no room."""
+    """Place a label to the right of a mark, or to its left if there is no space."""
     if right + 7 * len(words) > WIDTH - 8:
         return text(left - 10, y, words, "end")
     return text(right + 10, y, words, "start")
@@ -165,7 +165,7 @@ def _panel(curves: Sequence[_Curve], key: str, title: str, top: float) -> list[s
 
 
 def _names(ends: Sequence[tuple[float, _Curve]]) -> list[str]:
-    """Each curve's name at its end, moved down where it would lie on another."""
+    """Place each curve's name at its end, moved down if it would overlap another."""
     parts, last = [], float("-inf")
     for y, curve in sorted(ends, key=lambda end: end[0]):
         last = max(y, last + APART)

@@ -8,7 +8,7 @@ import msgspec
 class Serve(msgspec.Struct, frozen=True):
     """For the server: the model's folder, the engine's options, the names of scripted sessions.
 
-    `folder` is where it puts its notes, and what its applications keep.
+    `folder` is for its notes and the data of its applications.
     """
 
     model: str
@@ -18,9 +18,9 @@ class Serve(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Requests that came together: the notes from one number up to another.
+    """Concurrent requests: a range of note numbers.
 
-    One that is not `replayed` is passed over by the engine alone.
+    The engine alone skips groups that are not `replayed`.
     """
 
     label: str

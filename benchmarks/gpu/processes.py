@@ -31,7 +31,7 @@ class ServerProcess:
 
 @contextmanager
 def run_server_process(order: Serve) -> Iterator[ServerProcess]:
-    """Run the server and its engine for the time of the block."""
+    """Run the server and its engine until the block exits."""
     folder = Path(order.folder)
     with (folder / "server.log").open("w") as log:
         process = _start([sys.executable, "-m", "benchmarks.gpu.server"], log)
@@ -43,7 +43,8 @@ def run_server_process(order: Serve) -> Iterator[ServerProcess]:
                 process.stdin.flush()
                 message = msgspec.json.decode(process.stdout.readline() or b"{}")
                 if "ports" not in message:
-                    raise RuntimeError(f"no server: {message.get('error')}: {_end_of(log.name)}")
+                    reason = message.get("error")
+                    raise RuntimeError(f"the server failed: {reason}: {_end_of(log.name)}")
                 yield ServerProcess(folder, message["ports"], message["facts"], message["load_s"])
             finally:
                 process.stdin.close()
@@ -67,7 +68,7 @@ def play_alone(order: Replay, python: str | None) -> Iterator[dict[str, Any]]:
 
 
 def share_paths() -> None:
-    """Lets processes that this one starts import what it can, wherever they are started."""
+    """Return an environment in which child processes can import the same modules."""
     sources = [str(path) for path in sorted((ROOT / "packages").glob("*/src"))]
     before = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*before, *sources, str(ROOT)]))

@@ -1,7 +1,7 @@
-"""I: tokens a second through the server, beside those of the engine alone.
+"""I: tokens per second through the server, compared with the engine alone.
 
-All streams start together, their prompts were read once before. What counts are all generated
-tokens over the time from the first token of any stream to the last of all.
+All streams start together, with prompts that are already cached. The rate is all generated tokens
+divided by the time from the first token of any stream to the last token of all.
 """
 
 import json
@@ -21,12 +21,12 @@ from benchmarks.gpu.sample_texts import Count, SampleTexts
 
 TITLE = "decode throughput"
 DEFINITION = (
-    "all streams start together, prompts read once before; generated tokens of all streams over "
+    "all streams start together, prompts are cached; generated tokens of all streams divided by "
     "the time from the first token of any stream to the last of all"
 )
 PATHS = {"messages": "/v1/messages", "chat": "/v1/chat/completions"}
-REPLAYED = "messages"  # to the engine alone the APIs are alike: one of them is enough
-#: A first piece of text or thought in a frame of either API.
+REPLAYED = "messages"  # one API is sufficient: for the engine alone they do not differ
+#: The first delta of text or reasoning in a frame of either API.
 _TOKEN = re.compile(rb'"(?:text|thinking|content|reasoning_content)":\s?"[^"]')
 
 
@@ -52,7 +52,7 @@ class Rates:
         self.groups: list[Group] = []
 
     def play(self) -> Iterator[dict[str, Any]]:
-        """What there is after each number of streams. The APIs take turns."""
+        """Yield the results after each number of streams. The APIs alternate."""
         for streams in self._load.streams:
             for at in range(-1, self._load.runs):  # the first is not counted
                 for via in PATHS:
@@ -60,7 +60,7 @@ class Rates:
             yield self.summary()
 
     def add_alone(self, label: str, tokens: int, seconds: float) -> None:
-        """A group, played by the engine alone."""
+        """Add the result of a group that the engine alone replayed."""
         streams, at = label.split("/")
         if int(at) >= 0:
             self._runs.setdefault(("alone", int(streams)), []).append((tokens, seconds))
@@ -93,26 +93,26 @@ class Rates:
 
 
 def measured(seen: list[Seen]) -> tuple[int, float]:
-    """The tokens of all streams, and the seconds between their first and their last."""
+    """Return the tokens of all streams, and the seconds between their first and their last."""
     failed = [one for one in seen if status(one.raw) != 200]
     if failed:
-        raise RuntimeError(f"no stream came: {failed[0].raw[:2000]!r}")
+        raise RuntimeError(f"the response is not a stream: {failed[0].raw[:2000]!r}")
     begun = min(first_token(one) for one in seen)
     ended = max(one.times[-1] for one in seen)
     return sum(generated(one) for one in seen), (ended - begun) / 1e9
 
 
 def first_token(seen: Seen) -> int:
-    """When the first piece of a response arrived."""
+    """Return when the first delta of a response arrived."""
     found = _TOKEN.search(seen.raw)
     if found is None:
-        raise RuntimeError(f"a stream said nothing: {seen.raw[-2000:]!r}")
+        raise RuntimeError(f"a stream has no output: {seen.raw[-2000:]!r}")
     ends = accumulate(seen.sizes)
     return next(time for time, end in zip(seen.times, ends, strict=True) if end >= found.end())
 
 
 def generated(seen: Seen) -> int:
-    """The tokens of a response, from its usage."""
+    """Return the tokens of a response, from its usage."""
     tokens = 0
     for frame in payloads(dechunked(seen.raw)):
         usage = frame.get("usage") or {}

@@ -1,4 +1,4 @@
-"""The file of the results, written anew whenever there is more."""
+"""The file of results, rewritten after each change."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Results:
-    """One JSON document. What an earlier run left in it stays, unless it is measured again."""
+    """One JSON document. Results of an earlier run stay in it until they are measured again."""
 
     def __init__(self, path: Path, begun: float) -> None:
         self._path = path
@@ -25,11 +25,11 @@ class Results:
         self._write()
 
     def print_progress(self, line: str) -> None:
-        """Progress, with the seconds since the start."""
+        """Print progress, with the seconds since the start."""
         print(f"{time.monotonic() - self._begun:7.1f} s  {line}", flush=True)
 
     def _write(self) -> None:
-        """In one step: a reader, or the end of the machine's time, never finds half a file."""
+        """Write the file atomically: a reader never finds a partial file."""
         half = self._path.with_suffix(".half")
         half.write_text(json.dumps(self._document, indent=1), "utf-8")
         half.replace(self._path)

@@ -1,8 +1,9 @@
-"""A to F, round by round on one engine: prompts that stay, prompts that vary, turns that come back.
+"""A to F, in rounds on one engine: stable prompts, varying prompts, and returned turns.
 
-A stable prefix; B a varying billing line, left in; C the same, taken out. D the next turn after
-thinking and calls that come back unchanged; E with other thoughts and no ledger; E2 unchanged, no
-ledger; F as Claude Code rewrites calls, with the ledger; F2 the same without.
+A: a stable prefix. B: a varying billing line, not removed. C: the same, removed. D: the next turn
+after reasoning and calls that are sent back unchanged. E: with changed reasoning and no ledger.
+E2: unchanged, no ledger. F: with calls as Claude Code rewrites them and the ledger. F2: the same
+without the ledger.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ Copy = Callable[[list[Block]], list[Block]]
 
 @dataclass(frozen=True)
 class Case:
-    """One experiment: which of the server's fronts, how the client copies a turn, if it has one."""
+    """One experiment: the application of the server, and how the client copies a turn, if any."""
 
     title: str
     front: str = "default"
@@ -40,12 +41,12 @@ CASES = {
     "F": Case("next turn, calls rewritten, ledger on", copy=claude.rewritten),
     "F2": Case("next turn, calls rewritten, ledger off", front="forgetful", copy=claude.rewritten),
 }
-OFTEN = 4  # rounds of the cheap cases to one of the others
+OFTEN = 4  # rounds of the cheap cases per round of the others
 WARM_UP = "warm"
 
 
 def session_names(chosen: list[str], repeats: int) -> list[str]:
-    """Every session that will be held."""
+    """Return the names of all sessions."""
     names = []
     for name in chosen:
         count = repeats * (OFTEN if CASES[name].often else 1)
@@ -55,12 +56,12 @@ def session_names(chosen: list[str], repeats: int) -> list[str]:
 
 @dataclass
 class Client:
-    """Claude Code, as far as the server can tell."""
+    """A client that sends the same requests as Claude Code."""
 
     server: ServerProcess
     offer: Offer
     count: Count
-    headers: int = 0  # how many billing lines there were
+    headers: int = 0  # number of billing lines so far
 
     def send(self, front: str, name: str, messages: list[Message], header: int = 0) -> Reply:
         session = claude.session_id(name)
@@ -75,18 +76,18 @@ class Client:
         return self.headers if varies else 0
 
     def measure(self, name: str, response_index: int, reply: Reply) -> Measure:
-        """The note of a request that was just answered, beside what the client saw of it."""
+        """Return the engine's note of the last request, with the client's measurement."""
         session = claude.session_id(name)
         notes = self.server.notes()
         for number in reversed(range(len(notes))):
             note = notes[number]
             if (note.kind, note.session, note.response) == ("acted", session, response_index):
                 return Measure(reply.begun, reply.first_ms, note, number)
-        raise RuntimeError(f"the engine was not asked for {name}")
+        raise RuntimeError(f"the engine received no request for {name}")
 
 
 def hold(client: Client, case: Case, name: str) -> Measure:
-    """One session of a case: its last request is the one that counts."""
+    """Run one session of a case, and measure its last request."""
     session_script = client.session_script(name)
     messages = [claude.user(session_script.question)]
     header = client.header(case.varies)
@@ -103,14 +104,16 @@ def hold(client: Client, case: Case, name: str) -> Measure:
 
 
 def warm_up(client: Client, chosen: list[str]) -> None:
-    """Each case once, not counted: every front then has read the long prompt."""
+    """Run each case once without counting, so that the long prompt is cached everywhere."""
     for name in chosen:
         hold(client, CASES[name], f"{name}-{WARM_UP}")
 
 
 def play(client: Client, chosen: list[str], repeats: int) -> Iterator[dict[str, list[Measure]]]:
-    """All rounds, the cases by turns and every other round backwards: what is left in a cache or a
-    clock by the case before is no case's own. Gives what there is after each round.
+    """Run all rounds. Yields the measurements after each round.
+
+    The cases alternate, and every other round runs in reverse order, so that effects of the
+    previous case on cache and clock frequency are distributed over all cases.
     """
     found: dict[str, list[Measure]] = {name: [] for name in chosen}
     often = OFTEN if any(CASES[name].often for name in chosen) else 1

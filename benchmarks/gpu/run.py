@@ -1,4 +1,4 @@
-"""A whole run: the experiments behind one server, then the engine alone with the same requests."""
+"""A complete run: the experiments with one server, then the engine alone with the same requests."""
 
 import shutil
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from benchmarks.gpu.rounds import CASES, Client
 from dovetail_tokenizers import load_tokenizer
 
 TTFT = (
-    "from the first byte of the request written to the bytes of the first content_block_delta "
-    "read, on a new connection that is already open; medians of the rounds"
+    "from writing the first byte of the request to reading the first content_block_delta, on a "
+    "new connection that is already open; medians of the rounds"
 )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is to be run, and how. `options` are the engine's own, `scratch` is for much data."""
+    """The experiments to run. `options` are the engine's own, `scratch` is for large files."""
 
     scratch: Path
     model: Path
@@ -41,14 +41,14 @@ class Settings:
 
 @dataclass
 class Run:
-    """What was measured, in as far as the engine alone needs it."""
+    """The measurements that the engine alone replays."""
 
     measures: dict[str, list[Measure]] = field(default_factory=dict)
     rates: Rates | None = None
 
 
 def run(settings: Settings, results: Results) -> None:
-    """All chosen experiments."""
+    """Run the selected experiments."""
     cases = [name for name in settings.chosen if name in CASES]
     folder = settings.scratch / "notes"
     shutil.rmtree(folder, ignore_errors=True)
@@ -98,7 +98,7 @@ def _play_cases(
 
 
 def _play_alone(settings: Settings, found: Run, folder: Path, results: Results) -> None:
-    """The requests once more. Rows are completed as soon as all of them were played."""
+    """Replay the requests on the engine alone, and complete the rows when all are replayed."""
     alone: dict[int, Alone] = {}
     groups: list[Group] = found.rates.groups if found.rates is not None else []
     order = Replay(str(settings.model), str(folder), settings.options, groups)
@@ -129,10 +129,10 @@ def _put_rows(
 
 
 def _check_room(settings: Settings, server: ServerProcess, results: Results) -> None:
-    """A full cache gives up what it used last: the very prefix that is to be found there."""
+    """Warn if the cache is too small: a full cache evicts the prefix that is to be reused."""
     room, wanted = server.facts.get("cache_tokens"), settings.tokens * (settings.repeats + 4)
     if isinstance(room, int) and room < wanted:
-        results.print_progress(f"beware: {room} tokens of cache, and B alone fills up to {wanted}")
+        results.print_progress(f"warning: the cache has {room} tokens, B alone uses up to {wanted}")
 
 
 def _describe(settings: Settings, server: ServerProcess, results: Results) -> None:

@@ -1,7 +1,7 @@
 """Texts of the experiments: a system text and tools of a given length, questions, reasoning.
 
-All of it is made of a few phrases put together anew by seeded dice: the same words in every run,
-English and code as a tokenizer meets them, and no two places alike.
+They are composed of a few phrases by a seeded random generator: the same words in each run, typical
+English and code for a tokenizer, without repetition.
 """
 
 import json
@@ -13,11 +13,11 @@ Count = Callable[[str], int]  # the tokens of a text
 
 TOOLS = 24
 MIN_TOOL_TOKENS = 300  # tokens
-SHARE_OF_TOOLS = 0.25  # of all tokens that a request brings along
+SHARE_OF_TOOLS = 0.25  # of the constant tokens of a request
 
 
 def _lines(listed: str) -> list[str]:
-    """What stands between commas."""
+    """Split a text at commas."""
     return [one.strip() for one in listed.split(",")]
 
 
@@ -54,14 +54,14 @@ _THINGS = _lines(
 
 
 class SampleTexts:
-    """Texts out of one seed. `count` gives the tokens of a text."""
+    """Texts from one seed. `count` returns the number of tokens of a text."""
 
     def __init__(self, count: Count, seed: int = 1) -> None:
         self._count = count
         self._dice = random.Random(seed)
 
     def text(self, tokens: int) -> str:
-        """Prose of about so many tokens, in whole sentences: a little less, or one word more."""
+        """Return prose of about this many tokens, in complete sentences."""
         sentences, length = [self._sentence()], 0
         while length < tokens:
             sentence = self._sentence()
@@ -73,12 +73,12 @@ class SampleTexts:
         return " ".join(words)
 
     def page(self, tokens: int) -> str:
-        """Sections of prose, lists and code, up to about so many tokens."""
+        """Return sections of prose, lists and code, up to about this many tokens."""
         parts: list[str] = []
         left = tokens
         while left > 0:
             part = self._part(len(parts))
-            size = self._count(part) + 1  # and what joins them
+            size = self._count(part) + 1  # with the separator
             if size > left:
                 parts.append(self.text(left))
                 break
@@ -87,7 +87,7 @@ class SampleTexts:
         return "\n\n".join(parts)
 
     def tools(self, tokens: int) -> list[dict[str, Any]]:
-        """Tools with schemas as Claude Code describes its own, about so many tokens as JSON."""
+        """Return tools with schemas in the style of Claude Code, about this many tokens as JSON."""
         names = [f"{verb}_{thing}" for verb in _VERBS for thing in _THINGS]
         made = []
         for name in self._dice.sample(names, max(1, min(TOOLS, tokens // MIN_TOOL_TOKENS))):
@@ -102,7 +102,7 @@ class SampleTexts:
         return self.text(tokens)
 
     def phrase(self) -> str:
-        """A few words."""
+        """Return a few words."""
         return f"{self._pick(_WHO)} {self._pick(_DOES)} {self._pick(_WHAT)}"
 
     def _sentence(self) -> str:
@@ -144,7 +144,7 @@ class SampleTexts:
 
 
 def _tool(name: str, description: str, fields: dict[str, Any], required: int = 2) -> dict[str, Any]:
-    """A tool whose first fields are required."""
+    """Return a tool whose first fields are required."""
     return {
         "name": name,
         "description": description,
@@ -158,7 +158,7 @@ def _tool(name: str, description: str, fields: dict[str, Any], required: int = 2
     }
 
 
-#: Tools that the scripted turns call. Their schemas have what Claude Code's rewriting uses.
+#: Tools that the scripted turns call. Their schemas have the fields that Claude Code rewrites.
 SCRIPTED_TOOLS: tuple[dict[str, Any], ...] = (
     _tool(
         "Bash",

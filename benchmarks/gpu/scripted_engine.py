@@ -2,8 +2,8 @@
 
 For a request of a known session the real engine prefills the prompt and generates one token. At
 that moment the sink gets the scripted ids instead. Then the engine prefills prompt and ids, so
-that its cache is as if it had generated them. Every request is noted, with the time to its first
-token as measured here.
+that its cache is as if it had generated them. A note is written for each request, with its time to
+first token as measured here.
 """
 
 import time
@@ -29,7 +29,7 @@ from dovetail.engines.engine import (
 Script = Callable[[str, int], Sequence[int] | None]
 OPENING = 4  # tokens that are pushed with the first one: enough for visible text
 STEP = 16
-#: Pages are kept in the step after the one that filled them, so there has to be such a step.
+#: The engine caches a page in the step after the one that filled it, so that step is required.
 PRIMING = 2
 
 
@@ -53,14 +53,14 @@ class Note(msgspec.Struct):
 
 
 class Notebook:
-    """Notes as lines of JSON, the ids of their prompts in a file beside them."""
+    """Writes notes as lines of JSON, and the ids of their prompts to a second file."""
 
     def __init__(self, folder: Path) -> None:
         self._notes = (folder / "notes.jsonl").open("ab")
         self._ids = (folder / "prompts.bin").open("ab")
 
     def place(self, prompt: "array[int]") -> int:
-        """Where the ids lie now."""
+        """Append ids and return their position in the file."""
         at = self._ids.tell() // 4
         self._ids.write(array("I", prompt).tobytes())
         return at
@@ -79,14 +79,14 @@ class Notebook:
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """All notes so far."""
+    """Return all notes so far."""
     file = folder / "notes.jsonl"
     lines = file.read_bytes().splitlines() if file.is_file() else []
     return [msgspec.json.decode(line, type=Note) for line in lines]
 
 
 def read_prompt(folder: Path, note: Note) -> "array[int]":
-    """The ids that a note was made of."""
+    """Read the prompt ids of a note."""
     with (folder / "prompts.bin").open("rb") as file:
         file.seek(4 * note.prompt)
         return array("I", file.read(4 * note.length))
@@ -94,7 +94,7 @@ def read_prompt(folder: Path, note: Note) -> "array[int]":
 
 @dataclass
 class FirstTokenSink:
-    """Record when the real engine's first token came, and what was cached."""
+    """Records the time of the real engine's first token, and the cached tokens."""
 
     begun: float = 0.0
     first_ms: float | None = None
@@ -108,7 +108,7 @@ class FirstTokenSink:
 
 
 class PassThroughSink(FirstTokenSink):
-    """Pass the engine's own tokens on."""
+    """Forwards the engine's own tokens."""
 
     def __init__(self, listener: TokenSink) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class PassThroughSink(FirstTokenSink):
 
 
 class OpeningSink(FirstTokenSink):
-    """Push the opening of the scripted output when the engine has its first token."""
+    """Pushes the beginning of the scripted output when the engine emits its first token."""
 
     def __init__(self, listener: TokenSink, opening: list[int]) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class OpeningSink(FirstTokenSink):
 
 
 class SilentSink(FirstTokenSink):
-    """Discard the tokens."""
+    """Discards the tokens."""
 
     def push(self, delta: TokenDelta) -> bool:
         self.note(delta)
@@ -156,7 +156,7 @@ class SilentSink(FirstTokenSink):
 
 
 class ScriptedOutputEngine:
-    """The engine. Sessions that are not in the script get the real engine's tokens."""
+    """The scripted engine. Sessions that are not in the script get the real engine's tokens."""
 
     def __init__(self, engine: TokenEngine, script: Script, notebook: Notebook) -> None:
         self.name = engine.name
@@ -218,7 +218,7 @@ class ScriptedOutputEngine:
 
 
 async def _push_rest(listener: TokenSink, ids: Sequence[int], room: bool) -> None:
-    """Push the rest of an output, as fast as the sink takes it."""
+    """Push the rest of an output, as fast as the sink accepts it."""
     for piece, last in _pieces(ids):
         if not room and not await listener.drain():
             return

@@ -1,8 +1,8 @@
 """The server's process: several instances of the HTTP application over one scripted engine.
 
-An order comes in as one line of JSON on stdin, the ports go out as one on stdout; the end of stdin
-is the order to end. Each application has settings and a ledger of its own, the engine and its cache
-are one.
+It reads a command as one line of JSON on stdin, writes the ports as one line to stdout, and stops
+at the end of stdin. Each application has its own settings and ledger; they share the engine and its
+cache.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ END = "<|im_end|>"
 
 
 def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
-    """The ids of the scripted output of the named sessions, made when first needed."""
+    """Return the ids of the scripted output of the named sessions, built on first use."""
     by_id = {session_id(name): name for name in names}
     known: dict[str, list[list[int]]] = {}
 
@@ -67,7 +67,7 @@ def make_script(names: list[str], tokenizer: Tokenizer) -> Script:
 def make_app(
     model: Model, scripted_engine: ScriptedOutputEngine, config: Config, folder: Path
 ) -> App:
-    """An application as `dovetail serve` makes it, but for the engine."""
+    """Build an application as `dovetail serve` does, except for the engine."""
     preparer = ChatPreparer(
         model,
         open_ledger(config, folder),
@@ -86,7 +86,7 @@ def make_app(
 
 
 class AppServer:
-    """An application on a port of its own."""
+    """An application on its own port."""
 
     def __init__(self, app: App) -> None:
         self._place = socket.create_server(("127.0.0.1", 0), backlog=4096)
@@ -104,7 +104,7 @@ class AppServer:
 
 
 async def run(order: Serve, report: Callable[[dict[str, Any]], None]) -> None:
-    """Serves until stdin ends."""
+    """Serve until stdin ends."""
     folder, path = Path(order.folder), Path(order.model)
     model = load_model(path, tool_parser="hermes", reasoning_parser="qwen3")
     options = msgspec.convert(order.options, TransformersOptions, strict=False)

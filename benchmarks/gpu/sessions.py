@@ -1,6 +1,6 @@
 """The sessions of the experiments: the user's prompts and the scripted output.
 
-A session is identified by its name, such as `D-3`. The server's engine and the load both make it
+A session is identified by its name, such as `D-3`. The server's engine and the load both build it
 from that name, so that they need not exchange it.
 """
 
@@ -21,7 +21,7 @@ SHORT = "<think>\nThat is clear.\n</think>\n\nIt is done."
 class ScriptedSession:
     """A session: the question, then an output and the results of its calls, turn by turn.
 
-    The last output needs no results: nothing comes after it.
+    The last output needs no results, since no request follows.
     """
 
     question: str
@@ -30,7 +30,7 @@ class ScriptedSession:
 
 
 def make_session(name: str, count: Count) -> ScriptedSession:
-    """The session of a name, which begins with the experiment's."""
+    """Build the session of a name, which begins with the name of the experiment."""
     kind = name.partition("-")[0]
     texts = SampleTexts(count, crc32(name.encode()))
     question = texts.text(SUFFIX)
@@ -43,13 +43,13 @@ def make_session(name: str, count: Count) -> ScriptedSession:
 
 
 def _one_turn(texts: SampleTexts) -> str:
-    """Thinking, then two calls, as Qwen3 writes them."""
+    """Return reasoning, then two calls, in the format of Qwen3."""
     reasoning = f"<think>\n{texts.reasoning(REASONING_TOKENS)}\n</think>"
     return f"{reasoning}\n\n{_bash(texts)}\n{_grep(texts)}"
 
 
 def _interleaved(texts: SampleTexts) -> str:
-    """Thinking between the calls, too."""
+    """Return a turn with reasoning between the calls, too."""
     reasoning = [
         f"<think>\n{texts.reasoning(STEP_REASONING_TOKENS)}\n</think>\n\n" for _ in range(2)
     ]

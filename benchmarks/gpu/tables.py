@@ -1,4 +1,4 @@
-"""Tables of what was found: the tokens that had to be prefilled first, then what they cost."""
+"""Tables of the results: first the prefilled tokens, then their cost."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -28,7 +28,7 @@ PREFIX, NEXT_TURN = CASES[:3], CASES[3:]
 
 
 def tables(runs: Sequence[Run]) -> dict[str, str]:
-    """Every table by its name. One for which nothing was measured is empty."""
+    """Build all tables by name. A table without measurements is empty."""
     return {
         "machine": machine(runs),
         "prefix": first_tokens(runs, PREFIX, "A"),
@@ -43,7 +43,7 @@ def tables(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def machine(runs: Sequence[Run]) -> str:
-    """On what each run was made."""
+    """Build the table of the machines of the runs."""
     rows = []
     for key, title in FACTS.items():
         facts = [run.machine.get(key) for run in runs]
@@ -53,7 +53,7 @@ def machine(runs: Sequence[Run]) -> str:
 
 
 def first_tokens(runs: Sequence[Run], cases: Sequence[str], reference: str) -> str:
-    """Cases of the time to the first token, each over the reference of its own run."""
+    """Build the table of times to first token, each relative to the reference of its run."""
     head = ["case", "attention", "tokens prefilled", "prompt tokens", "TTFT, ms", "min to max"]
     head += ["n", f"relative to {reference}", "relative to A", "engine alone, ms"]
     head += ["server adds, ms"]
@@ -65,7 +65,7 @@ def first_tokens(runs: Sequence[Run], cases: Sequence[str], reference: str) -> s
 
 
 def parts(runs: Sequence[Run]) -> str:
-    """Where the time to the first token goes, as the server's own clock has it."""
+    """Build the table of the parts of the time to first token, by the server's clock."""
     keys = ("before_ms", "seam_ms", "after_ms", "client_ms")
     head = ["case", "attention", "until the engine request, ms", "until its first token, ms"]
     head += ["from there to the client, ms", "total, ms"]
@@ -79,7 +79,7 @@ def parts(runs: Sequence[Run]) -> str:
 
 
 def turns(run: Run) -> str:
-    """The prefill of each turn, ledger on and off."""
+    """Build the table of the prefill of each turn, ledger on and off."""
     sides = {row["ledger"]: row for row in run.rows("G")}
     on, off = sides.get("on"), sides.get("off")
     if on is None or off is None:
@@ -102,7 +102,7 @@ def turns(run: Run) -> str:
 
 
 def throughput(runs: Sequence[Run]) -> str:
-    """Tokens per second of all streams together."""
+    """Build the table of tokens per second of all streams."""
     head = ["streams", "attention", "through", "tokens/s", "min to max", "n"]
     head += ["relative to the engine alone", "earlier engine alone, sdpa", "relative to that"]
     rows = []
@@ -119,7 +119,7 @@ def throughput(runs: Sequence[Run]) -> str:
 
 
 def timeline(run: Run) -> str:
-    """When events arrive, and how long after the token that brings them about."""
+    """Build the table of arrival times of events, and their delay after the token."""
     head = ["event", "ms after the request", "min to max", "n", "token left the engine, ms"]
     head += ["delay after it, ms", "published"]
     rows = []
@@ -132,7 +132,7 @@ def timeline(run: Run) -> str:
 
 
 def dispatch(run: Run) -> str:
-    """From a call's last token to its frame, and how long before the end of the turn that is."""
+    """Build the table of dispatch: from a call's last token to its frame, and to the turn's end."""
     head = ["API", "streams", "calls", "median, ms", "p90", "max"]
     head += ["first call before the end of the turn, ms", "min to max"]
     rows = []
@@ -145,7 +145,7 @@ def dispatch(run: Run) -> str:
 
 
 def wanted(runs: Sequence[Run]) -> str:
-    """Targets, of the first run: the others are there to compare with."""
+    """Build the table of targets of the first run; the others are for comparison."""
     words = {True: "yes", False: "**no**", None: "not measured"}
     found = list(targets(runs[0])) if runs else []
     if all(one.holds is None for one in found):
@@ -167,7 +167,7 @@ def _first_token(run: Run, case: str, reference: str) -> list[str]:
 
 
 def _known(figures: Mapping[str, float], case: str, reference: str) -> str:
-    """A figure of before, over the same reference."""
+    """Format an earlier figure, with its ratio to the same reference."""
     value = figures.get(case)
     if value is None:
         return ""
@@ -183,7 +183,7 @@ def _saved(run: Run) -> str:
 
 
 def _each(runs: Sequence[Run], name: str, make: Callable[[Run], str], on_model: bool) -> str:
-    """The table of an experiment for each run that made it.
+    """Build the table of an experiment for each run that includes it.
 
     The attention is named where there is a model, and where several runs are shown.
     """
@@ -193,7 +193,7 @@ def _each(runs: Sequence[Run], name: str, make: Callable[[Run], str], on_model: 
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Nothing where nothing was measured."""
+    """Format a table; return an empty string if it has no rows."""
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
     return table(escaped[0], escaped[1:]) if escaped[1:] else ""
 

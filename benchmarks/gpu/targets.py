@@ -8,7 +8,7 @@ from benchmarks.gpu.published import DECODE, TTFT
 
 STRIPPED = 1.02  # C over A
 ADDED = 5.0  # milliseconds
-REWRITTEN = 1.05  # D and F, the larger over the smaller
+REWRITTEN = 1.05  # D and F, the larger relative to the smaller
 NEXT_TURN = 1.1  # D and F over A
 THROUGH = 0.97  # of the engine's tokens per second
 FASTER = 5.0  # times the tokens per second of one stream that were known before
@@ -17,7 +17,7 @@ WARM = ("A", "C", "D", "F")  # cases whose prompt is cached but for its end
 
 @dataclass(frozen=True)
 class Target:
-    """`measured` is in the words of the table; `holds` is None where nothing was measured."""
+    """A target. `measured` is text for the table; `holds` is None without a measurement."""
 
     wanted: str
     measured: str
@@ -25,7 +25,7 @@ class Target:
 
 
 def targets(run: Run) -> Iterator[Target]:
-    """All of them."""
+    """Yield all targets."""
     took = {case: run.middle(case, "client_ms") for case in WARM}
     yield _maximum_target(
         f"C within {STRIPPED}x of A", STRIPPED, {"C / A": ratio(took["C"], took["A"])}

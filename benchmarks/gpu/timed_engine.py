@@ -39,13 +39,13 @@ def create(setup: EngineSetup) -> "TimedEngine":
     options = dict(setup.options)
     notes = options.pop("notes", None)
     if notes is None:
-        raise EngineSetupError("where are notes to be written? --engine-option notes=FILE")
+        raise EngineSetupError("`notes` is required: --engine-option notes=FILE")
     engine = scripted.create(replace(setup, options=options))
     return TimedEngine(engine, setup.tokenizer, Path(notes))
 
 
 def read_notes(path: Path) -> list[Note]:
-    """The notes so far, in the order in which responses ended."""
+    """Read the notes so far, in the order in which responses ended."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [msgspec.json.decode(line, type=Note) for line in lines]
 
@@ -87,7 +87,7 @@ class TimedEngine:
 
 
 class _TimedSink:
-    """Pass deltas on and record their time."""
+    """Forwards deltas and records their times."""
 
     __slots__ = ("_listener", "left")
 

@@ -1,7 +1,7 @@
-"""T: two parsers on one stream, and when each of its events is at the client.
+"""T: two parsers on one stream, and when each of its events arrives at the client.
 
 `python -m benchmarks.gpu.timeline` measures T and H (`dispatch.py`). Neither needs a GPU: there is
-no model. The script is as long as the published timeline implies at 7 ms a token.
+no model. The script is as long as the published timeline implies at 7 ms per token.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from benchmarks.gpu.paced_server import (
     run_paced_server,
 )
 
-PACE = 0.007  # seconds a token
-FIRST_WORD = 0.082  # seconds after which the engine gives the first word of the thought
-REASONING_TOKENS = 74  # tokens, from its first word to what closes it
-CALL_TOKENS = 28  # tokens, from there to what completes the call
+PACE = 0.007  # seconds per token
+FIRST_WORD = 0.082  # seconds until the engine emits the first word of the reasoning
+REASONING_TOKENS = 74  # tokens, from the first word to the closing marker
+CALL_TOKENS = 28  # tokens, from there to the one that completes the call
 WARM_UP = 1
 
-#: What is looked for, and the token that brings it about.
+#: The events of the timeline, and the token that triggers each.
 EVENTS = {
     "thinking starts": "thought",
     "last thinking delta": "thought said",
@@ -47,7 +47,7 @@ Test = Callable[[Arrival], bool]
 
 
 async def timeline(rounds: int, pace: float = PACE, tokenizer: Path = QWEN3) -> dict[str, Any]:
-    """Milliseconds since the request, for every event and round."""
+    """Measure the milliseconds since the request, for each event and round."""
     output = _script_output(tokenizer)
     first = max(0.0, FIRST_WORD - output.marks["thought"] * PACE)
     async with run_paced_server(output.ids, Pace(first, pace), tokenizer) as server:
@@ -63,7 +63,7 @@ async def timeline(rounds: int, pace: float = PACE, tokenizer: Path = QWEN3) -> 
 
 
 def events(came: Sequence[Arrival]) -> dict[str, Arrival]:
-    """Which of a stream's events are the ones of the timeline."""
+    """Select the events of the timeline from a stream."""
     thinking = _index(came, "thinking")
     call = _index(came, "tool_use")
     reasoning_deltas = [one for one in came if _is_delta(one, "thinking_delta")]
@@ -110,7 +110,7 @@ def _ms(ends: Sequence[int], starts: Sequence[int]) -> list[float]:
 
 
 def _index(came: Sequence[Arrival], kind: str) -> int:
-    """The index of the only block of a kind."""
+    """Return the index of the only block of a kind."""
     starts = [one for one in came if one.name == "content_block_start"]
     (start,) = [one for one in starts if one.data["content_block"]["type"] == kind]
     index: int = start.data["index"]
@@ -140,10 +140,12 @@ async def _measure(rounds: int, calls: int, tokenizer: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON of what was measured")
+    parser.add_argument("--out", type=Path, required=True, help="file for the results, as JSON")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=50, help="calls of each row of H, at least")
-    parser.add_argument("--tokenizer", type=Path, default=QWEN3, help="folder of Qwen3's")
+    parser.add_argument(
+        "--calls", type=int, default=50, help="minimum number of calls per row of H"
+    )
+    parser.add_argument("--tokenizer", type=Path, default=QWEN3, help="folder of Qwen3's tokenizer")
     given = parser.parse_args()
     found = asyncio.run(_measure(given.rounds, given.calls, given.tokenizer))
     given.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")

@@ -7,7 +7,7 @@ from benchmarks.gpu.claude import Message
 from benchmarks.gpu.figures import Measure, saved, turns_row
 from benchmarks.gpu.rounds import WARM_UP, Client
 
-TITLE = "ten turns of thinking between calls"
+TITLE = "ten turns with reasoning between calls"
 FRONTS = {"on": "default", "off": "forgetful"}
 
 
@@ -16,7 +16,7 @@ def session_names(repeats: int) -> list[str]:
 
 
 def hold(client: Client, ledger: str, name: str) -> list[Measure]:
-    """One session. The client sends back what it got, unchanged and in its order."""
+    """Run one session. The client sends responses back unchanged and in order."""
     session_script = client.session_script(name)
     messages: list[Message] = [claude.user(session_script.question)]
     measures = []
@@ -33,7 +33,7 @@ def hold(client: Client, ledger: str, name: str) -> list[Measure]:
 
 
 def play(client: Client, repeats: int) -> Iterator[dict[str, object]]:
-    """The experiment as it stands after each round. One before them is not counted."""
+    """Yield the experiment after each round. A first warm-up round is not counted."""
     for ledger in FRONTS:
         hold(client, ledger, _name(ledger, WARM_UP))
     rounds: dict[str, list[list[Measure]]] = {ledger: [] for ledger in FRONTS}

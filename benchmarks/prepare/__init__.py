@@ -1,4 +1,4 @@
-"""What does it cost to prepare a turn of a grown conversation, and does that grow with it?"""
+"""What does it cost to prepare a turn of a long conversation, and does it grow with the length?"""
 
 from benchmarks.prepare.inside import run
 

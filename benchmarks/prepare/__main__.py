@@ -1,4 +1,4 @@
-"""Measures the preparing of turns: inside one process, then over HTTP."""
+"""Measure the preparation of turns: inside one process, then over HTTP."""
 
 import argparse
 
@@ -8,9 +8,11 @@ from benchmarks.prepare import inside, over_http
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description=__doc__)
-    parser.add_argument("--against", choices=["dynamo"], help="what else gets the conversations")
-    parser.add_argument("--only", choices=["inside", "http"], help="one of the two measurements")
-    parser.add_argument("--write", action="store_true", help="put the results into RESULTS.md")
+    parser.add_argument("--against", choices=["dynamo"], help="server to compare with")
+    parser.add_argument(
+        "--only", choices=["inside", "http"], help="run one of the two measurements"
+    )
+    parser.add_argument("--write", action="store_true", help="write the results to RESULTS.md")
     options = parser.parse_args()
     results = []
     if options.only != "http" and (found := inside.run()) is not None:

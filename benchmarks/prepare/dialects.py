@@ -1,4 +1,4 @@
-"""What clients of the three APIs send: histories, replays of responses, results, bodies."""
+"""Requests of the clients of the three APIs: histories, returned responses, tool results."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, whichever API it is offered in."""
+    """A tool, independent of the API."""
 
     name: str
     description: str
@@ -26,7 +26,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Offer:
-    """What every request of a session repeats."""
+    """The content that each request of a session repeats."""
 
     model: str
     system: str
@@ -34,7 +34,7 @@ class Offer:
 
 
 class Messages:
-    """As Claude Code writes them: its billing line changes with every request."""
+    """Messages requests of Claude Code: the billing line changes with each request."""
 
     codec: ClassVar[Codec] = MESSAGES
     path: ClassVar[str] = "/v1/messages"
@@ -75,7 +75,7 @@ class Messages:
 
 
 class Chat:
-    """As agents on the chat API write them: reasoning is sent back next to the content."""
+    """Chat requests of agents: reasoning is sent back next to the content."""
 
     codec: ClassVar[Codec] = CHAT
     path: ClassVar[str] = "/v1/chat/completions"
@@ -112,7 +112,7 @@ class Chat:
 
 
 class Responses:
-    """As Codex writes them: items of the response come back unchanged."""
+    """Responses requests of Codex: items of the response are sent back unchanged."""
 
     codec: ClassVar[Codec] = RESPONSES
     path: ClassVar[str] = "/v1/responses"

@@ -1,8 +1,8 @@
 """The same conversations over HTTP, to Dovetail and to Dynamo's frontend: CPU of each process.
 
-What a request costs there is more than its preparation: its body is received, the prompt goes to
-the engine as JSON or over Dynamo's own plane, an answer of a few dozen tokens is parsed, written
-and, here, recorded. Nothing of that is subtracted, on either side.
+The cost of a request includes more than its preparation: receiving the body, sending the prompt to
+the engine (as JSON or over Dynamo's request plane), parsing and writing a response of a few dozen
+tokens and, in Dovetail, recording it. None of this is subtracted, on either side.
 """
 
 import time
@@ -24,7 +24,7 @@ from benchmarks.prepare.inside import SIZES, TARGET, TOKENIZER
 from benchmarks.prepare.sample_texts import TOOL, SampleTexts
 from benchmarks.report import Result, table
 
-# Behind what says where the modules of the tests are.
+# After the import that adds the test modules to the path.
 # isort: split
 from server_process import qwen_folder
 
@@ -33,7 +33,7 @@ from dovetail_tokenizers import load_tokenizer
 APIS = ("messages", "chat")
 COLD, STEPS = 3, 24
 TIMEOUT_SECONDS = 120.0
-# Characters of a token in these sessions; of system and tools; of a step besides its result.
+# Characters per token in these sessions; of system text and tools; of a step without its result.
 CHARACTERS, HEAD, STEP = 3.4, 35_000, 450
 SCRIPTED_STEP = Part(
     "step",
@@ -42,17 +42,16 @@ SCRIPTED_STEP = Part(
     "\n</tool_call>",
 )
 INTRO = f"""\
-Milliseconds of processor time of the frontend's process for a request, answer and all, from the
-same conversations over HTTP (the mean of {STEPS} tool steps, each with 36 lines of code that are
-new, or of {COLD} conversations that nobody has seen before). In it on both sides: receiving the
-body, handing the prompt to the engine, and an answer of about 45 tokens with a thought and a call,
-not streamed.
+Milliseconds of CPU time of the frontend's process per request and response, for the same
+conversations over HTTP (the mean of {STEPS} tool steps, each with 36 new lines of code, or of
+{COLD} new conversations). Included on both sides: receiving the body, sending the prompt to the
+engine, and a non-streaming response of about 45 tokens with reasoning and a call.
 """
 
 
 @dataclass
 class Cost:
-    """Milliseconds of CPU for a request that was never seen before, and for one that goes on."""
+    """Milliseconds of CPU for a new conversation, and for one that continues."""
 
     api: str
     size: int
@@ -71,7 +70,7 @@ class Conversation:
         self._texts, self._items = begun(dialect, tokens, seed)
 
     def step(self) -> None:
-        """The model calls a tool and gets its result."""
+        """Send a request whose response calls a tool, and append the tool result."""
         response = self._post(written(self._dialect, self._texts, self._items))
         (id,) = self._dialect.call_ids(response)
         self._items += self._dialect.replay(response)
@@ -89,7 +88,7 @@ class Conversation:
 
 
 def begun(dialect: Dialect, tokens: int, seed: int) -> tuple[SampleTexts, list[Json]]:
-    """A history of about so many tokens that no server has made, and what goes on with it."""
+    """Build a history of about this many tokens that no server knows, and its further texts."""
     texts = SampleTexts(seed)
     items = dialect.question(SCRIPTED_STEP.cue)
     room = tokens * CHARACTERS - HEAD
@@ -117,13 +116,15 @@ def run(*, against_dynamo: bool) -> Result:
         if against_dynamo:
             with _dynamo(scratch) as frontend:
                 _measure(frontend, costs)
-    return Result("prepare_http", "A whole request", f"{INTRO}\n{_table(costs)}", _reading(costs))
+    return Result(
+        "prepare_http", "A complete request", f"{INTRO}\n{_table(costs)}", _reading(costs)
+    )
 
 
 def _measure(frontend: Frontend, costs: list[Cost]) -> None:
     Conversation(
         frontend, DIALECTS["chat"], 1000, 0
-    ).step()  # nothing is measured that is done but once
+    ).step()  # exclude one-time costs from the measurement
     for cost in costs:
         dialect, cold = DIALECTS[cost.api], []
         for seed in range(1, COLD + 1):
@@ -142,18 +143,18 @@ def _milliseconds(frontend: Frontend, conversation: Conversation, steps: int) ->
     before = _used(frontend.pid)
     for _ in range(steps):
         conversation.step()
-    time.sleep(0.1)  # what is recorded after a response counts too
+    time.sleep(0.1)  # include the recording after a response
     return (_used(frontend.pid) - before) / steps / 1e6
 
 
 def _used(pid: int) -> int:
-    """Nanoseconds that the threads of a process have run. One request is less than a tick."""
+    """Return the CPU nanoseconds of a process's threads. A request is shorter than a tick."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text("ascii").split()[0]) for thread in threads)
 
 
 def _wide(model: Path) -> Path:
-    """The folder with a window for the longest conversation."""
+    """Set a context length for the longest conversation, and return the folder."""
     path = model / "config.json"
     config = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode({**config, "max_position_embeddings": CONTEXT}))

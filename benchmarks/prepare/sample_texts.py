@@ -1,4 +1,4 @@
-"""Texts of the measured sessions: results that are real code, a user's prose."""
+"""Texts of the measured sessions: tool results with real code, and prose of the user."""
 
 import json
 import random
@@ -19,7 +19,7 @@ open read write if not line test fix add change call each new old size index key
 
 
 class SampleTexts:
-    """Texts for one session. Another seed gives other prose, and code from another place."""
+    """Texts for one session. The seed determines the prose and the selected code."""
 
     def __init__(self, seed: int = 1) -> None:
         self._random = random.Random(seed)
@@ -35,7 +35,7 @@ class SampleTexts:
         return {"command": self.prose(COMMAND_WORDS)}
 
     def result(self) -> str:
-        """Some lines of a file, with their numbers as Claude Code shows them."""
+        """Return some lines of a file, with line numbers in the format of Claude Code."""
         return "".join(next(self._lines) for _ in range(RESULT_LINES))
 
     def _tool(self, number: int) -> Tool:
@@ -45,7 +45,7 @@ class SampleTexts:
 
 
 def _code(seed: int) -> Iterator[str]:
-    """Lines of Python's standard library."""
+    """Yield lines of Python's standard library."""
     files = sorted(Path(json.__file__).parent.parent.glob("[a-z]*.py"))
     while True:
         for file in files[seed % len(files) :]:

@@ -36,7 +36,7 @@ class Session:
         self.add_question()
 
     def body(self) -> bytes:
-        """The next request."""
+        """Return the next request."""
         return msgspec.json.encode(self._dialect.body(self._texts.offer, self._items))
 
     def decode(self, body: bytes, memory: DecodeCache | None) -> Request:
@@ -46,7 +46,7 @@ class Session:
         return await self.preparer.prepare(self.decode(self.body(), self.memory))
 
     async def grow(self) -> None:
-        """One more turn: a tool step, or a final message and the user's next question."""
+        """Add a turn: a tool step, or a final message and the user's next question."""
         self._steps += 1
         if self._steps % (LOOP + 1):
             await self.step()
@@ -55,7 +55,7 @@ class Session:
             self.add_question()
 
     async def step(self) -> None:
-        """The model calls a tool and gets its result."""
+        """Add a tool call of the model and its result."""
         command = msgspec.json.encode(self._texts.command()).decode()
         call = f'<tool_call>\n{{"name": "{TOOL}", "arguments": {command}}}\n</tool_call>'
         response = await self._generate(call)
@@ -63,14 +63,14 @@ class Session:
         self._items += self._dialect.result(id, self._texts.result())
 
     async def respond(self) -> None:
-        """The model ends its turn with text."""
+        """Add a final text of the model."""
         await self._generate(self._texts.prose())
 
     def add_question(self) -> None:
         self._items += self._dialect.question(self._texts.prose())
 
     async def _generate(self, text: str) -> dict[str, Any]:
-        """The model outputs reasoning and this text: the response as the client gets it."""
+        """Generate reasoning and this text, and return the response as the client receives it."""
         prepared = await self.prepare()
         codec, prefix = self._dialect.codec, self._dialect.codec.call_id_prefix
         ids = self._tokenizer.encode(f"<think>\n{self._texts.prose()}\n</think>\n\n{text}")

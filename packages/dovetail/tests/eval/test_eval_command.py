@@ -91,7 +91,7 @@ def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Pat
     [
         ((), "URL is missing"),
         (("http://127.0.0.1:9",), "is a server running there?"),
-        (("http://127.0.0.1:9", "--api", "soap"), "there are messages, responses, chat"),
+        (("http://127.0.0.1:9", "--api", "soap"), "--api must be one of messages, responses, chat"),
         (("http://127.0.0.1:9", "--tasks", "cook"), "--tasks matches none of"),
         (("ftp://somewhere",), "expected an http://"),
     ],

@@ -81,9 +81,9 @@ def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetric
         (rejection(401, "who are you?"), {}, "(401): pass its key with --api-key"),
         (FakeResponse(body=b'{"data": []}'), {}, "serves no model yet"),
         (rejection(404, "no"), {}, "does not list its models: set --model"),
-        (listed(), {"model": "other"}, "no model 'other', only m"),
+        (listed(), {"model": "other"}, "does not serve --model 'other', only m"),
         (listed(max_model_len=2048), {}, ">= 6,000 tokens for the tasks, got 2,048"),
-        (listed(), {"api_key": "schlüssel"}, "no key has such characters"),
+        (listed(), {"api_key": "schlüssel"}, "--api-key contains characters"),
     ],
 )
 def test_unusable_targets_are_reported_at_once(
@@ -222,7 +222,7 @@ def test_a_full_window_is_no_fault() -> None:
         ([rejection(500, "out of memory")], "status 500: out of memory"),
         (
             [FakeResponse(body=b"data: {oops\n\n" + chunks(), kind="text/event-stream")],
-            "a frame of the stream could not be read",
+            "a frame of the stream could not be parsed",
         ),
         ([stream({"content": "x"}, reason="tool_calls")], "but the response has none"),
     ],
@@ -255,7 +255,7 @@ def test_calls_and_results_go_back_as_agents_send_them() -> None:
     sent = [json.loads(one["function"]["arguments"]) for one in assistant["tool_calls"]]
     assert sent == [{"input": '{"path": "a", "content": oops'}, {}]
     assert [one["tool_call_id"] for one in results] == ["c1", "c2"]
-    assert "no JSON" in results[0]["content"]
+    assert "not JSON" in results[0]["content"]
     assert results[1]["content"] == "(no files)"
 
 

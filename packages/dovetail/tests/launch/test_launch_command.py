@@ -144,7 +144,7 @@ def test_lines_are_printed_for_a_harness_that_is_not_installed(
         ([], "HARNESS is missing; must be one of claude (Claude Code), codex (Codex)"),
         (["nano"], "unknown harness 'nano'; must be one of claude (Claude Code), codex (Codex)"),
         (["claude"], "Install it with: npm install -g @anthropic-ai/claude-code"),
-        (["claude", "--api", "chat"], "Claude Code speaks messages, not 'chat'"),
+        (["claude", "--api", "chat"], "--api must be one of messages for Claude Code, got 'chat'"),
         (
             ["pi", "--print", "--url", "URL", "--engine", "vllm"],
             "--engine cannot be combined with --url",
@@ -229,7 +229,7 @@ def test_what_is_not_a_dovetail_can_be_an_engine(tmp_path: Path) -> None:
         ran = launch(tmp_path, "pi", "--print", "--url", url)
         assert ran.status == 1
         assert (
-            f"not a Dovetail server. To use it as an engine: --engine vllm --engine-url {url}"
+            f"not a Dovetail server. To use it as an engine, pass --engine vllm --engine-url {url}"
             in (ran.err)
         )
 
@@ -239,7 +239,7 @@ def test_foreign_server_is_reported(tmp_path: Path) -> None:
     with _other_server() as url:
         ran = launch(tmp_path, "claude", "--print", DOVETAIL_HTTP_PORT=url.rpartition(":")[2])
         assert ran.status == 1
-        assert f"To use it as an engine: --engine vllm --engine-url {url}" in ran.err
+        assert f"To use it as an engine, pass --engine vllm --engine-url {url}" in ran.err
         assert "needs 49,152 tokens" in ran.err
 
 

@@ -210,10 +210,10 @@ def test_what_a_summary_remembers_is_bounded() -> None:
 
 
 def test_estimates_are_marked_and_nothing_seen_is_not_nothing_lost() -> None:
-    assert "Nothing was lost" not in format_summary(TrafficSummary(), {})
+    assert "No problems found" not in format_summary(TrafficSummary(), {})
     counted = msgspec.structs.replace(ANALYSIS, basis="counted")
-    assert "~990 of ~1,000 to compute, ~900 needlessly" in format_exchange(counted)
-    assert "in prompts                        ~1,000" in format_summary(
+    assert "~990 of ~1,000 to prefill, ~900 avoidable" in format_exchange(counted)
+    assert "prompt tokens                     ~1,000" in format_summary(
         TrafficSummary([counted]), {}
     )
     sure = msgspec.structs.replace(ANALYSIS, basis="confirmed")

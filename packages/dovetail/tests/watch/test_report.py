@@ -308,7 +308,7 @@ def test_a_call_that_the_server_left_in_its_text(lens: ReferenceModel | None) ->
     outputs = [REASONING + "I look. " + CALL_TOOL, "Fine."]
     first, second = session(MessagesAgent(), outputs, server=without_tool_parser(), lens=lens)
     assert codes(first) == ["call_as_text"]
-    assert first.findings[0].detail == "a call of run_command stayed in text"
+    assert first.findings[0].detail == "a call of run_command is in the text"
     assert (first.calls, codes(second)) == (0, [])
 
 
@@ -385,7 +385,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
 @pytest.mark.parametrize(
     ("body", "more", "expected"),
     [
-        ({"messages": 7}, {}, "not understood: "),
+        ({"messages": 7}, {}, "not decodable: "),
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, {}, "prompts cannot be compared"),
         ({"messages": [{"role": "user", "content": "Hi!"}]}, {"status": 500}, ""),
         ({"messages": [{"role": "user", "content": "Hi!"}]}, {"response": b"<html>"}, ""),

@@ -247,7 +247,7 @@ def test_fixing_serves_the_same_traffic_on_exact_turns(folder: Path) -> None:
     report = json.loads(report_path.read_text())
     assert [one["fixed"] for one in report["exchanges"]] == [True] * STEPS + [False] * 3 + [True]
     assert report["whole"]["fixed"] == STEPS + 1
-    assert sum(n for why, n in report["unobserved"].items() if "passed on" in why) == 3
+    assert sum(n for why, n in report["unobserved"].items() if "forwarded" in why) == 3
     assert [one["basis"] for one in report["exchanges"][:STEPS]] == ["confirmed"] * STEPS
     totals = [one["exact"]["total"] for one in report["exchanges"][:STEPS]]
     assert totals == [one.prompt for one in made]

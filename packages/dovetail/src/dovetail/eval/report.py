@@ -263,8 +263,8 @@ def _prefix_break_notes(one: PassMetrics) -> list[str]:
     ]
     if one.prefixes.needless:
         lines.append(
-            f"{one.name}: {one.prefixes.needless:,} tokens in total were re-prefilled that exact "
-            "turns would avoid; no cache can avoid them without"
+            f"{one.name}: {one.prefixes.needless:,} tokens are re-prefilled even with a perfect "
+            "cache; exact turns avoid this"
         )
     return lines
 
