@@ -25,7 +25,7 @@ def run() -> Result:
             f"  {family.name:<18}", *(f"{cell:>6}" for cell in _row(family.name, text, reasoning))
         )
     summary = f"Text: {reading(text)}\nReasoning: {reading(reasoning)}"
-    failures = [*not_flat(text, "text"), *not_flat(reasoning, "thought")]
+    failures = [*not_flat(text, "text"), *not_flat(reasoning, "reasoning")]
     return Result("prose", "Text and reasoning", _numbers(text, reasoning), summary, failures)
 
 

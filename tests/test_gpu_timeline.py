@@ -61,11 +61,11 @@ def test_a_mark_is_the_token_that_brings_it_about() -> None:
     output.text(5)
     output.end()
     marks = output.marks
-    assert marks["thought closed"] - marks["thought"] == REASONING_TOKENS
-    assert marks["first complete"] - marks["thought closed"] == CALL_TOKENS
+    assert marks["reasoning closed"] - marks["reasoning"] == REASONING_TOKENS
+    assert marks["first complete"] - marks["reasoning closed"] == CALL_TOKENS
     decoded = {name: tokenizer.decode(output.ids[: at + 1]) for name, at in marks.items()}
-    assert decoded["thought"] == "<think>\n The"
-    assert decoded["thought closed"].endswith("\n</think>")
+    assert decoded["reasoning"] == "<think>\n The"
+    assert decoded["reasoning closed"].endswith("\n</think>")
     assert decoded["first opened"].endswith("<parameter=content>\n")
     assert decoded["second complete"].endswith("</parameter>\n</function>\n")
     assert decoded["end"].endswith("<|im_end|>")

@@ -94,7 +94,7 @@ def fragments(folder: Path, sources: list[Source]) -> Iterator[str]:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """The modules that a file imports from, and the names that may be modules."""
+    """Return the modules that a file imports from, and the names that may be modules."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -121,7 +121,7 @@ def row(package: str, sources: list[Source], lengths: list[int]) -> str:
 
 
 def p90(lengths: list[int]) -> int:
-    """The length that nine functions in ten do not exceed; `lengths` is sorted."""
+    """Return the length that nine functions in ten do not exceed; `lengths` is sorted."""
     return lengths[-(-len(lengths) * 9 // 10) - 1] if lengths else 0
 
 

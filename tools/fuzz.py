@@ -37,7 +37,7 @@ def markers_of(family: Family) -> list[str]:
 
 
 def corpus_of(family: Family) -> list[str]:
-    """The family's sample and the texts of its cases."""
+    """Return the family's sample and the texts of its cases."""
     path = CASES / f"{family.name}.yaml"
     cases = yaml.safe_load(path.read_text())["cases"] if path.exists() else []
     return [family.sample, *(case["text"] for case in cases)]

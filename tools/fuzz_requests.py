@@ -56,7 +56,7 @@ ODD: tuple[Any, ...] = (
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container in the value with each of its keys or positions."""
+    """Return every container in the value with each of its keys or positions."""
     found: list[tuple[Any, Any]] = []
     todo = [value]
     while todo:

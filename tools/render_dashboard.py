@@ -29,7 +29,7 @@ class Panel:
 
 
 def rate(name: str, *by: str, where: str = OF_MODEL) -> str:
-    """How fast a counter grows, of all workers together."""
+    """Return how fast a counter grows, of all workers together."""
     return f"sum by ({', '.join(by)}) (rate(dovetail_{name}_total{{{where}}}{RATE}))"
 
 
@@ -40,7 +40,7 @@ def share(kind: str, name: str, label: str) -> str:
 
 
 def quantiles(name: str, where: str = OF_MODEL) -> dict[str, str]:
-    """The middle and the slow end of a histogram."""
+    """Return the middle and the slow end of a histogram."""
     bucket = f"sum by (le) (rate(dovetail_{name}_bucket{{{where}}}{RATE}))"
     return {f"p{at}": f"histogram_quantile(0.{at}, {bucket})" for at in (50, 95, 99)}
 
@@ -163,7 +163,7 @@ def main() -> int:
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS.items():

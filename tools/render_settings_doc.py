@@ -36,7 +36,7 @@ def _section() -> str:
 
 
 def _row(one: "Field[Any]", kind: Any) -> str:
-    """A line of the table; a star is for what may differ from model to model."""
+    """Return a line of the table; a star is for what may differ from model to model."""
     flag = {"model": "MODEL", "models": "[[models]]"}.get(one.name, _spelled(one.name))
     star = "*" if one.metadata["per_model"] else ""
     text = str(one.metadata["help"]).replace("|", "\\|").replace("*", "\\*")

@@ -55,12 +55,12 @@ class ScriptedOutput:
     def think(self, tokens: int) -> None:
         """Add reasoning with this many tokens from its first word to its closing marker."""
         self._add("<think>\n")
-        self.marks["thought"] = len(self.ids)
+        self.marks["reasoning"] = len(self.ids)
         closing = self._tokenizer.encode("\n</think>")
         self._fill(tokens - len(closing) + 1)
-        self.marks["thought said"] = len(self.ids) - 1
+        self.marks["reasoning ended"] = len(self.ids) - 1
         self.ids += closing
-        self.marks["thought closed"] = len(self.ids) - 1
+        self.marks["reasoning closed"] = len(self.ids) - 1
 
     def call(self, name: str, tokens: int) -> None:
         """Add a call with this many tokens, including leading space; the last completes it."""

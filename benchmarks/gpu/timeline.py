@@ -33,9 +33,9 @@ WARM_UP = 1
 
 #: The events of the timeline, and the token that triggers each.
 EVENTS = {
-    "thinking starts": "thought",
-    "last thinking delta": "thought said",
-    "thinking block ends": "thought closed",
+    "thinking starts": "reasoning",
+    "last thinking delta": "reasoning ended",
+    "thinking block ends": "reasoning closed",
     "first argument bytes": "call opened",
     "last argument bytes": "call complete",
     "call's block ends": "call complete",
@@ -49,7 +49,7 @@ Test = Callable[[Arrival], bool]
 async def timeline(rounds: int, pace: float = PACE, tokenizer: Path = QWEN3) -> dict[str, Any]:
     """Measure the milliseconds since the request, for each event and round."""
     output = _script_output(tokenizer)
-    first = max(0.0, FIRST_WORD - output.marks["thought"] * PACE)
+    first = max(0.0, FIRST_WORD - output.marks["reasoning"] * PACE)
     async with run_paced_server(output.ids, Pace(first, pace), tokenizer) as server:
         streams = await server.play("messages", 1, WARM_UP + rounds)
     return {

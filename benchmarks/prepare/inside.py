@@ -20,7 +20,7 @@ from dovetail.pipeline.preparation import ChatPreparer
 
 INTRO = """\
 Milliseconds of CPU time, the best of several turns, for sessions that grow step by step (reasoning
-and seals are sent back, the user asks a question every 8 tool steps), with the template and
+and seals are sent back, a user's question every 8 tool steps), with the template and
 tokenizer of Qwen3. *Decode* is from bytes to a request, with a `DecodeCache`; *scan* is a bare scan
 of the same JSON; *prepare* is normalize, recognize, render and tokenize. A tool step adds a result
 of 36 lines of code; with a question, the template drops the reasoning of the last loop, which is
@@ -192,8 +192,8 @@ def _reading(measured: list[Costs]) -> str:
     growth = max(spent) / spent[0]
     cold = max(costs.best["cold"] / costs.best["tokenizers"] for costs in measured)
     return (
-        f"Messages: a tool step at {TARGET // 1000}k tokens takes {at_target.total:.2f} ms in total, "
-        f"{_within(at_target.total, LIMIT)} {LIMIT:.0f} ms. Without decoding the body, the "
+        f"Messages: a tool step at {TARGET // 1000}k tokens takes {at_target.total:.2f} ms in "
+        f"total, {_within(at_target.total, LIMIT)} {LIMIT:.0f} ms. Without decoding the body, the "
         f"maximum is {growth:.2f} times the cost at {SIZES[0] // 1000}k tokens, "
         f"{_within(growth, FLAT)} {FLAT}. Cold, at most {cold:.2f} times the bare tokenizer, "
         f"{_within(cold, COLD_LIMIT)} {COLD_LIMIT}.\n"
