@@ -200,7 +200,9 @@ def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
             return BROKEN
         return served(stream())(request)  # type: ignore[no-any-return]
 
-    with pytest.raises(EvalError, match=r"Dovetail cannot start in front of http://.*invalid response"):
+    with pytest.raises(
+        EvalError, match=r"Dovetail cannot start in front of http://.*invalid response"
+    ):
         tried(reply, replace(ONE, apis=("chat",)))
 
 
