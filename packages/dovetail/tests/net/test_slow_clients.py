@@ -209,7 +209,7 @@ def test_client_that_vanished_while_waiting_is_detected() -> None:
             try:
                 client.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
             except OSError:
-                pytest.skip("only an administrator can take a connection away without an end")
+                pytest.skip("only root can close a connection without a FIN")
             finally:
                 client.close()
             assert (await stage.ended.get())["disconnected"] is True

@@ -129,7 +129,7 @@ def test_unit_matches_the_settings() -> None:
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     analyze = which("systemd-analyze")
     if analyze is None:
-        pytest.skip("no systemd here")
+        pytest.skip("systemd is not installed")
     unit = (DEPLOY / "dovetail.service").read_text()
     there = unit.replace("/opt/dovetail/bin/dovetail", "/bin/true")
     (tmp_path / "dovetail.service").write_text(there)

@@ -93,7 +93,7 @@ SCENES: dict[str, tuple[dict[str, str], set[str]]] = {
 def _promtool(*arguments: str | Path, place: Path) -> str:
     program = which("promtool")
     if program is None:
-        pytest.skip("no promtool here: it comes with Prometheus")
+        pytest.skip("promtool is not installed: it is part of Prometheus")
     done = subprocess.run(
         [program, *arguments], cwd=place, capture_output=True, text=True, check=False
     )

@@ -45,7 +45,7 @@ LONG = "Write a very long story about the sea, with many chapters."
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder that already contains the weights."""
     if not WEIGHTS.exists():
-        pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
+        pytest.skip("no weights: run tools/fetch_tokenizers.py smollm2")
     if find_spec("xllamacpp") is None:
         pytest.skip("xllamacpp is not installed")
     place = tmp_path_factory.mktemp("home")
@@ -247,7 +247,7 @@ def _engine_of(parent: int) -> int:
     """The only child process of a server."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
     if not children.exists():
-        pytest.skip("this system does not tell the children of a process")
+        pytest.skip("this system does not list the children of a process")
     found = children.read_text().split()
     assert len(found) == 1
     return int(found[0])

@@ -47,7 +47,7 @@ def standing(stand_in: FakeSglang) -> Iterator[Endpoint]:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     if not (TOKENIZERS / "qwen3").is_dir():
-        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+        pytest.skip("the qwen3 tokenizer is not available: run make tokenizers")
     return load_tokenizer(TOKENIZERS / "qwen3")
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from abuse_requests import Attack
 from http_fixture import Reply, read_reply
 
-TIMEOUT_SECONDS = 60.0  # for one response
+TIMEOUT_SECONDS = 60.0  # per response
 
 
 @dataclass
@@ -29,7 +29,7 @@ class AttackResults:
 
 
 def _is_valid_error(attack: Attack, reply: Reply) -> bool:
-    """Whether an error is described in JSON; only what is no HTTP gets an empty body."""
+    """Whether an error is described in JSON; only bytes that are not HTTP get an empty body."""
     if reply.status < 400 or attack.method == "HEAD" or not reply.body:
         return True
     error = reply.json["error"]
@@ -37,7 +37,7 @@ def _is_valid_error(attack: Attack, reply: Reply) -> bool:
 
 
 async def run_attacks(url: str, attacks: Iterable[Attack], clients: int = 8) -> AttackResults:
-    """Send all of them, several at a time, each client over one connection while it lasts."""
+    """Send all attacks, several at a time, each client over one connection while it lasts."""
     results, todo = AttackResults(), iter(attacks)
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
@@ -71,7 +71,7 @@ async def _client(url: str, todo: Iterator[Attack], results: AttackResults) -> N
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process holds, less what it shares with its files."""
+    """Bytes of memory that a process uses, without those shared with its files."""
     for entry in Path(f"/proc/{pid}/status").read_text().splitlines():
         if entry.startswith("RssAnon:"):
             return int(entry.split()[1]) << 10
@@ -83,7 +83,7 @@ def open_files(pid: int) -> int:
 
 
 def get(url: str, path: str) -> tuple[int, bytes]:
-    """One plain request, over a connection of its own."""
+    """Send one plain request over a separate connection."""
     address = urlsplit(url)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_SECONDS)
     try:

@@ -32,7 +32,7 @@ def get(path: bytes = b"/live", headers: bytes = b"") -> bytes:
 class Shape:
     """A request that can be parsed in two ways, or in none.
 
-    status: The only right response.
+    status: The only correct status.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Shape:
     status: int = 400
 
 
-#: Where a proxy in front and we ourselves could disagree about where a request ends.
+#: Requests for which a proxy and our server could disagree about where they end.
 SMUGGLING = (
     Shape("a length and chunks", post(LENGTH + CHUNKED, chunks(BODY))),
     Shape("chunks and a length", post(CHUNKED + LENGTH, chunks(BODY))),
@@ -67,7 +67,7 @@ SMUGGLING = (
     Shape("bare newlines", post(LENGTH).replace(b"\r\n", b"\n")),
 )
 
-#: What is no HTTP/1.1 at all.
+#: Bytes that are not HTTP/1.1.
 GARBAGE = (
     Shape("a NUL in a value", post(LENGTH + b"x-a: b\0c\r\n")),
     Shape("a carriage return in a value", post(LENGTH + b"x-a: b\rc\r\n")),
@@ -91,7 +91,7 @@ GARBAGE = (
 
 
 class Wire:
-    """A connection. Everything that is read has to arrive in time."""
+    """A connection. All data that is read has to arrive in time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -120,7 +120,7 @@ class Wire:
 
 
 async def wire_to(stage: Stage, sent: bytes = b"", **more: Any) -> Wire:
-    """A connection on which something was sent already."""
+    """Open a connection and send data."""
     wire = Wire(*await stage.connect(limit=1 << 20, **more))
     wire.writer.write(sent)
     return wire

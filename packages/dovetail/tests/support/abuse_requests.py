@@ -1,6 +1,6 @@
-"""Requests that are wrong in every way that a client can be wrong, as many as one likes.
+"""Requests with every kind of error that a client can make, in any number.
 
-Each is bytes for a connection, made from a seed alone: what broke a server can be sent again.
+Each is bytes for a connection, generated from a seed, so that a failure can be reproduced.
 """
 
 import copy
@@ -90,7 +90,7 @@ class Attack:
 
 
 def attacks(seed: int, count: int, model: str) -> Iterator[Attack]:
-    """So many requests, every kind in turn, each different."""
+    """Generate so many requests of all kinds in turn, each different."""
     kinds = (_mutated, _mutated, _raw, _spoiled, _coded, _headed, _addressed, _truncated)
     for number in range(count):
         dice = random.Random(f"{seed}-{number}")
@@ -98,7 +98,7 @@ def attacks(seed: int, count: int, model: str) -> Iterator[Attack]:
 
 
 def _mutated(dice: Dice, model: str) -> Attack:
-    """A request as real clients send it, with a few values that do not belong there."""
+    """A request as real clients send it, with a few wrong values."""
     api = dice.choice([*GENERATING])
     body = mutate(dice, {**dice.choice(corpus(api)), "model": model})
     path = GENERATING[api] if dice.random() < 0.8 else dice.choice(PATHS)
@@ -110,7 +110,7 @@ def _raw(dice: Dice, model: str) -> Attack:
 
 
 def _spoiled(dice: Dice, model: str) -> Attack:
-    """Bytes changed, cut out or repeated in a good request."""
+    """A valid request with bytes changed, removed or repeated."""
     api = dice.choice([*GENERATING])
     body = bytearray(_json({**dice.choice(corpus(api)), "model": model}))
     for _ in range(dice.randint(1, 6)):
@@ -150,7 +150,7 @@ def _addressed(dice: Dice, model: str) -> Attack:
 
 
 def _truncated(dice: Dice, model: str) -> Attack:
-    """Less than was promised, and the client is gone: anywhere in the head or the body."""
+    """A request that is truncated anywhere in the head or the body by a disconnect."""
     whole = _mutated(dice, model).sent
     return Attack("truncated", "POST", whole[: dice.randrange(1, len(whole))], aborts=True)
 
@@ -184,7 +184,7 @@ def mutate(dice: Dice, request: dict[str, Any]) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in the value with each of its keys or positions."""
+    """Yield every container in the value with each of its keys or positions."""
     keys = list(value) if isinstance(value, dict) else range(len(value))
     for key in keys:
         yield value, key
@@ -193,7 +193,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _json(value: Any) -> bytes:
-    """As Python's own clients write it, lone surrogates and all."""
+    """Encode JSON as Python's own clients do, including lone surrogates."""
     return json.dumps(value).encode()
 
 

@@ -1,7 +1,7 @@
-"""Agent harnesses as a server sees them: what they send, and how they replay responses.
+"""Simulated agent harnesses: what they send, and how they replay responses.
 
-Each is written from recorded runs of the real one. They read the frames that our encoders write,
-and store their history in the wire format of their API.
+Each is written from recorded runs of the real harness. They read the frames that our encoders
+write, and store their history in the wire format of their API.
 """
 
 import json
@@ -241,7 +241,7 @@ class Codex(Agent):
 
 
 class OpenCode(Codex):
-    """Keeps the encrypted content of reasoning and not its text."""
+    """Stores the encrypted content of reasoning, but not its text."""
 
     name, keeps_reasoning = "opencode", False
 

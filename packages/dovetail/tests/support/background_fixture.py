@@ -39,7 +39,7 @@ class Gate:
 
 
 async def until(stage: Stage, id: str, status: str) -> Any:
-    """The response, once it has the status."""
+    """Wait until the response has the status."""
     client = stage.openai()
     while (response := await client.responses.retrieve(id)).status != status:
         assert response.status in ("queued", "in_progress"), response.status
@@ -48,7 +48,7 @@ async def until(stage: Stage, id: str, status: str) -> Any:
 
 
 def shared_service(store: MemoryResponseBackend) -> tuple[ModelRegistry, StageEngine]:
-    """One of several servers over one store."""
+    """One of several servers with a shared store."""
     registry, engine = service()
     return ModelRegistry(registry.entries, {}, ResponseStore(store, has_peers=True)), engine
 
@@ -60,7 +60,7 @@ async def two_workers(
     *,
     max_followed_streams: int = MAX_FOLLOWED_STREAMS,
 ) -> AsyncIterator[tuple[Stage, Stage]]:
-    """Two worker processes of one server, in one loop. They do not poll their store."""
+    """Two worker processes of one server, in one event loop. They do not poll their store."""
     polling = BackgroundOptions(poll_seconds=3600.0)
     options = replace(options or HttpOptions(), background_options=polling)
     store = MemoryResponseBackend()

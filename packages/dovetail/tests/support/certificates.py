@@ -1,4 +1,4 @@
-"""Real certificates for tests: an authority of our own, and what it signs."""
+"""Real certificates for tests, signed by a test authority."""
 
 import ssl
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate and its key, as files."""
+    """The files of a certificate and its key."""
 
     cert: Path
     key: Path
@@ -22,7 +22,7 @@ class Issued:
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1 and localhost. `file` is what clients have to trust."""
+    """Signs certificates for 127.0.0.1 and localhost. `file` is the CA file for clients."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,9 +40,9 @@ class Authority:
         self.file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, password: bytes | None = None, days: float = 90) -> Issued:
-        """A certificate in files of that name; what stood there before is replaced.
+        """Issue a certificate in files of that name, which replace existing ones.
 
-        It ends after so many days; less than none, and it has ended.
+        It expires after so many days; with a negative number, it has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         made = _begun(_named("localhost"), self._name, key, days)
@@ -63,12 +63,12 @@ class Authority:
         return Issued(cert, file, signed.serial_number)
 
     def trust(self) -> ssl.SSLContext:
-        """What a client that trusts this authority connects with."""
+        """Return a TLS context of a client that trusts this authority."""
         return ssl.create_default_context(cafile=str(self.file))
 
 
 def serial_of(connected: ssl.SSLSocket | ssl.SSLObject) -> int:
-    """Of the certificate that a server showed."""
+    """Return the serial of the certificate that a server sent."""
     shown = connected.getpeercert(binary_form=True)
     assert shown is not None
     return x509.load_der_x509_certificate(shown).serial_number

@@ -6,7 +6,7 @@ from dovetail_model import Event, Request
 
 
 class RecordingSink:
-    """An `EventSink` that records its events and always has room."""
+    """An `EventSink` that records its events and is never full."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, list[Event]]] = []
@@ -16,7 +16,7 @@ class RecordingSink:
         return True
 
     async def drain(self) -> None:
-        """Return at once: there is always room."""
+        """Return immediately: the sink is never full."""
 
 
 async def run_and_collect(entry: ModelEntry, request: Request, call: str = "call") -> list[Event]:

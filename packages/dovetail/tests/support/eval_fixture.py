@@ -1,4 +1,4 @@
-"""Fixtures for eval: scripted agents, and a server like vLLM, with chat and token prompts."""
+"""Fixtures for eval: scripted agents, and a server like vLLM with chat and token prompts."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ MODEL = "some-org/some-model"
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A call as the model writes it, more tightly than any template would."""
+    """A call as the model writes it, with less white space than any template."""
     fields = {"name": name, "arguments": arguments}
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return f"<tool_call>\n{text}\n</tool_call>"
@@ -116,7 +116,7 @@ def perfect() -> dict[str, Any]:
 
 
 def scripted(tasks: dict[str, list[str]]) -> dict[str, Any]:
-    """A script with the outputs of each task; the last one is repeated."""
+    """A script with the outputs of each task; the last output is repeated."""
     rules = [
         {"when": {"text": f"Task {name}."}, "turns": [{"text": text} for text in outputs]}
         for name, outputs in tasks.items()
@@ -149,7 +149,7 @@ class RecordingSink:
 
 
 def _with_ids(engine: RecordingEngine, send: Send) -> Send:
-    """The end of a chat's stream with the ids that vLLM has in its chunks."""
+    """The last chunks of a chat stream, with the ids that vLLM includes."""
 
     async def send_with_ids(message: Message) -> None:
         body = message.get("body", b"")
@@ -167,9 +167,9 @@ def _with_ids(engine: RecordingEngine, send: Send) -> Send:
 async def like_vllm(
     folder: Path, script: dict[str, Any], *, returns_ids: bool = True
 ) -> AsyncIterator[str]:
-    """A server like vLLM, with a chat that renders each prompt anew, and token prompts.
+    """A server like vLLM, with a chat API that renders each prompt from text, and token prompts.
 
-    Both are answered by one scripted engine with one prefix cache.
+    One scripted engine with one prefix cache serves both.
     """
     model = load_model(folder, tool_parser="hermes", reasoning_parser="qwen3")
     ids = (model.tokenizer.controls["<|im_end|>"],)

@@ -1,8 +1,8 @@
-"""The exactness matrix: every available model and every harness, measured.
+"""The exactness matrix: every available model with every harness, measured.
 
-A step goes from one prompt to the next. It is exact if the next prompt begins with the prompt
-before and all that was generated behind it, token for token. The test asserts what is measured
-here, and the document states it.
+A step leads from one prompt to the next. It is exact if the next prompt starts with the previous
+prompt and the output after it, token for token. The test asserts the values that are measured here,
+and the document states them.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ OFF = PromptSettings(replay="client")
 
 @dataclass(frozen=True)
 class Step:
-    """From a prompt and its turn to the next prompt.
+    """A step from a prompt and its turn to the next prompt.
 
-    `preserved`: the model's own policy keeps the turn. `ends_well`: it is followed by its stop
-    token. `as_cold`: the prompt is what a server without memory makes of the request.
-    `keeps_earlier`: everything before the last loop is unchanged. `generated` are the turn's
-    tokens; `reprefilled` those that had been in the engine's cache and have to be prefilled again,
-    `reprefilled_off` the same without the ledger, and `reprefilled_clean` without it for a model
-    whose spacing and tokens are as its template and tokenizer would have them.
+    `preserved`: the model's own policy keeps the turn. `ends_well`: its stop token follows it.
+    `as_cold`: the prompt is what a server without a ledger renders. `keeps_earlier`: everything
+    before the last loop is unchanged. `generated` is the number of tokens of the turn;
+    `reprefilled` of those that were in the engine's cache and have to be prefilled again;
+    `reprefilled_off` the same without the ledger; `reprefilled_clean` without it for a model whose
+    spacing and tokens are those of its template and tokenizer.
     """
 
     follower: Follower
@@ -77,7 +77,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """All sessions with one model. `left_out` is what its notation cannot express."""
+    """All sessions with one model. `left_out` lists what its notation cannot express."""
 
     pair: Pair
     policy: Policy
@@ -87,7 +87,7 @@ class Row:
 
 @dataclass
 class Session:
-    """A session that was run. `cold` has the prompts of a server without memory."""
+    """A session that was run. `cold` has the prompts of a server without a ledger."""
 
     pair: Pair
     turns: list[ScriptedTurn] = field(default_factory=list)
@@ -95,12 +95,12 @@ class Session:
     cold: dict[int, "array[int]"] = field(default_factory=dict)
 
     def follower(self, at: int) -> Follower:
-        """What follows a turn."""
+        """Return what follows a turn."""
         return "tool" if self.turns[at].calls else "user"
 
 
 def policy_of(found: Model) -> Policy:
-    """What a model's template does to earlier turns at a user turn, by its profile."""
+    """Return what a model's template does to earlier turns at a user turn, by its profile."""
     facts = found.profile
     if found.reasoning_parser is None:
         return "keeps" if facts.keeps_plain else "moves the tools"
@@ -157,7 +157,7 @@ async def run_session(
     *,
     clean: bool = False,
 ) -> Session:
-    """Run the whole script. `compare` prepares the prompts after user turns once more."""
+    """Run the complete script. `compare` also prepares the prompts after user turns again."""
     session, agent = Session(pair), kind(session=kind.name)
     runner = make_runner(pair, make_preparer(pair, settings))
     send_question(session, agent)
@@ -172,7 +172,7 @@ async def run_session(
 
 @cache
 def measure(pair: Pair) -> Row:
-    """One row of the matrix."""
+    """Measure one row of the matrix."""
     return asyncio.run(_measure(pair))
 
 
@@ -191,9 +191,9 @@ async def _measure(pair: Pair) -> Row:
 
 
 async def new_tokens(pair: Pair) -> list[int]:
-    """Count the tokens of each prompt that are new.
+    """Count the new tokens of each prompt.
 
-    They are what is left to prefill if no template ever changes an earlier turn.
+    These remain to be prefilled if no template ever changes an earlier turn.
     """
     with patch.object(PromptRenderer, "replay_start", return_value=0):
         session = await run_session(pair, MessagesAgent)
@@ -206,7 +206,7 @@ async def new_tokens(pair: Pair) -> list[int]:
 
 
 def count_reprefilled(session: Session, at: int, new: int) -> int:
-    """What has to be prefilled for a turn, less what is new in its prompt."""
+    """Return the tokens that have to be prefilled for a turn, without those new in its prompt."""
     ids, before = session.turns[at].prepared.prompt.ids, session.turns[at - 1].token_ids
     return max(0, len(ids) - common_prefix(before, ids) - new)
 
@@ -234,20 +234,21 @@ def _step(
 
 
 def _ends_well(session: Session, at: int) -> bool:
-    """Whether the token that the model ended its turn with stands behind it in the next prompt."""
+    """Whether the stop token that the model sampled follows its turn in the next prompt."""
     before = session.turns[at - 1]
     follows = session.turns[at].prepared.prompt.ids[len(before.token_ids)]
     controls = model(session.pair).tokenizer.controls
     stop = before.generation.build_entry().stop
     if session.pair.name == "gpt-oss" and stop == controls["<|return|>"]:
-        stop = controls["<|end|>"]  # sampled at the end of an answer, never written in a history
+        stop = controls["<|end|>"]  # sampled at the end of a final turn, never written in a history
     return follows == stop
 
 
 def _keeps_earlier(session: Session, at: int) -> bool:
-    """Whether the next prompt begins with all up to the question that opened the last loop.
+    """Whether the next prompt starts with everything up to the user turn before the last loop.
 
-    A template that moves its tools has them before that question: there it is all before it.
+    A template that moves its tools has them before that user turn: then everything before it
+    counts.
     """
     prompt, before = session.turns[at].prepared.prompt, session.turns[at - 1].token_ids
     opened = max(n for n in session.questions if n < at)
@@ -256,11 +257,11 @@ def _keeps_earlier(session: Session, at: int) -> bool:
         if opened == 0:
             return True
     same = model(session.pair).tokenizer.decode(before[: common_prefix(before, prompt.ids)])
-    # Some tokenizers put accents and letters together.
+    # Some tokenizers join accents and letters.
     return normalize("NFC", session.questions[opened].strip()) in normalize("NFC", same)
 
 
 def common_prefix(one: "array[int]", other: "array[int]") -> int:
-    """How many tokens two prompts begin with together."""
+    """Count the tokens that two prompts have in common at their start."""
     shorter = min(len(one), len(other))
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)

@@ -67,7 +67,7 @@ def check_sample(sample: TrainingSample, expected_turns: dict[str, ExpectedTurn]
         output = ids[turn.prompt_end : turn.end]
         if turn is sample.turns[-1] or output[-1:] == [turn.stop]:
             assert output == expected.output
-        else:  # the next prompt ends the turn in another way than the model did
+        else:  # the next prompt ends the turn with another token than the model did
             assert [*output, turn.stop] == expected.output
             assert ids[turn.end] != turn.stop
         expected_mask[turn.prompt_end : turn.end] = [1] * len(output)
@@ -81,7 +81,7 @@ def check_sample(sample: TrainingSample, expected_turns: dict[str, ExpectedTurn]
 
 
 def count_breaks(turns: Sequence[ScriptedTurn]) -> int:
-    """Count the prompts that do not begin with the previous prompt and turn."""
+    """Count the prompts that do not start with the previous prompt and turn."""
     return sum(
         after.prepared.prompt.ids[: len(before.token_ids)] != before.token_ids
         for before, after in pairwise(turns)

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer: what takes hours is tested in no time."""
+"""An event loop whose clock jumps to the next timer, so that tests of hours take no time."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Returns at once, and advances the clock by the timeout."""
+    """Returns immediately, and advances the clock by the timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +34,6 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def run_jumping(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run it to the end, in virtual time from 0."""
+    """Run a coroutine to its end, in virtual time from 0."""
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""The real clients, each in an environment of its own. `make harnesses` fetches them."""
+"""The real harnesses, each in its own environment. `make harnesses` fetches them."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ _QUIET = {
 def claude_code(
     folder: Path, address: str, model: str, prompt: str, *, status: int = 0, **variables: str
 ) -> str:
-    """What Claude Code prints, as lines of JSON. It works in `work` and lives in `home`."""
+    """Run Claude Code in the folder `work` with the home `home`; return the JSON lines printed."""
     command = [_program("claude"), "-p", prompt]
     command += ["--model", model, "--output-format", "stream-json", "--verbose"]
     return _run(
@@ -51,5 +51,5 @@ def _run(folder: Path, command: list[str], status: int, **variables: str) -> str
 
 def _program(name: str) -> str:
     if not (PROGRAMS / name).exists():
-        pytest.skip(f"the real {name} is not at hand: make harnesses (it needs npm)")
+        pytest.skip(f"the real {name} is not available: run make harnesses (requires npm)")
     return str(PROGRAMS / name)

@@ -1,4 +1,4 @@
-"""Histories as clients may make them: replayed, edited, forked, merged."""
+"""Histories as clients may send them: replayed, edited, forked, merged."""
 
 import json
 import random
@@ -96,7 +96,7 @@ def _reasoning(dice: random.Random) -> str:
 
 
 class Client:
-    """Makes histories of a tenant's branches: as harnesses replay them, edited, forked, merged."""
+    """Derives histories from a tenant's branches: replayed, edited, forked, merged."""
 
     def __init__(self, cluster: Cluster, dice: random.Random) -> None:
         self._cluster = cluster
@@ -104,7 +104,7 @@ class Client:
         self._fresh = 0
 
     def history(self) -> tuple[str, list[Turn]]:
-        """A tenant, and turns that it may send."""
+        """Return a tenant and turns that it may send."""
         dice = self._dice
         last = dice.choice(self._cluster.generated)
         turns = list(last.history)
@@ -131,7 +131,7 @@ class Client:
         return [Turn("tool", tuple(ToolResultBlock(id, (TextBlock("so"),)) for id in ids))]
 
     def _merged(self, turns: list[Turn], tenant: str) -> list[Turn]:
-        """The beginning of one branch and the end of another."""
+        """Join the beginning of one branch and the end of another."""
         other = self._dice.choice(
             [generated for generated in self._cluster.generated if generated.tenant == tenant]
         )
@@ -170,7 +170,7 @@ class Client:
         return map_calls(turn, lambda b: replace(b, id=b.id.replace("_", "")))
 
     def _other_form(self, turn: Turn) -> Turn:
-        """The same arguments in another spelling, with a default filled in."""
+        """The same arguments with another spelling and a default filled in."""
         return map_calls(turn, lambda b: replace(b, arguments=_respelled(b.arguments)))
 
     def _other_words(self, turn: Turn) -> Turn:
@@ -196,11 +196,11 @@ class Client:
         return Turn(turn.role, tuple(b for b in turn.blocks if b is not gone))
 
     def _other_turn(self, turn: Turn) -> Turn:
-        """Another branch's turn in this place."""
+        """A turn of another branch in this place."""
         return self._dice.choice(self._cluster.generated).turn
 
     def _other_seal(self, turn: Turn) -> Turn:
-        """This turn under another one's seal, maybe another tenant's."""
+        """This turn with the seal of another turn, perhaps of another tenant."""
         seals = self._dice.choice(self._cluster.generated).seals
         return map_reasoning(turn, lambda b: replace(b, seal=seals[0])) if seals else turn
 
@@ -249,7 +249,7 @@ class HistoryTally:
 async def run_histories(
     dice: random.Random, count: int, replicas: int = 1, *, uncached: bool = False
 ) -> HistoryTally:
-    """Check histories from one cluster that keeps growing: a unique turn may get a twin."""
+    """Check histories of one growing cluster, in which unique turns may become ambiguous."""
     cluster = make_cluster(replicas=replicas, uncached=uncached)
     oracle, client, tally = Oracle(cluster), Client(cluster, dice), HistoryTally()
     for at in range(count):

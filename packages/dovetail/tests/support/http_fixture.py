@@ -1,4 +1,4 @@
-"""A whole server on a loopback port, with a tiny model and an engine that tests control.
+"""A complete server on a loopback port, with a tiny model and an engine that tests control.
 
 The model needs no download: its tokens are bytes, its template is ChatML with reasoning and tools.
 Server and clients share one event loop, so tests wait for events and never for time.
@@ -73,7 +73,7 @@ Plan = Callable[[EngineRequest], AsyncGenerator[TokenDelta]]
 
 @cache
 def tiny_model(template: str = _TEMPLATE) -> Model:
-    """The model, from a folder as Hugging Face lays them out."""
+    """The model, loaded from a folder with Hugging Face's layout."""
     alphabet = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -89,7 +89,7 @@ def tiny_model(template: str = _TEMPLATE) -> Model:
 
 
 class StageEngine:
-    """Runs the plan of a test, and records requests and how they end."""
+    """Runs the plan of a test, and records requests and how they ended."""
 
     name = "stage"
 
@@ -189,7 +189,7 @@ class Stage:
     async def request(
         self, method: str, path: str, body: bytes | dict[str, Any] = b"", **headers: str
     ) -> "Reply":
-        """Send one request over a connection of its own. In header names _ stands for -."""
+        """Send one request over a separate connection. In header names, _ stands for -."""
         reader, writer = await self.connect()
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         writer.write(head(method, path, len(sent), headers) + sent)
@@ -227,7 +227,7 @@ def head(method: str, path: str, length: int, headers: dict[str, str] | None = N
 
 
 async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply:
-    """Read a whole response."""
+    """Read a complete response."""
     raw = await reader.readuntil(b"\r\n\r\n")
     first, *lines = raw.decode().strip().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)

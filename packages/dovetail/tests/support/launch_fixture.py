@@ -7,8 +7,8 @@ from typing import Any
 
 from dovetail.launch.plan import LaunchRequest, LaunchTarget
 
-MODEL = "some-org/some model"  # a space, to see that it survives every quoting
-KEY = "sk-$ecret`'!*"  # all that a shell finds interesting
+MODEL = "some-org/some model"  # with a space, to test quoting
+KEY = "sk-$ecret`'!*"  # with characters that are special in shells
 CATALOG = {
     "models": [
         {"slug": "another", "context_window": 1},
@@ -33,7 +33,7 @@ def write_report():
 """
 ENDS = "write_report(); sys.exit(7)"
 DIES = "write_report(); os.kill(os.getpid(), signal.SIGKILL)"
-#: It handles interrupts from the keyboard itself, and exits on SIGTERM.
+#: It handles keyboard interrupts itself, and exits on SIGTERM.
 WAITS = """
 signals = report["signals"] = []
 def on_signal(number, frame):
@@ -50,7 +50,7 @@ while True:
 
 
 class FakeHarness:
-    """An executable of a harness's name in a folder of its own, for the PATH."""
+    """An executable with a harness's name in its own folder, for the PATH."""
 
     def __init__(self, folder: Path, name: str, does: str = ENDS) -> None:
         self.bin = folder / "bin"
@@ -68,7 +68,7 @@ class FakeHarness:
 
     @property
     def invocation(self) -> Any:
-        """How it was run: arguments, environment, and the signals it received."""
+        """How it was run: arguments, environment, and received signals."""
         return json.loads(self._record_path.read_text())
 
 

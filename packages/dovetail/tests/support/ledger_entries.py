@@ -10,7 +10,7 @@ from dovetail.ledger.entry import LOGPROB_TYPECODE, EntrySpan, LedgerEntry, pack
 
 
 def pack_logprobs(values: Iterable[float]) -> bytes:
-    """Logarithms of probabilities as an entry holds them."""
+    """Pack log probabilities in the format of an entry."""
     return array(LOGPROB_TYPECODE, values).tobytes()
 
 
@@ -62,7 +62,7 @@ def call(id: str) -> EntrySpan:
 
 
 def turn(id: str, calls: tuple[str, ...] = (), **changes: object) -> LedgerEntry:
-    """An entry with what a test cares about."""
+    """An entry with the fields that a test needs."""
     plain = LedgerEntry(
         id=id,
         tenant="t",

@@ -22,7 +22,7 @@ END = 2  # <|im_end|>
 def need_weights() -> None:
     """Skip the test if the model is not available."""
     if not WEIGHTS.exists():
-        pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
+        pytest.skip("no weights: run tools/fetch_tokenizers.py smollm2")
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("xllamacpp is not installed")
 

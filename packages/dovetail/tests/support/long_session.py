@@ -1,4 +1,4 @@
-"""A session of hundreds of turns, and what each turn costs. Work is counted, never timed."""
+"""A session of hundreds of turns, and the cost of each turn. Work is counted, never timed."""
 
 import asyncio
 import tracemalloc
@@ -26,16 +26,16 @@ from dovetail_model import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
 from dovetail_tokenizers import Tokenizer
 
 LONG_PAIR = next(pair for pair in PAIRS if pair.name == "GLM-4.7")
-LOOP = 10  # turns from one question to the next
+LOOP = 10  # turns between two user turns
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One turn: whether it was exact, what it took, and what has to be prefilled.
+    """One turn: whether it was exact, its cost, and what has to be prefilled.
 
-    `encoded` are tokens made of text, `rendered` the messages that the template was given,
-    `stored` the bytes that the store got, `memory` the bytes in use behind the turn, `prefilled`
-    the tokens behind what the prompt has in common with the previous prompt and turn.
+    `encoded` are tokens encoded from text, `rendered` the messages passed to the template, `stored`
+    the bytes written to the store, `memory` the bytes in use after the turn, `prefilled` the tokens
+    after the common prefix of the prompt with the previous prompt and turn.
     """
 
     exact: bool
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class LongSessionCost:
-    """What a long session prefills: with the ledger, without it, and without stable prompts."""
+    """What a long session prefills: with the ledger, without it, and without normalized prompts."""
 
     pair: Pair
     turns: int
@@ -64,7 +64,7 @@ class LongSessionCost:
 
 @dataclass
 class Counter:
-    """The work since it was last read."""
+    """The work since the last reading."""
 
     encoded: int = 0
     rendered: int = 0
@@ -77,7 +77,7 @@ class Counter:
 
 
 class CountingTokenizer:
-    """A tokenizer that counts the tokens it makes of text."""
+    """A tokenizer that counts the tokens that it encodes."""
 
     def __init__(self, tokenizer: Tokenizer, counter: Counter) -> None:
         self._tokenizer = tokenizer
@@ -115,7 +115,7 @@ class CountingTokenizer:
 
 
 class CountingTemplate(ChatTemplate):
-    """A template that counts the messages it is given."""
+    """A template that counts the messages that it renders."""
 
     counter: Counter
 
@@ -125,7 +125,7 @@ class CountingTemplate(ChatTemplate):
 
 
 class CountingStore(MemoryLedgerStore):
-    """A store that counts the bytes it is given."""
+    """A store that counts the bytes that it gets."""
 
     __slots__ = ("_counter",)
 
@@ -139,7 +139,7 @@ class CountingStore(MemoryLedgerStore):
 
 
 def counted(found: Model, counter: Counter) -> Model:
-    """The model with its work counted."""
+    """Return the model with its work counted."""
     template = CountingTemplate(found.template.text, found.template_source.special_tokens)
     template.counter = counter
     chat_template = replace(found.tool_chat_template, template=template)
@@ -152,7 +152,7 @@ def counted(found: Model, counter: Counter) -> Model:
 async def run_long_session(
     pair: Pair, turns: int, settings: PromptSettings | None = None, *, memory: bool = False
 ) -> list[Cost]:
-    """Run user turns, loops of calls and final messages, as Claude Code sends them."""
+    """Run user turns, tool loops and final messages, as Claude Code sends them."""
     counter, found = Counter(), model(pair)
     ledger = Ledger(CountingStore(counter))
     runner = ScriptedRunner(
@@ -175,7 +175,7 @@ async def run_long_session(
             _reply(agent, turn, at)
             costs.append(_cost(turn, before, counter.read(), memory))
             before = turn.token_ids
-            runner.turns.clear()  # a server does not hold the prompts of all turns
+            runner.turns.clear()  # a server does not keep the prompts of all turns
     finally:
         if memory:
             tracemalloc.stop()
@@ -184,7 +184,7 @@ async def run_long_session(
 
 @cache
 def figures(pair: Pair, turns: int = 60) -> LongSessionCost:
-    """The figures of one session."""
+    """Return the figures of one session."""
     unstable = replace(OFF, normalization=NormalizationOptions(strip_preamble=False))
     costs, without, naive = (
         asyncio.run(run_long_session(pair, turns, settings)) for settings in (None, OFF, unstable)

@@ -10,12 +10,12 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-TIMEOUT_SECONDS = 60.0  # seconds: spans that never come are a failed test, not a hanging one
+TIMEOUT_SECONDS = 60.0  # seconds, so that missing spans fail a test instead of blocking it
 
 
 @dataclass(frozen=True)
 class Span:
-    """A span as it came over the wire."""
+    """A span as received."""
 
     name: str
     trace: str
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass
 class Collector:
-    """What was received so far."""
+    """The spans received so far."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Collector:
             self._came.notify_all()
 
     def wait(self, count: int, name: str, trace: str = "") -> list[Span]:
-        """The spans whose name begins so, in that trace or in any, once there are that many."""
+        """Wait for a number of spans with this name prefix, in one trace or any."""
 
         def found() -> list[Span]:
             named = [span for span in self.spans if span.name.startswith(name)]

@@ -1,4 +1,4 @@
-"""Perfetto's own trace processor, which its page reads a trace with, in Node.js.
+"""Perfetto's own trace processor, which its UI uses to load traces, in Node.js.
 
 tools/fetch_perfetto.py fetches it. perfetto_engine.mjs runs it.
 """
@@ -16,7 +16,7 @@ ENGINE = Path(__file__).parent / "perfetto_engine.mjs"
 TIMEOUT_SECONDS = 100.0
 #: Errors of a trace that the processor counted.
 FAULTS = "select name, value from stats where severity != 'info' and value > 0"
-#: Slices with the thread they are on and the slice they lie in.
+#: Slices with their thread and their enclosing slice.
 SLICES = """
 select slice.category, slice.name, slice.ts, slice.dur, slice.depth, thread.name, process.name,
     above.category, above.ts, above.dur
@@ -39,7 +39,7 @@ join process using (upid) group by 1, 2 order by 1, 2
 
 
 def run_queries(trace: Path, *queries: str) -> list[list[list[Any]]]:
-    """The rows of each query on this trace."""
+    """Return the rows of each query on this trace."""
     node = which("node")
     if node is None or not FOLDER.is_dir():
         pytest.skip("no Node.js, or no Perfetto: python tools/fetch_perfetto.py")

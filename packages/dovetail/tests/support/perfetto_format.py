@@ -26,7 +26,7 @@ _METADATA = {
 
 
 def faults(document: Any) -> list[str]:
-    """All violations of the format."""
+    """Return all violations of the format."""
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         return ["no object with a list of traceEvents"]
     events = document["traceEvents"]
@@ -61,7 +61,7 @@ def _values(event: Json) -> Iterator[str]:
     for field in ("pid", "tid", "id"):
         if field in event and (type(event[field]) is not int or event[field] < 1):
             yield f"{field} is no positive integer"
-    # In a slice without a length, Perfetto puts whatever begins at that moment.
+    # Perfetto puts all slices that start at the same moment into a slice without a length.
     for field, minimum in (("ts", 0), ("dur", 1)):
         if field in event and not (_is_time(event[field]) and event[field] >= minimum):
             yield f"{field} is no time"
@@ -95,7 +95,7 @@ def _metadata(event: Json) -> Iterator[str]:
 
 
 def _names(events: list[Json]) -> Iterator[str]:
-    """Every process and thread is called something, once, and a thread is in one process."""
+    """Every process and thread has one name, and a thread belongs to one process."""
     called: dict[str, list[Any]] = defaultdict(list)
     homes: dict[int, set[int]] = defaultdict(set)
     for event in events:
@@ -113,7 +113,7 @@ def _names(events: list[Json]) -> Iterator[str]:
 
 
 def _threads(events: list[Json]) -> dict[tuple[int, int], list[tuple[float, float]]]:
-    """The slices of each thread: the outer before the inner."""
+    """Return the slices of each thread, outer before inner."""
     threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X":

@@ -1,8 +1,8 @@
-"""Random model output, and sessions made of it.
+"""Random model output, and sessions with it.
 
-Token ids are drawn from a real vocabulary, with the family's markers among them, whole and in
-halves, text in spellings that no tokenizer would choose, split characters, misplaced control
-tokens, and ends of every kind.
+Token ids are drawn from a real vocabulary: the family's markers, complete and in halves, text in
+spellings that no tokenizer would choose, split characters, misplaced control tokens, and ends of
+every kind.
 """
 
 import json
@@ -47,11 +47,11 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What to draw from."""
+    """The tokens to draw from."""
 
     plain: tuple[int, ...]
     controls: tuple[int, ...]
-    broken: tuple[int, ...]  # no character by themselves
+    broken: tuple[int, ...]  # not characters by themselves
     blank: tuple[int, ...]
     by_bytes: dict[bytes, int]
 
@@ -94,7 +94,7 @@ class RandomModel:
         self._stops = sorted(model.stop_ids)
 
     def turn(self) -> list[int]:
-        """The ids of a turn, with the token that ends it or without."""
+        """Return the ids of a turn, with or without its stop token."""
         dice = self._dice
         kind = dice.random()
         if kind < 0.03:
@@ -114,7 +114,7 @@ class RandomModel:
         return [*ids, dice.choice(self._stops)]
 
     def _proper(self) -> list[int]:
-        """A turn in the model's notation, in an odd spelling."""
+        """A turn in the model's notation, with unusual spelling."""
         turn = Turn("assistant", tuple(self._blocks()))
         text = self._writer.write(turn, ToolNames(()), lambda text: text, "")
         return self._spelled(text or "Sure.")
@@ -138,7 +138,7 @@ class RandomModel:
         return "".join(self._dice.choices(WORDS, k=self._dice.randrange(1, 6)))
 
     def _spelled(self, text: str) -> list[int]:
-        """Some tokens in two halves, where the vocabulary has both."""
+        """Replace some tokens by two halves if the vocabulary has both."""
         ids: list[int] = []
         for id in self._tokenizer.encode(text):
             spelled = self._tokenizer.bytes_of(id)
@@ -200,7 +200,7 @@ class Tally:
     turns: int = 0
     origins: Counter[str] = field(default_factory=Counter)
     exact: int = 0
-    missed: int = 0  # last turns that client and template keep, and that are not exact
+    missed: int = 0  # last turns that client and template keep and that are not exact
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, prepared: PreparedRequest, *, whole: bool) -> None:
@@ -223,7 +223,7 @@ class Tally:
 
 
 class Mismatch(AssertionError):
-    """A prompt that is not what it claims to be."""
+    """A prompt that does not match its claims."""
 
 
 class RandomSession:
@@ -283,7 +283,7 @@ def check_claims(prepared: PreparedRequest, by_entry: dict[str, ScriptedTurn]) -
         generated = by_entry[entry.id].generation.ids
         if entry.chain:
             same = unpack_ids(entry.generated) == generated
-        else:  # from its seals: what came behind the last one may be the client's copy
+        else:  # after its last seal, it may be the client's copy
             sealed = [span.tokens for span in entry.spans if span.kind == "reasoning"]
             same = unpack_ids(entry.generated)[: sealed[-1]] == generated[: sealed[-1]]
         if not same:
@@ -294,7 +294,7 @@ def check_claims(prepared: PreparedRequest, by_entry: dict[str, ScriptedTurn]) -
 
 
 def _find(packed: bytes, part: bytes, start: int) -> int:
-    """Where a run of ids ends in another, -1 if it is not there."""
+    """Return where a run of ids ends in another; -1 if it is not contained."""
     at = packed.find(part, start)
     while at % 4 and at >= 0:
         at = packed.find(part, at + 1)
@@ -302,7 +302,7 @@ def _find(packed: bytes, part: bytes, start: int) -> int:
 
 
 def check_raw(model: Model, turn: ScriptedTurn) -> None:
-    """Nothing that the model wrote is lost on the way into events."""
+    """Check that the events contain everything that the model generated."""
     generation = turn.generation
     detokenizer = Detokenizer(model.tokenizer)
     pieces = [*detokenizer.feed(generation.ids), *detokenizer.finish()]
@@ -319,7 +319,7 @@ def check_raw(model: Model, turn: ScriptedTurn) -> None:
 async def run_random_session(
     pair: Pair, make: Callable[[], Agent], seed: int, turns: int, tally: Tally
 ) -> None:
-    """Run one session; a failure is reported with what is needed to reproduce it."""
+    """Run one session. Failures contain everything needed to reproduce them."""
     agent = make()
     try:
         await RandomSession(pair, agent, seed, tally).run(turns)

@@ -37,7 +37,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 
 
 def responding_with(*pieces: bytes) -> Handler:
-    """A handler that reads the request, then writes the pieces one by one."""
+    """Return a handler that reads the request, then writes the pieces one by one."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)

@@ -1,7 +1,7 @@
 """Models without weights: a real template with a real tokenizer.
 
-Where no tokenizer of a family can be had, another one stands in with the family's markers added as
-special tokens. Such a pair is named a surrogate, here and in what is printed of it.
+If no tokenizer of a family is available, another one is used with the family's markers added as
+special tokens. Such a pair is called a surrogate, here and in reports.
 """
 
 import json
@@ -126,7 +126,7 @@ PAIRS = (
 
 
 def available() -> list[Pair]:
-    """The pairs whose template and tokenizer are available."""
+    """Return the pairs whose template and tokenizer are available."""
     return [
         pair
         for pair in PAIRS
@@ -137,14 +137,14 @@ def available() -> list[Pair]:
 def require(pair: Pair) -> None:
     """Skip a test whose pair is not available."""
     if not (TOKENIZERS / pair.tokenizer).is_dir():
-        pytest.skip(f"no tokenizer {pair.tokenizer} at hand: make tokenizers")
+        pytest.skip(f"the tokenizer {pair.tokenizer} is not available: run make tokenizers")
     if not _template(pair).is_file():
-        pytest.skip(f"no template {pair.template} at hand: set DOVETAIL_TEMPLATES")
+        pytest.skip(f"the template {pair.template} is not available: set DOVETAIL_TEMPLATES")
 
 
 @cache
 def model(pair: Pair) -> Model:
-    """The pair as a served model, from a folder laid out as Hugging Face lays them out."""
+    """Load the pair as a served model, from a folder with Hugging Face's layout."""
     folder = Path(mkdtemp(prefix="dovetail-"))
     try:
         lay_out(pair, folder)

@@ -15,9 +15,9 @@ _OWN = frozenset({"connection", "content-length", "date", "server", "transfer-en
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """A request, and its response's status and headers.
+    """A request, and the status and headers of its response.
 
-    `sent` are the request's own headers, `raw` its bytes; `body` is None where those are no JSON.
+    `sent` are the request's own headers, `raw` its bytes; `body` is None if those are not JSON.
     """
 
     method: str
@@ -31,7 +31,7 @@ class RecordedRequest:
 
 @dataclass
 class RecordingFrontend:
-    """The requests so far. `more` are headers that responses get instead of the server's."""
+    """The requests so far. `more` are headers that replace those of the server's responses."""
 
     url: str
     requests: list[RecordedRequest] = field(default_factory=list)
@@ -43,7 +43,7 @@ class RecordingFrontend:
 
 @contextmanager
 def front_of(server: str) -> Iterator[RecordingFrontend]:
-    """A front that listens on a port of its own while the block runs."""
+    """Run a proxy on its own port during the block."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # older versions have no WebSocket upgrades

@@ -25,7 +25,7 @@ class Recorded:
 
 
 class Recorder:
-    """Listens on a port of its own. `completions` are in the order of their requests."""
+    """Listens on its own port. `completions` are in the order of their requests."""
 
     def __init__(self, upstream: int) -> None:
         self.completions: list[Recorded] = []
@@ -70,7 +70,7 @@ class Recorder:
             await _pass(response, writer, record)
             disconnect_task.cancel()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # either side hung up
+            pass  # either side disconnected
         finally:
             writer.close()
             if back is not None:
@@ -78,7 +78,7 @@ class Recorder:
 
 
 async def _end(tasks: "set[asyncio.Task[Any]]") -> None:
-    """Ends what still runs, and lets its connections close."""
+    """Cancel running requests, and let their connections close."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -87,7 +87,7 @@ async def _end(tasks: "set[asyncio.Task[Any]]") -> None:
 
 
 async def _closed(reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-    """A client that hangs up is hung up on over there, too."""
+    """When the client disconnects, disconnect from the server, too."""
     with suppress(OSError):
         await reader.read()
     back.transport.abort()
@@ -98,7 +98,7 @@ async def _pass(
 ) -> None:
     incoming, events = ResponseParser(), SseDataReader()
     while data := await response.read(65536):
-        if record is not None:  # before it is forwarded: the client may look at the record at once
+        if record is not None:  # before forwarding: the client may read it
             for payload in events.feed(incoming.feed(data)):
                 _add_payload(record, payload)
         writer.write(data)
@@ -119,6 +119,6 @@ def _add_payload(record: Recorded, payload: bytes) -> None:
 
 @contextmanager
 def recording(port: int) -> Iterator[Recorder]:
-    """A recorder before the server on a port of this machine."""
+    """Run a recorder in front of the server on a local port."""
     with Recorder(port) as recorder:
         yield recorder

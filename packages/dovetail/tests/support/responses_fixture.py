@@ -14,7 +14,7 @@ REASONING = "<think>\nLet me see.\n</think>\n\n"
 
 
 async def create_response(stage: Stage, *, stream: bool, **body: Any) -> Any:
-    """Create a response, streamed or not."""
+    """Create a response, streaming or non-streaming."""
     client = stage.openai()
     body = {"model": NAME, "tools": [TOOL], **body}
     if not stream:
@@ -24,5 +24,5 @@ async def create_response(stage: Stage, *, stream: bool, **body: Any) -> Any:
 
 
 def turn_ids(stage: Stage, at: int, output: str) -> list[int]:
-    """The prompt of a turn and its output, without the token that ended it."""
+    """Return the prompt of a turn and its output, without the stop token."""
     return [*stage.engine.requests[at].prompt, *stage.engine.tokenizer.encode(output)]

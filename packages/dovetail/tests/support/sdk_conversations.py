@@ -1,7 +1,7 @@
-"""Conversations with the SDKs over each of the three APIs, whatever the model generates.
+"""Conversations with the SDKs over each of the three APIs, with any model output.
 
-With `think`, reasoning is left to the model; else it is off, and one call a turn is allowed: random
-weights never end a reasoning span by themselves.
+With `think`, the model decides about reasoning. Otherwise it is off, and one call per turn is
+allowed: random weights never end a reasoning span by themselves.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ LOOK_UP = {
     "type": "object",
     "properties": {
         "city": {"enum": ["Oslo", "Rome"]},
-        "note": {"type": "string", "pattern": "^[a-zé ]{1,24}$"},  # in whatever tokens
+        "note": {"type": "string", "pattern": "^[a-zé ]{1,24}$"},  # in any tokens
     },
     "required": ["city", "note"],
     "additionalProperties": False,
@@ -45,7 +45,7 @@ class Conversation(Protocol):
 
 
 class _ConversationBase:
-    """The common state of the three."""
+    """The common state of the three APIs."""
 
     def __init__(self, model: str, session: str, limit: int, think: bool) -> None:
         self._limit = limit
@@ -109,7 +109,7 @@ class MessagesConversation(_ConversationBase):
 
 
 class ChatConversation(_ConversationBase):
-    """OpenAI's Chat Completions, whole."""
+    """OpenAI's Chat Completions, non-streaming."""
 
     def __init__(self, client: OpenAI, model: str, session: str, limit: int, think: bool) -> None:
         super().__init__(model, session, limit, think)
@@ -153,7 +153,7 @@ class ChatConversation(_ConversationBase):
 
 
 class ResponsesConversation(_ConversationBase):
-    """OpenAI's Responses, without a store: everything is sent back, as Codex does."""
+    """OpenAI's Responses, without a store: the complete history is sent, as Codex does."""
 
     def __init__(self, client: OpenAI, model: str, session: str, limit: int, think: bool) -> None:
         super().__init__(model, session, limit, think)
@@ -206,7 +206,7 @@ APIS = ("messages", "chat", "responses")
 def start_conversation(
     running: Running, api: str, model: str, session: str, limit: int = 24, *, think: bool = False
 ) -> Conversation:
-    """A new conversation."""
+    """Start a new conversation."""
     if api == "messages":
         return MessagesConversation(running.anthropic(), model, session, limit, think)
     kind = ChatConversation if api == "chat" else ResponsesConversation

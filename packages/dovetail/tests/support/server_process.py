@@ -22,7 +22,7 @@ from openai import OpenAI
 TOKENIZERS = Path(__file__).parents[4] / ".cache" / "tokenizers"
 WEIGHTS = TOKENIZERS / "smollm2" / "smollm2.gguf"
 NAME = "some-org/some-model"
-TIMEOUT_SECONDS = 60.0  # seconds: a broken server is a failed test, not a hanging one
+TIMEOUT_SECONDS = 60.0  # seconds, so that a broken server fails a test instead of blocking it
 _CONFIG = {
     "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],
@@ -39,10 +39,10 @@ _GENERATION = {
 
 
 def qwen_folder(folder: Path) -> Path:
-    """A Hugging Face folder with the four files that a server needs, and no weights."""
+    """A Hugging Face folder with the four files that a server needs, without weights."""
     source = TOKENIZERS / "qwen3"
     if not source.is_dir():
-        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+        pytest.skip("the qwen3 tokenizer is not available: run make tokenizers")
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         copy(source / name, folder)
@@ -53,7 +53,7 @@ def qwen_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole response."""
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -91,13 +91,13 @@ class Running:
         return client
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
-        """One request, read to its end. In header names _ stands for -."""
+        """Send one request and read its response. In header names, _ stands for -."""
         with self.open(method, path, body, **headers) as response:
             found = {name.lower(): value for name, value in response.getheaders()}
             return Reply(response.status, found, response.read())
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
-        """The JSON of a response that has to be 200."""
+        """Return the JSON of a response, which must have status 200."""
         reply = self.request("POST", path, body, **headers)
         assert reply.status == 200, reply.body
         return reply.json
@@ -119,20 +119,20 @@ class Running:
             connection.close()
 
     def stop(self) -> int:
-        """Stop it as an operator does, and return the exit status."""
+        """Stop the server as an operator does, and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(TIMEOUT_SECONDS)
 
 
 def free_port() -> int:
-    """A free port, for servers that cannot choose one themselves."""
+    """Return a free port, for servers that cannot choose one themselves."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """What a user's shell has, without settings of ours from elsewhere."""
+    """Return the environment of a user's shell without settings of Dovetail."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DOVETAIL_", "XDG_"))}
     return {**inherited, "DOVETAIL_HOME": str(home)}
 
@@ -144,7 +144,7 @@ def served(
     environment: Mapping[str, str] | None = None,
     program: tuple[str, ...] = ("-m", "dovetail"),
 ) -> Iterator[Running]:
-    """`dovetail serve` with these arguments, up before the block begins and gone after it."""
+    """Run `dovetail serve` with these arguments during the block."""
     with TemporaryDirectory(prefix="dovetail-served-") as scratch:
         place = Path(scratch)
         with (place / "log").open("w") as log:
@@ -200,7 +200,7 @@ def dovetail(
     given: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """`dovetail` with these arguments, run to its end in the folder `home`."""
+    """Run `dovetail` with these arguments to its end, in the folder `home`."""
     ended = subprocess.run(
         [sys.executable, "-m", "dovetail", *map(str, arguments)],
         cwd=home,

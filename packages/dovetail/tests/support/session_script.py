@@ -1,8 +1,8 @@
 """The model output of the scripted session, written in the notation of each family.
 
-Twelve turns of an agent, with everything in them that has ever broken a prefix: reasoning between
-calls, unexpected white space, other alphabets, control tokens spelled out, arguments that clients
-rewrite, tokens that no tokenizer would choose.
+Twelve turns of an agent with everything that has ever broken a prefix: reasoning between calls,
+unexpected white space, other alphabets, control tokens spelled out, arguments that clients rewrite,
+tokens that no tokenizer would choose.
 """
 
 import json
@@ -46,7 +46,7 @@ def call(name: str, **arguments: object) -> ToolCallBlock:
     return ToolCallBlock("", name, json.dumps(arguments, ensure_ascii=False))
 
 
-# What ends a turn with calls, where it is not what ends an answer: the role that comes next.
+# The end of a turn with calls, if it differs from that of other turns: the next role.
 _BEHIND_CALLS = {"GLM-4.7": "<|observation|>", "Gemma-4": "<|tool_response>"}
 
 RUN, EDIT = "run_command", "edit_file"
@@ -100,7 +100,7 @@ def question(pair: Pair, at: int) -> str:
 
 
 def result(pair: Pair, at: int, which: int) -> str:
-    """What a tool returns: long listings, nothing at all, and control tokens again."""
+    """Tool results: long listings, empty results, and control tokens again."""
     if (at + which) % 5 == 4:
         return ""
     listing = "\n".join(f"{at}.{which} src/file_{n}.py: {n * 37} bytes" for n in range(12))
@@ -113,7 +113,7 @@ def _marker(pair: Pair) -> str:
 
 
 class ScriptWriter:
-    """Writes the script in the notation of one family, as far as it can be written there."""
+    """Writes the script in the notation of one family, as far as the notation can express it."""
 
     def __init__(self, pair: Pair) -> None:
         self._model = found = model(pair)
@@ -128,9 +128,9 @@ class ScriptWriter:
         self._ids = lru_cache(256)(self._write_ids)
 
     def ids(self, at: int, prepared: PreparedRequest, *, clean: bool = False) -> list[int]:
-        """The tokens of a turn behind this prompt, the one that ends it included.
+        """Return the tokens of a turn after this prompt, including its stop token.
 
-        `clean`: in the family's usual spacing, in the tokens that a tokenizer would choose.
+        `clean`: with the family's usual spacing, in the tokens that a tokenizer would choose.
         """
         end = self._model.tokenizer.decode(prepared.prompt.ids[-24:])
         return self._ids(at, end, prepared.prompt.in_reasoning, clean)
@@ -160,7 +160,7 @@ class ScriptWriter:
         write: Callable[[Blocks], str | None],
         read: Callable[[str], object],
     ) -> str:
-        """The turn, or as much of it as the family's notation can express."""
+        """Return the turn, or as much of it as the family's notation can express."""
         for left_out, shortened in self._lesser(blocks):
             text = write(shortened)
             if text is not None and read(text) == _meant(shortened):
@@ -170,7 +170,7 @@ class ScriptWriter:
         raise AssertionError(f"nothing of this turn can be written: {blocks}")
 
     def _lesser(self, blocks: Blocks) -> Iterator[tuple[str, Blocks]]:
-        """The turn with less and less in it, and what was left out."""
+        """Yield the turn with less and less content, and what was left out."""
         if self._model.reasoning_parser is None:
             blocks = tuple(b for b in blocks if not isinstance(b, ReasoningBlock))
         first = next((n for n, b in enumerate(blocks) if isinstance(b, ToolCallBlock)), len(blocks))
@@ -187,7 +187,7 @@ class ScriptWriter:
         )
 
     def _meaning(self, text: str, thinking: bool) -> object:
-        """What a client would understand of a text; white space around its parts left out."""
+        """Return what a client would parse from a text, without white space around its parts."""
         message = parse(
             text,
             tool_parser=self._model.tool_parser,
@@ -198,7 +198,7 @@ class ScriptWriter:
         return _meant(message.blocks)
 
     def _roughened(self, text: str, read: Callable[[str], object]) -> str:
-        """The same with white space wherever it does not change the meaning."""
+        """The same text with white space wherever it does not change the meaning."""
         meant = read(text)
         for edit in self._edits():
             edited = edit(text)
@@ -216,9 +216,12 @@ class ScriptWriter:
             yield lambda text, m=marker: text.replace(m, f"{m}  ")  # type: ignore[misc]
 
     def _without_stop(self, text: str, *, calls: bool) -> tuple[str, str]:
-        """The text without the token that its writer ends it with, and the one sampled there."""
+        """Return the text without the stop token, and the stop token that is sampled."""
         stops = self._model.stop_strings
-        for end in (*stops, "<|end|>"):  # gpt-oss samples another one where this is written
+        for end in (
+            *stops,
+            "<|end|>",
+        ):  # gpt-oss samples another token
             if text.rstrip().endswith(end):
                 stripped = text.rstrip().removesuffix(end)
                 return stripped, end if end in stops else self._stops[calls][0]
@@ -239,7 +242,7 @@ def _calls(blocks: Sequence[OutputBlock]) -> Blocks:
 
 
 def _meant(blocks: Sequence[OutputBlock]) -> object:
-    """Blocks in their order, each in one spelling."""
+    """Return the blocks in their order, each in one spelling."""
     meant: list[tuple[str, ...]] = []
     for block in blocks:
         if isinstance(block, ToolCallBlock):

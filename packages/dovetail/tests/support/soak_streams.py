@@ -1,4 +1,4 @@
-"""Short streams over all three APIs, each in a session of its own.
+"""Short streams over all three APIs, each in a separate session.
 
 Every eleventh client disconnects at the first byte of its response.
 """
@@ -51,7 +51,7 @@ class Done:
 
 
 async def stream_many(url: str, first: int, count: int, clients: int = 16) -> Done:
-    """So many streams, several at a time; every seventh connection is a new one."""
+    """Run so many streams, several at a time; every seventh connection is a new one."""
     done, todo = Done(), iter(range(first, first + count))
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):

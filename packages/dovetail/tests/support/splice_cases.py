@@ -1,4 +1,4 @@
-"""Templates made ready to be spliced, without a model around them."""
+"""Templates prepared for splicing, without a model."""
 
 import re
 from functools import cache
@@ -17,13 +17,13 @@ from dovetail_parsers import markers, resolve_family
 
 PATHS = sorted(TEMPLATES.glob("*.jinja"))
 NAMES = [path.stem for path in PATHS]
-at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")
+at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates is available")
 
 SPECIALS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
-#: As with a reasoning parser. The last two are variables that one template cannot do without.
+#: As with a reasoning parser. The last two are variables that one template requires.
 THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetime": "noon"}
 _TAG = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,30}\]")
-#: Ends of turns that only the models' files name.
+#: Ends of turns that only the files of the models define.
 _ENDS = {
     "tencent-Hy3": "<｜hy_eos:opensource｜>",
     "microsoft-Phi-3.5-mini-instruct": "<|end|>",
@@ -41,13 +41,13 @@ def facts_of(name: str) -> TemplateProfile:
 
 
 def parsers_of(name: str) -> tuple[str | None, str | None]:
-    """The parsers of the template's family."""
+    """Return the parsers of the template's family."""
     family = resolve_family(chat_template(name).text)
     return (family.tool_parser, family.reasoning_parser) if family else (None, None)
 
 
 def controls_of(name: str) -> tuple[list[str], list[str]]:
-    """The tokens that end turns, and all control tokens: every tag of the template is one."""
+    """Return the stop tokens and all control tokens: every tag of the template is one."""
     text = chat_template(name).text
     ends = [end for end in sorted(KNOWN_STOP_TOKENS) if end in text]
     ends += ["<EOS>", *filter(None, [_ENDS.get(name)])]

@@ -21,7 +21,7 @@ _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.S)
 
 
 class FalseSplice(AssertionError):
-    """A turn received tokens that this history does not mean."""
+    """A turn got tokens that do not match this history."""
 
 
 class Oracle:
@@ -32,7 +32,7 @@ class Oracle:
         self._client = make_cluster("client")
 
     async def check(self, prepared: PreparedRequest, replica: int = 0) -> None:
-        """Raises `FalseSplice`."""
+        """Check a prompt. Raises `FalseSplice`."""
         turns = prepared.request.turns
         tenant = prepared.request.identity.tenant
         places = [at for at, turn in enumerate(turns) if turn.role == "assistant"]
@@ -55,7 +55,7 @@ class Oracle:
     def _candidates(
         self, turns: Sequence[Turn], at: int, tenant: str, replica: int
     ) -> list[GeneratedTurn]:
-        """The turns that this one may be, by its handles or by its position."""
+        """Return the turns that this one may be, by its handles or by its position."""
         turn = turns[at]
         named = self._named(turn, tenant)
         stored = [generated for generated in named if generated.replica == replica]
@@ -88,7 +88,7 @@ class Oracle:
         number: int,
         tenant: str,
     ) -> "list[array[int]]":
-        """The tokens at that position when a later turn was generated, if that one is certain."""
+        """Return the tokens at that position when a later, certain turn was generated."""
         named = self._named(turns[at], tenant)
         allowed = []
         for later in (place for place in candidates if place > at):
@@ -110,7 +110,7 @@ class Oracle:
     def _is_restored(
         self, prepared: PreparedRequest, at: int, found: "array[int]", tenant: str
     ) -> bool:
-        """Whether a turn is a seal's reasoning followed by the client's own text."""
+        """Whether a turn is the reasoning of a seal followed by the client's own text."""
         entry = prepared.prompt.history.entries.get(at)
         turn = prepared.request.turns[at]
         if entry is None or entry.chain or at not in prepared.prompt.rewritten_turns:
@@ -142,7 +142,7 @@ def _same_turn(ours: Turn, theirs: Turn) -> bool:
 
 
 def _same_reasoning(ours: Turn, theirs: Turn) -> bool:
-    """Whether the client's reasoning is among the recorded: it may have dropped some."""
+    """Whether the client's reasoning is a part of the recorded reasoning."""
     recorded = [b.text.strip() for b in ours.blocks if isinstance(b, ReasoningBlock)]
     shown = [b.text.strip() for b in theirs.blocks if isinstance(b, ReasoningBlock)]
     left = iter(recorded)
@@ -174,7 +174,7 @@ def _path(turns: Sequence[Turn]) -> list[Any]:
 
 
 def _full_history(generated: GeneratedTurn) -> tuple[Turn, ...]:
-    """The history up to a turn as the server saw it."""
+    """Return the history up to a turn as the server saw it."""
     return (*generated.prepared.request.turns, generated.turn)
 
 
@@ -196,7 +196,7 @@ def text_of(ids: "array[int]") -> str:
 
 
 def _check_words(prepared: PreparedRequest) -> None:
-    """Check that all text of users and tools is in the prompt, in its order."""
+    """Check that the prompt contains all text of users and tools in order."""
     text, done = text_of(prepared.prompt.ids), 0
     for turn in prepared.request.turns:
         if turn.role == "assistant":

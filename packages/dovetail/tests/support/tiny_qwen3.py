@@ -50,7 +50,7 @@ def tiny_qwen3(folder: Path, spread: float = _SPREAD) -> Path:
     """
     source = TOKENIZERS / "qwen3"
     if not source.is_dir():
-        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+        pytest.skip("the qwen3 tokenizer is not available: run make tokenizers")
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         copy(source / name, folder)

@@ -1,8 +1,8 @@
-"""The cost of one token on its way through the whole server, counted in calls.
+"""The cost of one token on its way through the complete server, counted in calls.
 
-The engine is a socket that sends one token when the test wants it, in vLLM's frames; the client is
-a socket too. Between them runs the real server. Counted are the calls that our code and the HTTP
-server make, of Python functions and of C functions.
+The engine is a socket that sends one token on request of the test, in vLLM's frames; the client is
+a socket too. Between them runs the real server. Calls of Python functions and of C functions by our
+code and the HTTP server are counted.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ def counting() -> Iterator[Counter[str]]:
 
 
 class Tap:
-    """The connections of the engine and of the client: tokens go in at one, out at the other."""
+    """The connections of the engine and of the client: tokens go in at one and out at the other."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class Tap:
         self.engine.set_result(writer)
 
     async def send_tokens(self, ids: Sequence[int]) -> bytes:
-        """Send these tokens from the engine in one frame; returns what the client received."""
+        """Send these tokens from the engine in one frame. Returns what the client received."""
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
         choice |= {"stop_reason": None, "prompt_token_ids": None, "token_ids": list(ids)}
         head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL}
@@ -120,7 +120,7 @@ class Tap:
 
 @asynccontextmanager
 async def tapped(path: str) -> AsyncIterator[Tap]:
-    """A stream of the server at `path` that has begun."""
+    """Open a stream of the server at `path`."""
     tap = Tap()
     listener = await asyncio.start_server(tap.serve, "127.0.0.1", 0)
     model = tiny_model()

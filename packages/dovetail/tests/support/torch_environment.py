@@ -80,9 +80,9 @@ for line in sys.stdin:
 def need_torch() -> None:
     """Skip the test if no interpreter with torch is named, or the tokenizer is missing."""
     if not PYTHON:
-        pytest.skip("DOVETAIL_TORCH_PYTHON names no interpreter with torch: make test-vllm")
+        pytest.skip("DOVETAIL_TORCH_PYTHON names no interpreter with torch: run make test-vllm")
     if not (TOKENIZERS / "qwen3").is_dir():
-        pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
+        pytest.skip("the qwen3 tokenizer is not available: run make tokenizers")
 
 
 def build(folder: Path, prompts: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:

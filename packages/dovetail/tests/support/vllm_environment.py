@@ -35,7 +35,8 @@ REAL = [
     pytest.mark.vllm,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        PYTHON not in os.environ, reason=f"{PYTHON} names no interpreter with vLLM: make test-vllm"
+        PYTHON not in os.environ,
+        reason=f"{PYTHON} names no interpreter with vLLM: run make test-vllm",
     ),
 ]
 

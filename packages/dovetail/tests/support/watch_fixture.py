@@ -35,7 +35,7 @@ def endpoint(port: int) -> Endpoint:
 
 @asynccontextmanager
 async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIterator[int]:
-    """A server that runs `serve` for each connection. Yields its port."""
+    """Run a server that calls `serve` for each connection. Yields its port."""
     connections: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,7 +64,7 @@ async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIter
 async def relaying(
     port: int, on_data: RelayCallback | None = None
 ) -> AsyncIterator[tuple[TcpRelay, int]]:
-    """A relay to a port of this machine, and its own port."""
+    """Run a relay to a local port. Yields its own port."""
     relay = TcpRelay(endpoint(port), on_data)
     address = await relay.listen("127.0.0.1", 0)
     try:
@@ -75,7 +75,7 @@ async def relaying(
 
 @dataclass
 class Seen:
-    """The exchanges that an observer has found."""
+    """The exchanges that an observer has reported."""
 
     exchanges: list[CapturedExchange] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Seen:
 async def observing(
     port: int, seen: Seen, limits: CaptureLimits | None = None
 ) -> AsyncIterator[tuple[TrafficObserver, int]]:
-    """A relay with an observer. It has seen everything once the block is left."""
+    """Run a relay with an observer, which has processed everything when the block ends."""
     observer = TrafficObserver(seen.take, limits)
     observer.start()
     try:
@@ -99,7 +99,7 @@ async def observing(
 
 
 def pieces(data: bytes, chance: random.Random) -> Sequence[bytes]:
-    """The bytes split at random places, some parts tiny."""
+    """Split the bytes at random positions, some parts tiny."""
     found, at = [], 0
     while at < len(data):
         size = chance.choice((1, 2, 7, 100, 1500, 70_000))
@@ -124,7 +124,7 @@ PLAIN = PromptSettings(
 
 @asynccontextmanager
 async def plain_server(model: Model | None = None) -> AsyncIterator[Stage]:
-    """A server that renders each request anew, without a ledger."""
+    """A server that renders each request from text, without a ledger."""
     model = model or tiny_model()
     engine = StageEngine(model)
     preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]), PLAIN)

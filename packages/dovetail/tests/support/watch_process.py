@@ -14,7 +14,7 @@ from server_process import TIMEOUT_SECONDS, Running, clean_environment
 
 @contextmanager
 def watching(url: str, folder: Path, *more: str | Path) -> Iterator[Running]:
-    """`dovetail watch`, up before the block begins; what it prints is in its `log`."""
+    """Run `dovetail watch` during the block; its output is in its `log`."""
     log = folder / "watch.txt"
     command = [sys.executable, "-m", "dovetail", "watch", url, "--port", "0", *map(str, more)]
     with (

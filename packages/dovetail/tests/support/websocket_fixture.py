@@ -24,7 +24,7 @@ Event = dict[str, Any]
 async def socket_to(
     stage: Stage, path: str = "/v1/responses", **headers: str
 ) -> AsyncIterator[ClientConnection]:
-    """A connection. In header names _ stands for -."""
+    """Open a connection. In header names, _ stands for -."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     url = f"ws://127.0.0.1:{stage.port}{path}"
     async with connect(url, additional_headers=named, proxy=None, max_size=None) as socket:
@@ -32,7 +32,7 @@ async def socket_to(
 
 
 async def refusal(stage: Stage, path: str = "/v1/responses", **headers: str) -> Any:
-    """The response to a handshake that is rejected."""
+    """Return the response to a rejected handshake."""
     with pytest.raises(InvalidStatus) as refused:
         async with socket_to(stage, path, **headers):
             pass
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def closed(socket: ClientConnection) -> int | None:
-    """The code that the server closes with."""
+    """Return the code with which the server closes the connection."""
     with suppress(ConnectionClosed):
         async for _ in socket:
             pass

@@ -1,4 +1,4 @@
-"""A server with several worker processes, and helpers of its tests."""
+"""A server with several worker processes, and helpers for its tests."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from typing import Any
 
 from server_process import NAME, Running, qwen_folder, served
 
-BLOCK = 16  # tokens of a block in the scripted engine's cache
-#: Not how the tokenizer would split the text: without the ledger, the turn gets other tokens.
+BLOCK = 16  # tokens per block in the scripted engine's cache
+#: The tokenizer would split the text differently: without the ledger, the turn gets other tokens.
 PIECES = ("Th", "e an", "swe", "r is", " for", "ty t", "wo, and", " that ", "is al", "l of i", "t.")
 PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 
@@ -46,7 +46,7 @@ def body(path: str, text: str, *, stream: bool = False) -> dict[str, Any]:
 
 
 def numbers(running: Running, name: str) -> dict[str, float]:
-    """The value of a metric, per worker."""
+    """Return the value of a metric per worker."""
     text = running.request("GET", "/metrics").body.decode()
     found: dict[str, float] = {}
     for labels, value in re.findall(rf"^{name}{{([^}}]*)}} (\S+)$", text, re.M):
@@ -57,14 +57,14 @@ def numbers(running: Running, name: str) -> dict[str, float]:
 
 
 def count(running: Running) -> int:
-    """How many workers report metrics."""
+    """Return how many workers report metrics."""
     text = running.request("GET", "/metrics").body.decode()
     found = re.search(r"^dovetail_workers (\d+)", text, re.M)
     return int(found[1]) if found else 0
 
 
 def children(running: Running, module: str = "dovetail.cli.worker") -> list[int]:
-    """The child processes of a server."""
+    """Return the child processes of a server."""
     parent = running.process.pid
     pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(pid) for pid in pids if module in _command(int(pid))]
@@ -98,14 +98,14 @@ class Chat:
 
     running: Running
     session: str
-    cached_tokens: int = 0  # in the engine's cache, in whole blocks
+    cached_tokens: int = 0  # cached by the engine, in complete blocks
 
     def __post_init__(self) -> None:
         system = {"role": "system", "content": f"You are of the session {self.session}."}
         self.messages: list[dict[str, Any]] = [system]
 
     def turn(self, at: int) -> bool:
-        """Send one more turn. True if the engine had all before it in its cache."""
+        """Send another turn. Returns True if the engine had cached everything before it."""
         self.messages.append({"role": "user", "content": f"{self.session}: and number {at}?"})
         response = self.running.post(
             "/v1/chat/completions", {"model": NAME, "messages": self.messages}

@@ -57,7 +57,7 @@ def test_run_that_finishes_while_the_store_is_read_is_not_lost(
             async def slowly(self: ResponseStore, tenant: str, id: str) -> StoredResponse | None:
                 found = await get(self, tenant, id)
                 gate.opened.set()
-                while stage.metric("dovetail_background_responses"):  # noqa: ASYNC110 - nobody tells
+                while stage.metric("dovetail_background_responses"):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0)
                 return found
 
