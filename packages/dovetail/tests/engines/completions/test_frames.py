@@ -129,7 +129,7 @@ def test_cached_tokens_are_reported_as_soon_as_known() -> None:
     assert deltas == [TokenDelta([7], cached=2), TokenDelta([8], finish="stop")]
 
 
-def test_top_logprobs_are_the_most_likely_tokens() -> None:
+def test_top_logprobs_are_ranked_by_probability() -> None:
     logprobs = {
         "tokens": ["a", "b"],
         "token_logprobs": [-3.0, None],
