@@ -92,7 +92,10 @@ STARTS = [
     (["qwen", "--engine", "scripted"], "--script FILE"),
     (scripted("nofile.txt"), "nofile.txt"),
     ([*scripted(), "--tool-call-parser", "nope"], "unknown tool parser 'nope'"),
-    ([*scripted(), "--tool-call-parser", "harmony", "--reasoning-parser", "qwen3"], "are incompatible"),
+    (
+        [*scripted(), "--tool-call-parser", "harmony", "--reasoning-parser", "qwen3"],
+        "are incompatible",
+    ),
     ([*scripted(), "--model-alias", "x"], "ALIAS=NAME"),
     ([*scripted(), "--model-alias", "x=y"], "'y'"),
     ([*scripted(), "--store", "nope"], "--store nope"),
