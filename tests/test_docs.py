@@ -194,7 +194,7 @@ def test_the_demo_dispatches_every_call_and_keeps_every_turn() -> None:
     shown = run("-m", "dovetail", "demo", "--fast")
     assert shown.count("⚡ dispatched") == 3
     assert len(re.findall(r"exact \(grown\)", shown)) == 2
-    assert "token for token, in the next prompt: yes" in shown
+    assert "in the next prompt, token for token: yes" in shown
 
 
 def run(script: str, *arguments: str) -> str:
