@@ -152,7 +152,7 @@ def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
     arguments: list[str | Path] = [place / "qwen", *scripted(str(place / "hello.txt"))[1:]]
     with served(*arguments, *flags, home=tmp_path) as running:
         log = running.log.read_text()
-        assert 'event=warning_emitted text="template and parsers do not fit' in log
+        assert 'event=warning_emitted text="template and parsers do not match' in log
         assert 'event=warning_emitted text="listening on 0.0.0.0 without API keys' in log
         assert running.url.startswith("http://127.0.0.1:")
         assert running.request("GET", "/live").status == 200

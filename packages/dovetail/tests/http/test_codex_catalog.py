@@ -378,7 +378,7 @@ def test_command_prints_the_catalog_of_a_server(tmp_path: Path) -> None:
     [
         (("claude",), 2, "only codex takes a catalog"),
         (("codex", "--url", "http://127.0.0.1:9"), 1, "no server answers"),
-        (("codex", "/nowhere"), 1, "there is no model '/nowhere'"),
+        (("codex", "/nowhere"), 1, "model '/nowhere' not found"),
         (("codex", "--codex-profile", "gpt-0"), 1, "npm install -g @openai/codex"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where templates are found, and the text that stands in for what they lack."""
+"""The sources of templates, and the fallback text for parts that they do not render."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def _folder(root: Path, **files: Any) -> Path:
     return root
 
 
-def test_a_template_in_the_tokenizer_config(tmp_path: Path) -> None:
+def test_the_template_of_the_tokenizer_config_is_read(tmp_path: Path) -> None:
     config = {
         "chat_template": "T",
         "bos_token": "<s>",
@@ -53,7 +53,7 @@ def test_named_templates(tmp_path: Path) -> None:
     assert (source.default, source.for_tools) == ("D", "U")
 
 
-def test_files_come_before_the_config(tmp_path: Path) -> None:
+def test_template_files_take_precedence_over_the_config(tmp_path: Path) -> None:
     folder = _folder(
         tmp_path,
         tokenizer_config_json={"chat_template": "old"},
@@ -65,12 +65,12 @@ def test_files_come_before_the_config(tmp_path: Path) -> None:
     assert (source.default, source.for_tools, source.origin) == ("D", "U", "chat_template.jinja")
 
 
-def test_the_old_processor_file(tmp_path: Path) -> None:
+def test_the_old_processor_file_is_read(tmp_path: Path) -> None:
     source = read_folder_templates(_folder(tmp_path, chat_template_json={"chat_template": "P"}))
     assert (source.default, source.origin) == ("P", "chat_template.json")
 
 
-def test_special_tokens_of_the_old_map(tmp_path: Path) -> None:
+def test_special_tokens_of_the_old_map_are_read(tmp_path: Path) -> None:
     folder = _folder(
         tmp_path,
         special_tokens_map_json={"bos_token": "<old>", "eos_token": {"content": "<e>"}},
@@ -82,7 +82,7 @@ def test_special_tokens_of_the_old_map(tmp_path: Path) -> None:
     }
 
 
-def test_the_users_own_template_wins(tmp_path: Path) -> None:
+def test_a_custom_template_takes_precedence(tmp_path: Path) -> None:
     folder = _folder(tmp_path, chat_template_jinja="D", mine_jinja="M", tokenizer_config_json={})
     mine = folder / "mine.jinja"
     assert read_folder_templates(folder, mine).default == "M"
@@ -91,7 +91,7 @@ def test_the_users_own_template_wins(tmp_path: Path) -> None:
         read_folder_templates(folder, folder / "missing.jinja")
 
 
-def test_no_template_is_chatml_with_a_warning(tmp_path: Path) -> None:
+def test_a_model_without_a_template_uses_chatml_with_a_warning(tmp_path: Path) -> None:
     source = read_folder_templates(tmp_path)
     assert source.default == CHATML_TEMPLATE
     assert source.warnings
@@ -100,7 +100,7 @@ def test_no_template_is_chatml_with_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
+def test_errors_name_an_invalid_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(ModelFilesError, match=r"tokenizer_config\.json"):
         read_folder_templates(tmp_path)
@@ -159,14 +159,14 @@ def test_a_conversation_as_text() -> None:
     assert len(rest) == 3
 
 
-def test_the_offer_without_a_place_for_a_system_message() -> None:
+def test_tools_are_described_without_a_system_message() -> None:
     bare = TemplateProfile(renders_tools=False, system="refused")
     first = to_plain_messages(CONVERSATION, [TOOL], bare)[0]
     assert first["role"] == "user"
     assert first["content"].endswith("Look.")
 
 
-def test_what_a_template_shows_is_left_to_it() -> None:
+def test_parts_rendered_by_the_template_are_unchanged() -> None:
     assert to_plain_messages(CONVERSATION, [TOOL], TemplateProfile()) == CONVERSATION
     assert not needs_fallback(TemplateProfile())
     only_tools = TemplateProfile(renders_tools=False)
@@ -176,7 +176,7 @@ def test_what_a_template_shows_is_left_to_it() -> None:
 
 @pytest.mark.skipif(not TEMPLATES.is_dir(), reason="no folder of chat templates at hand")
 @pytest.mark.parametrize("name", ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"])
-def test_templates_without_tools_render_it(name: str) -> None:
+def test_templates_without_tools_render_the_fallback(name: str) -> None:
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), {"bos_token": "<BOS>"})
     text = template.render(to_plain_messages(CONVERSATION, [TOOL], probe_template(template)))
     assert all(part in text for part in ("<tools>", "<tool_call>", "a tree", "a bush"))

@@ -14,7 +14,7 @@ from dovetail_model import Sampling
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model folder with the tokenizer and the template of Qwen3, named as by the hub."""
+    """Create a model folder with the tokenizer and the template of Qwen3, in the hub layout."""
     if not (TOKENIZERS / "qwen3").is_dir():
         pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
     made = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "0a1b"
@@ -29,7 +29,7 @@ def _write(folder: Path, name: str, content: Any) -> None:
     (folder / name).write_text(text)
 
 
-def test_a_folder_with_tokenizer_and_template_alone(folder: Path) -> None:
+def test_tokenizer_and_template_are_sufficient(folder: Path) -> None:
     model = load_model(folder)
     assert model.name == "Qwen/Qwen3-0.6B"
     assert (model.tool_parser, model.reasoning_parser) == ("hermes", "qwen3")
@@ -54,23 +54,23 @@ def test_config_values_are_read(folder: Path) -> None:
     assert model.switches["extra"] == 1
 
 
-def test_the_window_of_a_nested_config(folder: Path) -> None:
+def test_the_context_length_of_a_nested_config_is_read(folder: Path) -> None:
     _write(folder, "config.json", {"text_config": {"max_position_embeddings": 7}})
     assert load_model(folder).context_length == 7
 
 
-def test_flags_decide(folder: Path) -> None:
+def test_flags_select_the_parsers(folder: Path) -> None:
     model = load_model(folder, tool_parser="qwen3_coder")
     assert (model.tool_parser, model.reasoning_parser) == ("qwen3_coder", "qwen3")
     assert model.parsers.source == "flags"
     assert not model.self_test.ok
-    assert any("do not fit" in warning for warning in model.warnings)
+    assert any("do not match" in warning for warning in model.warnings)
     bare = load_model(folder, tool_parser="none", reasoning_parser="none")
     assert (bare.tool_parser, bare.reasoning_parser) == (None, None)
     assert bare.switches == {}
 
 
-def test_a_tool_parser_that_is_its_own_partner(folder: Path) -> None:
+def test_a_unified_tool_parser_selects_its_reasoning_parser(folder: Path) -> None:
     model = load_model(folder, tool_parser="harmony")
     assert model.reasoning_parser == "gpt_oss"
 
@@ -83,16 +83,16 @@ def test_a_tool_parser_that_is_its_own_partner(folder: Path) -> None:
         ({"custom_template": Path("missing.jinja")}, "missing.jinja"),
     ],
 )
-def test_flags_that_cannot_be(folder: Path, flags: dict[str, Any], reason: str) -> None:
+def test_invalid_flags_are_rejected(folder: Path, flags: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelLoadError, match=reason):
         load_model(folder, **flags)
 
 
 @pytest.mark.parametrize(
     ("template", "reason"),
-    [("{% if %}", "is broken"), ("{{ nothing.at_all }}", "cannot render one user message")],
+    [("{% if %}", "is invalid"), ("{{ nothing.at_all }}", "cannot render one user message")],
 )
-def test_a_template_that_cannot_be(folder: Path, template: str, reason: str) -> None:
+def test_invalid_templates_are_rejected(folder: Path, template: str, reason: str) -> None:
     _write(folder, "chat_template.jinja", template)
     with pytest.raises(ModelLoadError, match=reason):
         load_model(folder)
@@ -111,7 +111,7 @@ def test_two_templates(folder: Path) -> None:
     assert model.profile.renders_tools
 
 
-def test_no_template_at_all(folder: Path) -> None:
+def test_a_model_without_a_template_is_served(folder: Path) -> None:
     _write(folder, "tokenizer_config.json", {"eos_token": "<|im_end|>"})
     model = load_model(folder, reasoning_parser="none")
     assert any("ChatML" in warning for warning in model.warnings)
@@ -133,7 +133,7 @@ def test_fingerprints(folder: Path, tmp_path: Path) -> None:
     ("made", "reason"),
     [(None, "no such file"), ("file", "a folder or a .gguf file"), ("folder", "tokenizer")],
 )
-def test_no_model_there(tmp_path: Path, made: str | None, reason: str) -> None:
+def test_missing_models_are_reported(tmp_path: Path, made: str | None, reason: str) -> None:
     path = tmp_path / "model"
     if made == "file":
         path.write_text("x")
@@ -169,7 +169,7 @@ def test_a_gguf_file() -> None:
         ("kimi_k2", "Kimi-K2-Instruct", {"<|im_end|>"}),
     ],
 )
-def test_what_ends_a_turn(tmp_path: Path, tokenizer: str, template: str, stops: set[str]) -> None:
+def test_stop_tokens(tmp_path: Path, tokenizer: str, template: str, stops: set[str]) -> None:
     if not (TOKENIZERS / tokenizer).is_dir():
         pytest.skip(f"no tokenizer {tokenizer} at hand: make tokenizers")
     folder = shutil.copytree(TOKENIZERS / tokenizer, tmp_path / "model")

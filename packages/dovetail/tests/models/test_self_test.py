@@ -1,4 +1,4 @@
-"""The self-test of template and parsers: passes for pairs that fit, else reports what is lost."""
+"""The self-test passes for a template with matching parsers, and reports mismatches."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at h
 SPECIALS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetime": "noon"}
 
-#: Templates that no pair of parsers can fit.
+#: Templates without matching parsers.
 EXCUSED = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "the prompt's last words are not kept in history",
     "meetkai-functionary-medium-v3.1": "a format that none of the parser names means",
@@ -34,7 +34,7 @@ def _tested(name: str, tool: str | None, reasoning: str | None) -> SelfTestRepor
 
 @at_hand
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_the_familys_own_parsers_fit(path: Path) -> None:
+def test_the_parsers_of_the_family_pass(path: Path) -> None:
     family = resolve_family(path.read_text())
     tool = family.tool_parser if family else None
     result = _tested(path.stem, tool or "hermes", family.reasoning_parser if family else None)

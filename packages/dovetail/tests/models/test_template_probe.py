@@ -1,4 +1,4 @@
-"""The probe against real templates: what is known of them, written down by hand."""
+"""The probe finds the properties of real templates, which are listed by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ PATHS = sorted(TEMPLATES.glob("*.jinja"))
 at_hand = pytest.mark.skipif(not PATHS, reason="no folder of chat templates at hand")
 
 SPECIALS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
-#: As with a reasoning parser. The last two are variables that one template cannot do without.
+#: The defaults with a reasoning parser. One template requires the last two variables.
 THINKING: dict[str, Any] = {"enable_thinking": True, "functions": "[]", "datetime": "noon"}
 
 
@@ -165,7 +165,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 @at_hand
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_facts(name: str) -> None:
+def test_known_profiles(name: str) -> None:
     facts = _probed(name)
     assert {fact: getattr(facts, fact) for fact in KNOWN[name]} == KNOWN[name]
 
@@ -192,7 +192,7 @@ def test_reasoning_opener_ends_the_prompt(path: Path) -> None:
 
 
 @at_hand
-def test_a_keep_switch_keeps() -> None:
+def test_a_keep_switch_preserves_reasoning() -> None:
     for path in PATHS:
         template = ChatTemplate(path.read_text(), SPECIALS)
         switches = probe_template(template, THINKING).keep_switches
@@ -202,7 +202,7 @@ def test_a_keep_switch_keeps() -> None:
 
 
 @at_hand
-def test_the_switches_of_the_probe_count() -> None:
+def test_the_profile_depends_on_the_switches() -> None:
     assert not _probed("deepseek-ai-DeepSeek-V4", {}).keeps_in_loop
     profile = _probed("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"truncate_history_thinking": False})
     assert profile.keeps_at_user
@@ -228,9 +228,9 @@ def test_chatml() -> None:
     [
         ("{{ raise_exception('never') }}", "never"),
         ("{{ undefined_thing.field }}", "undefined_thing"),
-        ("nothing of it", "does not show"),
+        ("nothing of it", "does not render"),
     ],
 )
-def test_a_template_that_shows_no_message_is_refused(text: str, reason: str) -> None:
+def test_a_template_that_renders_no_message_is_rejected(text: str, reason: str) -> None:
     with pytest.raises(RenderError, match=reason):
         probe_template(ChatTemplate(text))

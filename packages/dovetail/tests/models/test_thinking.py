@@ -1,4 +1,4 @@
-"""Who decides whether the model thinks, and what a session's silence means."""
+"""Precedence of thinking settings, and their inheritance within a session."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_without_a_parser_the_template_decides() -> None:
     assert _switches() == {}
 
 
-def test_what_is_usual_with_a_reasoning_parser() -> None:
+def test_defaults_with_a_reasoning_parser() -> None:
     assert _switches(reasoning_parser="qwen3") == DEFAULT_SWITCHES
     assert _switches(Thinking(enabled=False), reasoning_parser="qwen3") == OFF
     assert _switches(reasoning_parser="qwen3", default_mode="disabled") == OFF
@@ -76,7 +76,7 @@ def test_precedence(thinking: Thinking, more: dict[str, Any], expected: dict[str
         ("low", ("none",), "low"),
     ],
 )
-def test_effort_is_what_the_template_knows(
+def test_effort_is_mapped_to_the_levels_of_the_template(
     requested: str, known: tuple[str, ...], given: str
 ) -> None:
     facts = TemplateProfile(effort_switch="thinking_effort", efforts=known)
@@ -84,11 +84,11 @@ def test_effort_is_what_the_template_knows(
     assert found == {"reasoning_effort": given, "thinking_effort": given}
 
 
-def test_no_effort_is_no_level() -> None:
+def test_effort_none_sets_no_level() -> None:
     assert _switches(Thinking(effort="none", enabled=False)) == OFF
 
 
-def test_a_switch_that_is_an_effort() -> None:
+def test_an_effort_switch_that_disables_thinking() -> None:
     facts = TemplateProfile(
         thinking_switches={True: {"reasoning_effort": "high"}, False: {"reasoning_effort": "no"}},
         effort_switch="reasoning_effort",
@@ -118,7 +118,7 @@ SETTINGS = st.builds(
 
 
 @given(st.lists(SETTINGS, min_size=1, max_size=5))
-def test_silent_turns_never_change_the_switches(settings: list[Thinking]) -> None:
+def test_turns_without_settings_never_change_the_switches(settings: list[Thinking]) -> None:
     merged: Thinking | None = None
     for thinking in settings:
         merged = merge_thinking(merged, thinking)

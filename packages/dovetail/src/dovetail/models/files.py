@@ -1,9 +1,9 @@
-"""Read a model's files: chat templates, special tokens, limits and sampling defaults.
+"""Read the files of a model: chat templates, special tokens, limits and sampling defaults.
 
-They come from a model folder, a GGUF file, or a template file that the user names. A model may have
-several templates: `tool_use` is for requests with tools, `default` for the rest. In a folder
+The source is a model folder, a GGUF file, or a template file that the user names. A model may have
+several templates: `tool_use` for requests with tools, and `default` for others. In a folder,
 `chat_template.jinja` (with `additional_chat_templates/*.jinja`) takes precedence over
-`tokenizer_config.json`, and that over the old `chat_template.json`.
+`tokenizer_config.json`, which takes precedence over the old `chat_template.json`.
 """
 
 import json
@@ -17,7 +17,7 @@ import msgspec
 from dovetail_model import Sampling
 from dovetail_tokenizers import read_gguf_metadata
 
-#: For a model without a template. Most models that were tuned without one know this form.
+#: For a model without a template. Most models that were tuned without one support this format.
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] or '' }}<|im_end|>\n"
@@ -27,12 +27,12 @@ CHATML_TEMPLATE = (
 
 
 class ModelFilesError(Exception):
-    """A model's files are missing or cannot be read."""
+    """The files of a model are missing or unreadable."""
 
 
 @dataclass(frozen=True)
 class TemplateSource:
-    """The text of a model's templates by name, and the special tokens that they may use."""
+    """The templates of a model by name, and the special tokens that they may use."""
 
     templates: Mapping[str, str]
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -51,11 +51,11 @@ class TemplateSource:
 
 
 def read_folder_templates(folder: Path, custom: Path | None = None) -> TemplateSource:
-    """Read the templates of a model folder, or the one that the user names instead."""
+    """Read the templates of a model folder, or the custom template instead."""
     config = read_json(folder / "tokenizer_config.json") or {}
     legacy = read_json(folder / "special_tokens_map.json") or {}
     specials = {**_read_special_tokens(legacy), **_read_special_tokens(config)}
-    if (folder / "tekken.json").is_file():  # it names no special tokens; they never differ
+    if (folder / "tekken.json").is_file():  # its special tokens are fixed and not listed
         specials = {"bos_token": "<s>", "eos_token": "</s>", **specials}
     if custom is not None:
         return _read_custom_template(custom, specials)
@@ -72,7 +72,7 @@ def read_folder_templates(folder: Path, custom: Path | None = None) -> TemplateS
 
 
 def read_gguf_templates(metadata: Mapping[str, Any], custom: Path | None = None) -> TemplateSource:
-    """Read the templates in the metadata of a GGUF file, or the one that the user names."""
+    """Read the templates in the metadata of a GGUF file, or the custom template instead."""
     specials = _read_gguf_special_tokens(metadata)
     if custom is not None:
         return _read_custom_template(custom, specials)
@@ -90,7 +90,7 @@ def read_gguf_templates(metadata: Mapping[str, Any], custom: Path | None = None)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if there is no such file."""
+    """Read a JSON object, or return None if the file does not exist."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise ModelFilesError(f"{path} does not hold a JSON object")
+        raise ModelFilesError(f"{path} does not contain a JSON object")
     return value
 
 
@@ -112,7 +112,7 @@ def _read_custom_template(path: Path, special_tokens: Mapping[str, str]) -> Temp
 
 
 def _chatml_fallback(special_tokens: Mapping[str, str]) -> TemplateSource:
-    warning = "the model brings no chat template: plain ChatML is used, which it may not know"
+    warning = "the model has no chat template: plain ChatML is used, which may not suit the model"
     return TemplateSource(
         {"default": CHATML_TEMPLATE}, special_tokens, "built-in ChatML", (warning,)
     )
@@ -126,7 +126,7 @@ def _read_jinja_files(folder: Path) -> dict[str, str]:
 
 
 def _templates_by_name(value: object) -> dict[str, str]:
-    """Read templates from a string, a list of named ones, or an object of them."""
+    """Read templates from a string, a list of named templates, or an object."""
     if isinstance(value, str):
         return {"default": value} if value else {}
     if isinstance(value, Sequence):
@@ -160,7 +160,7 @@ def _read_gguf_special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The data of a model folder or a GGUF file. `family_ids` identify the model's family."""
+    """The data of a model folder or a GGUF file. `family_ids` identify the model family."""
 
     path: Path
     name: str
@@ -173,13 +173,13 @@ class ModelFiles:
 
 
 def read_model_files(path: Path, custom_template: Path | None = None) -> ModelFiles:
-    """Read the model at a path. Raises `ModelFilesError` if there is none."""
+    """Read the files of the model at a path. Raises `ModelFilesError` if there is no model."""
     if path.is_dir():
         return _read_folder(path, custom_template)
     if path.is_file() and path.suffix == ".gguf":
         return _read_gguf(path, custom_template)
     if path.is_file():
-        raise ModelFilesError("not a model: a folder or a .gguf file is wanted")
+        raise ModelFilesError("not a model: the path must be a folder or a .gguf file")
     raise ModelFilesError("no such file or folder")
 
 
@@ -220,7 +220,7 @@ def _read_gguf(path: Path, custom_template: Path | None) -> ModelFiles:
 
 
 def _hub_name(path: Path) -> str:
-    """Return the id of a model in the hub's cache: `models--organisation--name/snapshots/...`."""
+    """Return the model id of a path in the hub cache: `models--organisation--name/snapshots/…`."""
     for part in reversed(path.resolve().parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
@@ -232,7 +232,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return tuple(id for id in values if isinstance(id, int) and id >= 0)
 
 
-#: Larger values in tokenizer_config.json mean that none was set.
+#: Larger values in tokenizer_config.json mean that no limit is set.
 _MAX_CONTEXT_TOKENS = 10**9
 
 

@@ -1,7 +1,7 @@
-"""Load a model with its tokenizer, templates, parsers and limits. This happens once, at start.
+"""Load a model with its tokenizer, templates, parsers and limits, once at startup.
 
-A model is a folder as Hugging Face lays them out, of which `tokenizer.json` (or another vocabulary)
-and `tokenizer_config.json` are enough, or a GGUF file.
+A model is a GGUF file or a folder in the Hugging Face layout, which must have at least
+`tokenizer.json` (or another vocabulary) and `tokenizer_config.json`.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 
 class ModelLoadError(Exception):
-    """A model cannot be served."""
+    """The model cannot be served."""
 
 
 @dataclass(frozen=True)
 class ModelParsers:
-    """The parsers of a model, and what selected them: flags, the model's id, its template."""
+    """The parsers of a model, and how they were selected: by flags, model id or template."""
 
     tool: str | None
     reasoning: str | None
@@ -47,7 +47,7 @@ class ModelParsers:
 
 @dataclass(frozen=True)
 class ProbedTemplate:
-    """A template and the profile that its probe found."""
+    """A template and its probed profile."""
 
     template: ChatTemplate
     profile: TemplateProfile
@@ -57,9 +57,10 @@ class ProbedTemplate:
 class Model:
     """A model that can be served.
 
-    `chat_template` is for requests without tools, `tool_chat_template` for those with; mostly they
-    are the same. `switches` are passed to the template when a request has no thinking settings.
-    `stop_strings` are the spellings of `stop_ids`.
+    `chat_template`: the template for requests without tools.
+    `tool_chat_template`: the template for requests with tools; usually the same.
+    `switches`: passed to the template if a request has no thinking settings.
+    `stop_strings`: the texts of `stop_ids`.
     """
 
     name: str
@@ -85,37 +86,37 @@ class Model:
 
     @property
     def profile(self) -> TemplateProfile:
-        """The template profile of an agent's session."""
+        """The profile of the template for requests with tools."""
         return self.tool_chat_template.profile
 
     @property
     def template(self) -> ChatTemplate:
-        """The template of an agent's session."""
+        """The template for requests with tools."""
         return self.tool_chat_template.template
 
     @cached_property
     def self_test(self) -> SelfTestReport:
-        """The report on whether template and parsers fit."""
+        """The result of the self-test: whether template and parsers match."""
         pair = (self.tool_parser, self.reasoning_parser)
         return run_self_test(TemplatePairing(self.template, self.profile, *pair, self.switches))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Messages for the user about limitations of the model."""
+        """Warnings for the operator about limitations of the model."""
         found = [
             *self.template_source.warnings,
             *(f"the template {w}" for w in self.profile.warnings),
         ]
         if not self.self_test.ok:
-            found.append("template and parsers do not fit: see the self-test")
+            found.append("template and parsers do not match: see the self-test")
         found += self.self_test.notes
         if not self.stop_ids:
-            found.append("no token is known to end a turn: answers end by length only")
+            found.append("the model has no known stop token: responses end only at the token limit")
         return tuple(found)
 
     @cached_property
     def reasoning_end_ids(self) -> tuple[int, ...]:
-        """The tokens that end reasoning; empty for models without it."""
+        """The tokens that end reasoning; empty for models without reasoning."""
         if self.reasoning_parser is None:
             return ()
         writer = TurnWriter(self.tool_parser, self.reasoning_parser)
@@ -123,7 +124,7 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of vocabulary, template and notation: equal for models that can share turns."""
+        """A hash of vocabulary, template and notation. Models with equal hashes can share turns."""
         token = self.tokenizer
         parts: list[object] = [token.size, sorted(token.controls.items())]
         parts += [token.bytes_of(id) for id in range(0, token.size, 97)]
@@ -140,9 +141,9 @@ def load_model(
     custom_template: Path | None = None,
     switches: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Load the model at a path. Raises `ModelLoadError` with what is missing or does not fit.
+    """Load the model at a path. Raises `ModelLoadError` that names the cause.
 
-    Parsers are given by name, as "none", or selected by the model. `switches` are passed to the
+    A parser is a name, "none", or None to select it by the model. `switches` are passed to the
     template with every request.
     """
     location = Path(path).expanduser()
@@ -197,7 +198,7 @@ def _resolve_stops(
     known = markers(parsers.tool, parsers.reasoning)
     found = find_stop_tokens(template.template, template.profile, tokenizer.controls, named, known)
     ids = frozenset(given) | {tokenizer.controls[stop] for stop in found}
-    # The model's own stop token comes first: scripted turns end with it.
+    # The stop token of the model files comes first: scripted turns end with it.
     return tuple(
         sorted(found | named, key=lambda stop: (stop not in files.stop_strings, stop))
     ), ids
@@ -210,7 +211,7 @@ def _profile_template(
         template = ChatTemplate(text, source.special_tokens)
         return ProbedTemplate(template, probe_template(template, switches))
     except TemplateError as error:
-        raise ModelLoadError(f"the chat template of {source.origin} is broken: {error}") from error
+        raise ModelLoadError(f"the chat template of {source.origin} is invalid: {error}") from error
     except RenderError as error:
         raise ModelLoadError(
             f"the chat template of {source.origin} cannot render one user message: {error}"
@@ -218,7 +219,7 @@ def _profile_template(
 
 
 def _select_parsers(files: ModelFiles, tool: str | None, reasoning: str | None) -> ModelParsers:
-    """Select the parsers: as configured, else by the model's id, else by its template."""
+    """Select the parsers: as configured, else by model id, else by template."""
     family, source = None, "nothing"
     queries = [
         *((id, "model id") for id in files.family_ids),
@@ -238,7 +239,7 @@ def _select_parsers(files: ModelFiles, tool: str | None, reasoning: str | None) 
 
 
 def _matching_reasoning_parser(tool_parser: str, reasoning: str | None) -> str | None:
-    """The reasoning parser for a given tool parser: the model's if it fits, else the family's."""
+    """Return the parser of the model if it fits the tool parser, else that of the family."""
     try:
         markers(_none_if_disabled(tool_parser), reasoning)
     except ValueError:
@@ -255,16 +256,16 @@ _CONTROL_TOKEN = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,30}\]")
 
 
 def _control_token_names(source: TemplateSource, known: frozenset[str]) -> frozenset[str]:
-    """Every spelling that may be a control token since a template or a parser relies on it."""
+    """Return every text that may be a control token because a template or parser uses it."""
     texts = (*source.templates.values(), *known)
     return known.union(*(_CONTROL_TOKEN.findall(text) for text in texts))
 
 
-_MAX_RENDERERS = 32  # cached settings
+_MAX_RENDERERS = 32  # combinations of settings
 
 
 class RendererCache:
-    """Creates renderers on first use, and caches them."""
+    """Creates renderers on first use and caches them."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -272,7 +273,7 @@ class RendererCache:
         self.default = self.get(True, model.switches)
 
     def get(self, tools: bool, switches: Mapping[str, Any]) -> PromptRenderer:
-        """Return the renderer for requests with or without tools, under these switches."""
+        """Return the renderer for requests with or without tools and with these switches."""
         model = self._model
         template = model.tool_chat_template if tools else model.chat_template
         tools = template is model.tool_chat_template
@@ -288,7 +289,7 @@ class RendererCache:
     ) -> PromptRenderer:
         model, profile = self._model, template.profile
         if switch_key != _switch_key(template, model.switches):
-            # If the template rejects the setting, rendering the request reports that.
+            # If the template rejects the switches, rendering the request reports the error.
             with suppress(RenderError):
                 profile = probe_template(template.template, switches)
         return PromptRenderer(
@@ -303,7 +304,7 @@ class RendererCache:
 
 
 def _switch_key(template: ProbedTemplate, switches: Mapping[str, Any]) -> str:
-    """The switches that the template reads. Numbers and other words do not change its policy."""
+    """Return a key of the switches that affect the template's policy for earlier turns."""
     read = {k: v for k, v in switches.items() if k in template.template.variables}
     plain = {k: v if _affects_policy(k, v) else type(v).__name__ for k, v in read.items()}
     return json.dumps(plain, sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""Test whether a template and a pair of parsers fit: render a turn, parse it, compare."""
+"""Test whether a template and its parsers match: render a turn, parse it, compare."""
 
 import json
 import re
@@ -29,10 +29,11 @@ class TemplatePairing:
 
 @dataclass(frozen=True)
 class SelfTestOutcome:
-    """The outcome for one shape of turn.
+    """The result for one shape of turn.
 
-    `lost` was rendered and not parsed; `leaked` was parsed and not rendered. `refused` is the
-    template's error if it rejects the turn.
+    `lost`: items that were rendered but not parsed.
+    `leaked`: items that were parsed but not rendered.
+    `refused`: the error of the template if it rejects the turn.
     """
 
     shape: str
@@ -47,7 +48,7 @@ class SelfTestOutcome:
 
 @dataclass(frozen=True)
 class SelfTestReport:
-    """The outcome of every shape. Text with calls may fail: many models never write it."""
+    """The results of all shapes. Text with calls may fail, since many models never generate it."""
 
     outcomes: tuple[SelfTestOutcome, ...]
     notes: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class SelfTestReport:
 
 
 def run_self_test(pairing: TemplatePairing) -> SelfTestReport:
-    """Test the shapes of turn that agents produce."""
+    """Test the shapes of turns that agents produce."""
     profile = pairing.profile
     skipped = set() if profile.many_calls or not profile.renders_calls else {_PARALLEL_SHAPE}
     skipped |= set() if profile.text_with_calls else {_TEXT_AND_CALL_SHAPE}
@@ -69,7 +70,7 @@ def run_self_test(pairing: TemplatePairing) -> SelfTestReport:
 
 
 _TEXT_SHAPE, _PARALLEL_SHAPE, _TEXT_AND_CALL_SHAPE = "answer", "two calls", "text and call"
-#: Every shape of turn: its name, whether it has text, how many calls.
+#: The shapes of turns: name, whether it has text, number of calls.
 _SHAPES = (
     (_TEXT_SHAPE, True, 0),
     ("call", False, 1),
@@ -136,10 +137,10 @@ def _compare(pairing: TemplatePairing, shape: str, prompt: str, output: str) -> 
 
 
 def _render_output(pairing: TemplatePairing, text: bool, calls: int) -> tuple[str, str]:
-    """Render the end of the prompt, and what the model would have written after it.
+    """Render the end of the prompt and the output that the model would generate after it.
 
-    A template that does not repeat the reasoning which its prompt opens removes reasoning from
-    history: there only the rest of the turn can be compared.
+    A template that does not render the reasoning opened by its prompt removes reasoning from the
+    history. In this case only the rest of the turn can be compared.
     """
     prompt, turn = _render(pairing, [_assistant_message(pairing, text, calls)])
     if not turn.startswith(prompt.rstrip()):
@@ -149,7 +150,7 @@ def _render_output(pairing: TemplatePairing, text: bool, calls: int) -> tuple[st
 
 
 def _render_text_before_user(pairing: TemplatePairing) -> tuple[str, str]:
-    """Render a text turn before a user turn: a few templates treat the last turn specially."""
+    """Render a text turn before a user turn: a few templates render the last turn differently."""
     follow: SelfTestMessage = {
         "role": "user",
         "content": _format_content(pairing.profile, "Thanks."),
@@ -185,7 +186,7 @@ def _tool_call(profile: TemplateProfile, index: int) -> SelfTestMessage:
 
 
 def _render(pairing: TemplatePairing, turns: list[SelfTestMessage]) -> tuple[str, str]:
-    """Render the prompt of the first turn, and the conversation with all turns."""
+    """Render the prompt of the first turn and the conversation with all turns."""
     question: SelfTestMessage = {
         "role": "user",
         "content": _format_content(pairing.profile, _QUESTION),
@@ -217,7 +218,7 @@ def _format_content(profile: TemplateProfile, text: str) -> str | list[SelfTestM
 
 
 def _strip_stop(output: str, pairing: TemplatePairing) -> str:
-    """Remove the stop tokens of an output: tags at its end that are no markers."""
+    """Remove the stop tokens of an output: tags at its end that are not markers."""
     known = markers(pairing.tool_parser, pairing.reasoning_parser)
     while True:
         stop = _STOP_TAG.search(output)
@@ -230,7 +231,7 @@ _STOP_TAG = re.compile(r"\s*(<[^<>\s]{1,40}>|\[[^\[\]\s]{1,20}\[)\s*\Z")
 
 
 def _expected_items(output: str, shape: str) -> list[tuple[str, str]]:
-    """Return what the template rendered of the turn; reasoning that it dropped cannot be parsed."""
+    """Return the items that the template rendered, without reasoning that it dropped."""
     _, text, calls = next(known for known in _SHAPES if known[0] == shape)
     items = [("reasoning", _REASONING)] if _REASONING in output else []
     items += [("text", _TEXT)] if text else []
@@ -266,9 +267,7 @@ def _format_item(item: tuple[str, str]) -> str:
 def _find_notes(pairing: TemplatePairing) -> tuple[str, ...]:
     opener = pairing.profile.reasoning_opener
     if opener and pairing.reasoning_parser is None:
-        return ("the prompt opens a thought, but there is no reasoning parser: it will be text",)
+        return ("the prompt opens reasoning, but there is no reasoning parser: it becomes text",)
     if opener and not opens_reasoning(opener, pairing.tool_parser, pairing.reasoning_parser):
-        return (
-            f"the reasoning parser does not know the thought that the prompt opens: {opener!r}",
-        )
+        return (f"the reasoning parser does not recognize the opener in the prompt: {opener!r}",)
     return ()

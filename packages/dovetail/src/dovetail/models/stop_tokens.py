@@ -1,12 +1,12 @@
-"""Find the tokens with which a model ends its turn, from its files and its template."""
+"""Find the stop tokens of a model from its files and its template."""
 
 from collections.abc import Collection, Iterable, Mapping
 
 from dovetail.models.template_probe.context import create_context
 from dovetail.prompt.template import ChatTemplate, TemplateProfile
 
-#: Tokens that end a turn wherever they exist. `<|end|>` is not among them: some models end their
-#: reasoning with it.
+#: Tokens that end a turn in every model that has them. `<|end|>` is not included: some models end
+#: their reasoning with it.
 KNOWN_STOP_TOKENS = frozenset(
     {
         "<|im_end|>",
@@ -42,9 +42,9 @@ def find_stop_tokens(
     named: Iterable[str],
     markers: Collection[str] = (),
 ) -> frozenset[str]:
-    """Find every control token that ends a turn: named by the model's files, known, or rendered.
+    """Find every control token that ends a turn: named in the model files, known, or rendered.
 
-    `markers` are the parsers': a token that closes a call does not end a turn.
+    `markers`: the markers of the parsers, since a token that ends a call does not end a turn.
     """
     found = set(KNOWN_STOP_TOKENS).union(named)
     if not found & controls.keys() or not any(name in controls for name in named):
@@ -55,7 +55,7 @@ def find_stop_tokens(
 def _find_rendered_stop(
     template: ChatTemplate, profile: TemplateProfile, controls: Mapping[str, int]
 ) -> set[str]:
-    """The control token after a message's text, unless it also separates reasoning and text."""
+    """Find the control token after the text, unless it also separates reasoning and text."""
     context = create_context(template, {})
     message = context.assistant_message("answer")
     if profile.content == "parts":
@@ -70,10 +70,10 @@ def _find_rendered_stop(
     )
     if first is None:
         return set()
-    thinking = {**message, **dict.fromkeys(profile.reasoning_fields, context.marks["thought"])}
+    thinking = {**message, **dict.fromkeys(profile.reasoning_fields, context.marks["reasoning"])}
     text = (
         context.render([context.user_message(), thinking], tools=False, add_generation_prompt=False)
         or ""
     )
-    between = text.partition(context.marks["thought"])[2].partition(context.marks["answer"])[0]
+    between = text.partition(context.marks["reasoning"])[2].partition(context.marks["answer"])[0]
     return set() if first in between else {first}

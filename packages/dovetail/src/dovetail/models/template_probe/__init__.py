@@ -1,4 +1,4 @@
-"""Probe a chat template: render small conversations to find what it supports."""
+"""Probe a chat template: render small conversations to find its capabilities."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,18 +37,18 @@ __all__ = ["probe_template"]
 def collect_warnings(profile: TemplateProfile) -> tuple[str, ...]:
     """Describe each limitation of a template."""
     found = {
-        "does not show tools: they are described in the system message": (
+        "does not render tools: they are described in the system message": (
             not profile.renders_tools
         ),
-        "does not show calls of earlier turns: they are written as text": not profile.renders_calls,
-        "does not show tool results: they are written as text": not profile.renders_results,
-        "shows one call a turn at most": profile.renders_calls and not profile.many_calls,
-        "cannot show text and calls in one turn": profile.renders_calls
+        "does not render calls of earlier turns: they become text": not profile.renders_calls,
+        "does not render tool results: they become text": not profile.renders_results,
+        "renders at most one call per turn": profile.renders_calls and not profile.many_calls,
+        "cannot render text and calls in one turn": profile.renders_calls
         and not profile.text_with_calls,
-        "has no place for a system message": profile.system != "kept",
-        "rewrites earlier turns when the user speaks again": not profile.keeps_plain,
-        "rewrites the prompt before a turn once the turn is history": not profile.keeps_prompt,
-        "drops thoughts even in a running tool loop": (
+        "does not render system messages": profile.system != "kept",
+        "rewrites earlier turns at the next user turn": not profile.keeps_plain,
+        "rewrites the prompt of a turn when the next turn follows": not profile.keeps_prompt,
+        "drops reasoning even in a running tool loop": (
             bool(profile.reasoning_fields) and not profile.keeps_in_loop
         ),
     }
@@ -58,7 +58,7 @@ def collect_warnings(profile: TemplateProfile) -> tuple[str, ...]:
 def probe_template(
     template: ChatTemplate, switches: Mapping[str, Any] | None = None
 ) -> TemplateProfile:
-    """Find the profile of a template, with the given switches set.
+    """Find the profile of a template with these switches.
 
     Raises `RenderError` only for a template that cannot render one user message.
     """
@@ -104,7 +104,7 @@ def probe_template(
 
 def _accepts_text_with_reasoning(context: ProbeContext) -> bool:
     """Return whether a turn with calls may have both reasoning and text."""
-    turn = context.call_message("call", text="text", reasoning="thought")
+    turn = context.call_message("call", text="text", reasoning="reasoning")
     return (
         context.render([context.user_message(), turn, context.result_message("call")]) is not None
     )

@@ -1,4 +1,4 @@
-"""Render probe conversations whose every part can be found in the rendered text."""
+"""Render probe conversations in which every part can be found in the rendered text."""
 
 import json
 import random
@@ -14,9 +14,9 @@ ProbeMessage = dict[str, Any]
 
 
 class MarkerWords:
-    """A word for every part of a conversation that occurs nowhere else in rendered text.
+    """A unique word per part of a conversation, which occurs nowhere else in rendered text.
 
-    The words are drawn with a fixed seed: two probes of one template agree to the byte.
+    The words are drawn with a fixed seed, so that probes of a template are reproducible.
     """
 
     __slots__ = ("_avoid", "_random", "_words")
@@ -42,9 +42,9 @@ class MarkerWords:
 
 @dataclass(frozen=True)
 class ProbeContext:
-    """A template, and the form in which it accepts messages as far as that is known.
+    """A template, and the message forms that it accepts, as far as known.
 
-    Nothing here raises: a conversation that the template rejects renders as None.
+    Methods do not raise: a conversation that the template rejects renders as None.
     """
 
     template: ChatTemplate
@@ -66,7 +66,7 @@ class ProbeContext:
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
     ) -> str | None:
-        """Render messages; None if the template rejects them."""
+        """Render messages, or return None if the template rejects them."""
         try:
             return self.template.render(
                 messages,
@@ -84,12 +84,12 @@ class ProbeContext:
         return {"role": role, "content": self._content(self.marks[part])}
 
     def assistant_message(self, part: str, reasoning: str = "") -> ProbeMessage:
-        """Return an assistant turn of text, after reasoning if one is named."""
+        """Return an assistant turn with text, and with reasoning if that part is named."""
         message: ProbeMessage = {"role": "assistant", "content": self._content(self.marks[part])}
         return self._add_reasoning(message, reasoning)
 
     def call_message(self, *parts: str, text: str = "", reasoning: str = "") -> ProbeMessage:
-        """An assistant turn with a call for each part, which is its argument and names its id."""
+        """Return an assistant turn with one call per part: its argument and the name of its id."""
         message: ProbeMessage = {
             "role": "assistant",
             "content": self._content(self.marks[text]) if text else self._empty_content(),
@@ -98,7 +98,7 @@ class ProbeContext:
         return self._add_reasoning(message, reasoning)
 
     def result_message(self, call: str, part: str = "") -> ProbeMessage:
-        """Return the result of a call, by default with a word of its own."""
+        """Return the result of a call, by default with a separate word."""
         return {
             "role": "tool",
             "tool_call_id": self.call_id(call),
@@ -107,7 +107,7 @@ class ProbeContext:
         }
 
     def call_id(self, part: str) -> str:
-        """The id of a call: nine letters and digits, the one form that no template rejects."""
+        """Return the id of a call: nine letters and digits, which all templates accept."""
         return self.marks["id of " + part]
 
     def _tool_call(self, part: str) -> ProbeMessage:
@@ -120,7 +120,7 @@ class ProbeContext:
         }
 
     def _add_reasoning(self, message: ProbeMessage, reasoning: str) -> ProbeMessage:
-        """Add reasoning in the template's field for it, or in the text where it has none."""
+        """Add reasoning in the field of the template, or in the text if there is none."""
         if not reasoning:
             return message
         return add_reasoning(
@@ -137,7 +137,7 @@ class ProbeContext:
 def add_reasoning(
     message: ProbeMessage, field: str, reasoning: str, markers: tuple[str, str] = ("", "")
 ) -> ProbeMessage:
-    """Add reasoning to a message: in a field, as a part of the content, or inside the text."""
+    """Add reasoning to a message: in a field, as a content part, or inside the text."""
     if field not in ("", "content"):
         return {**message, field: reasoning}
     content = message["content"] or ""
@@ -170,7 +170,7 @@ def create_context(template: ChatTemplate, switches: Mapping[str, Any]) -> Probe
 
 
 def common_prefix(one: str, other: str) -> str:
-    """Return the common prefix of two texts, ending before a tag that is only partly equal."""
+    """Return the common prefix of two texts, without a partly equal tag at its end."""
     differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     common = one[: next(differs, min(len(one), len(other)))]
     return _PARTIAL_TAG.sub("", common)

@@ -1,4 +1,4 @@
-"""Probe what a template does with earlier turns: which reasoning it keeps, what it rewrites."""
+"""Probe the handling of earlier turns: which reasoning a template keeps, what it rewrites."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from dovetail.models.template_probe.context import (
     common_prefix,
 )
 
-#: Fields of a message that may hold its reasoning.
+#: Message fields that may contain reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
-#: Not a field: reasoning is a part of the content, of the type "thinking".
+#: Not a field of its own: reasoning is a content part of the type "thinking".
 CONTENT_PARTS = "content"
 
 
 def detect_reasoning_fields(context: ProbeContext, switches: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of an assistant message whose reasoning the template renders, each alone.
+    """Return the fields of an assistant message from which the template renders reasoning.
 
-    Of fields that together would render reasoning twice only the first is returned.
+    If several fields together would render it twice, only the first is returned.
     """
     fields = tuple(
         field for field in REASONING_FIELDS if count_reasoning(context, (field,), switches) == 1
@@ -31,10 +31,10 @@ def detect_reasoning_fields(context: ProbeContext, switches: Mapping[str, Any]) 
 def count_reasoning(
     context: ProbeContext, fields: Sequence[str], switches: Mapping[str, Any]
 ) -> int:
-    """Count how often reasoning in all these fields is rendered, at most.
+    """Return the maximum number of times that reasoning in these fields is rendered.
 
-    It is tried where every policy but "never" keeps it: in the running tool loop, and in the last
-    turn.
+    It is probed where every policy except "never" keeps it: in the running tool loop and in the
+    last turn.
     """
     turns = (
         [context.user_message(), context.call_message("call"), context.result_message("call")],
@@ -56,13 +56,13 @@ def keeps_reasoning_in_loop(
 def keeps_reasoning_at_user(
     context: ProbeContext, switches: Mapping[str, Any] | None = None, tools: bool = True
 ) -> bool:
-    """Return whether the reasoning of a finished turn survives the user's next message."""
+    """Return whether the reasoning of a finished turn survives the next user message."""
     if strips_reasoning(context, switches):
         return False
     if not tools or context.render([context.user_message(), *_loop_step(context, 1)]) is None:
         turns = [
             context.user_message(),
-            context.assistant_message("answer", reasoning="thought 1"),
+            context.assistant_message("answer", reasoning="reasoning 1"),
             context.user_message("more"),
         ]
         return _is_reasoning_rendered(context, turns, (1,), switches=switches, tools=False)
@@ -70,7 +70,7 @@ def keeps_reasoning_at_user(
 
 
 def drops_reasoning_at_final(context: ProbeContext) -> bool:
-    """Return whether a loop's reasoning survives user text inside it, but not the final message."""
+    """Return whether reasoning of a loop survives user text in it, but not the final message."""
     steered = [context.user_message(), *_loop_step(context, 1), context.user_message("more")]
     return _is_reasoning_rendered(context, steered, (1,)) and not _is_reasoning_rendered(
         context, _finished_loop(context), (1,)
@@ -78,15 +78,15 @@ def drops_reasoning_at_final(context: ProbeContext) -> bool:
 
 
 def strips_reasoning(context: ProbeContext, switches: Mapping[str, Any] | None = None) -> bool:
-    """Whether a template without a field removes reasoning from the text, even of the last turn."""
-    turns = [context.user_message(), context.assistant_message("answer", reasoning="thought 1")]
+    """Return whether a template without a field removes reasoning even from the last text."""
+    turns = [context.user_message(), context.assistant_message("answer", reasoning="reasoning 1")]
     return not context.reasoning_field and not _is_reasoning_rendered(
         context, turns, (1,), switches=switches, tools=False
     )
 
 
 def keeps_plain_history(context: ProbeContext, tools: bool = True) -> bool:
-    """Return whether a history without reasoning stays unchanged at the next user turn."""
+    """Return whether the next user turn leaves a history without reasoning unchanged."""
     turns = _plain_turns(context, tools)
     marker = context.marks["answer"]
     last = context.render(turns, tools=tools, add_generation_prompt=False)
@@ -98,7 +98,7 @@ def keeps_plain_history(context: ProbeContext, tools: bool = True) -> bool:
 
 
 def keeps_prompt(context: ProbeContext, opener: str) -> bool:
-    """Return whether the prompt of a turn stays before it, except for the reasoning it opened."""
+    """Return whether the prompt of a turn stays unchanged, except for opened reasoning."""
     for tools in (True, False):
         turns = _plain_turns(context, tools)
         prompt = context.render(turns[:-1], tools=tools)
@@ -114,21 +114,22 @@ def _plain_turns(context: ProbeContext, tools: bool) -> list[ProbeMessage]:
 
 
 def can_interleave(context: ProbeContext) -> bool:
-    """Whether reasoning and calls can be interleaved in one turn: two messages rendered as one.
+    """Return whether reasoning and calls can be interleaved in one turn.
 
-    They are rendered as one if the first call is not followed by what ends a turn of calls.
+    That is so if two messages are rendered as one: the first call is not followed by the text that
+    ends a turn with calls.
     """
     if not context.reasoning_field:
         return False
-    first = context.call_message("call 1", reasoning="thought 1")
-    second = context.call_message("call 2", reasoning="thought 2")
+    first = context.call_message("call 1", reasoning="reasoning 1")
+    second = context.call_message("call 2", reasoning="reasoning 2")
     results = [context.result_message("call 1"), context.result_message("call 2")]
     both = context.render([context.user_message(), first, second, *results])
     alone = context.render([context.user_message(), first], add_generation_prompt=False)
     with_result = context.render([context.user_message(), first, results[0]])
     if both is None or alone is None or with_result is None:
         return False
-    parts = ("thought 1", "call 1", "thought 2", "call 2")
+    parts = ("reasoning 1", "call 1", "reasoning 2", "call 2")
     at = [both.find(context.marks[part]) for part in parts]
     if -1 in at or at != sorted(at):
         return False
@@ -139,7 +140,8 @@ def can_interleave(context: ProbeContext) -> bool:
 
 def _loop_step(context: ProbeContext, number: int) -> list[ProbeMessage]:
     call = f"call {number}"
-    return [context.call_message(call, reasoning=f"thought {number}"), context.result_message(call)]
+    message = context.call_message(call, reasoning=f"reasoning {number}")
+    return [message, context.result_message(call)]
 
 
 _PRINTED_PART = re.compile(r"""["']type["']\s*:\s*["']thinking["']""")
@@ -153,17 +155,17 @@ def _count_in_turn(
 ) -> int:
     thinking = turns[1]
     for field in fields:
-        thinking = add_reasoning(thinking, field, context.marks["thought"])
+        thinking = add_reasoning(thinking, field, context.marks["reasoning"])
     text = context.render([turns[0], thinking, *turns[2:]], switches=switches) or ""
-    # A template that prints parts as they are does not know them.
+    # A template that prints parts as JSON or Python does not support them.
     if CONTENT_PARTS in fields and _PRINTED_PART.search(text):
         return 0
-    return text.count(context.marks["thought"])
+    return text.count(context.marks["reasoning"])
 
 
 def _finished_loop(context: ProbeContext) -> list[ProbeMessage]:
-    """Return a tool loop, its final message, and the user's next message."""
-    final = context.assistant_message("answer", reasoning="thought 2")
+    """Return a tool loop, its final message, and the next user message."""
+    final = context.assistant_message("answer", reasoning="reasoning 2")
     return [context.user_message(), *_loop_step(context, 1), final, context.user_message("more")]
 
 
@@ -176,4 +178,4 @@ def _is_reasoning_rendered(
     tools: bool = True,
 ) -> bool:
     text = context.render(turns, switches=switches, tools=tools)
-    return text is not None and all(context.marks[f"thought {n}"] in text for n in numbers)
+    return text is not None and all(context.marks[f"reasoning {n}"] in text for n in numbers)

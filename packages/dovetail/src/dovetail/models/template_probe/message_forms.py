@@ -1,4 +1,4 @@
-"""Probe what a template accepts (content, arguments, ids) and what it renders of a turn."""
+"""Probe the input that a template accepts (content, arguments, ids) and what it renders."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ _ARGUMENT_FORMS: tuple[Literal["object", "string"], ...] = ("object", "string")
 
 
 def detect_forms(context: ProbeContext) -> ProbeContext:
-    """Return the context with the forms of content and arguments that this template accepts.
+    """Return the context with the forms of content and arguments that the template accepts.
 
     Raises `RenderError` for a template that cannot render one user message.
     """
@@ -26,7 +26,7 @@ def detect_forms(context: ProbeContext) -> ProbeContext:
 
 
 def detect_rendered_parts(context: ProbeContext) -> dict[str, Any]:
-    """Detect what the template renders of tools, calls and results."""
+    """Detect which of tools, calls and results the template renders."""
     marks = context.marks
     user = context.user_message()
     tools_text = context.render([user]) or context.render([context.system_message(), user]) or ""
@@ -41,7 +41,11 @@ def detect_rendered_parts(context: ProbeContext) -> dict[str, Any]:
     )
     with_text = (
         context.render(
-            [user, context.call_message("call", text="beside"), context.result_message("call")]
+            [
+                user,
+                context.call_message("call", text="text with call"),
+                context.result_message("call"),
+            ]
         )
         or ""
     )
@@ -50,13 +54,13 @@ def detect_rendered_parts(context: ProbeContext) -> dict[str, Any]:
         "renders_calls": _contains_call(context, one),
         "renders_results": marks["result of call"] in one,
         "many_calls": two is not None and marks["call"] in two and marks["other"] in two,
-        "text_with_calls": marks["beside"] in with_text and marks["call"] in with_text,
+        "text_with_calls": marks["text with call"] in with_text and marks["call"] in with_text,
         "wants_null": context.requires_null_content,
     }
 
 
 def detect_accepted_messages(context: ProbeContext) -> dict[str, Any]:
-    """Detect which unusual messages the template accepts, and what it does with them."""
+    """Detect which unusual messages the template accepts, and how it handles them."""
     return {
         "null_content": _accepts_null_content(context),
         "trims": _trims_content(context),
@@ -77,8 +81,8 @@ def detect_accepted_messages(context: ProbeContext) -> dict[str, Any]:
 def detect_call_ids(context: ProbeContext) -> tuple[Literal["any", "nine", "kimi"], bool]:
     """Detect which ids the template expects, and whether it renders them.
 
-    Where the id alone identifies the tool of a call or a result, it must contain the tool's name,
-    as in the Kimi family.
+    If only the id identifies the tool of a call or a result, it must contain the tool name, as in
+    the Kimi family.
     """
     one = [context.user_message(), context.call_message("call"), context.result_message("call")]
     text = context.render(one, tools=False) or context.render(one)
@@ -97,20 +101,20 @@ def detect_call_ids(context: ProbeContext) -> tuple[Literal["any", "nine", "kimi
 
 
 def _detect_content_form(context: ProbeContext) -> ProbeContext:
-    """The first form in which one user message is rendered: string or parts, then with tools."""
+    """Find the first form that renders a user message: string or parts, then with tools."""
     for needs_tools in (False, True):
         for form in _CONTENT_FORMS:
             tried = replace(context, content=form, needs_tools=needs_tools)
             if context.marks["user"] in (tried.render([tried.user_message()], tools=False) or ""):
                 return tried
     context.template.render([context.user_message()], switches=context.switches)
-    raise RenderError("the chat template does not show the text of a user message")
+    raise RenderError("the chat template does not render the text of a user message")
 
 
 def _detect_argument_form(context: ProbeContext) -> tuple[Literal["object", "string"], bool]:
-    """The form whose values are rendered unchanged: not as Python, not escaped twice.
+    """Find the form whose values are rendered unchanged: not as Python, not escaped twice.
 
-    A few templates render calls only where the content is null: then the second value is True.
+    A few templates render calls only if the content is null: then the second value is True.
     """
     values = {"x": context.marks["call"]}
     spoiled = {"object": str(values), "string": json.dumps(json.dumps(values))[1:-1]}
@@ -133,7 +137,7 @@ def _contains_call(context: ProbeContext, text: str) -> bool:
 
 
 def _accepts_null_content(context: ProbeContext) -> bool:
-    """Return whether None means no text. Some templates reject it, some print it."""
+    """Return whether None means no text. Some templates reject it, others print it."""
     for turn, following in (
         (context.call_message("call"), context.result_message("call")),
         (context.assistant_message("answer"), context.user_message("more")),
@@ -146,7 +150,7 @@ def _accepts_null_content(context: ProbeContext) -> bool:
 
 
 def _trims_content(context: ProbeContext) -> bool:
-    """Return whether white space around an assistant's text is removed."""
+    """Return whether whitespace around assistant text is removed."""
     message = context.assistant_message("answer")
     framed = f" \n {context.marks['answer']} \n "
     message["content"] = (
@@ -176,7 +180,7 @@ def _detect_inner_system(context: ProbeContext) -> MessageHandling:
 def _message_handling(
     context: ProbeContext, messages: list[ProbeMessage], part: str, behind: str = ""
 ) -> MessageHandling:
-    """Return how a message is handled. One that was moved forward counts as dropped."""
+    """Return how a message is handled. A message that is moved forward counts as dropped."""
     text = context.render(messages)
     if text is None:
         return "refused"

@@ -1,4 +1,4 @@
-"""Probe the thinking switches that a template reads, and the reasoning span it opens itself."""
+"""Probe the thinking switches that a template reads, and the reasoning span that it opens."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dovetail.models.template_probe.history_policy import keeps_reasoning_at_use
 
 Switches = Mapping[str, Any]
 
-#: Switches that turn thinking on and off, in the order of preference.
+#: Switches that turn thinking on and off, in order of preference.
 _THINKING_SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("enable_thinking", True, False),
     ("thinking", True, False),
@@ -18,7 +18,7 @@ _THINKING_SWITCHES: tuple[tuple[str, Any, Any], ...] = (
     ("include_thinking", True, False),
     ("skip_thinking", False, True),
 )
-#: Levels of effort that may mean not to think, where they change how a turn begins.
+#: Effort levels that may disable thinking, if they change the beginning of a turn.
 _NO_REASONING_EFFORTS = ("none", "no_think", "minimal")
 
 #: Switches that keep the reasoning of earlier turns.
@@ -34,7 +34,7 @@ _KEEP_SWITCHES: tuple[Switches, ...] = (
     {"include_thinking": True},
 )
 _EFFORT_SWITCHES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
-#: Every switch that may change what a template does with a history.
+#: Every switch that may change the handling of a history.
 HISTORY_SWITCHES = frozenset(
     [name for name, _, _ in _THINKING_SWITCHES]
     + [name for one in _KEEP_SWITCHES for name in one]
@@ -45,7 +45,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def detect_thinking_switches(context: ProbeContext) -> dict[bool, Switches]:
-    """Detect the switches that turn thinking on and off; empty if there are none."""
+    """Detect the switches that turn thinking on and off. Returns {} if there are none."""
     messages = [context.user_message()]
     for name, on, off in _THINKING_SWITCHES:
         shown = [context.render(messages, switches={name: value}) for value in (on, off)]
@@ -62,8 +62,8 @@ def detect_thinking_switches(context: ProbeContext) -> dict[bool, Switches]:
 def detect_effort(context: ProbeContext, thinking: Switches) -> tuple[str, tuple[str, ...]]:
     """Detect the switch for the reasoning effort, and the levels to use with it.
 
-    They are those that the template does not reject; of one that would print any word, those that
-    every model with levels was trained on.
+    These are the levels that the template accepts. If it prints any word, they are the levels that
+    every model with effort levels was trained on.
     """
     messages = [context.user_message()]
     for name in _EFFORT_SWITCHES:
@@ -84,7 +84,7 @@ def detect_budget_switch(context: ProbeContext) -> str:
 
 
 def detect_keep_switches(context: ProbeContext, thinking: Switches) -> Switches:
-    """Detect the switch under which reasoning survives a user turn; empty if none is needed."""
+    """Detect the switch under which reasoning survives a user turn. {} if none is needed."""
     if keeps_reasoning_at_user(context, thinking):
         return {}
     tried = (s for s in _KEEP_SWITCHES if keeps_reasoning_at_user(context, {**thinking, **s}))
@@ -92,16 +92,16 @@ def detect_keep_switches(context: ProbeContext, thinking: Switches) -> Switches:
 
 
 def detect_reasoning_opener(context: ProbeContext) -> str:
-    """Detect the end of the generation prompt that opens reasoning; empty if it does not."""
+    """Detect the end of the generation prompt that opens reasoning. Empty if it does not."""
     prompt = context.render([context.user_message()], tools=False)
     if prompt is None:
         return ""
     thinking = context.render(
-        [context.user_message(), context.assistant_message("answer", reasoning="thought")],
+        [context.user_message(), context.assistant_message("answer", reasoning="reasoning")],
         tools=False,
         add_generation_prompt=False,
     )
-    before, found, _ = (thinking or "").partition(context.marks["thought"])
+    before, found, _ = (thinking or "").partition(context.marks["reasoning"])
     rest = _after_header(context, prompt)
     inside = bool(found and context.reasoning_field) and prompt.rstrip() == before.rstrip()
     if rest.strip():
@@ -110,9 +110,9 @@ def detect_reasoning_opener(context: ProbeContext) -> str:
     return last[0] if last and (inside or _is_closed_next(context, prompt)) else ""
 
 
-#: A closing tag: the generation prompt contains finished reasoning after the header.
+#: A closing tag: the generation prompt contains complete reasoning after the header.
 _CLOSING_TAG = re.compile(r"</|\[/|◁/")
-#: Words of an opener, where the template never renders reasoning to compare it with.
+#: Words of an opener, for templates that never render reasoning to compare with.
 _REASONING_WORD = re.compile(r"think|thought|reason", re.IGNORECASE)
 _TAG = r"(?:<[^<>]+>|\[[^\[\]]+\])"
 _TAGS = re.compile(_TAG)
@@ -120,7 +120,7 @@ _OPENER = re.compile(rf"{_TAG}\w+{_TAG}\s*\Z|{_TAG}\s*\Z")
 
 
 def _opens_reasoning(text: str) -> bool:
-    """Whether this opens reasoning and does not close it, neither by `</` nor by a second tag."""
+    """Return whether the text opens reasoning without closing it by `</` or a second tag."""
     return (
         bool(_REASONING_WORD.search(text))
         and not _CLOSING_TAG.search(text)
@@ -129,16 +129,16 @@ def _opens_reasoning(text: str) -> bool:
 
 
 def _is_closed_next(context: ProbeContext, prompt: str) -> bool:
-    """Return whether a turn without reasoning begins by closing what the prompt ends with."""
+    """Return whether a turn without reasoning begins by closing the end of the prompt."""
     messages = [context.user_message(), context.assistant_message("answer")]
     text = context.render(messages, tools=False, add_generation_prompt=False) or ""
     return text.startswith(prompt) and bool(_CLOSING_TAG.match(text[len(prompt) :].lstrip()))
 
 
 def _after_header(context: ProbeContext, prompt: str) -> str:
-    """The prompt's text after the assistant's header, which a turn without reasoning has too.
+    """Return the text of the prompt after the header that a turn without reasoning also has.
 
-    Where such turns begin with empty reasoning, its opener counts as a part of the header.
+    If such turns begin with empty reasoning, its opener counts as a part of the header.
     """
     messages = [context.user_message(), context.assistant_message("answer")]
     plain = (
@@ -150,7 +150,7 @@ def _after_header(context: ProbeContext, prompt: str) -> str:
 
 
 def _generation_prompt(context: ProbeContext, switches: Switches) -> str | None:
-    """Return the generation prompt: what `add_generation_prompt` adds to the conversation."""
+    """Return the text that `add_generation_prompt` adds to the conversation."""
     prompt = context.render([context.user_message()], switches=switches)
     plain = context.render([context.user_message()], switches=switches, add_generation_prompt=False)
     if prompt is None or plain is None:
