@@ -1,4 +1,4 @@
-"""Numbers and lines: what a request leaves behind, and that it leaves no payload."""
+"""Metrics and log lines of requests, which contain no payload."""
 
 import io
 import json
@@ -72,7 +72,7 @@ def test_parser_diagnostics_are_counted_by_code() -> None:
     run(scene)
 
 
-def test_what_clients_write_never_becomes_a_label() -> None:
+def test_client_input_never_becomes_a_label() -> None:
     async def scene() -> None:
         async with serving() as stage:
             await stage.request("POST", "/v1/chat/completions", {**BODY, "model": "xylophone"})
@@ -82,7 +82,7 @@ def test_what_clients_write_never_becomes_a_label() -> None:
     run(scene)
 
 
-def test_the_line_of_a_request() -> None:
+def test_the_log_line_of_a_request() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(log_prefix=True)) as stage:
             await stage.request(
@@ -108,7 +108,7 @@ def record(**fields: Any) -> logging.LogRecord:
     return made
 
 
-def test_logfmt_quotes_what_would_break_a_line() -> None:
+def test_logfmt_quotes_special_characters() -> None:
     line = LogfmtFormatter().format(record(session='a"b\nc d', tokens=3, stream=True, model="x/y"))
     assert "\n" not in line
     assert line.endswith(
@@ -117,7 +117,7 @@ def test_logfmt_quotes_what_would_break_a_line() -> None:
 
 
 @pytest.mark.parametrize("form", [LogfmtFormatter(), JsonFormatter()], ids=["logfmt", "json"])
-def test_a_line_steers_no_terminal(form: logging.Formatter) -> None:
+def test_control_characters_are_escaped(form: logging.Formatter) -> None:
     steering = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
     line = form.format(record(session=f"s{steering}"))
     assert not set(steering) & set(line)
@@ -129,7 +129,7 @@ def test_json_lines() -> None:
 
 
 @pytest.mark.parametrize("form", ["logfmt", "json"])
-def test_configure_sends_everything_to_one_place(form: Any) -> None:
+def test_all_log_records_go_to_one_handler(form: Any) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
@@ -149,7 +149,7 @@ def test_configure_sends_everything_to_one_place(form: Any) -> None:
     assert "ValueError: why" in text
 
 
-def test_a_line_leaves_out_what_is_not_known() -> None:
+def test_unknown_fields_are_omitted() -> None:
     end = RequestRecord(id="r", endpoint="models", status=200, duration=0.5)
     assert request_fields(end) == {
         "id": "r",
@@ -193,7 +193,7 @@ def test_gauges_and_limits() -> None:
     assert found["dovetail_rate_limited_requests_total", (("reason", "tokens"),)] == 1
 
 
-def test_gaps_are_cumulative() -> None:
+def test_inter_token_buckets_are_cumulative() -> None:
     metrics = Metrics()
     gaps = metrics.inter_token_histogram("m")
     for place in (0, 2, 2, len(INTER_TOKEN_BUCKETS_SECONDS)):
@@ -218,13 +218,13 @@ def test_reasons_are_a_closed_set() -> None:
     assert text.count("dovetail_prefix_reasons_total{") == len(DIVERGENCE_REASONS) + 1
 
 
-def test_usage_is_logged_only_where_known() -> None:
+def test_usage_is_logged_only_if_known() -> None:
     end = RequestRecord(id="r", endpoint="chat", status=200, duration=0.5, usage=Usage(5, 2))
     assert request_fields(end)["output"] == 2
     assert "reasoning" not in request_fields(end)
 
 
-def test_the_page_names_every_number() -> None:
+def test_the_documentation_lists_every_metric() -> None:
     page = PAGE.read_text()
     for family in Metrics().registry.collect():
         assert f"`{family.name}`" in page or f"`{family.name}_total`" in page, family.name

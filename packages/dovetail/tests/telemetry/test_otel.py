@@ -1,4 +1,4 @@
-"""Spans, as a collector gets them: whose they are, what they say, and what they never say."""
+"""Spans as received by a collector: parents, attributes, and no text."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from dovetail.telemetry.record import ReasoningSpan, RequestRecord
 from dovetail.telemetry.record import ToolCallRecord as ToolCall
 from dovetail_model import Usage
 
-SERVER = 2  # the kind of a span, as the protocol numbers them
+SERVER = 2  # the span kind in the protocol
 ERROR = 2
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{PARENT}-01"
@@ -45,7 +45,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def _play(collector: Collector, *bodies: dict[str, Any], plan: str, **headers: str) -> list[Span]:
-    """Requests to a server that sends its spans; they are all there when it has stopped."""
+    """Send requests to a server that exports spans, and stop it to flush them."""
 
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
@@ -62,7 +62,7 @@ REASONING_AND_CALL = f"<think>\nHm, {SECRET}.\n</think>\n\n{CALL}"
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_request_is_a_span_by_the_conventions(collector: Collector, stream: bool) -> None:
+def test_a_span_follows_the_semantic_conventions(collector: Collector, stream: bool) -> None:
     body = {**BODY, "stream": stream, "tools": [TOOL]}
     (span,) = _play(
         collector,
@@ -94,7 +94,7 @@ def test_a_request_is_a_span_by_the_conventions(collector: Collector, stream: bo
     assert {name for name in attributes if name.startswith("gen_ai.")} <= known
 
 
-def test_its_parts_are_spans_within_it(collector: Collector) -> None:
+def test_parts_of_a_request_are_child_spans(collector: Collector) -> None:
     (span,) = _play(collector, {**BODY, "stream": True, "tools": [TOOL]}, plan=REASONING_AND_CALL)
     children = {child.name: child for child in collector.children(span)}
     assert set(children) == {"queue", "prepare", "prefill", "generate", "reasoning", "call"}
@@ -105,20 +105,20 @@ def test_its_parts_are_spans_within_it(collector: Collector) -> None:
     assert children["call"].attributes["gen_ai.tool.call.id"].startswith("toolu_")
 
 
-def test_no_text_is_ever_sent(collector: Collector) -> None:
+def test_spans_contain_no_text(collector: Collector) -> None:
     _play(collector, {**BODY, "stream": True, "tools": [TOOL]}, plan=REASONING_AND_CALL)
     assert len(collector.raw) > 500
     for text in (SECRET, "Hm,", "city", "Oslo"):
         assert text.encode() not in collector.raw
 
 
-def test_a_span_goes_on_in_the_clients_trace(collector: Collector) -> None:
+def test_a_span_continues_the_trace_of_the_client(collector: Collector) -> None:
     spans = _play(collector, BODY, BODY, plan="Hello.", traceparent=HEADER, tracestate="a=1,b=2")
     assert {(span.trace, span.parent, span.state) for span in spans} == {(TRACE, PARENT, "a=1,b=2")}
     assert len({span.id for span in spans} | {PARENT}) == 3
 
 
-def test_what_the_client_does_not_record_is_not_recorded(collector: Collector) -> None:
+def test_unsampled_client_traces_are_not_recorded(collector: Collector) -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry(collector.url)]) as stage:
             quiet = HEADER[:-1] + "0"
@@ -172,7 +172,7 @@ def _broken(stage: Stage) -> Any:
 
 
 @pytest.mark.long
-def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
+def test_an_unreachable_collector_affects_no_request() -> None:
     async def scene() -> None:
         async with serving(recorders=[open_telemetry("http://127.0.0.1:9")]) as stage:
             for _ in range(20):
@@ -183,7 +183,7 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
 
 @pytest.mark.parametrize("given", ["nowhere", "ftp://x", "http://", "127.0.0.1:4318"])
 def test_invalid_endpoints_are_reported(given: str) -> None:
-    with pytest.raises(TelemetryError, match="URL is wanted"):
+    with pytest.raises(TelemetryError, match="must be an http:// or https:// URL"):
         open_telemetry(given)
 
 
@@ -216,7 +216,7 @@ def test_missing_extra_is_reported_with_the_install_command(
         (None, None),
     ],
 )
-def test_a_header_is_read_as_the_w3c_wants_it(given: str | None, read: SpanRef | None) -> None:
+def test_traceparent_follows_the_w3c_specification(given: str | None, read: SpanRef | None) -> None:
     assert parse_traceparent(given) == read
 
 
@@ -248,7 +248,7 @@ def test_trace_context_is_sent_to_the_engine() -> None:
     assert (propagation_headers(), current_trace().parent) == ({}, None)
 
 
-def test_a_request_without_end_has_so_many_parts() -> None:
+def test_the_number_of_child_spans_is_limited() -> None:
     calls = tuple(ToolCall(id=f"c{at}", name="", begin=1.0) for at in range(1000))
     end = RequestRecord(
         id="r",
@@ -266,9 +266,7 @@ def test_a_request_without_end_has_so_many_parts() -> None:
     assert all(value is not None for value in span_attributes(end).values())
 
 
-def test_two_servers_one_behind_the_other_make_one_trace(
-    collector: Collector, tmp_path: Path
-) -> None:
+def test_two_chained_servers_share_one_trace(collector: Collector, tmp_path: Path) -> None:
     script = tmp_path / "script.yaml"
     script.write_text(json.dumps([{"text": "Hello."}]))
     quick = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
@@ -283,7 +281,7 @@ def test_two_servers_one_behind_the_other_make_one_trace(
         ) as front,
     ):
         front.post("/v1/messages", {**BODY, "model": "m"}, traceparent=HEADER)
-        ours = collector.wait(2, "chat", TRACE)  # before, the one behind was tried out
+        ours = collector.wait(2, "chat", TRACE)  # without discovery of the upstream
     found = {span.resource["service.name"]: span for span in ours}
     assert found["front"].parent == PARENT
     assert found["behind"].parent == found["front"].id
@@ -292,4 +290,4 @@ def test_two_servers_one_behind_the_other_make_one_trace(
 def test_invalid_endpoint_is_reported_before_the_model_loads(tmp_path: Path) -> None:
     ended = dovetail("serve", "--otlp-endpoint", "nowhere", "--http-port", "0", home=tmp_path)
     assert ended.status == 1
-    assert "--otlp-endpoint nowhere: an http:// or https:// URL is wanted" in ended.err
+    assert "--otlp-endpoint must be an http:// or https:// URL, got nowhere" in ended.err

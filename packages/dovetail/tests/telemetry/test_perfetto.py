@@ -1,4 +1,4 @@
-"""Timelines: they keep to the trace event format, and show who waited for what."""
+"""Timelines follow the trace event format and show tool waits."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def line(began: float, duration: float = 1.0, **more: Any) -> TraceLine:
 
 
 def turn(began: float, **more: Any) -> TraceLine:
-    """A turn of a second with all that one can have; its call can be run after 0.8 s."""
+    """Build a turn of one second with all parts. Its call is dispatched after 0.8 s."""
     usage = Usage(input_tokens=100, output_tokens=20, cached_tokens=64)
     times = {
         "decoded": 0.01,
@@ -134,12 +134,12 @@ def test_concurrent_calls_get_separate_tracks() -> None:
     waits = slices(drawn, "tool wait")
     assert [one["name"] for one in waits] == ["wait look_up", "wait tool"]
     assert len({one["tid"] for one in waits}) == 2
-    # One that was cut lasts until the answer's end, and nobody waits for it.
+    # A truncated call lasts until the end of the response and has no tool wait.
     assert [one["ts"] + one["dur"] for one in slices(drawn, "tool call")] == [1.7e6, 1.8e6, 1.9e6]
 
 
 def test_slices_without_duration_do_not_nest(tmp_path: Path) -> None:
-    """Calls of one burst begin and end at the same moment. Perfetto itself says where each lies."""
+    """Calls of one burst begin and end at the same time. Perfetto reports their nesting."""
     burst = tuple(ToolCallRecord(id, "look_up", 0.6, 0.6) for id in "abc")
     at_once = {"decoded": 0.0, "admitted": 0.0, "prepared": 0.0, "first_token": 0.0}
     drawn = session(
@@ -160,12 +160,12 @@ def test_slices_without_duration_do_not_nest(tmp_path: Path) -> None:
         assert (depth, above) == expected, kind
 
 
-def test_a_result_of_another_tenant_is_no_result() -> None:
+def test_results_of_other_tenants_are_ignored() -> None:
     later = turn(3.0, session="s", tenant="b", results=("call_1.0",))
     assert not slices(session(turn(1.0, session="s", tenant="a"), later), "tool wait")
 
 
-def test_a_ring_of_parents_ends() -> None:
+def test_a_cycle_of_parents_ends() -> None:
     drawn = session(turn(1.0, session="a", parent="b"), turn(3.0, session="b", parent="a"))
     assert len(slices(drawn, "turn")) == 2
 
@@ -175,7 +175,7 @@ MOMENT = st.floats(0, 3)
 
 @st.composite
 def anything(draw: st.DrawFn) -> TraceLine:
-    """A line with parts that lie anywhere, also where none can."""
+    """Draw a line with parts at any time, including impossible ones."""
     ids = st.sampled_from(["a", "b", "c"])
     calls = st.builds(ToolCallRecord, ids, st.sampled_from(["", "x"]), MOMENT, st.none() | MOMENT)
     return line(
@@ -227,13 +227,13 @@ SPOILT: dict[str, Callable[[Json], object]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_the_checker_finds_what_is_wrong(spoil: Callable[[Json], object]) -> None:
+def test_the_checker_finds_invalid_timelines(spoil: Callable[[Json], object]) -> None:
     drawn = copy.deepcopy(session(*LOOP))
     spoil(drawn)
     assert faults(drawn)
 
 
-def test_a_summary_adds_up() -> None:
+def test_summaries_add_up() -> None:
     lines = (*LOOP, turn(104.0, session="s", agent="explorer", status=503), line(99.0))
     (one,) = summarize_sessions(Trace(tuple(sorted(lines, key=lambda found: found.began))))
     assert (one.name, one.requests, one.failed, one.agents) == ("session s", 4, 1, 2)
@@ -280,4 +280,4 @@ def test_the_commands(tmp_path: Path) -> None:
     strange.write_text("hello\n")
     result = CliRunner().invoke(build_app(), ["trace", "summary", str(strange)])
     assert result.exit_code == 1
-    assert "is no trace" in result.output
+    assert "is not a trace" in result.output

@@ -1,4 +1,4 @@
-"""What is known of a request when it is over: its times, its calls, its prefix; never its words."""
+"""Records of finished requests: times, calls and prefix, but no text."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ def test_times_of_a_response_are_in_order(path: str, stream: bool) -> None:
     run(scene)
 
 
-def test_a_result_names_the_call_that_it_is_of() -> None:
+def test_results_name_their_calls() -> None:
     async def scene() -> None:
         async with serving() as stage:
             recorder = attach_recorder(stage)
@@ -108,7 +108,7 @@ def test_a_result_names_the_call_that_it_is_of() -> None:
             assert [call.id for call in made.calls] == called
             assert (len(called), later.results) == (2, tuple(called))
             assert made.results == ()
-            # Behind an answer they are old.
+            # Results before a final message are old.
             request["messages"] += [
                 {"role": "assistant", "content": "Rain."},
                 {"role": "user", "content": "Thanks."},
@@ -262,7 +262,7 @@ def test_prompt_digests_are_private_to_the_tenant() -> None:
     run(scene)
 
 
-def test_tokens_that_an_engine_reads_twice_are_counted() -> None:
+def test_reprefilled_tokens_are_counted() -> None:
     async def scene() -> None:
         async with serving() as stage:
             recorder = attach_recorder(stage)
@@ -320,7 +320,7 @@ def test_times_are_counted_by_model() -> None:
             refused = await recorder.next()
             assert (refused.decoded, refused.admitted, refused.prefix) == (None, None, None)
             of = {"model": NAME}
-            # A whole answer is not dispatched before its end.
+            # Calls of a non-streaming response are not dispatched before its end.
             assert stage.metric("dovetail_dispatch_lead_seconds_count", **of) == 1
             assert stage.metric("dovetail_queue_wait_seconds_count", **of) == 2
             assert stage.metric("dovetail_prepare_seconds_count", **of) == 2
@@ -328,7 +328,7 @@ def test_times_are_counted_by_model() -> None:
     run(scene)
 
 
-def test_one_who_found_no_room_was_not_admitted() -> None:
+def test_a_rejected_request_was_not_admitted() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_concurrent=1, max_queued=0)) as stage:
             recorder = attach_recorder(stage)
@@ -403,7 +403,7 @@ def test_migrations_and_carried_tokens_are_recorded() -> None:
     run(scene)
 
 
-def test_a_recorder_that_fails_disturbs_no_request() -> None:
+def test_a_failing_recorder_affects_no_request() -> None:
     class Broken(QueueRecorder):
         def ended(self, end: RequestRecord, inside: RequestContents) -> None:
             raise RuntimeError("broken")

@@ -1,4 +1,4 @@
-"""Trace files: lines that stay whole, files that are put away, and writers that never wait."""
+"""Trace files: complete lines, rotation, and writers that never block."""
 
 import asyncio
 import errno
@@ -43,7 +43,9 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("keep", "first"), [(1, 30), (2, 20), (3, 10), (4, 0), (9, 0)])
-def test_a_full_file_is_put_away_and_the_oldest_go(tmp_path: Path, keep: int, first: int) -> None:
+def test_a_full_file_is_rotated_and_the_oldest_are_deleted(
+    tmp_path: Path, keep: int, first: int
+) -> None:
     path = tmp_path / "trace.jsonl"
     file = TraceFile(path, max_bytes=1000, max_rotated_files=keep)
     for number in range(45):
@@ -70,7 +72,7 @@ def test_no_rotation_without_a_limit_and_no_rotated_files_with_keep_zero(tmp_pat
     assert not put_away(tmp_path / "bare")
 
 
-def test_what_a_crash_left_is_mended(tmp_path: Path) -> None:
+def test_files_left_by_a_crash_are_repaired(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(b'{"cut": ')
     path.chmod(0o644)
@@ -88,7 +90,7 @@ def test_what_a_crash_left_is_mended(tmp_path: Path) -> None:
     assert stranger.read_bytes() == b"mine"
 
 
-def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_second_process_uses_another_file_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     code = (
         "import sys\nfrom pathlib import Path\n"
@@ -110,7 +112,7 @@ def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
         b"ours\n",
         b"theirs\n",
     )
-    again = TraceFile(path, max_bytes=1000, max_rotated_files=2)  # both names are free again
+    again = TraceFile(path, max_bytes=1000, max_rotated_files=2)  # both names are available again
     second = TraceFile(path, max_bytes=1000, max_rotated_files=2)
     assert (again.path.name, second.path.name) == ("trace.jsonl", "trace-2.jsonl")
     again.close()
@@ -118,7 +120,7 @@ def test_a_second_process_takes_a_name_of_its_own(tmp_path: Path) -> None:
 
 
 class Stuck:
-    """A file whose disk has stopped."""
+    """A file on a hanging disk."""
 
     path = Path("stuck")
 
@@ -149,7 +151,7 @@ def test_hanging_disk_delays_no_request_and_drops_are_counted() -> None:
 
 
 class Full(Stuck):
-    """A disk that is full for a while."""
+    """A disk that is temporarily full."""
 
     def write(self, line: bytes) -> None:
         if len(self.lines) == 1 and not self.go_on.is_set():
@@ -158,7 +160,7 @@ class Full(Stuck):
         self.lines.append(line)
 
 
-def test_a_full_disk_costs_the_lines_that_it_had_no_room_for() -> None:
+def test_a_full_disk_drops_only_the_affected_lines() -> None:
     metrics, file = Metrics(), Full()
     writer = TraceWriter(file, metrics.count_trace_dropped)  # type: ignore[arg-type]
     for number in range(4):
@@ -184,7 +186,7 @@ def test_truncated_line_is_skipped_and_foreign_files_are_rejected(tmp_path: Path
     assert {line.event for line in trace.lines} == {"request_end"}
     other = tmp_path / "other.jsonl"
     other.write_text('{"schema": "dovetail.request/2", "event": "request_end"}\n')
-    with pytest.raises(TraceError, match="is no trace"):
+    with pytest.raises(TraceError, match="is not a trace"):
         read_traces([other])
     with pytest.raises(TraceError, match="cannot be read"):
         read_traces([tmp_path / "missing"])
@@ -194,7 +196,7 @@ def test_truncated_line_is_skipped_and_foreign_files_are_rejected(tmp_path: Path
         read_traces([broken])
 
 
-def test_unwritable_trace_is_reported_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_trace_is_reported_immediately(tmp_path: Path) -> None:
     config = Config(trace_file=tmp_path / "missing" / "trace.jsonl")
     with pytest.raises(OSError, match=r"the trace .* cannot be written: No such file"):
         open_recorders(config, Metrics())
@@ -203,7 +205,7 @@ def test_unwritable_trace_is_reported_at_once(tmp_path: Path) -> None:
         open_recorders(Config(trace_payloads=True), Metrics())
 
 
-def test_digests_need_a_key_and_are_of_whole_blocks() -> None:
+def test_digests_require_a_key_and_cover_complete_blocks() -> None:
     ids = array("I", range(1300))
     assert hash_prefix_blocks(ids, b"", "m") == ()
     found = hash_prefix_blocks(ids, b"k", "m")
@@ -264,7 +266,7 @@ def test_payloads_are_bounded() -> None:
 
 
 def test_a_device_is_never_renamed(tmp_path: Path) -> None:
-    """A pipe that somebody reads, say: there is nothing to put away."""
+    """A pipe, for example, cannot be rotated."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -277,7 +279,7 @@ def test_a_device_is_never_renamed(tmp_path: Path) -> None:
     assert not put_away(path)
 
 
-def test_a_file_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
+def test_a_removed_file_is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     file = TraceFile(path, max_bytes=250, max_rotated_files=2)
     file.write(LINE)
@@ -289,10 +291,10 @@ def test_a_file_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
     assert path.read_bytes() == LINE * 2
 
 
-def test_where_no_new_file_can_be_opened_the_old_one_stays_open(
+def test_the_old_file_stays_open_if_no_new_one_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its number would be another file's soon, or a client's, and be closed under them."""
+    """Otherwise its descriptor would be reused by another file or client, and then closed."""
     path = tmp_path / "trace.jsonl"
     file = TraceFile(path, max_bytes=150, max_rotated_files=2)
     file.write(LINE)

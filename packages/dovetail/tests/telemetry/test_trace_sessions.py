@@ -1,4 +1,4 @@
-"""A trace of a real server: agents with sub-agents in tool loops, and the timeline of it all."""
+"""The trace and the timeline of a real server: agents with sub-agents in tool loops."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ def _arguments(folder: Path) -> list[str | Path]:
     ]
     outputs = [*turns, "<think>\nThat is all.\n</think>\n\nThe answer is 42."]
     script, entries = folder / "script.yaml", [{"text": text} for text in outputs]
-    # A sub-agent in its caller's session has turns of its own.
+    # A sub-agent in the session of its caller has separate turns.
     rules = [{"when": {"text": "You explore."}, "turns": entries}]
     script.write_text(json.dumps({"rules": rules, "turns": entries, "end": "fail"}))
     return [
@@ -39,7 +39,7 @@ def _arguments(folder: Path) -> list[str | Path]:
 
 
 def _agents() -> list[Agent]:
-    """Two harnesses, each with a sub-agent as it announces one."""
+    """Return two harnesses, each with a sub-agent that is announced in its own way."""
     claude, explorer = ClaudeCode("claude's", "You lead."), ClaudeCode("claude's", "You explore.")
     explorer.headers |= {"x-claude-code-agent-id": "explorer"}
     codex, review = Codex("codex's", "You lead, too."), Codex("a review", "You review.")
@@ -60,7 +60,7 @@ def _step(running: Running, agent: Agent) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The trace of a server that is gone, and what it logged."""
+    """Return the trace and the log of a stopped server."""
     folder = tmp_path_factory.mktemp("traced")
     path = folder / "trace.jsonl"
     more = ("--trace-file", path, "--trace-max-bytes", "9000", "--log-format", "json")
@@ -95,7 +95,7 @@ def test_every_request_is_in_the_trace_once(recorded: tuple[Path, str]) -> None:
     assert len(list(trace.tool_waits())) == 4 * (STEPS - 1)
 
 
-def test_there_are_no_words_in_trace_and_log(recorded: tuple[Path, str]) -> None:
+def test_trace_and_log_contain_no_text(recorded: tuple[Path, str]) -> None:
     path, log = recorded
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     assert sum(line["event"] == "request_finished" for line in lines) == 4 * STEPS
@@ -104,7 +104,7 @@ def test_there_are_no_words_in_trace_and_log(recorded: tuple[Path, str]) -> None
 
 
 def _kinds() -> Counter[str]:
-    """How many slices of each kind the sessions have."""
+    """Count the slices of each kind per session."""
     of_each_turn = ("turn", "receive", "queue", "prepare", "prefill", "reasoning")
     kinds = dict.fromkeys(of_each_turn, 4 * STEPS)
     return Counter(kinds | dict.fromkeys(("tool call", "tool wait"), 4 * (STEPS - 1)))
@@ -131,7 +131,7 @@ def test_the_timeline_of_a_session(recorded: tuple[Path, str], tmp_path: Path) -
 
 
 def test_perfetto_reads_the_timeline(recorded: tuple[Path, str], tmp_path: Path) -> None:
-    """Its own trace processor has every slice in its place, every arrow with two ends."""
+    """The trace processor of Perfetto finds every slice and both ends of every arrow."""
     path, _ = recorded
     files = [path, *path.parent.glob(f"{path.name}.*.gz")]
     ran = dovetail("trace", "perfetto", *files, "-o", "out.json", home=tmp_path)
@@ -160,7 +160,7 @@ def test_perfetto_reads_the_timeline(recorded: tuple[Path, str], tmp_path: Path)
     assert len(counters) == 4 * 3
 
 
-def test_payloads_are_announced_and_there(tmp_path: Path) -> None:
+def test_payloads_are_logged_and_traced(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     more = ("--trace-file", path, "--trace-payloads")
     with served(*_arguments(tmp_path), *more) as running:
@@ -177,7 +177,7 @@ def test_payloads_are_announced_and_there(tmp_path: Path) -> None:
     assert "zither" in repr(agent.history)
 
 
-def test_what_came_over_a_socket_is_in_the_trace(tmp_path: Path) -> None:
+def test_websocket_requests_are_in_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with served(*_arguments(tmp_path), "--trace-file", path, "--trace-payloads") as running:
         url = running.url.replace("http", "ws", 1)
@@ -201,7 +201,7 @@ def test_what_came_over_a_socket_is_in_the_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_each_of_several_processes_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_worker_process_has_a_separate_file(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with served(*_arguments(tmp_path), "--trace-file", path, "--workers", "2") as running:
         ids = [running.request("GET", "/v1/models").headers["x-request-id"] for _ in range(40)]
@@ -211,7 +211,7 @@ def test_each_of_several_processes_has_a_file_of_its_own(tmp_path: Path) -> None
     assert sorted(line.id for line in read_traces(files).lines) == sorted(ids)
 
 
-def test_a_trace_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+def test_an_unwritable_trace_stops_the_startup(tmp_path: Path) -> None:
     ran = dovetail(
         "serve", *_arguments(tmp_path), "--http-port", "0", "--trace-file", "no/t", home=tmp_path
     )

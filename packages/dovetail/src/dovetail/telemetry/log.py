@@ -1,4 +1,4 @@
-"""Structured logs: an event's name and fields, as logfmt or JSON. Payloads are never logged."""
+"""Structured logs: event name and fields as logfmt or JSON. Payloads are never logged."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ LogValue = str | int | float | bool | None
 
 _request_logger = logging.getLogger("dovetail.request")
 _UNQUOTED_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
-#: Control characters that JSON does not escape and that could control a terminal.
+#: Control characters that JSON does not escape, but that affect terminals.
 _CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
@@ -29,12 +29,12 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Starts and stops are logged as our own events.
+    # Startup and shutdown have their own events.
     logging.getLogger("uvicorn.error").setLevel(max(root.level, logging.WARNING))
 
 
 def log_request(record: RequestRecord, peer: str | None = None) -> None:
-    """Log a finished request. The peer's address appears nowhere else."""
+    """Log a finished request. Only this event contains the address of the peer."""
     if _request_logger.isEnabledFor(logging.INFO):
         _request_logger.info("request_finished", extra={"fields": request_fields(record, peer)})
 
@@ -73,14 +73,14 @@ def request_fields(record: RequestRecord, peer: str | None = None) -> dict[str, 
 
 
 def _queue_ms(record: RequestRecord) -> float | None:
-    """Milliseconds from decoding a request to its admission."""
+    """Return the milliseconds from decoding a request to its admission."""
     if record.decoded is None or record.admitted is None:
         return None
     return round((record.admitted - record.decoded) * 1000, 1) or None
 
 
 class LogfmtFormatter(logging.Formatter):
-    """`ts=… level=… event=… name=value`, values quoted where they need it."""
+    """Formats records as `ts=… level=… event=… name=value`, with values quoted if necessary."""
 
     def format(self, record: logging.LogRecord) -> str:
         return " ".join(
@@ -89,7 +89,7 @@ class LogfmtFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats records as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _to_json(_log_fields(self, record))

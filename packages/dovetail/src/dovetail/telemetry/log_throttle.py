@@ -1,4 +1,4 @@
-"""Keep unauthenticated clients from flooding the log."""
+"""Prevent unauthenticated clients from flooding the log."""
 
 import asyncio
 import logging
@@ -6,15 +6,15 @@ import logging
 DEFAULT_MAX_LINES = 60  # per interval
 DEFAULT_INTERVAL_SECONDS = 60.0
 MAX_PEERS = 1024  # addresses whose suppressed lines are counted separately
-MAX_REPORTED_PEERS = 16  # with the most suppressed lines
+MAX_REPORTED_PEERS = 16  # those with the most suppressed lines
 
 _log = logging.getLogger(__name__)
 
 
 class LogThrottle:
-    """Allow a number of lines per interval, and report afterwards how many were suppressed.
+    """Allows a number of lines per interval, and then logs how many were suppressed.
 
-    They are counted by address, so that one loud client does not hide others.
+    They are counted per address, so that one busy client does not hide others.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class LogThrottle:
         self._timer: asyncio.TimerHandle | None = None
 
     def allow(self, peer: str | None = None) -> bool:
-        """Return whether the next line may be logged; it would be about this address."""
+        """Return whether the next line, about this address, may be logged."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(
                 self._interval_seconds, self._report_suppressed

@@ -1,4 +1,4 @@
-"""Prometheus metrics, with the names of Dynamo's metrics under our prefix.
+"""Prometheus metrics, named like those of Dynamo with the prefix `dovetail_`.
 
 Every label has a closed set of values: endpoints, served models, statuses, reasons, codes. Client
 input never becomes a label.
@@ -52,27 +52,28 @@ INTER_TOKEN_BUCKETS_SECONDS = (
     5.0,
 )
 _INTER_TOKEN_NAME = "dovetail_inter_token_latency_seconds"
-_INTER_TOKEN_HELP = "Time between two batches of tokens of a stream."
+_INTER_TOKEN_HELP = "Time between two consecutive batches of tokens of a stream."
 #: Help texts of the histograms.
 _HISTOGRAM_HELP = {
-    "time_to_first_token_seconds": "From a request's first byte to the model's first token.",
-    "request_duration_seconds": "From a request's first byte to the end of its answer.",
-    "input_sequence_tokens": "Tokens of a prompt.",
-    "output_sequence_tokens": "Tokens of an answer, thoughts and calls included.",
-    "cached_tokens": "Tokens of a prompt that the engine had cached.",
-    "dispatch_lead_seconds": "How long before the end of a stream its client could run a call.",
-    "queue_wait_seconds": "From a request being understood to there being room for it.",
-    "prepare_seconds": "What a prompt took to be made, once there was room.",
+    "time_to_first_token_seconds": "Time from the first byte of a request to the first token.",
+    "request_duration_seconds": "Time from the first byte of a request to the end of its response.",
+    "input_sequence_tokens": "Tokens per prompt.",
+    "output_sequence_tokens": "Tokens per response, including reasoning and tool calls.",
+    "cached_tokens": "Tokens per prompt that were prefix cache hits of the engine.",
+    "dispatch_lead_seconds": "Time from the dispatch of a tool call to the end of its stream.",
+    "queue_wait_seconds": "Time from decoding a request to its admission.",
+    "prepare_seconds": "Time from the admission of a request to its finished prompt.",
 }
 
 
 class InterTokenHistogram:
     """Inter-token latency of one model.
 
-    The library's own histogram takes a lock and searches its buckets: too slow for every token. All
-    streams run on one event loop, so plain lists suffice, and the caller updates them in place:
-    `counts` has an item per bound of `INTER_TOKEN_BUCKETS_SECONDS` and one beyond, `sum` the
-    seconds.
+    The histogram of the library takes a lock and searches its buckets, which is too slow per token.
+    All streams run on one event loop, so plain lists suffice, and the caller updates them in place.
+
+    `counts`: one item per bound of `INTER_TOKEN_BUCKETS_SECONDS` and one above.
+    `sum`: the total in seconds.
     """
 
     __slots__ = ("counts", "sum")
@@ -82,7 +83,7 @@ class InterTokenHistogram:
         self.sum = 0.0
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative counts by upper bound, as Prometheus expects them, and the sum."""
+        """Return the cumulative counts by upper bound, as Prometheus expects them, and the sum."""
         total, buckets = 0, []
         for bound, count in zip(
             [*map(str, INTER_TOKEN_BUCKETS_SECONDS), "+Inf"], self.counts, strict=True
@@ -98,13 +99,13 @@ class Metrics:
     def __init__(self) -> None:
         self.registry: CollectorRegistry = _RegistryWithoutCreated()
         ProcessCollector(registry=self.registry)
-        self._gauge("build_info", "Always 1, for the version.", "version").labels(VERSION).set(1)
+        self._gauge("build_info", "Always 1, with the version.", "version").labels(VERSION).set(1)
         by_model = ("model",)
         self._requests = self._counter(
-            "requests", "Requests.", "model", "endpoint", "request_type", "status"
+            "requests", "Finished requests.", "model", "endpoint", "request_type", "status"
         )
-        self._inflight = self._gauge("inflight_requests", "Requests being worked on.", "endpoint")
-        self._queued = self._gauge("queued_requests", "Requests before their first token.")
+        self._inflight = self._gauge("inflight_requests", "Requests in progress.", "endpoint")
+        self._queued = self._gauge("queued_requests", "Requests that wait for their first token.")
         self._time_to_first_token = self._histogram(
             "time_to_first_token_seconds", _DURATION_BUCKETS_SECONDS, *by_model
         )
@@ -119,31 +120,31 @@ class Metrics:
         self._output = self._histogram("output_sequence_tokens", _TOKEN_BUCKETS, *by_model)
         self._cached = self._histogram("cached_tokens", _TOKEN_BUCKETS, *by_model)
         self._disconnected = self._counter(
-            "disconnected_clients", "Clients that hung up.", *by_model
+            "disconnected_clients", "Clients that disconnected before the end.", *by_model
         )
         self._prefix_reasons = self._counter(
-            "prefix_reasons", "Prompts by why they left the last one.", "model", "reason"
+            "prefix_reasons", "Prompts by reason of divergence.", "model", "reason"
         )
         self._replayed_turns = self._counter(
-            "replayed_turns", "Assistant turns by how they stand in the prompt.", "model", "kind"
+            "replayed_turns", "Assistant turns by origin of their tokens.", "model", "kind"
         )
         self._splice_failures = self._counter(
-            "splice_failures", "Known turns that could not be put in as they were.", *by_model
+            "splice_failures", "Known turns that could not be spliced into the prompt.", *by_model
         )
         self._inexact_turns = self._counter(
-            "inexact_turns", "Answers whose ids the engine lost track of.", *by_model
+            "inexact_turns", "Responses without exact token ids.", *by_model
         )
         self._migrations = self._counter(
-            "migrations", "Answers that went on on another replica.", *by_model
+            "migrations", "Responses that were migrated to another replica.", *by_model
         )
         self._migrated_tokens = self._counter(
-            "migrated_tokens", "Tokens of answers that went on on another replica.", *by_model
+            "migrated_tokens", "Generated tokens that were carried over by migrations.", *by_model
         )
         self._prefix_tokens = self._counter(
-            "prefix_tokens", "Prompt tokens beside those of the last prompt.", "model", "kind"
+            "prefix_tokens", "Prompt tokens compared with the last prompt.", "model", "kind"
         )
         self._reprefilled = self._counter(
-            "reprefilled_tokens", "Prompt tokens that an engine read a second time.", *by_model
+            "reprefilled_tokens", "Prompt tokens that an engine prefilled again.", *by_model
         )
         self._dispatch_lead = self._histogram(
             "dispatch_lead_seconds", _DURATION_BUCKETS_SECONDS, *by_model
@@ -154,29 +155,31 @@ class Metrics:
         self._prepare_time = self._histogram(
             "prepare_seconds", _DURATION_BUCKETS_SECONDS, *by_model
         )
-        self._trace_dropped = self._counter("trace_dropped", "Requests that no trace has.")
+        self._trace_dropped = self._counter(
+            "trace_dropped", "Requests that were dropped from the trace."
+        )
         self._diagnostics = self._counter(
             "parser_diagnostics", "Malformed output that was tolerated.", "model", "code"
         )
         self._rate_limited = self._counter(
-            "rate_limited_requests", "Requests that a limit turned away.", "reason"
+            "rate_limited_requests",
+            "Requests rejected by a rate limit or a capacity limit.",
+            "reason",
         )
         self._refused_connections = self._counter(
-            "refused_connections", "Connections refused before there was a request.", "reason"
+            "refused_connections", "Connections refused before a request was read.", "reason"
         )
-        # Present from 0 on, so that the first ones are an increase.
+        # Created with 0, so that the first refusal is an increase.
         self._refused_connections.labels("connections")
-        self._tls_failures = self._counter("tls_failures", "TLS handshakes that failed.", "reason")
+        self._tls_failures = self._counter("tls_failures", "Failed TLS handshakes.", "reason")
         self._held_body_bytes = self._gauge(
-            "held_body_bytes", "Bodies and messages of requests that are not over."
+            "held_body_bytes", "Bytes of bodies and messages of unfinished requests."
         )
-        self._websockets = self._gauge("websocket_connections", "WebSockets that are open.")
-        self._draining = self._gauge("draining", "1 while the server ends what runs, else 0.")
-        self._background = self._gauge(
-            "background_responses", "Responses that are made without a client."
-        )
+        self._websockets = self._gauge("websocket_connections", "Open WebSocket connections.")
+        self._draining = self._gauge("draining", "1 while the server drains, else 0.")
+        self._background = self._gauge("background_responses", "Background responses in progress.")
         self._restarts = self._counter(
-            "worker_restarts", "How often this worker fell and was started again."
+            "worker_restarts", "Restarts of this worker process after crashes."
         )
         self._inter_token: dict[str, InterTokenHistogram] = {}
         self.registry.register(_InterTokenCollector(self._inter_token))
@@ -189,7 +192,7 @@ class Metrics:
         self._inflight.labels(endpoint).inc()
 
     def add_queued(self, delta: int) -> None:
-        """Add to the requests that wait for their first token."""
+        """Change the number of requests that wait for their first token."""
         self._queued.inc(delta)
 
     def count_inexact_turn(self, model: str) -> None:
@@ -205,36 +208,36 @@ class Metrics:
         self._trace_dropped.inc()
 
     def count_rate_limited(self, reason: str) -> None:
-        """Count a rejected request; `reason` names the limit, from a closed set."""
+        """Count a rejected request. `reason` names the limit and is from a closed set."""
         self._rate_limited.labels(reason).inc()
 
     def count_refused_connection(self, reason: str) -> None:
-        """Count a connection refused below the application; `reason` is from a closed set."""
+        """Count a connection refused below the application. `reason` is from a closed set."""
         self._refused_connections.labels(reason).inc()
 
     def count_tls_failure(self, reason: str) -> None:
-        """Count a failed TLS handshake; `reason` is from a closed set."""
+        """Count a failed TLS handshake. `reason` is from a closed set."""
         self._tls_failures.labels(reason).inc()
 
     def track_certificate_expiry(self, read_expiry: Callable[[], float]) -> None:
-        """Report when the certificate expires, as a Unix time."""
-        name, help = "certificate_expiry_timestamp_seconds", "When the certificate ends."
+        """Report the expiry of the certificate as a Unix time."""
+        name, help = "certificate_expiry_timestamp_seconds", "Expiry of the TLS certificate."
         self._gauge(name, help).set_function(read_expiry)
 
     def track_held_body_bytes(self, read_bytes: Callable[[], int]) -> None:
-        """Report the bytes of bodies of unfinished requests."""
+        """Report the size of the bodies of unfinished requests."""
         self._held_body_bytes.set_function(read_bytes)
 
     def add_websockets(self, delta: int) -> None:
-        """Add to the open WebSockets."""
+        """Change the number of open WebSocket connections."""
         self._websockets.inc(delta)
 
     def set_draining(self, draining: bool) -> None:
-        """Set whether the server drains."""
+        """Set whether the server is draining."""
         self._draining.set(draining)
 
     def add_background_responses(self, delta: int) -> None:
-        """Add to the responses that run in the background."""
+        """Change the number of background responses in progress."""
         self._background.inc(delta)
 
     def count_restarts(self, times: int) -> None:
@@ -277,7 +280,7 @@ class Metrics:
                     )
 
     def count_prompt(self, model: str, prefix: PrefixStats, splice_failures: int) -> None:
-        """Count a prompt: why it diverged, the origin of its turns, splice failures."""
+        """Count a prompt: reason of divergence, origin of its turns, splice failures."""
         self._prefix_reasons.labels(model, prefix.reason or "none").inc()
         kinds = {
             "kept": prefix.common,
@@ -296,7 +299,7 @@ class Metrics:
             self._replayed_turns.labels(model, kind).inc(count)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Render the metrics in the format that the client accepts, with the content type."""
+        """Return the metrics in a format that the client accepts, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -326,7 +329,7 @@ class _RegistryWithoutCreated(CollectorRegistry):
 
 
 class _InterTokenCollector(Collector):
-    """Export the inter-token histograms to the registry."""
+    """Exports the inter-token histograms to the registry."""
 
     def __init__(self, histograms: dict[str, InterTokenHistogram]) -> None:
         self._histograms = histograms

@@ -1,4 +1,4 @@
-"""The record of a finished request, from which metrics, logs, traces and spans are made."""
+"""The record of a finished request, the source of metrics, logs, traces and spans."""
 
 from array import array
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dovetail_model import Usage
 
 
 class ReasoningSpan(msgspec.Struct, frozen=True):
-    """A reasoning span: its begin and end, in seconds from the start of the request."""
+    """A reasoning span: begin and end in seconds from the start of the request."""
 
     begin: float
     end: float
@@ -19,9 +19,10 @@ class ReasoningSpan(msgspec.Struct, frozen=True):
 class ToolCallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call of the model.
 
-    `name` is empty if it is none of the request's tools: then it is model output. `begin` is when
-    it began to be generated, `dispatched` when the client could run it, None if it was never
-    complete.
+    `name`: the name of the tool, empty if the request has no such tool, since it would be model
+    output.
+    `begin`: the time of its first output.
+    `dispatched`: the time when the client could run it, None if it was never complete.
     """
 
     id: str
@@ -33,9 +34,12 @@ class ToolCallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """The prompt compared with the previous one of its session.
 
-    `common` of its `total` leading tokens were in the previous prompt or its output, `lost` tokens
-    of the previous one are no longer a prefix, `reason` is why. `reused` leading tokens came
-    unchanged from the ledger. `turns` counts the assistant turns by their origin in the prompt.
+    `common`: leading tokens that equal the previous prompt and its output.
+    `total`: all tokens of the prompt.
+    `lost`: tokens of the previous prompt and its output that are no longer a prefix.
+    `reused`: leading tokens that were reused from the ledger.
+    `reason`: the reason of the divergence.
+    `turns`: the assistant turns by origin of their tokens.
     """
 
     common: int
@@ -51,19 +55,23 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     The encoded names are those of the trace schema `dovetail.request/1`.
 
-    `model` is the served model's own name, empty if none was found, `requested_model` the client's
-    name for it. `status` is the HTTP status; if a stream failed after its start, the status that
-    the error would have had, and 499 if the client disconnected.
+    `model`: the main name of the served model, empty if no model was found.
+    `requested_model`: the model name in the request.
+    `status`: the HTTP status. If a stream failed after its start, the status that the error would
+    have had; 499 if the client disconnected.
 
-    `began` is a wall clock time. All other times are seconds from then, None if that stage was not
+    `began`: a wall clock time. All other times are seconds from then, None if the stage was not
     reached: `decoded`, `admitted`, `prepared` (the prompt was built), `first_token`, `last_event`
     (the end of the output), `duration`.
 
-    `results` are the calls whose results came with this request. `replica` is the number of the
-    replica, `migrations` how often the response was migrated to another one, with `carried` tokens.
-    `reprefilled` are prompt tokens that the engine prefilled again, None if it does not report
-    that. `diagnostics` counts malformed output by code. `reason` details an `error`, from a closed
-    set. `prefix_line` is the line of the prefix diagnostics, if enabled.
+    `results`: the ids of calls whose results are in the request.
+    `replica`: the number of the replica.
+    `migrations`: the number of migrations to another replica.
+    `carried`: the generated tokens that migrations carried over.
+    `reprefilled`: prompt tokens that the engine prefilled again, None if it does not report them.
+    `diagnostics`: malformed output, counted by code.
+    `reason`: details of an `error`, from a closed set.
+    `prefix_line`: the line of the prefix diagnostics, if enabled.
     """
 
     id: str
@@ -114,16 +122,17 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                 yield name, begin, end
 
     def call_end(self, call: ToolCallRecord) -> float:
-        """When a call was complete; for a truncated one, the end of the output."""
+        """Return the time when a call was complete, or the end of the output if truncated."""
         output_end = self.duration if self.last_event is None else self.last_event
         return output_end if call.dispatched is None else call.dispatched
 
 
 class RequestContents(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a request. They are only used to derive data from them.
+    """The contents of a request, from which recorders derive data.
 
-    `ids` is the prompt, `key` the tenant's key for digests, `body` and `response_body` are the
-    payloads, where these are traced.
+    `ids`: the prompt.
+    `key`: the key of the tenant for digests.
+    `body`, `response_body`: the payloads, if they are traced.
     """
 
     ids: "array[int] | None" = None
@@ -133,9 +142,9 @@ class RequestContents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRecorder(Protocol):
-    """Receives every finished request on the event loop: it must not block."""
+    """Receives every finished request on the event loop, so it must not block."""
 
     def record_request(self, record: RequestRecord, contents: RequestContents) -> None: ...
 
     def close(self) -> None:
-        """Write what is pending. May block."""
+        """Write pending data. May block."""

@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 def open_recorders(config: Config, metrics: Metrics) -> list[RequestRecorder]:
     """Open the recorders of one process.
 
-    Raises `OSError` where a trace cannot be written, `ValueError` where spans cannot be sent.
+    Raises `OSError` if a trace cannot be written, `ValueError` if spans cannot be sent.
     """
     if config.trace_payloads and config.trace_file is None:
-        raise ValueError("--trace-payloads is of use only beside --trace-file")
+        raise ValueError("--trace-payloads requires --trace-file")
     recorders: list[RequestRecorder] = []
     if config.trace_file is not None:
         recorders.append(_open_trace(config, metrics))

@@ -1,4 +1,4 @@
-"""OpenTelemetry export. The SDK is an optional extra, imported only if enabled."""
+"""OpenTelemetry export. The SDK is an optional extra that is imported only if enabled."""
 
 from urllib.parse import urlsplit
 
@@ -9,7 +9,7 @@ _TRACES_PATH = "/v1/traces"
 
 
 class TelemetryError(ValueError):
-    """Spans cannot be sent. The message names what is missing."""
+    """Spans cannot be sent. The message names the cause."""
 
 
 def open_telemetry(endpoint: str) -> RequestRecorder:
@@ -18,13 +18,13 @@ def open_telemetry(endpoint: str) -> RequestRecorder:
     try:
         from dovetail.telemetry.otel.recorder import OtelRecorder
     except ImportError as error:
-        raise TelemetryError(f"--otlp-endpoint needs more: {install_command('otel')}") from error
+        raise TelemetryError(f"--otlp-endpoint requires: {install_command('otel')}") from error
     return OtelRecorder(address)
 
 
 def _traces_url(endpoint: str) -> str:
-    """Return the URL for spans. A collector's address without a path gets the default path."""
+    """Return the URL for spans. An endpoint without a path gets the default path."""
     address = urlsplit(endpoint)
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise TelemetryError(f"--otlp-endpoint {endpoint}: an http:// or https:// URL is wanted")
+        raise TelemetryError(f"--otlp-endpoint must be an http:// or https:// URL, got {endpoint}")
     return endpoint if address.path.strip("/") else endpoint.rstrip("/") + _TRACES_PATH

@@ -1,7 +1,7 @@
 """Send a span per finished request to an OpenTelemetry collector.
 
-The ids of a span are created when its request begins, for engines to name it as their parent; the
-span itself is created at the end. A thread of the SDK sends it: nothing here blocks.
+The ids of a span are created when its request begins, so that engines can use it as parent. The
+span itself is created at the end. A thread of the SDK sends it, so recording does not block.
 """
 
 import os
@@ -34,7 +34,7 @@ from dovetail.telemetry.record import RequestContents, RequestRecord
 AttributeValue = str | int | float | bool | Sequence[str]
 
 _CHAT_OPERATION = "chat"
-#: Operation names of the generating endpoints, by the conventions.
+#: Operation names of the generating endpoints, from the semantic conventions.
 OPERATIONS = {
     "messages": _CHAT_OPERATION,
     "responses": _CHAT_OPERATION,
@@ -55,7 +55,7 @@ class ChildSpan:
 
 
 def span_name(record: RequestRecord) -> str:
-    """Return the name of the span: operation and model."""
+    """Return the name of a span: operation and model."""
     operation = OPERATIONS.get(record.endpoint)
     if operation is None:
         return record.endpoint
@@ -63,7 +63,7 @@ def span_name(record: RequestRecord) -> str:
 
 
 def span_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """Return the attributes of the span, without unknown ones."""
+    """Return the attributes of a span, without unknown ones."""
     attributes: dict[str, AttributeValue | None] = {
         "dovetail.request.id": record.id,
         "dovetail.endpoint": record.endpoint,
@@ -99,7 +99,7 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue | None
 
 
 def _prefix_attributes(record: RequestRecord) -> dict[str, AttributeValue | None]:
-    """Attributes of the prompt's prefix and of the routing."""
+    """Return the attributes of prefix and routing."""
     prefix = record.prefix
     return {
         "dovetail.parent": record.parent,
@@ -135,14 +135,14 @@ def _stage_spans(record: RequestRecord) -> Iterator[ChildSpan]:
 
 
 class PresetIdGenerator(IdGenerator):
-    """An id generator with preset ids for the next span, random ones otherwise."""
+    """An id generator with preset ids for the next span, and random ids otherwise."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
         self._preset: SpanRef | None = None
 
     def new_ids(self, trace: str | None) -> tuple[str, str]:
-        """Create the ids of a future span: its trace's, unless given, and its own."""
+        """Create the ids of a future span: trace id, unless given, and span id."""
         trace_id = trace or f"{self._random.generate_trace_id():032x}"
         return trace_id, f"{self._random.generate_span_id():016x}"
 
@@ -151,13 +151,13 @@ class PresetIdGenerator(IdGenerator):
         self._preset = ref
 
     def generate_trace_id(self) -> int:
-        """Called first, and only for spans without a parent."""
+        """Return a trace id. The SDK calls this first, and only for spans without a parent."""
         if self._preset is None:
             return self._random.generate_trace_id()
         return int(self._preset.trace, 16)
 
     def generate_span_id(self) -> int:
-        """Called once per span."""
+        """Return a span id. The SDK calls this once per span."""
         ref, self._preset = self._preset, None
         return self._random.generate_span_id() if ref is None else int(ref.span, 16)
 
@@ -175,12 +175,12 @@ def make_tracer_provider(resource: Mapping[str, str]) -> tuple[TracerProvider, P
 
 
 def sampler_from_environment() -> Sampler:
-    """The sampler of OTEL_TRACES_SAMPLER; by default all that the client does not exclude."""
+    """Return the sampler of OTEL_TRACES_SAMPLER, by default `parentbased_always_on`."""
     return TracerProvider(shutdown_on_exit=False).sampler
 
 
 def to_otel_context(ref: SpanRef | None, state: str = "") -> Context:
-    """A context in which the client's span is the current one."""
+    """Return a context in which the span of the client is current."""
     if ref is None:
         return Context()
     flags = TraceFlags(TraceFlags.SAMPLED if ref.sampled else TraceFlags.DEFAULT)
@@ -194,15 +194,15 @@ def to_otel_context(ref: SpanRef | None, state: str = "") -> Context:
     return set_span_in_context(NonRecordingSpan(span_context), Context())
 
 
-_FLUSH_TIMEOUT_SECONDS = 5.0  # for pending spans when the server stops
+_FLUSH_TIMEOUT_SECONDS = 5.0  # for pending spans at shutdown
 _NANOSECONDS_PER_SECOND = 1_000_000_000
 _MIN_ERROR_STATUS = 500  # client errors do not mark the span as failed
 
 
 class OtelRecorder:
-    """A request recorder that sends spans to an address.
+    """A request recorder that sends spans to a collector.
 
-    Sampling, headers, certificates and queues are set by the SDK's environment variables.
+    The environment variables of the SDK set sampling, headers, certificates and queues.
     """
 
     def __init__(self, address: str) -> None:
@@ -212,7 +212,7 @@ class OtelRecorder:
         self._tracer = self._provider.get_tracer("dovetail", version("dovetail"))
 
     def start_span(self, parent: SpanRef | None) -> SpanRef:
-        """Create the ids of a span for a new request, in the client's trace if it has one."""
+        """Create the span ids of a new request, in the trace of the client if it has one."""
         trace, span = self._ids.new_ids(parent.trace if parent is not None else None)
         result = self._sampler.should_sample(to_otel_context(parent), int(trace, 16), "request")
         return SpanRef(trace, span, result.decision is Decision.RECORD_AND_SAMPLE)
@@ -257,7 +257,7 @@ class OtelRecorder:
 
 
 def _resource_attributes() -> dict[str, str]:
-    """Attributes of this process. A service name of the environment takes precedence."""
+    """Return the attributes of this process. A service name in the environment has precedence."""
     attributes = {"service.version": version("dovetail"), "service.instance.id": str(uuid4())}
     environment = (
         os.environ.get("OTEL_SERVICE_NAME"),

@@ -1,1 +1,1 @@
-"""Traces: write one line per finished request, and read, summarize and draw them."""
+"""Traces: write one line per finished request; read, summarize and visualize them."""

@@ -1,10 +1,10 @@
 """Convert a trace to a timeline: JSON for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A session is a process, its agent and sub-agents are threads. Every request is a slice, with nested
-slices for its stages and for what the model generated. Between a call and the request with its
-result the client ran the tool: that wait is a slice of its own, with an arrow from the call to that
-request. Only complete events ("X") are used. Each lasts at least a microsecond: Perfetto nests
-whatever begins at the same moment into an event without duration.
+A session is a process; its agent and sub-agents are threads. Every request is a slice, with nested
+slices for its stages and its output. The time between a call and the request with its result, while
+the client runs the tool, is a separate slice with an arrow from the call to that request. Only
+complete events ("X") are used. Each lasts at least a microsecond, because Perfetto nests events
+that begin at the same time into an event without duration.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from dovetail.telemetry.trace.sessions import ThreadTrack, TrackAllocator, find_
 from dovetail.telemetry.trace.writer import TraceLine
 
 Json = dict[str, Any]
-#: Shown name -> field of the trace line.
+#: Displayed name -> field of the trace line.
 _ARG_FIELDS = {
     "id": "id",
     "endpoint": "endpoint",
     "transport": "transport",
     "status": "status",
     "model": "model",
-    "asked": "requested_model",
+    "requested model": "requested_model",
     "finish": "finish",
     "error": "error",
     "replica": "replica",
@@ -53,7 +53,7 @@ class _Slice:
 
 
 class _TimelineBuilder:
-    """Builds the events of a trace: requests in order of their start, then the waits."""
+    """Builds the events of a trace: requests in order of their start, then tool waits."""
 
     def __init__(self, trace: Trace) -> None:
         self.events: list[Json] = []
@@ -69,7 +69,7 @@ class _TimelineBuilder:
             self._add_tool_wait(wait, tracks, flow)
 
     def metadata_events(self) -> Iterator[Json]:
-        """Names and order of processes and threads."""
+        """Yield the names and the order of processes and threads."""
         for process in self._tracks.process_tracks():
             yield _metadata_event("process_name", process.number, None, name=process.name)
             order = process.number
@@ -97,7 +97,7 @@ class _TimelineBuilder:
     def _add_tool_wait(
         self, wait: ToolWait, tracks: tuple[ThreadTrack, ThreadTrack], flow: int
     ) -> None:
-        """Add the client's time for a call, and an arrow to the request with its result."""
+        """Add a slice for a tool wait, and an arrow from call to the request with the result."""
         begin, returned = (
             _to_microseconds(wait.line, wait.dispatched),
             _to_microseconds(wait.result_line, 0.0),
@@ -109,7 +109,7 @@ class _TimelineBuilder:
         self._add_slice(track, _Slice(name, "tool wait", begin, end), {"call": wait.call.id})
         call = self._call_slices.get(id(wait.call))
         if call is not None and call.begin <= returned:
-            # It begins within the call's slice: the moment of its end is no longer in it.
+            # The arrow must begin inside the slice of the call, which excludes its end.
             self._add_flow_event("s", tracks[0], min(call.end - 1, returned), flow)
             self._add_flow_event("f", tracks[1], returned, flow)
 
@@ -146,7 +146,7 @@ class _TimelineBuilder:
 
 
 def _slices(line: TraceLine) -> Iterator[_Slice]:
-    """The parts of a request in order of time. None begins before the previous has ended."""
+    """Yield the parts of a request in order of time, without overlaps."""
     last = next_begin = _to_microseconds(line, 0.0)
     for part in sorted(_raw_slices(line), key=lambda part: (part.begin, part.end)):
         if part.end >= max(last, part.begin):
@@ -172,12 +172,12 @@ def _raw_slices(line: TraceLine) -> Iterator[_Slice]:
 
 
 def _to_microseconds(line: TraceLine, seconds: float) -> int:
-    """A time of a request in microseconds of the wall clock, as integers to keep their order."""
+    """Return a wall clock time in microseconds, as an integer to preserve the order."""
     return round((line.began + min(seconds, line.duration)) * 1e6)
 
 
 def _request_args(line: TraceLine) -> Json:
-    """Details of a request that are shown when it is selected."""
+    """Return the details of a request that Perfetto shows when it is selected."""
     facts = {name: getattr(line, field) for name, field in _ARG_FIELDS.items()}
     if line.usage is not None:
         facts |= {"input": line.usage.input_tokens, "output": line.usage.output_tokens}
@@ -185,7 +185,7 @@ def _request_args(line: TraceLine) -> Json:
     if line.prefix is not None:
         facts |= {"prefix kept": line.prefix.common, "prefix lost": line.prefix.lost}
         facts |= {"prefix reason": line.prefix.reason, "reprefilled": line.reprefilled}
-    facts |= {"migrations": line.migrations or None, "hung up": line.disconnected or None}
+    facts |= {"migrations": line.migrations or None, "disconnected": line.disconnected or None}
     return {name: value for name, value in facts.items() if value not in (None, "")}
 
 

@@ -1,4 +1,4 @@
-"""Read trace files, also rotated ones."""
+"""Read trace files, including rotated ones."""
 
 import gzip
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True)
 class ToolWait:
-    """A tool call and the later request that brought its result."""
+    """A tool call and the later request with its result."""
 
     line: TraceLine
     call: ToolCallRecord
@@ -31,13 +31,16 @@ class ToolWait:
 
 @dataclass(frozen=True)
 class Trace:
-    """The requests of some files, by start. `skipped_lines` could not be decoded."""
+    """The requests of trace files in order of their start.
+
+    `skipped_lines`: the number of lines that could not be decoded.
+    """
 
     lines: tuple[TraceLine, ...]
     skipped_lines: int = 0
 
     def select(self, session: str | None = None, tenant: str | None = None) -> "Trace":
-        """Return the requests of a session with its sub-agents' sessions, or of a tenant."""
+        """Return the requests of a tenant, or of a session and the sessions of its sub-agents."""
         lines = tuple(one for one in self.lines if tenant is None or one.tenant == tenant)
         if session is not None:
             tree = _session_tree(lines, session)
@@ -45,7 +48,7 @@ class Trace:
         return Trace(lines, self.skipped_lines)
 
     def tool_waits(self) -> Iterator[ToolWait]:
-        """Yield the calls whose results were returned, in the order they were made."""
+        """Yield the calls with results, in the order of the calls."""
         by_result: dict[tuple[str, str], TraceLine] = {}
         for line in self.lines:
             for id in line.results:
@@ -62,7 +65,7 @@ class Trace:
 
 
 def read_traces(paths: Iterable[Path]) -> Trace:
-    """Read all requests of these files. A truncated line, as after a crash, is skipped."""
+    """Read all requests of these files. Truncated lines, as after a crash, are skipped."""
     lines: list[TraceLine] = []
     skipped = 0
     for path in paths:
@@ -73,7 +76,7 @@ def read_traces(paths: Iterable[Path]) -> Trace:
             else:
                 lines.append(line)
         if invalid and len(lines) == before:
-            raise TraceError(f"{path} is no trace of `dovetail serve --trace-file`")
+            raise TraceError(f"{path} is not a trace of `dovetail serve --trace-file`")
         skipped += invalid
     return Trace(tuple(sorted(lines, key=lambda line: line.began)), skipped)
 
@@ -95,7 +98,7 @@ def _decode_lines(path: Path) -> Iterator[TraceLine | None]:
 
 
 def _session_tree(lines: Iterable[TraceLine], session: str) -> set[str | None]:
-    """A session and all that have it as an ancestor."""
+    """Return a session and its descendants."""
     tree: set[str | None] = {session}
     parents = {line.session: line.parent for line in lines if line.parent is not None}
     for _ in parents:

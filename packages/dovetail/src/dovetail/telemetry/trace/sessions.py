@@ -1,7 +1,7 @@
 """Summarize sessions, and assign the requests of a trace to tracks of a timeline.
 
 A session is a process track and its agents are thread tracks. Slices of one thread track may be
-nested or consecutive, but never overlap partially: those get a track of their own.
+nested or consecutive, but must not overlap partially: overlapping slices get separate tracks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ NO_SESSION = "requests without a session"
 
 @dataclass
 class ThreadTrack:
-    """A row of slices. `last_end` is the end of the last one."""
+    """A row of slices. `last_end` is the end of the last slice."""
 
     process: int
     number: int
@@ -25,7 +25,7 @@ class ThreadTrack:
 
 @dataclass
 class ProcessTrack:
-    """A session's number and name."""
+    """The number and the name of a session."""
 
     number: int
     name: str
@@ -33,14 +33,14 @@ class ProcessTrack:
 
 @dataclass
 class TrackAllocator:
-    """Allocates tracks. `parents` maps sessions to the sessions they belong to."""
+    """Allocates tracks. `parents` maps sessions to their parent sessions."""
 
     parents: Mapping[tuple[str, str], str]
     _process_tracks: dict[tuple[str, str], ProcessTrack] = field(default_factory=dict)
     _thread_tracks: dict[tuple[int, str], list[ThreadTrack]] = field(default_factory=dict)
 
     def process_track(self, line: TraceLine) -> ProcessTrack:
-        """Return the track of a request's session; for a sub-agent, that of its root session."""
+        """Return the track of the root session of a request."""
         root = self._root_session(line)
         key = (line.tenant, root)
         if key not in self._process_tracks:
@@ -57,7 +57,7 @@ class TrackAllocator:
         return f"{line.agent or 'sub-agent'} {line.session}"
 
     def thread_track(self, line: TraceLine, name: str, begin: int, end: int) -> ThreadTrack:
-        """A track of this name that is free from `begin` to `end`. Call it in order of time."""
+        """Return a track of this name that is free from `begin` on. Call it in order of time."""
         process = self.process_track(line).number
         tracks = self._thread_tracks.setdefault((process, name), [])
         free = next((track for track in tracks if track.last_end <= begin), None)
@@ -77,7 +77,7 @@ class TrackAllocator:
             yield from tracks
 
     def _root_session(self, line: TraceLine) -> str:
-        """Return the root session, as far as known. A cycle of parents ends where it closes."""
+        """Return the root session, as far as it is known. A cycle of parents ends the walk."""
         root, seen = line.session or "", set[str]()
         while (parent := self.parents.get((line.tenant, root))) and root not in seen:
             seen.add(root)
@@ -86,7 +86,7 @@ class TrackAllocator:
 
 
 def find_parent_sessions(lines: tuple[TraceLine, ...]) -> dict[tuple[str, str], str]:
-    """The sessions whose parent is also a session of the trace, and not an agent's id."""
+    """Return the parents that are sessions of the trace. Other parents are ids of agents."""
     known = {(line.tenant, line.session) for line in lines}
     return {
         (line.tenant, line.session): line.parent
@@ -98,7 +98,7 @@ def find_parent_sessions(lines: tuple[TraceLine, ...]) -> dict[tuple[str, str], 
 
 @dataclass
 class SessionSummary:
-    """One session with its sub-agents. Times are in seconds, over all of its requests."""
+    """One session with its sub-agents. Times are totals over its requests, in seconds."""
 
     name: str
     requests: int = 0
@@ -111,7 +111,7 @@ class SessionSummary:
     reprefilled_tokens: int = 0
     response_seconds: float = 0.0
     reasoning_seconds: float = 0.0
-    tool_wait_seconds: float = 0.0  # from a call's dispatch to the request with its result
+    tool_wait_seconds: float = 0.0  # from the dispatch of a call to the request with its result
 
     @property
     def cached_share(self) -> float:
@@ -119,7 +119,7 @@ class SessionSummary:
 
 
 def summarize_sessions(trace: Trace) -> list[SessionSummary]:
-    """Summarize the sessions in the order of their start. Requests without a model are left out."""
+    """Summarize the sessions in order of their start, without requests that were not decoded."""
     tracks = TrackAllocator(find_parent_sessions(trace.lines))
     summaries: dict[int, SessionSummary] = {}
     agents: dict[int, set[str]] = {}

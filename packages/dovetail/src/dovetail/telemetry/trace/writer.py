@@ -1,7 +1,7 @@
 """Write the trace: encode finished requests, append them to a file, rotate and compress it.
 
-A rotated file is named by its time, `trace.jsonl.20261115T084103.120000Z.gz`. All files are
-readable by their owner only.
+A rotated file has its time in the name: `trace.jsonl.20261115T084103.120000Z.gz`. Only the owner
+can read the files.
 """
 
 import fcntl
@@ -32,9 +32,9 @@ _MAX_WRITERS = 256  # processes that can share one file name
 
 
 class TraceFile:
-    """A trace file of one process. If another process writes to it, a numbered name is used.
+    """The trace file of one process. If another process writes to it, a numbered name is used.
 
-    With `max_bytes` of 0 it is never rotated. Raises `OSError` if it cannot be written.
+    It is never rotated if `max_bytes` is 0. Raises `OSError` if it cannot be written.
     """
 
     def __init__(self, path: Path, max_bytes: int, max_rotated_files: int) -> None:
@@ -51,7 +51,7 @@ class TraceFile:
             raise
 
     def write(self, line: bytes) -> None:
-        """Append a line. Raises `OSError` if that fails; the next line starts a new one."""
+        """Append a line. Raises `OSError` if it fails; the next line then begins with a newline."""
         if self._is_regular_file and 0 < self._max_bytes < self._size + len(line) and self._size:
             self._rotate()
         data = b"\n" + line if self._line_truncated else line
@@ -67,7 +67,7 @@ class TraceFile:
         os.close(self._lock)
 
     def _open(self) -> None:
-        """Open the file. If that fails, the previous one stays open."""
+        """Open the file. If this fails, the previous file stays open."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, _FILE_MODE)
         if self._file >= 0:
@@ -84,13 +84,13 @@ class TraceFile:
 
     def _rotate(self) -> None:
         """Rename the file, start a new one, and compress the old one."""
-        with suppress(FileNotFoundError):  # it was removed, or a new one could not be opened
+        with suppress(FileNotFoundError):  # the file was removed, or a new one could not be opened
             os.rename(self.path, self.path.with_name(f"{self.path.name}.{_timestamp()}"))
         self._open()
         self._compress_and_prune()
 
     def _compress_and_prune(self) -> None:
-        """Compress rotated files, also those left by a crash, and delete the oldest."""
+        """Compress rotated files, including those left by a crash, and delete the oldest."""
         rotated = re.compile(rf"{re.escape(self.path.name)}\.{_TIMESTAMP_PATTERN}(\.gz)?")
         names = (entry.name for entry in os.scandir(self.path.parent))
         rotated_names = sorted(name for name in names if rotated.fullmatch(name))
@@ -123,7 +123,7 @@ def _compress(path: Path) -> None:
 
 
 def _claim_path(path: Path) -> tuple[Path, int]:
-    """Return the first name that no other process writes to, and its lock."""
+    """Return the first file name that no other process uses, and its lock."""
     for number in count(1):
         own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         lock = os.open(
@@ -135,7 +135,7 @@ def _claim_path(path: Path) -> tuple[Path, int]:
         os.close(lock)
         if number == _MAX_WRITERS:
             break
-    raise OSError(f"{path}: {_MAX_WRITERS} processes write to this trace")
+    raise OSError(f"{path}: already {_MAX_WRITERS} processes write to this trace")
 
 
 TRACE_SCHEMA = "dovetail.request/1"
@@ -145,7 +145,7 @@ _DIGEST_PERSON = b"dovetail.prefix"
 
 
 class TracePayload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The request and response bodies as text, where these are traced."""
+    """The request and response bodies as text, if they are traced."""
 
     request: str | None = None
     response: str | None = msgspec.field(default=None, name="answer")
@@ -154,9 +154,9 @@ class TracePayload(msgspec.Struct, frozen=True, omit_defaults=True):
 class TraceLine(RequestRecord, frozen=True, kw_only=True, tag_field="schema", tag=TRACE_SCHEMA):
     """A finished request, with digests of the leading blocks of its prompt.
 
-    Each digest covers all tokens up to the end of its block, under the tenant's key: equal digests
-    are equal prefixes of one tenant's prompts to one model, and cannot be guessed. `payload` exists
-    only if the operator enabled it.
+    Each digest covers all tokens up to the end of its block and uses the key of the tenant: equal
+    digests mean equal prefixes within a tenant and a model, and digests cannot be guessed.
+    `payload` is set only if the operator enabled it.
     """
 
     event: Literal["request_end"]
@@ -165,7 +165,7 @@ class TraceLine(RequestRecord, frozen=True, kw_only=True, tag_field="schema", ta
 
 
 def encode_trace_line(record: RequestRecord, contents: RequestContents) -> bytes:
-    """Encode the line of a request, with its newline."""
+    """Encode a request as a line, including the newline."""
     fields = {name: getattr(record, name) for name in RequestRecord.__struct_fields__}
     line = TraceLine(
         event="request_end",
@@ -177,7 +177,7 @@ def encode_trace_line(record: RequestRecord, contents: RequestContents) -> bytes
 
 
 def hash_prefix_blocks(ids: "array[int] | None", key: bytes, model: str) -> tuple[str, ...]:
-    """Digests of the complete leading blocks of a prompt. Without a key there are none."""
+    """Return the digests of the complete leading blocks of a prompt, none without a key."""
     if ids is None or not key:
         return ()
     data, size = memoryview(ids).cast("B"), PREFIX_BLOCK_TOKENS * ids.itemsize
@@ -204,9 +204,9 @@ def _decode_text(body: bytes | None) -> str | None:
     return None if body is None else body.decode("utf-8", "replace")
 
 
-MAX_QUEUED_BYTES = 64 << 20  # beyond it, requests are dropped and counted
-CLOSE_TIMEOUT_SECONDS = 10.0  # for the last lines
-_LINE_OVERHEAD_BYTES = 2048  # of a queued record without its contents
+MAX_QUEUED_BYTES = 64 << 20  # above this, requests are dropped and counted
+CLOSE_TIMEOUT_SECONDS = 10.0  # for queued lines
+_LINE_OVERHEAD_BYTES = 2048  # per queued record, in addition to its contents
 
 _log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class TraceWriter:
         self._queue.put((record, contents, size))
 
     def close(self) -> None:
-        """Write what is queued, within the timeout."""
+        """Write queued records, within the timeout."""
         self._queue.put(None)
         self._thread.join(CLOSE_TIMEOUT_SECONDS)
 
@@ -258,7 +258,7 @@ class TraceWriter:
         try:
             self._file.write(encode_trace_line(record, contents))
             self._failing = False
-        except Exception as error:  # the trace may fail: requests do not
+        except Exception as error:  # a failing trace must not fail requests
             self._on_drop()
             if not self._failing:
                 fields = {"file": str(self._file.path), "reason": f"{error}"}
