@@ -86,7 +86,7 @@ def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: 
 
 
 STARTS = [
-    (["nothing"], "the built-in models are smollm2"),
+    (["nothing"], "built-in models: smollm2"),
     (["qwen"], "requires a GGUF file"),
     (["qwen", "--engine", "nope"], "use llamacpp, openai, scripted"),
     (["qwen", "--engine", "scripted"], "--script FILE"),

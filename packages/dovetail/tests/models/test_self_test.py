@@ -65,7 +65,7 @@ def test_mismatched_parsers_are_reported(
 @at_hand
 def test_unparsed_reasoning_is_noted() -> None:
     assert "no reasoning parser" in _tested("MiniMax-M2", "minimax_m2", None).notes[0]
-    assert "does not know" in _tested("GLM-4.7-Flash", "glm47", "mistral").notes[0]
+    assert "does not recognize" in _tested("GLM-4.7-Flash", "glm47", "mistral").notes[0]
 
 
 @at_hand

@@ -175,7 +175,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_model("~/a.gguf") == file
     for missing in ("nothing", "/no/such/model", "models/b.gguf"):
         with pytest.raises(
-            ModelUnavailableError, match=r"no such file .* built-in models are smollm2"
+            ModelUnavailableError, match=r"no such file .* built-in models: smollm2"
         ):
             find_model(missing)
 

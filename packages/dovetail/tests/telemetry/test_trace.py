@@ -201,7 +201,7 @@ def test_an_unwritable_trace_is_reported_immediately(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"the trace .* cannot be written: No such file"):
         open_recorders(config, Metrics())
     assert open_recorders(Config(), Metrics()) == []
-    with pytest.raises(ValueError, match="only beside --trace-file"):
+    with pytest.raises(ValueError, match="requires --trace-file"):
         open_recorders(Config(trace_payloads=True), Metrics())
 
 
