@@ -17,6 +17,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -233,6 +234,7 @@ def _without_code(text: str) -> str:
     return re.sub(r"(`+)[^`]+\1", lambda code: "\n" * code[0].count("\n"), text)
 
 
+@cache
 def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 

@@ -183,16 +183,13 @@ def _control_table(added: list[dict[str, Any]], named: frozenset[str]) -> Contro
 
 def _names(definition: Definition, added: list[dict[str, Any]]) -> list[str]:
     """Return the name of every id; an empty string for unused ids."""
-    pairs = [(token["id"], token["content"]) for token in added]
     vocabulary = definition["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        pairs += [(id, name) for name, id in vocabulary.items()]
+        named = {id: name for name, id in reversed(vocabulary.items())}
     else:
-        pairs += [(id, entry[0]) for id, entry in enumerate(vocabulary)]
-    names = [""] * (max((id for id, _ in pairs), default=-1) + 1)
-    for id, name in reversed(pairs):
-        names[id] = name
-    return names
+        named = {id: entry[0] for id, entry in enumerate(vocabulary)}
+    named |= {token["id"]: token["content"] for token in reversed(added)}
+    return [named.get(id, "") for id in range(max(named, default=-1) + 1)]
 
 
 def _hidden_name(name: str, controls: ControlTable, secret: str) -> str:
@@ -228,7 +225,9 @@ def _hide_in_model(model: Definition, controls: ControlTable, secret: str) -> di
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         inside = [name for name in controls if name in vocabulary]
-        hidden["vocab"] = {_hidden_name(n, controls, secret): id for n, id in vocabulary.items()}
+        hidden["vocab"] = renamed = dict(vocabulary)  # most of 150,000 names stay as they are
+        for name in inside:
+            renamed[_hidden_name(name, controls, secret)] = renamed.pop(name)
         if inside and "merges" in model:
             hidden["merges"] = _merges_without(model["merges"], frozenset(inside))
     else:
