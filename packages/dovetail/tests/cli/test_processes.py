@@ -44,7 +44,7 @@ def scripted(script: str = "hello.txt") -> list[str]:
 def test_the_demo_is_exact(tmp_path: Path) -> None:
     ran = dovetail("demo", "--fast", home=tmp_path)
     assert ran.status == 0, ran.err
-    assert "token for token, in the next prompt: yes" in ran.out
+    assert "in the next prompt, token for token: yes" in ran.out
     assert ran.err == ""
 
 

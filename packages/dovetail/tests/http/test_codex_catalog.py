@@ -376,8 +376,8 @@ def test_command_prints_the_catalog_of_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "expected"),
     [
-        (("claude",), 2, "only codex takes a catalog"),
-        (("codex", "--url", "http://127.0.0.1:9"), 1, "no server answers"),
+        (("claude",), 2, "only for codex"),
+        (("codex", "--url", "http://127.0.0.1:9"), 1, "cannot reach a server"),
         (("codex", "/nowhere"), 1, "model '/nowhere' not found"),
         (("codex", "--codex-profile", "gpt-0"), 1, "npm install -g @openai/codex"),
     ],
