@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from real_tokenizers import MARKERS, available, folder, real
 from synthetic_tokenizer import added_token, tokenizer_definition
 
-from dovetail_tokenizers import ByteTokenizer, HfTokenizer, Tokenizer, encode_suffix
+from dovetail_tokenizers import (
+    ByteTokenizer,
+    EncodeError,
+    HfTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+    encode_suffix,
+)
 
 HF = [name for name in available() if (folder(name) / "tokenizer.json").exists()] or ["qwen3"]
 ALL = available() or ["qwen3"]
@@ -255,3 +262,12 @@ def test_only_added_tokens_can_be_named_as_control_tokens() -> None:
         "<|end|>",
     }
     assert set(MARKERS).isdisjoint(HfTokenizer(tokenizer_definition(), controls=MARKERS).controls)
+
+
+def test_panic_of_the_library_is_an_error() -> None:
+    """The library's regular expressions panic on long runs of white space."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    tokenizer = TiktokenTokenizer(ranks, r"\s+(?!\S)|\s+|\S+", {})
+    with pytest.raises(EncodeError, match="12000000 characters"):
+        tokenizer.encode_plain(" " * 12_000_000)
+    assert tokenizer.encode_plain("a b") == list(b"a b")

@@ -2,7 +2,7 @@
 
 from dovetail_tokenizers.byte import ByteTokenizer
 from dovetail_tokenizers.detokenizer import Detokenizer, TokenTextCache
-from dovetail_tokenizers.encoding import encode_suffix
+from dovetail_tokenizers.encoding import EncodeError, encode_suffix
 from dovetail_tokenizers.gguf import read_gguf_metadata
 from dovetail_tokenizers.gguf_tokenizer import from_gguf
 from dovetail_tokenizers.guard import ControlTokenGuard
@@ -15,6 +15,7 @@ __all__ = [
     "ByteTokenizer",
     "ControlTokenGuard",
     "Detokenizer",
+    "EncodeError",
     "HfTokenizer",
     "Piece",
     "Segment",

@@ -1,11 +1,33 @@
 """Functions shared by all tokenizers: encoding in parts, decoding, encoding a suffix."""
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
 from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.tokenizer import Tokenizer
+
+
+class EncodeError(Exception):
+    """The tokenizer's library cannot encode a text, for example a run of millions of spaces."""
+
+
+@contextmanager
+def convert_panics(text: str) -> Iterator[None]:
+    """Raise `EncodeError` if the library panics while it encodes the text.
+
+    The exception of a Rust panic derives from `BaseException`, so no handler for `Exception`
+    catches it, and every extension module has a class of its own for it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise EncodeError(
+            f"The tokenizer cannot encode a text of {len(text)} characters."
+        ) from error
 
 
 def replace_lone_surrogates(text: str) -> str:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail_tokenizers.control import AddedTokenFlags, ControlTable
 from dovetail_tokenizers.encoding import (
+    convert_panics,
     decode_ids,
     encode_parts,
     replace_lone_surrogates,
@@ -134,7 +135,8 @@ class HfTokenizer:
         return self._read_spelling(self._names[id], id) if spelling is None else spelling.encode()
 
     def _encode(self, text: str) -> list[int]:
-        (found,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        with convert_panics(text):
+            (found,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
         return self._restore_ids(found.ids)
 
     def _restore_ids(self, ids: list[int]) -> list[int]:

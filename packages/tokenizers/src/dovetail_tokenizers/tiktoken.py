@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.encoding import (
+    convert_panics,
     decode_ids,
     encode_parts,
     replace_lone_surrogates,
@@ -124,7 +125,8 @@ class TiktokenTokenizer:
                 continue
             if self._normal_form:
                 part = unicodedata.normalize(self._normal_form, part)
-            ids += self._encoding.encode_ordinary(part)
+            with convert_panics(part):
+                ids += self._encoding.encode_ordinary(part)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
