@@ -24,6 +24,7 @@ from dovetail.http.tracker import RequestTracker
 from dovetail.http.websocket.endpoint import WEBSOCKET_PATH, WebSocketEndpoint
 from dovetail.net.exchange import ClientDisconnected, Receive, Scope, Send
 from dovetail.net.trace_context import SpanFactory, trace_scope
+from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
@@ -141,11 +142,12 @@ class App:
     ) -> None:
         """Handle a request. `path_route` is a route of its path, possibly of another method."""
         try:
-            route = self.routes.match(exchange)
-            if route.needs_key:
-                exchange.caller = self.options.keys.authenticate(exchange.headers)
-                exchange.tenant = exchange.caller.tenant
-            await route.handler(exchange, tracker)
+            with convert_panics():
+                route = self.routes.match(exchange)
+                if route.needs_key:
+                    exchange.caller = self.options.keys.authenticate(exchange.headers)
+                    exchange.tenant = exchange.caller.tenant
+                await route.handler(exchange, tracker)
         except ClientDisconnected:
             tracker.on_disconnect()
         except Exception as error:

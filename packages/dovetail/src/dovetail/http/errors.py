@@ -12,9 +12,11 @@ from dovetail_model import (
     EngineError,
     EngineUnavailable,
     InternalError,
+    InvalidRequest,
     Overloaded,
 )
 from dovetail_protocols import Codec
+from dovetail_tokenizers import EncodeError
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,8 @@ def to_client_error(error: Exception) -> DovetailError:
         return public_error
     if isinstance(error, DovetailError):
         return error
+    if isinstance(error, EncodeError):  # of the text alone: a retry would fail, too
+        return InvalidRequest(str(error))
     _log.error("request_failed", exc_info=error)
     return InternalError("Internal server error. See the server log for details.")
 

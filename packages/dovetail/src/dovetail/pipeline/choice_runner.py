@@ -16,6 +16,7 @@ from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, to_pu
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.guided_decoding import OutputPhase
+from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import TokenModel
 from dovetail.pipeline.sinks import EventSink
@@ -102,11 +103,12 @@ class ChoiceRunner:
             self._entry.start_timeout_seconds, self._start_without_engine
         )
         try:
-            await self._generate()
-            finish_events = self._finish_events()
-            if self._entry.preparer.records_before_finish:
-                await self._record()
-            self._emit(finish_events)
+            with convert_panics():
+                await self._generate()
+                finish_events = self._finish_events()
+                if self._entry.preparer.records_before_finish:
+                    await self._record()
+                self._emit(finish_events)
         except DovetailError as error:
             if not self._started:
                 raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.pipeline.choice_runner import ChoiceRunner, RequestObserver
 from dovetail.pipeline.concurrency import run_all
+from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
 from dovetail.pipeline.sinks import EventSink
@@ -27,8 +28,9 @@ async def run_request(
     observer: RequestObserver | None = None,
 ) -> None:
     """Emit the events of all choices. Errors after the first event are emitted as `Failure`."""
-    runners = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
-    await run_all([runner.run(sink) for runner in runners])
+    with convert_panics():
+        runners = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
+        await run_all([runner.run(sink) for runner in runners])
 
 
 async def count_tokens(entry: ModelEntry, request: Request) -> int:

@@ -4,7 +4,7 @@ Calls get ids that are unique on this server. Reasoning gets seals, so that clie
 even if they hide it. The next request to the upstream contains the original reasoning.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -14,6 +14,7 @@ from dovetail.ledger.entry import EntrySpan, create_entry_id
 from dovetail.ledger.seal import SealPayload
 from dovetail.pipeline.choice_runner import RequestObserver
 from dovetail.pipeline.concurrency import signal_slow_start
+from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.registry import UpstreamModel
 from dovetail.pipeline.sinks import EventSink
 from dovetail_model import (
@@ -61,14 +62,8 @@ class UpstreamRunner:
             sum(turn.role == "assistant" for turn in self._request.turns)
         )
         try:
-            async with (
-                aclosing(stream),
-                aclosing(signal_slow_start(stream, self._entry.start_timeout_seconds)) as batches,
-            ):
-                async for batch in batches:
-                    if await self._forward([Usage()] if batch is None else batch, sink):
-                        return  # events after the finish are ignored
-            raise EngineUnavailable("the upstream closed the stream before the end of the response")
+            with convert_panics():
+                await self._forward_all(stream, sink)
         except DovetailError as error:
             if not self._started:
                 raise
@@ -78,6 +73,17 @@ class UpstreamRunner:
                 raise
             sink.write(self._choice, [InternalError(f"{type(error).__name__}").to_failure()])
             raise
+
+    async def _forward_all(self, stream: AsyncGenerator[list[Event]], sink: EventSink) -> None:
+        """Write the batches of a stream until its finish. Later events are ignored."""
+        async with (
+            aclosing(stream),
+            aclosing(signal_slow_start(stream, self._entry.start_timeout_seconds)) as batches,
+        ):
+            async for batch in batches:
+                if await self._forward([Usage()] if batch is None else batch, sink):
+                    return
+        raise EngineUnavailable("the upstream closed the stream before the end of the response")
 
     async def _forward(self, batch: list[Event], sink: EventSink) -> bool:
         """Write a batch. Returns whether it ended the stream, or raises its failure."""

@@ -28,6 +28,7 @@ from dovetail.http.responses.run import (
 )
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import ClientDisconnected
+from dovetail.pipeline.panics import convert_panics
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.store import ResponseStore
 from dovetail.storage.lru import LruCache
@@ -199,7 +200,8 @@ class BackgroundResponses:
         self, key: ResponseKey, run: BackgroundRun, tracker: RequestTracker, work: Awaitable[None]
     ) -> None:
         try:
-            await work
+            with convert_panics():
+                await work
         except ClientDisconnected:
             tracker.on_cancelled()
             await run.emit_cancelled()

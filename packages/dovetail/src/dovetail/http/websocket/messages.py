@@ -43,6 +43,8 @@ def decode_message(data: str | bytes) -> WebSocketRequest:
         return WebSocketRequest(error=error)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return WebSocketRequest(error=InvalidRequest(f"The message is not a JSON object: {error}"))
+    except Exception as error:
+        return WebSocketRequest(error=error)
 
 
 def _decode_fields(data: str | bytes) -> WebSocketRequest:
