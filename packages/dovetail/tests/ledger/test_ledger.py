@@ -16,7 +16,7 @@ from dovetail.ledger.entry import LedgerEntry, create_entry_id, pack_ids, unpack
 from dovetail.ledger.ledger import RENEW_INTERVAL_SECONDS, Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
-from dovetail.ledger.store import DAY_SECONDS, MAX_AGE_SECONDS, MAX_LOOKUP_IDS
+from dovetail.ledger.store import DAY_SECONDS, MAX_AGE_SECONDS, MAX_LOOKUP_IDS, ChainLookup
 from dovetail.storage.faults import StoreError
 
 PROMPT = array("I", [1, 2, 3])
@@ -41,9 +41,9 @@ class RecordingStore(MemoryLedgerStore):
         self._record_call("by_call")
         return await super().find_by_call(tenant, call_key)
 
-    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
+    async def find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
         self._record_call("by_chain")
-        return await super().find_by_chain(tenant, chain)
+        return await super().find_by_chain(tenant, chain, chain_before)
 
     async def put(self, entry: LedgerEntry) -> None:
         await self.gate.wait()
@@ -59,6 +59,10 @@ class RecordingStore(MemoryLedgerStore):
         self.calls.append(operation)
         if self.broken:
             raise StoreError("the disk is on fire")
+
+
+async def _find_by_chain(ledger: Ledger, tenant: str, chain: bytes) -> list[LedgerEntry]:
+    return (await ledger.find_by_chain(tenant, chain, b"before")).entries
 
 
 def _whole(parent: "array[int]", entry: LedgerEntry) -> "array[int]":
@@ -103,9 +107,10 @@ def test_recorded_turns_are_found_without_the_store() -> None:
         assert ledger.get_cached("t", "e1") is entry
         assert await ledger.get("t", "e1") is entry
         assert await ledger.find_by_call("t", "call1") == [entry]
-        assert await ledger.find_by_chain("t", b"chain") == [entry]
         assert await ledger.load_token_ids(entry) == array("I", [1, 2, 3, 4, 5])
         assert store.calls == []
+        assert await _find_by_chain(ledger, "t", b"chain") == [entry]
+        assert store.calls == ["by_chain"]  # only the store knows whether there are others
         await ledger.close()
 
     asyncio.run(main())
@@ -124,14 +129,15 @@ def test_recording_does_not_modify_the_prompt_of_the_caller() -> None:
     asyncio.run(main())
 
 
-def test_recording_does_not_wait_and_pending_turns_are_found() -> None:
+def test_recording_does_not_wait_forever_and_pending_turns_are_found() -> None:
     async def main() -> None:
         store = RecordingStore()
         store.gate.clear()
         ledger = Ledger(store)
+        ledger.write_timeout_seconds = 0.01
         entry = turn("e1", calls=("c1",))
         await ledger.record(entry, PROMPT)
-        assert await ledger.find_by_chain("t", b"chain") == [entry]
+        assert await _find_by_chain(ledger, "t", b"chain") == [entry]
         assert await ledger.find_by_call("t", "c1") == [entry]
         store.gate.set()
         await ledger.flush()
@@ -164,12 +170,12 @@ def test_a_slow_store_makes_the_caller_wait() -> None:
         store = RecordingStore()
         store.gate.clear()
         ledger = Ledger(store, cache_bytes=10_000)
+        ledger.write_timeout_seconds = 0.0
         recording = [
             asyncio.create_task(ledger.record(turn(f"e{n}", chain=b"%d" % n), PROMPT))
             for n in range(20)
         ]
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         done = sum(task.done() for task in recording)
         assert 5 <= done < 15
         store.gate.set()
@@ -191,14 +197,14 @@ def test_lookup_by_chain_returns_every_match(shared: bool) -> None:
         ledger = Ledger(store, shared=shared)
         await ledger.record(turn("ours", generated=pack_ids([8])), PROMPT)
         for _ in range(2):
-            found = await ledger.find_by_chain("t", b"chain")
+            found = await _find_by_chain(ledger, "t", b"chain")
             assert [entry.id for entry in found] == ["ours", "earlier"]
             await ledger.flush()
         store.calls.clear()
-        await ledger.find_by_chain("t", b"chain")
-        assert store.calls == (["by_chain"] if shared else [])
+        await _find_by_chain(ledger, "t", b"chain")
+        assert store.calls == ["by_chain"]
         await ledger.record(turn("third"), PROMPT)
-        found = await ledger.find_by_chain("t", b"chain")
+        found = await _find_by_chain(ledger, "t", b"chain")
         assert [entry.id for entry in found] == ["third", "ours", "earlier"]
         await ledger.close()
 
@@ -212,7 +218,7 @@ def test_turns_of_other_processes_are_found_in_a_shared_store() -> None:
         await ledger.record(turn("ours"), PROMPT)
         await ledger.flush()
         await store.put(turn("theirs"))
-        found = await ledger.find_by_chain("t", b"chain")
+        found = await _find_by_chain(ledger, "t", b"chain")
         assert [entry.id for entry in found] == ["theirs", "ours"]
         await ledger.close()
 
@@ -224,7 +230,7 @@ def test_lookup_by_chain_is_limited() -> None:
         ledger = Ledger(RecordingStore())
         for number in range(MAX_LOOKUP_IDS + 5):
             await ledger.record(turn(f"e{number}"), PROMPT)
-            found = await ledger.find_by_chain("t", b"chain")
+            found = await _find_by_chain(ledger, "t", b"chain")
             newest = [f"e{n}" for n in range(number, -1, -1)][:MAX_LOOKUP_IDS]
             assert [entry.id for entry in found] == newest
         await ledger.close()
@@ -241,7 +247,7 @@ def test_tenants_are_isolated() -> None:
         assert ledger.get_cached("u", "e1") is None
         assert await ledger.get("u", "e1") is None
         assert await ledger.find_by_call("u", "c1") == []
-        assert await ledger.find_by_chain("u", b"chain") == []
+        assert await _find_by_chain(ledger, "u", b"chain") == []
         assert await ledger.load_ancestors("u", "e1") == []
         await ledger.record(theirs, PROMPT)
         assert await ledger.load_token_ids(ours) == array("I", [1, 2, 3, 4])
@@ -339,15 +345,15 @@ def test_a_failing_store_makes_turns_unknown(caplog: pytest.LogCaptureFixture) -
         store.broken = True
         assert await ledger.get("t", "stored") is None
         assert await ledger.find_by_call("t", "c1") == []
-        assert await ledger.find_by_chain("t", b"chain") == []
+        assert await _find_by_chain(ledger, "t", b"chain") == []
         ours = turn("ours", calls=("c1",))
         await ledger.record(ours, PROMPT)
         await ledger.flush()
         assert ledger.faults.lost == 1
         assert await ledger.find_by_call("t", "c1") == [ours]
-        assert await ledger.find_by_chain("t", b"chain") == [ours]
+        assert await _find_by_chain(ledger, "t", b"chain") == [ours]
         store.broken = False
-        found = await ledger.find_by_chain("t", b"chain")
+        found = await _find_by_chain(ledger, "t", b"chain")
         assert [entry.id for entry in found] == ["ours", "stored"]
         await ledger.close()
 
@@ -401,7 +407,7 @@ def test_all_turns_are_found_after_a_restart(tmp_path: Path) -> None:
     async def read() -> None:
         ledger = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
         (last,) = await ledger.find_by_call("t", "call49")
-        assert await ledger.find_by_chain("t", b"chain49") == [last]
+        assert await _find_by_chain(ledger, "t", b"chain49") == [last]
         assert await ledger.load_token_ids(last) == expected[-1]
         assert (await ledger.stats()).entries == 50
         await ledger.close()

@@ -42,7 +42,10 @@ def test_all_entries_of_an_old_file_are_found(old: Path) -> None:
     async def main() -> tuple[list[LedgerEntry | None], tuple[str, ...], tuple[str, ...]]:
         store = _store(old)
         entries = [await store.get("t", f"old{n}") for n in range(3)]
-        found = await store.find_by_call("t", "call1"), await store.find_by_chain("t", b"chain2")
+        found = (
+            await store.find_by_call("t", "call1"),
+            (await store.find_by_chain("t", b"chain2", b"before")).ids,
+        )
         await store.close()
         return entries, *found
 

@@ -134,7 +134,7 @@ def test_stored_entries_are_found(scenario: Scenario) -> None:
         assert await bench.store.get("t", "e1") == entry
         assert await bench.store.find_by_call("t", "call1") == ("e1",)
         assert await bench.store.find_by_call("t", "call2") == ("e1",)
-        assert await bench.store.find_by_chain("t", b"chain") == ("e1",)
+        assert (await bench.store.find_by_chain("t", b"chain", b"before")).ids == ("e1",)
 
     scenario.run(body)
 
@@ -146,7 +146,7 @@ def test_unknown_entries_are_not_found(scenario: Scenario) -> None:
         assert await bench.store.find_by_call("t", "call") == ()
         assert await bench.store.find_by_call("t", "CALL1") == ()
         assert await bench.store.find_by_call("t", "") == ()
-        assert await bench.store.find_by_chain("t", b"chai") == ()
+        assert (await bench.store.find_by_chain("t", b"chai", b"before")).ids == ()
         await bench.store.touch("t", ["e2"])
         await bench.store.touch("t", [])
         assert await bench.store.get("t", "e2") is None
@@ -161,7 +161,7 @@ def test_entries_are_visible_to_their_tenant_only(scenario: Scenario, other: str
         await bench.store.put(ours)
         assert await bench.store.get(other, "e1") is None
         assert await bench.store.find_by_call(other, "c1") == ()
-        assert await bench.store.find_by_chain(other, b"chain") == ()
+        assert (await bench.store.find_by_chain(other, b"chain", b"before")).ids == ()
         await bench.store.put(theirs)
         assert await bench.store.get("t", "e1") == ours
         assert await bench.store.get(other, "e1") == theirs
@@ -175,7 +175,7 @@ def test_lookups_return_the_newest_first_up_to_the_limit(scenario: Scenario) -> 
         for id in ids:
             await bench.store.put(turn(id, calls=("same",)))
         newest = tuple(reversed(ids))[:MAX_LOOKUP_IDS]
-        assert await bench.store.find_by_chain("t", b"chain") == newest
+        assert (await bench.store.find_by_chain("t", b"chain", b"before")).ids == newest
         assert await bench.store.find_by_call("t", "same") == newest
 
     scenario.run(body)
@@ -189,7 +189,7 @@ def test_storing_an_entry_again_changes_nothing(scenario: Scenario) -> None:
         await bench.store.put(turn("e1", calls=("c",)))
         assert await bench.store.stats() == held
         assert held.entries == 2
-        assert await bench.store.find_by_chain("t", b"chain") == ("e2", "e1")
+        assert (await bench.store.find_by_chain("t", b"chain", b"before")).ids == ("e2", "e1")
         assert await bench.store.find_by_call("t", "c") == ("e2", "e1")
 
     scenario.run(body)
@@ -203,10 +203,11 @@ def test_age_counts_from_the_last_use(scenario: Scenario) -> None:
         await bench.store.touch("t", ["used", "unknown"])
         await bench.advance(AGE * 0.75)
         assert await bench.store.get("t", "used") is not None
-        assert await bench.store.find_by_chain("t", b"used") == ("used",)
+        assert (await bench.store.find_by_chain("t", b"used", b"before")).ids == ("used",)
         assert await bench.store.find_by_call("t", "used") == ("used",)
         assert await bench.store.get("t", "unused") is None
-        assert await bench.store.find_by_chain("t", b"unused") == ()
+        found = await bench.store.find_by_chain("t", b"unused", b"before")
+        assert all([await bench.store.get("t", id) is None for id in found.ids])
         assert await bench.store.find_by_call("t", "unused") == ()
         await bench.advance(AGE * 0.75)
         assert await bench.store.get("t", "used") is None
@@ -236,7 +237,10 @@ def test_any_entry_round_trips(scenario: Scenario, entries: list[LedgerEntry]) -
         await asyncio.gather(*map(bench.store.put, entries))
         for entry in entries:
             assert await bench.store.get(entry.tenant, entry.id) == entry
-            assert entry.id in await bench.store.find_by_chain(entry.tenant, entry.chain)
+            assert (
+                entry.id
+                in (await bench.store.find_by_chain(entry.tenant, entry.chain, b"before")).ids
+            )
             for call_id in entry.call_ids:
                 ids = await bench.store.find_by_call(entry.tenant, make_call_key(call_id))
                 assert (entry.id in ids) == bool(make_call_key(call_id))
@@ -373,7 +377,10 @@ async def _check_eviction(bench: Bench, acts: list[tuple[str, int]]) -> None:
 
 
 async def _check_indexes(store: LedgerStore, alive: set[str]) -> None:
-    found = {*await store.find_by_chain("t", b"odd"), *await store.find_by_chain("t", b"even")}
+    found = {
+        *(await store.find_by_chain("t", b"odd", b"before")).ids,
+        *(await store.find_by_chain("t", b"even", b"before")).ids,
+    }
     assert found <= alive
     if len(alive) <= MAX_LOOKUP_IDS:
         assert found == alive

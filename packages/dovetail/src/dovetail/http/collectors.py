@@ -68,12 +68,18 @@ class StoreCollector(Collector):
             "1 if the store was unreachable at its last operation, else 0.",
             labels=_STORE_LABELS,
         )
+        gap = GaugeMetricFamily(
+            "dovetail_store_gap_timestamp_seconds",
+            "Time of the last turn that the store does not know of, or 0.",
+            labels=_STORE_LABELS,
+        )
         for store in self._stores:
+            gap.add_metric([store.name], store.gap_at)
             failed.add_metric([store.name], store.failures)
             lost.add_metric([store.name], store.lost)
             pending.add_metric([store.name], store.pending)
             unavailable.add_metric([store.name], store.unavailable)
-        return failed, lost, pending, unavailable
+        return failed, lost, pending, unavailable, gap
 
 
 _STORE_LABELS = ("store",)

@@ -59,7 +59,12 @@ class HealthEndpoints:
             }
             for entry, state in zip(self._service.entries, states, strict=True)
         ]
-        body = {"status": "ready" if ready else "not ready", "engines": engines}
+        body: dict[str, Any] = {"status": "ready" if ready else "not ready", "engines": engines}
+        if trusted:
+            body["stores"] = [
+                {"store": store.name, "available": not store.unavailable, "gap_at": store.gap_at}
+                for store in self._service.store_faults
+            ]
         await exchange.respond(200 if ready else 503, msgspec.json.encode(body))
 
     def _is_admin(self, exchange: ApiExchange, tracker: RequestTracker) -> bool:

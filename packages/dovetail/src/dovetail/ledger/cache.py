@@ -1,7 +1,7 @@
 """LRU caches of ledger entries and of their token ids."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -39,10 +39,13 @@ class EntryCache:
     An entry that is read or added becomes the most recently used.
     """
 
-    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_sessions")
+    __slots__ = ("_calls", "_chains", "_entries", "_max_bytes", "_on_evict", "_sessions")
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(
+        self, max_bytes: int, on_evict: Callable[[LedgerEntry], None] = lambda entry: None
+    ) -> None:
         self._max_bytes = max_bytes
+        self._on_evict = on_evict
         self._entries: LruCache[EntryKey, _CachedEntry] = LruCache(
             max_size=max_bytes, size_of=attrgetter("size"), on_evict=self._remove_from_indexes
         )
@@ -131,6 +134,7 @@ class EntryCache:
             del ids[id]
             if not ids:
                 del index[tenant, name]
+        self._on_evict(cached.entry)
 
 
 def _estimate_span_bytes(span: EntrySpan) -> int:

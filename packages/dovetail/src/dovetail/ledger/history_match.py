@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Literal
 
 from dovetail.ledger.entry import LedgerEntry
+from dovetail.ledger.ledger import StoreVersion
 from dovetail.ledger.turn_digest import DIGEST_BYTES, TurnDigest, compute_digest, extend_chain
 from dovetail.storage.lru import LruCache
 from dovetail_model import Turn
@@ -103,7 +104,8 @@ class HistoryMatch:
         self.chain_matched_indexes: list[int] = []
         self.notes: list[str] = []
         self.partial_entry: LedgerEntry | None = None
-        self.ledger_state: tuple[int | None, int] = (None, 0)  # store version and sequence
+        # The version of the store and the sequence of the ledger.
+        self.ledger_state: tuple[StoreVersion | None, int] = (None, 0)
 
     def truncate(self, turns: tuple[Turn, ...], count: int) -> "HistoryMatch":
         """Copy the first `count` steps for a history that begins with the same `count` turns."""

@@ -9,51 +9,69 @@ import time
 from array import array
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dovetail.ledger.cache import EntryCache, TokenIdCache, estimate_entry_bytes, extend_token_ids
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, normalize_session_name
 from dovetail.ledger.store import (
     MAX_LOOKUP_IDS,
+    ChainLookup,
     Clock,
     LedgerStats,
     LedgerStore,
+    OpenTurn,
     SessionStats,
+    TurnMark,
     make_call_key,
 )
 from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 
-STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long the end of a turn waits for a shared store
+STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long the end of a turn waits for the store
+OPEN_TIMEOUT_SECONDS = 2.0  # how long a turn waits until it is announced to the store
+REOPEN_TIMEOUT_SECONDS = 0.1  # the same, while the store has failed to respond
 RENEW_INTERVAL_SECONDS = 3600.0  # well below the age at which stores expire entries
 
 _MAX_TRACKED_CHAINS = 16384  # entries of each lookup cache below
 _T = TypeVar("_T")
 
+StoreVersion = tuple[int, float]  # the version of the store and the time of its last gap
+
+
+class ChainCandidates(NamedTuple):
+    """Turns that have, or may have, a chain.
+
+    `entries`: the known ones, newest first, at most `MAX_LOOKUP_IDS`.
+    `marks`: others, which cannot be compared.
+    `exhaustive`: whether no other turn with this chain can exist.
+    """
+
+    entries: list[LedgerEntry]
+    marks: list[TurnMark]
+    exhaustive: bool
+
 
 class Ledger:
     """Records turns and looks them up.
 
-    `shared`: other processes write to the same store. A look-up by chain then always queries the
-    store: another process may have recorded a second turn with the same chain, and the caller
-    needs both to detect the ambiguity.
-    `has_worker_peers`: another worker process may receive the next turn of a session. `record`
-    then returns when the turn is in the store, or after the write timeout.
+    A look-up by chain always queries the store: it knows the turns of other processes and of
+    earlier ones, and the caller needs all of them to detect an ambiguity.
+
+    `shared`: other processes write to the same store.
     """
 
     __slots__ = (
         "_backlog",
         "_backlog_bytes",
         "_clock",
-        "_entries_by_chain",
         "_entry_cache",
         "_last_sequence",
+        "_open_timeout_seconds",
         "_renewed_at",
         "_shared",
         "_store",
         "_token_cache",
-        "has_worker_peers",
         "sequence",
         "write_timeout_seconds",
     )
@@ -65,7 +83,6 @@ class Ledger:
         cache_bytes: int = 64 << 20,
         token_cache_bytes: int = 128 << 20,
         shared: bool = False,
-        has_worker_peers: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self._store = store
@@ -76,18 +93,14 @@ class Ledger:
         )
         self._backlog_bytes = cache_bytes
         self._shared = shared
-        self.has_worker_peers = has_worker_peers
         self.write_timeout_seconds = STORE_WRITE_TIMEOUT_SECONDS
+        self._open_timeout_seconds = OPEN_TIMEOUT_SECONDS
         self._clock = clock
-        # Chain -> the ids of all its entries, for chains that were queried in the store.
-        self._entries_by_chain: LruCache[tuple[str, bytes], tuple[str, ...]] = LruCache(
-            _MAX_TRACKED_CHAINS
-        )
         # Entry -> the time at which all its ancestors were last touched.
         self._renewed_at: LruCache[tuple[str, str], float] = LruCache(_MAX_TRACKED_CHAINS)
-        # Chain -> the sequence number of its last turn recorded by this process.
+        # Chain -> the sequence number of the last turn of this process that has, or may have, it.
         self._last_sequence: LruCache[tuple[str, bytes], int] = LruCache(_MAX_TRACKED_CHAINS)
-        self.sequence = 0  # number of turns recorded by this process
+        self.sequence = 0  # number of turns opened and recorded by this process
 
     @property
     def faults(self) -> StoreFaults:
@@ -122,27 +135,69 @@ class Ledger:
             tenant, ids or await self._or_none(self._store.find_by_call(tenant, key))
         )
 
-    async def find_by_chain(self, tenant: str, chain: bytes) -> list[LedgerEntry]:
-        """Return all entries with this chain, newest first, at most `MAX_LOOKUP_IDS`."""
-        ids = None if self._shared else self._entries_by_chain.peek((tenant, chain))
-        if ids is None:
-            ids = await self._find_same_chain(tenant, chain)
-        return await self._load_all(tenant, ids)
+    async def find_by_chain(
+        self, tenant: str, chain: bytes, chain_before: bytes
+    ) -> ChainCandidates:
+        """Return the turns that have, or may have, this chain.
 
-    async def store_version(self) -> int | None:
-        """Return the version of the store, which changes when another process writes to it."""
-        return await self._or_none(self._store.version()) if self._shared else 0
+        An id without an entry is a mark: the entry was evicted, or the store does not respond.
+        """
+        found = await self._or_none(self._store.find_by_chain(tenant, chain, chain_before))
+        stored, marks, exhaustive = found or ChainLookup((), (), exhaustive=False)
+        cached = self._entry_cache.find_by_chain(tenant, chain)  # those not yet stored first
+        ids = (*(id for id in cached if id not in stored), *stored)[:MAX_LOOKUP_IDS]
+        entries = await self._load_all(tenant, ids)
+        known = {entry.id for entry in entries}
+        return ChainCandidates(
+            entries,
+            [mark for mark in marks if mark.id not in known]
+            + [TurnMark(id, "") for id in ids if id not in known],
+            exhaustive,
+        )
+
+    async def open_turn(self, turn: OpenTurn) -> None:
+        """Announce a turn to the store before the first event of it is emitted.
+
+        A turn that cannot be announced is served all the same, but the gap is recorded: until it
+        has passed, nobody can rely on knowing all turns. Only the first failure waits long.
+        """
+        self.sequence += 1
+        self._last_sequence.put((turn.tenant, turn.chain_before), self.sequence)
+        try:
+            async with asyncio.timeout(self._open_timeout_seconds):
+                await self._store.open_turn(turn)
+        except (StoreError, TimeoutError) as error:
+            self._open_timeout_seconds = REOPEN_TIMEOUT_SECONDS
+            self._store.record_gap(str(error) or type(error).__name__)
+        else:
+            self._open_timeout_seconds = OPEN_TIMEOUT_SECONDS
+
+    async def close_turn(self, turn: OpenTurn) -> None:
+        """Withdraw an announced turn of which the client has received nothing."""
+        await self._or_none(self._store.close_turn(turn))
+
+    async def store_version(self) -> StoreVersion | None:
+        """Return the state of the store, which changes if another process writes to it.
+
+        It also changes at a gap. None if it is unknown.
+        """
+        version = await self._or_none(self._store.version()) if self._shared else 0
+        return None if version is None else (version, self._store.gap_at)
 
     def has_recorded_since(self, tenant: str, chains: Iterable[bytes], sequence: int) -> bool:
-        """Return whether this process recorded a turn with one of these chains after `sequence`."""
+        """Return whether this process opened or recorded a turn with one of these chains.
+
+        Only turns after `sequence` count; those that are open count by the chain before them.
+        """
         latest = self._last_sequence
         return any((latest.peek((tenant, chain)) or 0) > sequence for chain in chains)
 
     async def record(self, entry: LedgerEntry, prompt: "array[int]") -> None:
-        """Record a turn; `prompt` holds all token ids of its prompt. Does not wait for the disk.
+        """Record a turn; `prompt` holds all token ids of its prompt.
 
-        Waits only if the store cannot keep up, so that memory stays bounded, and for a limited
-        time if there are worker peers.
+        Returns when the turn is in the store and survives a crash of the process, or after the
+        write timeout: the turn is still open in the store then. If the store cannot keep up, it
+        waits longer, so that memory stays bounded.
         """
         token_ids = prompt[:]
         token_ids.frombytes(entry.generated)
@@ -150,18 +205,13 @@ class Ledger:
         self._entry_cache.add(entry)
         self.sequence += 1
         self._last_sequence.put((entry.tenant, entry.chain), self.sequence)
-        same_chain = self._entries_by_chain.peek((entry.tenant, entry.chain))
-        if same_chain is not None and entry.id not in same_chain:
-            self._entries_by_chain.put(
-                (entry.tenant, entry.chain), (entry.id, *same_chain)[:MAX_LOOKUP_IDS]
-            )
         self._backlog.put(entry)
         if self._backlog.pending_bytes > self._backlog_bytes:
             await self.flush()
-        elif self.has_worker_peers:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.write_timeout_seconds):
-                    await self._backlog.wait_written(entry.tenant, entry.id)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.write_timeout_seconds):
+                await self._backlog.wait_written(entry.tenant, entry.id)
 
     async def load_token_ids(self, entry: LedgerEntry) -> "array[int] | None":
         """Return the token ids of an entry: prompt and generated tokens, without the stop token.
@@ -232,21 +282,8 @@ class Ledger:
         found = [await self.get(tenant, id) for id in ids or ()]
         return [entry for entry in found if entry is not None]
 
-    async def _find_same_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Return the ids of all entries with this chain, those that are not yet stored first."""
-        stored = await self._or_none(self._store.find_by_chain(tenant, chain))
-        cached = self._entry_cache.find_by_chain(tenant, chain)
-        if stored is None:
-            return cached
-        same_chain = (*(id for id in cached if id not in stored), *stored)[:MAX_LOOKUP_IDS]
-        self._entries_by_chain.put((tenant, chain), same_chain)
-        return same_chain
-
     async def _write(self, entry: LedgerEntry) -> None:
-        """Store an entry and prefetch the lookups that the next request needs."""
         await self._store.put(entry)
-        if not self._shared and self._entries_by_chain.peek((entry.tenant, entry.chain)) is None:
-            await self._find_same_chain(entry.tenant, entry.chain)
         await self._renew_ancestors(entry)
 
     async def _renew_ancestors(self, entry: LedgerEntry) -> None:

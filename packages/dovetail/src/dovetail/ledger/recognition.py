@@ -2,7 +2,8 @@
 
 A turn is recognized by a handle first (the entry id in a seal, the ids of calls), then by the
 hash chain over the visible messages. If two candidates differ in parts that the client cannot see,
-and no handle decides, the client's copy is used: a wrong splice is worse than a missed one.
+and no handle decides, the client's copy is used: a wrong splice is worse than a missed one. The
+same holds if a second candidate may exist that is not known.
 """
 
 import re
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
-from dovetail.ledger.entry import LedgerEntry, unpack_ids
+from dovetail.ledger.entry import LedgerEntry, normalize_session_name, unpack_ids
 from dovetail.ledger.equivalence import is_same_turn, truncate_to_copy
 from dovetail.ledger.history_match import (
     EMPTY_CHAIN,
@@ -22,13 +23,13 @@ from dovetail.ledger.history_match import (
     TurnMatch,
     next_step,
 )
-from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.ledger import ChainCandidates, Ledger
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import read_entry_id
-from dovetail.ledger.store import MAX_LOOKUP_IDS, make_call_key
+from dovetail.ledger.store import MAX_LOOKUP_IDS, hides_reasoning, make_call_key
 from dovetail.ledger.turn_digest import TurnDigest, TurnDigestCache, extend_chain
 from dovetail.storage.lru import LruCache
-from dovetail_model import ToolSpec, Turn
+from dovetail_model import ReasoningBlock, ToolSpec, Turn
 
 ReplayPolicy = Literal["auto", "exact", "client"]
 _OWN_CALL_ID = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")
@@ -114,8 +115,8 @@ class TurnRecognizer:
         """Match all turns, except a last assistant turn that the model is to continue."""
         partial_turn = turns[-1] if turns and turns[-1].role == "assistant" else None
         if partial_turn is None:
-            return await self._match_turns(turns, scope)
-        match = await self._match_turns(turns[:-1], replace(scope, session=None))
+            return await self._match_turns(turns, scope, resume=scope.session is not None)
+        match = await self._match_turns(turns[:-1], scope, resume=False)
         chain_before = match.last.chain if match.last is not None else EMPTY_CHAIN
         match.partial_entry = await self._find_partial(partial_turn, chain_before, scope)
         return match
@@ -201,13 +202,18 @@ class TurnRecognizer:
             later = ancestor
         return later_token_ids[:length]
 
-    async def _match_turns(self, turns: tuple[Turn, ...], scope: RecognitionScope) -> HistoryMatch:
-        """Match the turns, reusing the last match of the session as far as it is still valid."""
+    async def _match_turns(
+        self, turns: tuple[Turn, ...], scope: RecognitionScope, *, resume: bool
+    ) -> HistoryMatch:
+        """Match the turns.
+
+        `resume`: reuse the last match of the session as far as it is still valid.
+        """
         # Title requests and sub-agents share the agent's session, so the first turn is in the key.
         first_digest = self._digests.get(turns[0]).digest if turns else b""
         key = (scope.tenant, f"{scope.session}/{len(scope.tools)}", first_digest)
         match = HistoryMatch(turns)
-        if scope.session is not None:
+        if resume:
             match = await self._revalidate(self._matches.resume(key, turns), scope)
         for at in range(len(match.steps), len(turns)):
             last = match.last
@@ -222,7 +228,7 @@ class TurnRecognizer:
                     turns[at], chain_before, found.chain, scope, match.notes
                 )
             match.add(next_step(scope.chain_key, last, calls, digest, found))
-        if scope.session is not None:
+        if resume:
             if match.chain_matched_indexes and match.ledger_state[0] is None:
                 match.ledger_state = (await self._ledger.store_version(), self._ledger.sequence)
             self._matches.put(
@@ -250,14 +256,17 @@ class TurnRecognizer:
             return match
         version, sequence = match.ledger_state
         ledger_state = (await self._ledger.store_version(), self._ledger.sequence)
-        chains = [match.chains[at] for at in match.chain_matched_indexes]
+        steps = [match.steps[at] for at in match.chain_matched_indexes]
+        chains = [chain for step in steps for chain in (step.chain, step.chain_before)]
         match.ledger_state = ledger_state
         others_wrote = version is None or version != ledger_state[0]
         if not others_wrote and not self._ledger.has_recorded_since(scope.tenant, chains, sequence):
             return match
         for at in match.chain_matched_indexes:
             step = match.steps[at]
-            entry = await self._find_by_chain(match.turns[at], step.chain, scope, [])
+            entry = await self._find_by_chain(
+                match.turns[at], step.chain_before, step.chain, scope, []
+            )
             if entry is None or entry.id != step.match.entry_id:
                 return match.truncate(match.turns, at)
         return match
@@ -277,7 +286,7 @@ class TurnRecognizer:
             return known
         candidates = await self._find_by_handles(self._digests.get(turn), scope)
         if not candidates:
-            entry = await self._find_by_chain(turn, chain, scope, notes)
+            entry = await self._find_by_chain(turn, chain_before, chain, scope, notes)
             if entry is None and _has_own_call_ids(self._digests.get(turn)):
                 notes.append("unknown_turn")
             return (
@@ -313,24 +322,27 @@ class TurnRecognizer:
         return list(found.values())
 
     async def _find_by_chain(
-        self, turn: Turn, chain: bytes, scope: RecognitionScope, notes: list[str]
+        self,
+        turn: Turn,
+        chain_before: bytes,
+        chain: bytes,
+        scope: RecognitionScope,
+        notes: list[str],
     ) -> LedgerEntry | None:
         """Return the entry with this chain that is equivalent to the turn, if it is unambiguous."""
         digest = self._digests.get(turn)
         if any(read_entry_id(seal) is not None for seal in digest.seals):
             return None  # the entry named by the seal is not stored: restore it from the seal
-        found = await self._ledger.find_by_chain(scope.tenant, chain)
-        if len(found) >= MAX_LOOKUP_IDS:  # there may be more
+        found = await self._ledger.find_by_chain(scope.tenant, chain, chain_before)
+        if len(found.entries) >= MAX_LOOKUP_IDS:  # there may be more
             notes.append("ambiguous_turn")
             return None
         candidates = [
             entry
-            for entry in found
-            if entry.model == scope.model
-            and not _has_foreign_call(entry, digest)
-            and is_same_turn(entry, turn, scope.tools)
+            for entry in found.entries
+            if not _has_foreign_call(entry, digest) and is_same_turn(entry, turn, scope.tools)
         ]
-        return _single_candidate(candidates, notes)
+        return _accept_unique(found._replace(entries=candidates), turn, scope, notes)
 
     async def _find_anchor(
         self, match: HistoryMatch, scope: RecognitionScope
@@ -381,6 +393,42 @@ def _single_candidate(entries: list[LedgerEntry], notes: list[str]) -> LedgerEnt
         notes.append("ambiguous_turn")
         return None
     return entries[0] if entries else None
+
+
+def _accept_unique(
+    found: ChainCandidates, turn: Turn, scope: RecognitionScope, notes: list[str]
+) -> LedgerEntry | None:
+    """Return the only candidate, if no other turn can be the one that the client sends back.
+
+    A candidate that hides nothing is accepted in any case: its tokens spell what the client sent.
+    A session that the client names limits the search to its turns, if it has a candidate.
+    """
+    candidates, marks, certain = found
+    session = normalize_session_name(scope.session) if scope.session else None
+    if own := [entry for entry in candidates if session and entry.session == session]:
+        candidates, certain = own, True
+        marks = [mark for mark in marks if mark.session in ("", session)]
+    if not any(entry.model == scope.model for entry in candidates):
+        return None
+    if len({entry.model for entry in candidates}) > 1:
+        notes.append("ambiguous_turn")
+        return None
+    entry = _single_candidate(candidates, notes)
+    if entry is None or _hides_nothing(entry, turn):
+        return entry
+    if marks or not certain:
+        notes.append("ambiguous_turn" if marks else "unverified_turn")
+        return None
+    return entry
+
+
+def _hides_nothing(entry: LedgerEntry, turn: Turn) -> bool:
+    """Return whether the client sent all reasoning of the entry, or there is none."""
+    if not hides_reasoning(entry):
+        return True
+    recorded = [span.shown.strip() for span in entry.spans if span.kind == "reasoning"]
+    sent = [block.text.strip() for block in turn.blocks if isinstance(block, ReasoningBlock)]
+    return "".join(sent) == "".join(recorded) or sent == ["\n".join(recorded)]
 
 
 def _has_foreign_call(entry: LedgerEntry, digest: TurnDigest) -> bool:

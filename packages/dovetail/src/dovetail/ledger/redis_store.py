@@ -17,10 +17,15 @@ from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
     MAX_LISTED_SESSIONS,
     MAX_LOOKUP_IDS,
+    MAX_LOOKUP_MARKS,
     MAX_SESSION_TURNS,
+    ChainLookup,
     Clock,
     LedgerStats,
+    OpenTurn,
     SessionStats,
+    TurnMark,
+    closes_turn,
     decode_entry,
     encode_entry,
     make_call_keys,
@@ -31,6 +36,7 @@ from dovetail.storage.redis_client import RedisClient
 
 _SCAN_KEYS = 1000  # keys per SCAN step
 _MAX_PENDING_BYTES = 32 << 20  # entries that wait for Redis; the oldest are dropped first
+_INDEX_AGE_FACTOR = 4  # the chains of expired and lost turns are remembered this much longer
 _RETRY_INTERVAL_SECONDS = 1.0  # between attempts to store pending entries
 _LIST_TIMEOUT_SECONDS = 60.0  # for operations over many keys, outside requests
 
@@ -95,9 +101,14 @@ class RedisLedgerStore:
         """Return the ids of the entries that made this call, newest first."""
         return await self._newest_ids(self._client.make_key(tenant, "call", call_key))
 
-    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Return the ids of the entries with this chain, newest first."""
-        return await self._newest_ids(self._client.make_key(tenant, "chain", chain.hex()))
+    async def find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
+        """Return the turns that have, or may have, this chain.
+
+        Ids remain in the index of a chain long after their entries have expired.
+        """
+        index = self._client.make_key(tenant, "chain", chain.hex())
+        opened = self._open_key(tenant, chain_before)
+        return _require_reply(await self._client.call(lambda: self._find_by_chain(index, opened)))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Return the ids of the entries of this session, oldest first. Some may have expired."""
@@ -114,6 +125,24 @@ class RedisLedgerStore:
                 lambda: self._list_sessions(tenant), timeout_seconds=_LIST_TIMEOUT_SECONDS
             )
         )
+
+    async def open_turn(self, turn: OpenTurn) -> None:
+        """Announce a turn."""
+        _require_reply(await self._client.call(lambda: self._open_turn(turn)))
+
+    async def close_turn(self, turn: OpenTurn) -> None:
+        """Withdraw an announced turn."""
+        key = self._open_key(turn.tenant, turn.chain_before)
+        await self._client.call(lambda: self._redis.hdel(key, turn.id))
+
+    @property
+    def gap_at(self) -> float:
+        """The time of the last gap; 0 if there is none."""
+        return self.faults.gap_at
+
+    def record_gap(self, reason: str) -> None:
+        """Record that a turn is served although it could not be announced."""
+        self.faults.record_gap(time.time(), reason)
 
     async def put(self, entry: LedgerEntry) -> None:
         """Store an entry, or queue it as pending until the server is back."""
@@ -175,6 +204,30 @@ class RedisLedgerStore:
         ids = await self._client.call(lambda: self._redis.zrevrange(key, 0, MAX_LOOKUP_IDS - 1))
         return tuple(id.decode() for id in cast("list[bytes]", ids or []))
 
+    def _open_key(self, tenant: str, chain_before: bytes) -> str:
+        """Return the key of the open turns after this chain: a hash of their ids and sessions."""
+        return self._client.make_key(tenant, "open", chain_before.hex())
+
+    async def _open_turn(self, turn: OpenTurn) -> bool:
+        key = self._open_key(turn.tenant, turn.chain_before)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(key, turn.id, turn.session)
+            pipe.pexpire(key, self._ttl_ms * _INDEX_AGE_FACTOR)
+            await pipe.execute()
+        return True
+
+    async def _find_by_chain(self, index: str, opened: str) -> ChainLookup:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.zrevrange(index, 0, MAX_LOOKUP_IDS - 1)
+            pipe.hscan(opened, 0, count=MAX_LOOKUP_MARKS)
+            ids, (cursor, open_turns) = await pipe.execute()
+        marks = [TurnMark(id.decode(), session.decode()) for id, session in open_turns.items()]
+        if cursor:  # there are more, of any session
+            marks.insert(0, TurnMark("", ""))
+        return ChainLookup(
+            tuple(id.decode() for id in ids), tuple(marks[:MAX_LOOKUP_MARKS]), exhaustive=False
+        )
+
     def _session_key(self, tenant: str, session: str) -> str:
         """Return the key of a session. The name is hashed because the client chooses it."""
         return self._client.make_key(
@@ -217,7 +270,9 @@ class RedisLedgerStore:
             for index, max_ids in max_ids_by_index.items():
                 pipe.zadd(index, {entry.id: order}, nx=True)
                 pipe.zremrangebyrank(index, 0, -max_ids - 1)
-                pipe.pexpire(index, self._ttl_ms)
+                pipe.pexpire(index, self._index_ttl_ms(index))
+            if closes_turn(entry):
+                pipe.hdel(self._open_key(entry.tenant, entry.chain_before), entry.id)
             if entry.session:
                 listed, now = self._client.make_key(entry.tenant, "sessions", ""), time.time()
                 pipe.zadd(listed, {entry.session: now})
@@ -234,8 +289,13 @@ class RedisLedgerStore:
             found = await pipe.execute()
             for key, indexes in zip(keys, found, strict=True):
                 for name in [key, *indexes.decode().split("\n")] if indexes else []:
-                    pipe.pexpire(name, self._ttl_ms)
+                    pipe.pexpire(name, self._index_ttl_ms(name))
             await pipe.execute()
+
+    def _index_ttl_ms(self, name: str) -> int:
+        """Return the age of an index. Those of chains show that an expired turn existed."""
+        is_chain = name.split("}", 1)[-1].startswith(":chain:")
+        return self._ttl_ms * _INDEX_AGE_FACTOR if is_chain else self._ttl_ms
 
     async def _count(self) -> LedgerStats:
         entries = total_bytes = 0

@@ -13,18 +13,26 @@ from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
     MAX_LISTED_SESSIONS,
     MAX_LOOKUP_IDS,
+    MAX_LOOKUP_MARKS,
+    MAX_MARKS,
     MAX_SESSION_TURNS,
+    ChainLookup,
     Clock,
     LedgerStats,
+    OpenTurn,
     SessionStats,
+    TurnMark,
+    closes_turn,
     decode_entry,
     encode_entry,
+    hides_reasoning,
     make_call_keys,
 )
 from dovetail.storage.faults import StoreFaults
+from dovetail.storage.gap_file import GapFile
 from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _APPLICATION_ID = 0x446F7665  # "Dove"
 
@@ -37,6 +45,29 @@ CREATE TABLE sessions (
     PRIMARY KEY (tenant, session, seq)
 ) WITHOUT ROWID;
 CREATE INDEX sessions_seq ON sessions (seq);
+"""
+
+# Turns that may look like a stored one and cannot be loaded: `key` is the chain before an open
+# turn, or the chain of an evicted one. Rows of crashed processes stay. Row numbers are reused, so
+# that the difference of the largest and the smallest is close to the number of rows.
+_MARK_TABLES = """
+ALTER TABLE entries ADD COLUMN hides_reasoning INTEGER NOT NULL DEFAULT 1;
+CREATE TABLE marks (
+    seq INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    key BLOB NOT NULL,
+    id TEXT NOT NULL,
+    session TEXT NOT NULL,
+    UNIQUE (tenant, key, id)
+);
+CREATE TRIGGER entries_marked BEFORE DELETE ON entries WHEN old.hides_reasoning BEGIN
+    INSERT OR IGNORE INTO marks (tenant, key, id, session) VALUES (
+        old.tenant, old.chain, old.id,
+        coalesce((SELECT session FROM sessions WHERE seq = old.seq), '')
+    );
+END;
+CREATE TABLE identity (value BLOB NOT NULL);
+INSERT INTO identity VALUES (randomblob(8));
 """
 
 # Triggers maintain the totals, so that checking the bounds never counts rows.
@@ -72,7 +103,11 @@ END;
 
 
 LEDGER_SCHEMA = DatabaseSchema(
-    "ledger", _APPLICATION_ID, SCHEMA_VERSION, _ENTRY_TABLES + _SESSION_TABLES, {1: _SESSION_TABLES}
+    "ledger",
+    _APPLICATION_ID,
+    SCHEMA_VERSION,
+    _ENTRY_TABLES + _SESSION_TABLES + _MARK_TABLES,
+    {1: _SESSION_TABLES, 2: _MARK_TABLES},
 )
 
 
@@ -89,7 +124,7 @@ _ROW_OVERHEAD_BYTES = 400  # the row's other columns and its index entries
 class SqliteLedgerStore:
     """The default store."""
 
-    __slots__ = ("_bounds", "_connection", "_thread", "faults", "path")
+    __slots__ = ("_bounds", "_connection", "_gap_file", "_max_age", "_thread", "faults", "path")
     is_degraded = False  # a local file is always available
 
     def __init__(
@@ -106,10 +141,13 @@ class SqliteLedgerStore:
         self._bounds = TableBounds(
             self._connection, "entries", max_bytes=max_bytes, max_age=max_age, clock=clock
         )
+        self._max_age = max_age
+        self._gap_file = GapFile(path.with_name(path.name + ".gap"))
+        self._bind_gap_file()
         self._thread = SqliteThread(
             self._connection,
             name=f"the ledger {path}",
-            cleanup=self._bounds.delete_expired,
+            cleanup=self._clean_up,
             faults=self.faults,
         )
 
@@ -125,13 +163,9 @@ class SqliteLedgerStore:
         )
         return await self._thread.read(lambda: self._select_ids(query, tenant, call_key))
 
-    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Return the ids of the entries with this chain, newest first."""
-        query = (
-            "SELECT id FROM entries "
-            "WHERE tenant = ? AND chain = ? AND used >= ? ORDER BY seq DESC LIMIT ?"
-        )
-        return await self._thread.read(lambda: self._select_ids(query, tenant, chain))
+    async def find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
+        """Return the turns that have, or may have, this chain."""
+        return await self._thread.read(lambda: self._find_by_chain(tenant, chain, chain_before))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Return the ids of the entries of this session, oldest first."""
@@ -146,6 +180,25 @@ class SqliteLedgerStore:
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """Return the sessions of a tenant, newest first."""
         return await self._thread.read(lambda: self._list_sessions(tenant))
+
+    async def open_turn(self, turn: OpenTurn) -> None:
+        """Announce a turn. Returns after the commit."""
+        await self._thread.write(lambda: self._open_turn(turn))
+
+    async def close_turn(self, turn: OpenTurn) -> None:
+        """Withdraw an announced turn."""
+        await self._thread.write(lambda: self._remove_mark(turn.tenant, turn.chain_before, turn.id))
+
+    @property
+    def gap_at(self) -> float:
+        """The time of the last gap; 0 if there is none. All processes share it."""
+        self.faults.gap_at = self._gap_file.read()
+        return self.faults.gap_at
+
+    def record_gap(self, reason: str) -> None:
+        """Record that a turn is served although it could not be announced."""
+        self.faults.record_gap(self._bounds.now(), reason)
+        self._gap_file.record(self._bounds.now())
 
     async def put(self, entry: LedgerEntry) -> None:
         """Store an entry. Returns after the commit: the entry survives a crash of the process."""
@@ -168,6 +221,22 @@ class SqliteLedgerStore:
     async def close(self) -> None:
         """Finish pending operations, then close the file."""
         await self._thread.close()
+        self._gap_file.close()
+
+    def _bind_gap_file(self) -> None:
+        """Record a gap if the file beside the database belongs to another one.
+
+        The database was then deleted, moved aside, or used by a version that announced no turns.
+        """
+        now = self._bounds.now()
+        try:
+            (identity,) = self._connection.execute("SELECT value FROM identity").fetchone()
+            used = self._connection.execute("SELECT 1 FROM sqlite_sequence").fetchone()
+        except sqlite3.Error as error:  # a later operation fails, too, and is reported
+            self.record_gap(str(error))
+            return
+        if self._gap_file.bind(identity, is_new=used is None, now=now):
+            self.faults.record_gap(now, "the ledger was replaced or upgraded")
 
     # The methods below run in the thread.
 
@@ -181,6 +250,23 @@ class SqliteLedgerStore:
     ) -> tuple[str, ...]:
         rows = self._connection.execute(query, (tenant, name, self._bounds.min_used(), limit))
         return tuple(id for (id,) in rows)
+
+    def _find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
+        rows = self._connection.execute(
+            "SELECT id, used FROM entries WHERE tenant = ? AND chain = ? ORDER BY seq DESC LIMIT ?",
+            (tenant, chain, MAX_LOOKUP_IDS),
+        ).fetchall()
+        marks = self._connection.execute(
+            "SELECT id, session FROM marks WHERE tenant = ? AND key IN (?, ?) LIMIT ?",
+            (tenant, chain, chain_before, MAX_LOOKUP_MARKS),
+        ).fetchall()
+        min_used = self._bounds.min_used()
+        expired = [(id, "") for id, used in rows if used < min_used]
+        return ChainLookup(
+            tuple(id for id, used in rows if used >= min_used),
+            tuple(TurnMark(*mark) for mark in (*expired, *marks)),
+            self._bounds.now() - self.gap_at >= self._max_age,
+        )
 
     def _list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         query = (
@@ -198,10 +284,21 @@ class SqliteLedgerStore:
         if row_bytes > self._bounds.max_bytes:
             return
         self._connection.execute(
-            "INSERT INTO entries (tenant, id, chain, used, size, body) VALUES (?, ?, ?, ?, ?, ?) "
+            "INSERT INTO entries (tenant, id, chain, used, size, body, hides_reasoning) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (tenant, id) DO UPDATE SET used = max(used, excluded.used)",
-            (entry.tenant, entry.id, entry.chain, self._bounds.now(), row_bytes, body),
+            (
+                entry.tenant,
+                entry.id,
+                entry.chain,
+                self._bounds.now(),
+                row_bytes,
+                body,
+                hides_reasoning(entry),
+            ),
         )
+        if closes_turn(entry):
+            self._remove_mark(entry.tenant, entry.chain_before, entry.id)
         self._connection.executemany(
             "INSERT OR IGNORE INTO calls (tenant, key, seq) "
             "SELECT tenant, ?, seq FROM entries WHERE tenant = ? AND id = ?",
@@ -214,6 +311,23 @@ class SqliteLedgerStore:
                 (entry.session, entry.tenant, entry.id),
             )
         self._bounds.evict()
+
+    def _open_turn(self, turn: OpenTurn) -> None:
+        self._connection.execute(
+            "INSERT OR IGNORE INTO marks (tenant, key, id, session) VALUES (?, ?, ?, ?)",
+            (turn.tenant, turn.chain_before, turn.id, turn.session),
+        )
+
+    def _remove_mark(self, tenant: str, key: bytes, id: str) -> None:
+        self._connection.execute(
+            "DELETE FROM marks WHERE tenant = ? AND key = ? AND id = ?", (tenant, key, id)
+        )
+
+    def _clean_up(self) -> None:
+        self._bounds.delete_expired()
+        self._connection.execute(
+            "DELETE FROM marks WHERE seq <= (SELECT max(seq) FROM marks) - ?", (MAX_MARKS,)
+        )
 
     def _touch(self, rows: list[tuple[str, str]]) -> None:
         now = self._bounds.now()

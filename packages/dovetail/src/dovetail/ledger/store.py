@@ -2,17 +2,19 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import zstandard
 
-from dovetail.ledger.entry import LedgerEntry
+from dovetail.ledger.entry import FINISH_INTERRUPTED, LedgerEntry
 from dovetail.storage.faults import StoreFaults
 
 DAY_SECONDS = 86_400.0
 MAX_AGE_SECONDS = 7 * DAY_SECONDS  # since the last use of an entry
 MAX_LOOKUP_IDS = 8  # maximum result of a look-up by call or chain
+MAX_LOOKUP_MARKS = 64  # maximum number of marks in the result of a look-up by chain
+MAX_MARKS = 1_000_000  # stored marks; the oldest are dropped
 MAX_SESSION_TURNS = 65_536  # maximum result of a look-up by session
 MAX_LISTED_SESSIONS = 10_000  # per tenant
 
@@ -36,6 +38,41 @@ class SessionStats(msgspec.Struct, frozen=True):
     last_used: float
 
 
+class OpenTurn(msgspec.Struct, frozen=True):
+    """A turn that is being generated. Until it is stored, nobody knows how it will look.
+
+    `session`: the session that the client named, as stored in entries; empty if it named none.
+    """
+
+    tenant: str
+    id: str
+    chain_before: bytes
+    session: str = ""
+
+
+class TurnMark(NamedTuple):
+    """A turn that may look like the one that is looked up, but cannot be compared with it.
+
+    It is open, was never stored because its process crashed, or was evicted.
+    """
+
+    id: str
+    session: str
+
+
+class ChainLookup(NamedTuple):
+    """The result of a look-up by chain.
+
+    `ids`: the entries with the chain, newest first, at most `MAX_LOOKUP_IDS`.
+    `marks`: other turns that may have the same chain, at most `MAX_LOOKUP_MARKS`.
+    `exhaustive`: whether no other turn with this chain can exist.
+    """
+
+    ids: tuple[str, ...]
+    marks: tuple[TurnMark, ...] = ()
+    exhaustive: bool = True
+
+
 class LedgerStore(Protocol):
     """The interface of ledger stores: store entries per tenant, evict the least recently used.
 
@@ -56,8 +93,8 @@ class LedgerStore(Protocol):
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Return the ids of the entries that made this call, newest first; normally one."""
 
-    async def find_by_chain(self, tenant: str, chain: bytes) -> tuple[str, ...]:
-        """Return the ids of the entries with this chain, newest first, at most `MAX_LOOKUP_IDS`."""
+    async def find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
+        """Return the turns that have, or may have, this chain. Raises StoreError if it fails."""
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Return the ids of the entries of this session, oldest first, at most `MAX_SESSION_TURNS`.
@@ -68,8 +105,25 @@ class LedgerStore(Protocol):
     async def list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
         """Return the sessions of a tenant, newest first, at most `MAX_LISTED_SESSIONS`."""
 
+    async def open_turn(self, turn: OpenTurn) -> None:
+        """Announce a turn before its first event is emitted. Raises StoreError if it fails."""
+
+    async def close_turn(self, turn: OpenTurn) -> None:
+        """Withdraw an announced turn of which the client has received nothing."""
+
     async def put(self, entry: LedgerEntry) -> None:
-        """Store an entry. Storing the same entry again changes nothing."""
+        """Store an entry. Storing the same entry again changes nothing.
+
+        The turn is no longer open, unless it was interrupted: its client may have received less
+        than was recorded.
+        """
+
+    @property
+    def gap_at(self) -> float:
+        """The time at which a turn was last served without being announced; 0 if never."""
+
+    def record_gap(self, reason: str) -> None:
+        """Record that a turn is served although it could not be announced."""
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """Mark entries as used: this restarts their age."""
@@ -96,6 +150,16 @@ def make_call_keys(entry: LedgerEntry) -> tuple[str, ...]:
     """Return the lookup keys of an entry: the ids of its calls and of its response."""
     ids = (*entry.call_ids, entry.response_number)
     return tuple(dict.fromkeys(key for id in ids if (key := make_call_key(id))))
+
+
+def hides_reasoning(entry: LedgerEntry) -> bool:
+    """Return whether the turn contains reasoning, which clients may drop."""
+    return any(span.kind == "reasoning" and span.shown.strip() for span in entry.spans)
+
+
+def closes_turn(entry: LedgerEntry) -> bool:
+    """Return whether storing the entry closes its turn: it is known what the client received."""
+    return entry.finish != FINISH_INTERRUPTED
 
 
 _PLAIN, _ZSTD = b"\0", b"\1"

@@ -103,11 +103,11 @@ class ChoiceRunner:
             self._entry.start_timeout_seconds, self._start_without_engine
         )
         try:
+            await self._entry.preparer.open_turn(self._prepared, self._generation)
             with convert_panics():
                 await self._generate()
                 finish_events = self._finish_events()
-                if self._entry.preparer.records_before_finish:
-                    await self._record()
+                await self._record()
                 self._emit(finish_events)
         except DovetailError as error:
             if not self._started:
@@ -319,10 +319,18 @@ class ChoiceRunner:
         return [*events, self._usage(), finish]
 
     async def _record(self) -> None:
-        """Record the turn, even if the client disconnected, because it may send the turn back."""
-        if self._exact and self._generation.ids and not self._recorded:
+        """Record the turn, even if the client disconnected, because it may send the turn back.
+
+        A turn that was emitted but cannot be recorded stays open.
+        """
+        if self._recorded:
+            return
+        if self._exact and self._generation.ids:
             self._recorded = True
             await self._entry.preparer.record(self._prepared, self._generation)
+        elif not self._generation.ids and self._finish_reason is None:
+            self._recorded = True
+            await self._entry.preparer.close_turn(self._prepared, self._generation)
 
     def _warm_next_prompt(self) -> None:
         """Prefill the next prompt before the user sends it, if the client requested this.

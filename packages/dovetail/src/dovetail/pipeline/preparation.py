@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from dovetail.ledger.entry import LedgerEntry, create_entry_id
+from dovetail.ledger.entry import LedgerEntry, create_entry_id, normalize_session_name
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.recognition import (
@@ -22,6 +22,7 @@ from dovetail.ledger.recognition import (
 )
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer
+from dovetail.ledger.store import OpenTurn
 from dovetail.models.loader import Model, RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.concurrency import MIN_OFFLOAD_SIZE, run_in_thread
@@ -80,12 +81,10 @@ class PreparedRequest:
 class RequestPreparer(Protocol):
     """Prepares the prompts of requests and records the generated turns.
 
-    `records_before_finish`: a turn is recorded before its finish is emitted, because another
-    process may receive the next request.
+    A turn is opened before its first event is emitted, and recorded before its finish is emitted:
+    other processes, and this one after a crash, must know about it. A turn of which nothing was
+    emitted is closed instead.
     """
-
-    @property
-    def records_before_finish(self) -> bool: ...
 
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest: ...
 
@@ -96,6 +95,10 @@ class RequestPreparer(Protocol):
     def create_generation(
         self, prepared: PreparedRequest, new_call_id: CallIdFactory
     ) -> Generation: ...
+
+    async def open_turn(self, prepared: PreparedRequest, generation: Generation) -> None: ...
+
+    async def close_turn(self, prepared: PreparedRequest, generation: Generation) -> None: ...
 
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None: ...
 
@@ -141,10 +144,6 @@ class ChatPreparer:
         )
         self._owners: dict[str, TurnOwner] = {}
         self._prefix_diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
-
-    @property
-    def records_before_finish(self) -> bool:
-        return self._ledger.has_worker_peers
 
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
         """Prepare a request for the engine. `harness` names the client, for prefix diagnostics."""
@@ -227,6 +226,14 @@ class ChatPreparer:
             new_call_id=new_call_id,
         )
 
+    async def open_turn(self, prepared: PreparedRequest, generation: Generation) -> None:
+        """Announce a turn to the ledger."""
+        await self._ledger.open_turn(_open_turn(prepared, generation))
+
+    async def close_turn(self, prepared: PreparedRequest, generation: Generation) -> None:
+        """Withdraw a turn of which nothing was emitted."""
+        await self._ledger.close_turn(_open_turn(prepared, generation))
+
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
         """Record the generated turn."""
         entry = generation.build_entry(self._clock())
@@ -296,6 +303,15 @@ class ChatPreparer:
             default_mode=self._settings.default_thinking,
             server_switches=self._settings.template_switches,
         )
+
+
+def _open_turn(prepared: PreparedRequest, generation: Generation) -> OpenTurn:
+    return OpenTurn(
+        tenant=prepared.owner.tenant,
+        id=generation.entry_id,
+        chain_before=prepared.prompt.history.chain,
+        session=normalize_session_name(prepared.request.identity.session or ""),
+    )
 
 
 def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:

@@ -37,7 +37,6 @@ class RawPreparer:
         self._output_spec = OutputSpec(
             model.tokenizer, model.stop_ids, None, None, model.fingerprint
         )
-        self.records_before_finish = False
 
     async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
         ids = array(TOKEN_ID_TYPECODE, await self._encode(request))
@@ -69,6 +68,12 @@ class RawPreparer:
             entry_id=create_entry_id(),
             new_call_id=new_call_id,
         )
+
+    async def open_turn(self, prepared: PreparedRequest, generation: Generation) -> None:
+        """Do nothing: a text completion is not a turn."""
+
+    async def close_turn(self, prepared: PreparedRequest, generation: Generation) -> None:
+        """Do nothing: a text completion is not a turn."""
 
     async def record(self, prepared: PreparedRequest, generation: Generation) -> None:
         """Do nothing: a text completion is not a turn."""

@@ -46,7 +46,6 @@ def open_ledger(config: Config, folder: Path) -> Ledger:
     return Ledger(
         _open_ledger_store(config.store, folder),
         shared=persistent,
-        has_worker_peers=_has_peers(config),
     )
 
 
@@ -83,7 +82,8 @@ def _open_response_backend(config: Config, folder: Path) -> ResponseBackend:
 
 def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
     if name == "memory":
-        return MemoryLedgerStore()
+        # It does not know the turns of earlier processes.
+        return MemoryLedgerStore(exhaustive=False)
     if name == "sqlite":
         return SqliteLedgerStore(folder / LEDGER_FILE)
     if name.startswith(("redis://", "rediss://", "unix://")):

@@ -18,6 +18,7 @@ class StoreFaults:
     `lost`: writes that were abandoned.
     `pending`: writes that are retried when the store is reachable again.
     `unavailable`: whether the last operation could not reach the store.
+    `gap_at`: when a turn was last served without being announced to the store; 0 if never.
     """
 
     __slots__ = (
@@ -25,6 +26,7 @@ class StoreFaults:
         "_reported",
         "_reported_at",
         "failures",
+        "gap_at",
         "lost",
         "name",
         "pending",
@@ -34,6 +36,7 @@ class StoreFaults:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.failures = 0
+        self.gap_at = 0.0
         self.lost = 0
         self.pending = 0
         self.unavailable = False
@@ -69,6 +72,12 @@ class StoreFaults:
         if self.lost.bit_count() == 1:  # log the first loss, then at powers of two
             fields = {} if error is None else {"error": str(error) or type(error).__name__}
             self._warn("store_write_lost", lost=self.lost, **fields)
+
+    def record_gap(self, now: float, reason: str) -> None:
+        """Record that lookups may miss a turn that was served without being announced."""
+        if now - self.gap_at >= LOG_INTERVAL_SECONDS:
+            self._warn("ledger_gap_recorded", reason=reason)
+        self.gap_at = now
 
     def _warn(self, event: str, **fields: str | int) -> None:
         _log.warning(event, extra={"fields": {"store": self.name, **fields}})
