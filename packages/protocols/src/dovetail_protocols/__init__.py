@@ -1,5 +1,12 @@
 """Codecs without IO, one per API: decode request bodies and encode response events."""
 
+from dovetail_protocols.body_limits import (
+    DEFAULT_LIMITS,
+    RequestLimits,
+    check_body,
+    check_request,
+    count_values_at_most,
+)
 from dovetail_protocols.chat import CODEC as CHAT
 from dovetail_protocols.chat import ChatCodec, ChatReader, build_chat_request
 from dovetail_protocols.codec import (
@@ -48,6 +55,7 @@ __all__ = [
     "CHAT",
     "COMPACT",
     "COMPLETIONS",
+    "DEFAULT_LIMITS",
     "MESSAGES",
     "MODELS_ETAG_HEADER",
     "RESPONSES",
@@ -62,6 +70,7 @@ __all__ = [
     "MessagesReader",
     "OnEnd",
     "ReasoningField",
+    "RequestLimits",
     "ResponsesCodec",
     "ResponsesEcho",
     "ResponsesEncoder",
@@ -76,7 +85,10 @@ __all__ = [
     "UpstreamRequest",
     "build_chat_request",
     "build_responses_request",
+    "check_body",
+    "check_request",
     "complete_item",
+    "count_values_at_most",
     "decode_count",
     "encode_count",
     "encode_input_tokens",

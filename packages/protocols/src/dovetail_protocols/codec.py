@@ -99,6 +99,7 @@ class Codec(Protocol):
 
     name: Name of the API.
     call_id_prefix: Prefix of the ids of tool calls.
+    history_field: Field of a request body that contains the messages.
     path_prefix: Prefix of the API's paths. Errors for such a path have the API's form even if
         the route does not exist.
     client_header: Request header that only clients of this API send; None if there is none. It
@@ -117,6 +118,7 @@ class Codec(Protocol):
 
     name: str
     call_id_prefix: str
+    history_field: str
     path_prefix: str
     client_header: str | None
     overload_error: type[DovetailError]

@@ -20,6 +20,7 @@ _decode = msgspec.json.Decoder().decode
 _Value = str | list[Raw] | dict[str, Any] | int | float | bool | None
 _value = msgspec.json.Decoder(_Value).decode
 _split = msgspec.json.Decoder(dict[str, _Value]).decode
+_MAX_REPAIRED_BYTES = 8 << 20  # larger bodies are too expensive to decode again
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _VALIDATION_PATH = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
@@ -90,7 +91,9 @@ class RequestBody:
             if self._remainder is not None:
                 return {name: _value(raw) for name, raw in self._remainder.fields.items()}
             return _split(self._bytes)
-        except _NOT_JSON:
+        except _NOT_JSON as error:
+            if len(self._bytes) > _MAX_REPAIRED_BYTES:
+                raise _not_json(error) from error
             self._remainder = None  # report the error with its position in the full body
             return _split(ensure_json_object(self._bytes))
 

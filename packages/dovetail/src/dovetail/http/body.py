@@ -1,4 +1,7 @@
-"""Read request bodies with limits on time and on size, before and after decompression."""
+"""Read request bodies with limits on time, size and content, before and after decompression.
+
+Only small bodies are decompressed, checked and decoded on the event loop.
+"""
 
 import asyncio
 import zlib
@@ -12,21 +15,36 @@ from dovetail.http.errors import HttpError, RequestTimeout, UnsupportedEncoding
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import reserve_memory
 from dovetail.net.exchange import ClientDisconnected
+from dovetail.pipeline.concurrency import run_in_body_thread
 from dovetail_model import RequestTooLarge
+from dovetail_protocols import DEFAULT_LIMITS, RequestLimits, check_body, count_values_at_most
 
 _MAX_GZIP_MEMBERS = 16
 _OUTPUT_CHUNK_BYTES = 1 << 18  # decompressed at a time
-_ZSTD_INPUT_CHUNK_BYTES = 512  # each byte may become 2^15 bytes
+_ZSTD_MIN_INPUT_BYTES = 64  # each byte may become 2^15 bytes
+_ZSTD_MAX_INPUT_BYTES = 512
 _ZSTD_MAX_WINDOW_BYTES = 8 << 20  # what RFC 9659 allows for content encodings
 _MAX_CODINGS = 4
+_MAX_RATIO = 1000  # of the decompressed to the compressed size; repetitive JSON reaches 200
+_MIN_RATIO_BYTES = 1 << 20  # decompressed bytes that are allowed at any ratio
+_INLINE_BYTES = 1 << 18  # decompressed on the event loop
+_STEP_BYTES = 1 << 22  # decompressed in a thread before the next body gets its turn
+_MIN_CHECKED_BYTES = 1 << 14  # smaller bodies cannot contain many values
+_MAX_INLINE_DECODE_BYTES = 1 << 20
+_MAX_INLINE_VALUES = 5_000  # 1 to 50 ms of decoding
+_MAX_UNCHECKED_VALUES = 20_000
+_MAX_UNCHECKED_BYTES = 4 << 20
 
+T = TypeVar("T")
 Body = TypeVar("Body", bytes, bytearray)
 Chunks = Iterator[bytes]
 Codings = list[tuple[str, Callable[[bytes], Chunks]]]
 
 
-async def read_body(exchange: ApiExchange, limit: int, seconds: float) -> bytes:
-    """Read and decompress a body: at most `limit` bytes, within `seconds`.
+async def read_body(
+    exchange: ApiExchange, limit: int, seconds: float, limits: RequestLimits = DEFAULT_LIMITS
+) -> bytes:
+    """Read, decompress and check a body: at most `limit` bytes, within `seconds`.
 
     The memory of the body is reserved from its first byte until the request has finished.
     """
@@ -40,20 +58,46 @@ async def read_body(exchange: ApiExchange, limit: int, seconds: float) -> bytes:
             body = await _receive(exchange, limit)
     except TimeoutError:
         raise RequestTimeout(f"The request body did not arrive within {seconds:g} s.") from None
-    body = _remove_codings(body, codings, limit)
+    for name, decompress in reversed(codings):
+        body = await _decompress_in_steps(exchange, Decompression(name, decompress, body, limit))
     reserve_memory(exchange, len(body), limit)
+    if len(body) >= _MIN_CHECKED_BYTES:
+        await _check_content(body, limits)
     return body
+
+
+async def run_decoder(body: bytes, decode: Callable[[], T]) -> T:
+    """Decode a body, in a thread if that takes long."""
+    if len(body) < _MIN_CHECKED_BYTES or (
+        len(body) <= _MAX_INLINE_DECODE_BYTES and count_values_at_most(body) <= _MAX_INLINE_VALUES
+    ):
+        return decode()
+    return await run_in_body_thread(len(body), decode)
 
 
 def decode_content(body: bytes, coding: str, limit: int) -> bytes:
     """Remove the `Content-Encoding` of a body."""
-    return _remove_codings(body, _parse_codings(coding), limit)
-
-
-def _remove_codings(body: bytes, codings: Codings, limit: int) -> bytes:
-    for name, decompress in reversed(codings):
-        body = _decompress(name, decompress, body, limit)
+    for name, decompress in reversed(_parse_codings(coding)):
+        decompression = Decompression(name, decompress, body, limit)
+        decompression.advance(limit + 1)
+        body = decompression.content()
     return body
+
+
+async def _decompress_in_steps(exchange: ApiExchange, decompression: "Decompression") -> bytes:
+    """Decompress a body. Large ones take turns in a thread."""
+    done = decompression.advance(_INLINE_BYTES)
+    while not done:
+        done = await run_in_body_thread(0, lambda: decompression.advance(_STEP_BYTES))
+        reserve_memory(exchange, decompression.size, decompression.limit)
+    return decompression.content()
+
+
+async def _check_content(body: bytes, limits: RequestLimits) -> None:
+    """Check the content of a body that may take long to decode."""
+    if len(body) <= _MAX_UNCHECKED_BYTES and count_values_at_most(body) <= _MAX_UNCHECKED_VALUES:
+        return
+    await run_in_body_thread(len(body), lambda: check_body(body, limits))
 
 
 async def _receive(exchange: ApiExchange, limit: int) -> bytes:
@@ -97,19 +141,49 @@ def _parse_codings(header: str) -> Codings:
     return [(name, _DECOMPRESSORS[name]) for name in names]
 
 
-def _decompress(name: str, decompress: Callable[[bytes], Chunks], body: bytes, limit: int) -> bytes:
-    """Decompress, and stop as soon as the content exceeds `limit` bytes."""
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        for chunk in decompress(body):
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            chunks.append(chunk)
-    except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
-        raise HttpError(f"The request body is not valid {name}: {error}") from error
-    return b"".join(chunks)
+class Decompression:
+    """Decompress a body, and stop as soon as the content exceeds a limit.
+
+    size: Decompressed bytes so far.
+    """
+
+    __slots__ = ("_chunks", "_iterator", "_max_ratio_bytes", "_name", "limit", "size")
+
+    def __init__(
+        self, name: str, decompress: Callable[[bytes], Chunks], body: bytes, limit: int
+    ) -> None:
+        self._name = name
+        self._iterator = decompress(body)
+        self._chunks: list[bytes] = []
+        self._max_ratio_bytes = max(_MIN_RATIO_BYTES, _MAX_RATIO * len(body))
+        self.limit = limit
+        self.size = 0
+
+    def advance(self, count: int) -> bool:
+        """Decompress about `count` more bytes. Returns whether the body is complete."""
+        stop = self.size + count
+        try:
+            for chunk in self._iterator:
+                self.size += len(chunk)
+                self._check_size()
+                self._chunks.append(chunk)
+                if self.size >= stop:
+                    return False
+        except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
+            raise HttpError(f"The request body is not valid {self._name}: {error}") from error
+        return True
+
+    def content(self) -> bytes:
+        return b"".join(self._chunks)
+
+    def _check_size(self) -> None:
+        if self.size > self.limit:
+            raise _too_large(self.limit)
+        if self.size > self._max_ratio_bytes:
+            raise RequestTooLarge(
+                f"The request body is more than {_MAX_RATIO} times as large as its {self._name} "
+                "data; send it with less compression."
+            )
 
 
 def _decompress_gzip(body: bytes) -> Chunks:
@@ -151,17 +225,23 @@ def _decompress_brotli(body: bytes) -> Chunks:
 
 
 def _decompress_zstd(body: bytes) -> Chunks:
-    """Decompress frames. The library does not limit its output, so the input chunks are small."""
+    """Decompress frames.
+
+    The library does not limit its output, so the input chunks are small unless they expand little.
+    """
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
     frame = decompressor.decompressobj()
     view = memoryview(body)
-    at = 0
+    at, step = 0, _ZSTD_MIN_INPUT_BYTES
     while at < len(view):
         if frame.eof:
             frame = decompressor.decompressobj()
-        chunk = view[at : at + _ZSTD_INPUT_CHUNK_BYTES]
-        yield frame.decompress(chunk)
+        chunk = view[at : at + step]
+        content = frame.decompress(chunk)
+        yield content
         at += len(chunk) - len(frame.unused_data)
+        grown = 2 * step if len(content) <= _OUTPUT_CHUNK_BYTES // 4 else step // 4
+        step = min(max(grown, _ZSTD_MIN_INPUT_BYTES), _ZSTD_MAX_INPUT_BYTES)
     if not frame.eof:
         raise EOFError("it is truncated")
 

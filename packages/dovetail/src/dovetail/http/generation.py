@@ -9,7 +9,7 @@ import msgspec
 from dovetail.access.admission import AdmissionController
 from dovetail.access.limits import RateLimitExceeded
 from dovetail.access.rate_limits import RateLimitGate
-from dovetail.http.body import read_body
+from dovetail.http.body import read_body, run_decoder
 from dovetail.http.drain import DrainController
 from dovetail.http.errors import error_status
 from dovetail.http.exchange import MAX_PAYLOAD_BYTES, ApiExchange
@@ -33,6 +33,7 @@ from dovetail_protocols import (
     ResponsesEncoder,
     StreamEncoder,
     StreamErrors,
+    check_request,
 )
 
 
@@ -99,27 +100,35 @@ class GenerationEndpoint:
 
     async def _decode_without_input(self, exchange: ApiExchange, errors: StreamErrors) -> Request:
         """Decode a request without its input: rejecting a request must be cheap."""
+        body = await self._read_body(exchange)
+        request = await run_decoder(body, lambda: errors.decode(body, exchange.headers))
+        return self._add_server_fields(exchange, request)
+
+    async def _read_body(self, exchange: ApiExchange) -> bytes:
         options = self._options
-        body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        return self._add_server_fields(exchange, errors.decode(body, exchange.headers))
+        return await read_body(
+            exchange, options.max_body_bytes, options.body_timeout, options.request_limits
+        )
 
     async def _decode(
         self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec
     ) -> "DecodedRequest":
-        options, memory = self._options, self._service.memory
-        body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
+        options = self._options
+        body = await self._read_body(exchange)
         if options.capture_payloads:
             tracker.request_body = body[:MAX_PAYLOAD_BYTES]
         if codec.stateful is None:
-            return DecodedRequest(
-                self._add_server_fields(exchange, codec.decode(body, exchange.headers, memory))
-            )
+            return DecodedRequest(await self._decode_body(exchange, codec, body))
         conversation = ConversationResolver(self._service.response_store, exchange, body)
         await conversation.resolve(options.max_body_bytes)
-        request = self._add_server_fields(
-            exchange, codec.decode(conversation.body, exchange.headers, memory)
-        )
+        request = await self._decode_body(exchange, codec, conversation.body)
         return DecodedRequest(request, await conversation.create_saver(request))
+
+    async def _decode_body(self, exchange: ApiExchange, codec: Codec, body: bytes) -> Request:
+        headers, memory = exchange.headers, self._service.memory
+        request = await run_decoder(body, lambda: codec.decode(body, headers, memory))
+        check_request(request, self._options.request_limits, codec.history_field)
+        return self._add_server_fields(exchange, request)
 
     async def _generate(
         self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec, lease: ExitStack

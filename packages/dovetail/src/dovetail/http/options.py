@@ -10,6 +10,7 @@ from dovetail.access.limits import LimitStore, MemoryLimitStore, RateLimits
 from dovetail.http.codex_catalog import read_profile
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.settings.config import Config
+from dovetail_protocols import DEFAULT_LIMITS, RequestLimits
 
 DispatchChannel = Literal["tools", "reasoning"]
 
@@ -73,6 +74,7 @@ class HttpOptions:
     limit_store: Rate limit states of the keys.
     client_addresses: Resolves client addresses behind proxies.
     max_body_bytes: Maximum size of a body, both as received and after decompression.
+    request_limits: Maximum numbers of tools, messages, blocks and JSON values of a request.
     max_concurrent: Requests that run concurrently.
     max_queued: Requests that wait beyond `max_concurrent`.
     queue_timeout: Maximum seconds that a request waits.
@@ -94,6 +96,7 @@ class HttpOptions:
     limit_store: LimitStore = field(default_factory=MemoryLimitStore)
     client_addresses: ClientAddressResolver = field(default_factory=ClientAddressResolver)
     max_body_bytes: int = 64 << 20
+    request_limits: RequestLimits = DEFAULT_LIMITS
     max_concurrent: int = 1024
     max_queued: int = 256
     queue_timeout: float = 60.0
@@ -137,6 +140,12 @@ def build_http_options(
         limit_store=MemoryLimitStore() if limit_store is None else limit_store,
         client_addresses=ClientAddressResolver(config.trusted_proxy, enabled=config.log_peers),
         max_body_bytes=config.max_body_bytes,
+        request_limits=RequestLimits(
+            max_tools=config.max_tools,
+            max_tool_bytes=config.max_tool_bytes,
+            max_messages=config.max_messages,
+            max_blocks=config.max_blocks,
+        ),
         max_concurrent=config.max_concurrent_requests,
         max_queued=config.max_queued_requests,
         queue_timeout=config.queue_timeout,

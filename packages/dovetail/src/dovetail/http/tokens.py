@@ -1,17 +1,18 @@
 """Token counts, tokenization and detokenization, in the formats of Anthropic and vLLM."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from dovetail.http.body import read_body
+from dovetail.http.body import read_body, run_decoder
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.concurrency import run_in_thread
 from dovetail.pipeline.execution import count_tokens, require_token_model
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported
-from dovetail_protocols import CHAT, decode_count, encode_count
+from dovetail_protocols import CHAT, MESSAGES, check_request, decode_count, encode_count
 
 T = TypeVar("T")
 
@@ -40,16 +41,20 @@ class TokensEndpoints:
 
     async def count_tokens(self, exchange: ApiExchange) -> None:
         """Count input tokens for Anthropic's API, exactly: the request is rendered as usual."""
-        request = decode_count(
-            await self._read_body(exchange), exchange.headers, self._service.memory
+        body, headers, memory = (
+            await self._read_body(exchange),
+            exchange.headers,
+            self._service.memory,
         )
+        request = await run_decoder(body, lambda: decode_count(body, headers, memory))
+        check_request(request, self._options.request_limits, MESSAGES.history_field)
         entry = self._service.find(request.model)
         tokens = await count_tokens(entry, _with_tenant(request, exchange.tenant))
         await exchange.respond(200, encode_count(tokens))
 
     async def tokenize(self, exchange: ApiExchange) -> None:
         body = await self._read_body(exchange)
-        request = _decode_json(body, TokenizeBody)
+        request = await run_decoder(body, lambda: _decode_json(body, TokenizeBody))
         entry = self._find_model(request.model)
         ids = await self._encode(request, body, exchange, entry)
         response: dict[str, Any] = {
@@ -65,7 +70,8 @@ class TokensEndpoints:
         await exchange.respond(200, msgspec.json.encode(response))
 
     async def detokenize(self, exchange: ApiExchange) -> None:
-        request = _decode_json(await self._read_body(exchange), DetokenizeBody)
+        body = await self._read_body(exchange)
+        request = await run_decoder(body, lambda: _decode_json(body, DetokenizeBody))
         tokenizer = self._find_model(request.model).model.tokenizer
         for id in (min(request.tokens, default=0), max(request.tokens, default=0)):
             if not 0 <= id < tokenizer.size:
@@ -89,8 +95,10 @@ class TokensEndpoints:
                 "`add_generation_prompt` must be true: prompts always end with a generation prompt",
                 param="add_generation_prompt",
             )
-        fields = {**msgspec.json.decode(body), "model": entry.name}
-        chat_request = CHAT.decode(msgspec.json.encode(fields), exchange.headers)
+        chat_request = await run_decoder(
+            body, lambda: _decode_chat(body, entry.name, exchange.headers)
+        )
+        check_request(chat_request, self._options.request_limits, CHAT.history_field)
         # A separate session: the request must not affect the conversation that it may belong to.
         chat_request = msgspec.structs.replace(chat_request, identity=Identity(exchange.tenant))
         prepared = await entry.preparer.prepare(chat_request)
@@ -103,12 +111,20 @@ class TokensEndpoints:
 
     async def _read_body(self, exchange: ApiExchange) -> bytes:
         options = self._options
-        return await read_body(exchange, options.max_body_bytes, options.body_timeout)
+        return await read_body(
+            exchange, options.max_body_bytes, options.body_timeout, options.request_limits
+        )
 
 
 def _with_tenant(request: Request, tenant: str) -> Request:
     identity = msgspec.structs.replace(request.identity, tenant=tenant)
     return msgspec.structs.replace(request, identity=identity)
+
+
+def _decode_chat(body: bytes, model: str, headers: Mapping[str, str]) -> Request:
+    """Decode a body as one of Chat Completions with this model."""
+    fields = {**msgspec.json.decode(body), "model": model}
+    return CHAT.decode(msgspec.json.encode(fields), headers)
 
 
 def _decode_json(body: bytes, kind: type[T]) -> T:

@@ -50,6 +50,10 @@ MIN_HUGE_SIZE = 1 << 20  # a second of work or more
 # if its client disconnects, so it has its own thread and does not delay other work.
 _executor = ThreadPoolExecutor(2, "dovetail-offload")
 _huge_executor = ThreadPoolExecutor(1, "dovetail-offload-huge")
+# Request bodies do not wait for prompts.
+_body_executor = ThreadPoolExecutor(1, "dovetail-body")
+_huge_body_executor = ThreadPoolExecutor(1, "dovetail-body-huge")
+MIN_HUGE_BODY_BYTES = 8 << 20
 
 
 async def run_in_thread(size: int, work: Callable[[], T], *, min_size: int = MIN_OFFLOAD_SIZE) -> T:
@@ -57,4 +61,10 @@ async def run_in_thread(size: int, work: Callable[[], T], *, min_size: int = MIN
     if size < min_size:
         return work()
     threads = _executor if size < MIN_HUGE_SIZE else _huge_executor
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+async def run_in_body_thread(body_bytes: int, work: Callable[[], T]) -> T:
+    """Run work on a request body in a thread. Very large bodies have their own."""
+    threads = _body_executor if body_bytes < MIN_HUGE_BODY_BYTES else _huge_body_executor
     return await asyncio.get_running_loop().run_in_executor(threads, work)

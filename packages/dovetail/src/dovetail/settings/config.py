@@ -202,6 +202,12 @@ class Config:
         "Maximum total size in bytes of the bodies of all active requests (default: 16 times "
         "--max-body-bytes).",
     )
+    max_tools: int = _setting(2048, "Maximum number of tools of a request.")
+    max_tool_bytes: int = _setting(1 << 20, "Maximum size of one tool in bytes of JSON.")
+    max_messages: int = _setting(20_000, "Maximum number of messages or input items of a request.")
+    max_blocks: int = _setting(
+        100_000, "Maximum number of content blocks of all messages of a request together."
+    )
     max_concurrent_requests: int = _setting(1024, "Maximum concurrent requests.")
     max_queued_requests: int = _setting(
         256, "Maximum requests waiting in the queue. The most urgent ones are admitted first."

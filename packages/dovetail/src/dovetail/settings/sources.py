@@ -27,7 +27,8 @@ _URL_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 _MAX_NUMBER = 1e18
 _MIN_VALUES: Mapping[str, int] = {
     "context_length": 1, "drain_timeout": 0, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
-    "max_concurrent_per_key": 1, "max_concurrent_requests": 1, "max_held_bytes": 1,
+    "max_blocks": 1, "max_concurrent_per_key": 1, "max_concurrent_requests": 1, "max_held_bytes": 1,
+    "max_messages": 1, "max_tool_bytes": 1, "max_tools": 0,
     "max_queued_requests": 0, "migration_limit": 0, "queue_timeout": 0, "rate_limit_requests": 1,
     "rate_limit_tokens": 1, "recovery_wait": 0, "replicas": 1, "responses_max_age": 0,
     "responses_max_bytes": 0, "resume_drop_thinking": 0, "slots": 1, "temperature": 0, "threads": 1,

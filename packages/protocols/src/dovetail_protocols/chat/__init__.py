@@ -31,6 +31,7 @@ class ChatCodec:
 
     name = "chat"
     call_id_prefix = "call_"
+    history_field = "messages"
     path_prefix = "/v1/chat"
     client_header: str | None = None
     overload_error: type[DovetailError] = RateLimited

@@ -27,6 +27,7 @@ class CompletionsCodec:
 
     name = "completions"
     call_id_prefix = "call_"
+    history_field = "prompt"
     path_prefix = "/v1/completions"
     client_header: str | None = None
     overload_error: type[DovetailError] = RateLimited

@@ -28,6 +28,7 @@ class MessagesCodec:
 
     name = "messages"
     call_id_prefix = CALL_PREFIX
+    history_field = "messages"
     path_prefix = "/v1/messages"
     client_header: str | None = "anthropic-version"
     overload_error: type[DovetailError] = Overloaded

@@ -90,6 +90,7 @@ class ResponsesCodec:
 
     name = "responses"
     call_id_prefix = "call_"
+    history_field = "input"
     path_prefix = "/v1/responses"
     client_header: str | None = None
     overload_error: type[DovetailError] = RateLimited

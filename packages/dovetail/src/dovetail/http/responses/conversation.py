@@ -6,6 +6,7 @@ from typing import cast
 
 import msgspec
 
+from dovetail.http.body import run_decoder
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import parse_response_number
 from dovetail.http.memory import reserve_memory
@@ -62,7 +63,8 @@ class ConversationResolver:
         the body exceeds `limit` bytes.
         """
         await self._resolve_item_references(limit)
-        self._previous_id = previous_response_id(self._own_body)
+        own_body = self._own_body
+        self._previous_id = await run_decoder(own_body, lambda: previous_response_id(own_body))
         if self._previous_id is None:
             return
         exchange = self._exchange
@@ -70,8 +72,11 @@ class ConversationResolver:
             exchange.tenant, self._previous_id, limit, exchange.local_responses
         )
         self.previous_responses = previous
-        self.body = prepend_history(
-            self._own_body, (items for response in previous for items in response.items)
+        self.body = await run_decoder(
+            own_body,
+            lambda: prepend_history(
+                own_body, (items for response in previous for items in response.items)
+            ),
         )
         if len(self.body) > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
@@ -79,7 +84,8 @@ class ConversationResolver:
 
     async def _resolve_item_references(self, limit: int) -> None:
         """Insert items of earlier responses that the request refers to by their ids."""
-        references = item_references(self._own_body)
+        own_body = self._own_body
+        references = await run_decoder(own_body, lambda: item_references(own_body))
         if not references:
             return
         exchange = self._exchange
@@ -91,7 +97,7 @@ class ConversationResolver:
         items: dict[str, bytes] = {}
         for output in outputs:
             items |= items_by_id(output)
-        size = len(self._own_body)
+        size = len(own_body)
         for id in references:
             if id not in items:
                 name = f" with id '{id}'" if is_valid_id(id) else ""
@@ -99,7 +105,9 @@ class ConversationResolver:
             size += len(items[id])
         if size > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
-        self._own_body = self.body = resolve_references(self._own_body, items)
+        self._own_body = self.body = await run_decoder(
+            own_body, lambda: resolve_references(own_body, items)
+        )
         reserve_memory(exchange, len(self.body), limit)
 
     async def create_saver(self, request: Request) -> "ResponseSaver | None":
@@ -109,13 +117,14 @@ class ConversationResolver:
             return None
         if echo.store:
             await self._store.drain()
+        own_body = self._own_body
         template = StoredResponse(
             tenant=self._exchange.tenant,
             id="",
             created_at=time.time(),
             status="in_progress",
             head=b"",
-            input=input_items(self._own_body),
+            input=await run_decoder(own_body, lambda: input_items(own_body)),
             previous=self._previous_id,
             background=echo.background,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dovetail.access.admission import RETRY_AFTER_SECONDS
-from dovetail.http.body import read_body
+from dovetail.http.body import read_body, run_decoder
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
@@ -24,6 +24,7 @@ from dovetail.responses.store import is_valid_id
 from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
 from dovetail_protocols import (
     RESPONSES,
+    check_request,
     complete_item,
     encode_input_tokens,
     encode_items,
@@ -126,12 +127,19 @@ class ResponsesEndpoints:
     async def _count_input_tokens(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         """Count the input tokens exactly: the request is rendered as usual."""
         options = self._options
-        body = await read_body(exchange, options.max_body_bytes, options.body_timeout)
-        body_with_model = with_default_model(body, self._service.entries[0].name)
+        body = await read_body(
+            exchange, options.max_body_bytes, options.body_timeout, options.request_limits
+        )
+        body_with_model = await run_decoder(
+            body, lambda: with_default_model(body, self._service.entries[0].name)
+        )
         conversation = ConversationResolver(self._store, exchange, body_with_model)
         await conversation.resolve(options.max_body_bytes)
-        memory = self._service.memory
-        request = RESPONSES.decode(conversation.body, exchange.headers, memory)
+        memory, joined = self._service.memory, conversation.body
+        request = await run_decoder(
+            joined, lambda: RESPONSES.decode(joined, exchange.headers, memory)
+        )
+        check_request(request, options.request_limits, RESPONSES.history_field)
         identity = msgspec.structs.replace(request.identity, tenant=exchange.tenant)
         request = msgspec.structs.replace(request, identity=identity)
         tokens = await count_tokens(self._service.find(request.model), request)

@@ -1,0 +1,136 @@
+"""Bodies that are expensive to decompress or decode do not delay other clients."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from string import ascii_letters
+from typing import Any
+
+import brotli  # type: ignore[import-untyped]
+import pytest
+import zstandard
+from http_fixture import NAME, run, serving
+
+from dovetail.http.options import HttpOptions
+from dovetail_protocols import RequestLimits
+
+PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1/tokenize")
+MAX_PAUSE_SECONDS = 0.5  # the machine may be busy; without protection, a pause takes seconds
+
+
+def messages(count: int) -> bytes:
+    letters = random.Random(0).choices(ascii_letters.encode(), k=count)
+    all_ = b",".join(b'{"role":"user","content":"%c"}' % letter for letter in letters)
+    return b'{"model":"m","max_tokens":1,"messages":[%b]}' % all_
+
+
+def tools(count: int) -> bytes:
+    tool = b'{"type":"function","function":{"name":"f%d","parameters":{}}}'
+    all_ = b",".join(tool % at for at in range(count))
+    return b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[%b]}' % all_
+
+
+def unknown_list(size: int) -> bytes:
+    return b'{"model":"m","messages":[{"role":"user","content":"x"}],"x":[%b1]}' % (
+        b"1," * (size // 2)
+    )
+
+
+BODIES: list[tuple[str, bytes, str, int, str]] = [
+    ("messages", zstandard.compress(messages(500_000)), "zstd", 400, "messages: must have"),
+    ("tools", zstandard.compress(tools(200_000)), "zstd", 400, "tools: must have at most 2048"),
+    ("unknown field", zstandard.compress(unknown_list(62_000_000)), "zstd", 413, "1000 times"),
+    ("unknown list", unknown_list(8_000_000), "identity", 400, "at most"),
+    ("bomb", brotli.compress(b" " * 60_000_000, quality=1), "br", 413, "1000 times"),
+    ("uncompressed", messages(200_000), "identity", 400, "messages: must have at most 20000"),
+]
+
+
+async def longest_pause(stop: asyncio.Event) -> float:
+    """Measure the longest time in which the event loop did not run."""
+    longest, last = 0.0, time.perf_counter()
+    while not stop.is_set():
+        await asyncio.sleep(0.002)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "status", "text"),
+    [one[1:] for one in BODIES],
+    ids=[one[0] for one in BODIES],
+)
+def test_event_loop_continues(body: bytes, coding: str, status: int, text: str) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stop = asyncio.Event()
+            pause = asyncio.create_task(longest_pause(stop))
+            path = "/v1/chat/completions"
+            reply = await stage.request("POST", path, body, content_encoding=coding)
+            stop.set()
+            assert reply.status == status
+            assert text in reply.json["error"]["message"]
+            assert await pause < MAX_PAUSE_SECONDS
+
+    run(scene)
+
+
+def chat_body(**more: Any) -> dict[str, Any]:
+    return {"model": NAME, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], **more}
+
+
+def items(count: int) -> list[Any]:
+    return [{"role": "user", "content": "Hi"}] * count
+
+
+CASES: list[tuple[str, Callable[[], dict[str, Any]], str, str]] = [
+    ("/v1/messages", lambda: chat_body(messages=items(4)), "messages", "items"),
+    ("/v1/chat/completions", lambda: chat_body(messages=items(4)), "messages", "items"),
+    ("/v1/responses", lambda: {"model": NAME, "input": items(4)}, "input", "items"),
+    (
+        "/v1/messages",
+        lambda: chat_body(tools=[{"name": "f", "input_schema": {}}] * 3),
+        "tools",
+        "tools",
+    ),
+    (
+        "/v1/messages",
+        lambda: chat_body(
+            messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 6}]
+        ),
+        "messages",
+        "content blocks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field", "unit"), CASES)
+def test_limits_are_named_in_each_api(
+    path: str, body: Callable[[], dict[str, Any]], field: str, unit: str
+) -> None:
+    async def scene() -> None:
+        limits = RequestLimits(max_tools=2, max_messages=3, max_blocks=5)
+        async with serving(HttpOptions(request_limits=limits)) as stage:
+            reply = await stage.request("POST", path, json.dumps(body()).encode())
+            assert reply.status == 400
+            assert reply.json["error"]["message"].startswith(f"{field}: must have at most")
+            assert unit in reply.json["error"]["message"]
+
+    run(scene)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_body_decoded_in_a_thread_is_answered(path: str) -> None:
+    """A body with many values that is within all limits."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            padding = {"padding": [0] * 10_000}
+            body = {"model": NAME, "input": "Hi"} if "responses" in path else chat_body()
+            reply = await stage.request("POST", path, json.dumps(body | padding).encode())
+            assert reply.status == 200
+
+    run(scene)
