@@ -1,8 +1,8 @@
-# Works with plain pip; uses uv where it is on PATH.
+# Works with plain pip; uses uv if it is on the PATH.
 PYTHON ?= python3.11
 BIN    := .venv/bin
 INSTALL = $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install)
-# The packages are installed side by side, each asking for the others by version.
+# The packages are installed together; each depends on the others by version.
 export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
@@ -24,61 +24,61 @@ $(BIN)/python:
 	$(INSTALL) -q -r requirements-docs.txt
 	@touch $@
 
-run: .venv/.run  ## fetch the embedded model and serve it on localhost
+run: .venv/.run  ## download the embedded model and serve it on localhost
 	@$(BIN)/dovetail serve
 
-demo: .venv/.run  ## play a recorded agent session, live in the terminal: no weights
+demo: .venv/.run  ## replay a recorded agent session in the terminal, without weights
 	@$(BIN)/dovetail demo
 
 .cache/.tokenizers: tools/fetch_tokenizers.py | .venv/.dev
 	$(BIN)/python tools/fetch_tokenizers.py
 	@touch $@
 
-tokenizers: .cache/.tokenizers  ## fetch the real tokenizers that the tests compare with
+tokenizers: .cache/.tokenizers  ## download the tokenizers that the tests use
 
-# Asked for every time: what npm could not fetch is said every time.
-harnesses: .venv/.dev  ## fetch the real clients that the tests run: claude, codex, opencode, pi, openclaw
+# Not cached: each run reports what npm could not download.
+harnesses: .venv/.dev  ## download the clients that the tests run: claude, codex, opencode, pi, openclaw
 	$(BIN)/python tools/fetch_harnesses.py
 .PHONY: .harnesses-of-test
 .harnesses-of-test: .venv/.dev
 	@$(BIN)/python tools/fetch_harnesses.py claude codex
 
-# In a network with nothing but loopback, where the system allows one.
+# Tests run in a network namespace with only loopback, if the system allows it.
 PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 
 .cache/.torch: tools/fetch_torch.py tools/environments.py
 	$(PYTHON) tools/fetch_torch.py
 	@touch $@
 
-# What it cannot fetch it says every time.
+# Not cached: each run reports what could not be downloaded.
 .PHONY: .perfetto
 .perfetto: .venv/.dev
 	@$(BIN)/python tools/fetch_perfetto.py
 
-# The transformers engine has a suite of its own: torch and triton are 2 GB.
-test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto  ## every test of every package, one real Claude Code and one real Codex; TESTS="packages/parsers"
+# The transformers engine has a separate suite, since torch and triton take 2 GB.
+test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto  ## run the tests of all packages, with the real Claude Code and Codex; TESTS="packages/parsers"
 	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers" $(TESTS)
 	$(if $(TESTS),,$(BIN)/python -m pytest -m "registry and not long" tests)
 
 TORCH := $(CURDIR)/.cache/torch/venv/bin/python
-test-transformers: .venv/.dev .cache/.tokenizers .cache/.torch  ## the transformers engine on torch, on the CPU
+test-transformers: .venv/.dev .cache/.tokenizers .cache/.torch  ## test the transformers engine with torch on the CPU
 	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -rs -m transformers packages/dovetail/tests tests
 
-soak: .venv/.dev .cache/.tokenizers  ## the long suites: 10,000 malformed requests, 20,000 streams, 500 turns, workers
+soak: .venv/.dev .cache/.tokenizers  ## run the long tests: 10,000 malformed requests, 20,000 streams, 500 turns, workers
 	$(PYTEST) -m "long and not registry and not vllm and not transformers and not sglang" packages tests
 	$(BIN)/python -m pytest -m "registry and long" tests
 
-test-harness: .venv/.dev .cache/.tokenizers harnesses  ## real clients through whole sessions: a table of every run
+test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions of real clients, and print a table of the runs
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
 
-test-all: check test soak test-harness test-transformers test-vllm test-sglang fuzz wheels  ## all suites: an hour or more
+test-all: check test soak test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py
 	@touch $@
 
 VLLM := $(CURDIR)/.cache/vllm/venv/bin/python
-test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## against a real vLLM, transformers and xgrammar, on the CPU
+test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## test against the real vLLM, transformers and xgrammar on the CPU
 	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest -m vllm packages/dovetail/tests
 	DOVETAIL_TORCH_PYTHON=$(VLLM) $(BIN)/python -m pytest -m transformers packages/dovetail/tests tests
 	DOVETAIL_VLLM_PYTHON=$(VLLM) $(BIN)/python -m pytest packages/parsers/tests/test_constraint_engines.py packages/parsers/tests/test_constraint_keywords.py
@@ -87,48 +87,48 @@ test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## aga
 	$(BIN)/python tools/fetch_dynamo.py
 	@touch $@
 
-test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## the SGLang adapter against Dynamo's mocker
+test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## test the SGLang adapter against Dynamo's mocker
 	DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m sglang -rs packages/dovetail/tests
 
-verify-servers: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## judge Dovetail, Dynamo, vLLM and llama.cpp; write the tables of docs/verify.md
+verify-servers: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## verify Dovetail, Dynamo, vLLM and llama.cpp, and write the tables of docs/verify.md
 	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/verify_servers.py
 
-lint: .venv/.dev  ## format, lint, sizes, vocabulary: seconds
+lint: .venv/.dev  ## check format, lint, sizes and vocabulary, which takes seconds
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_vocabulary.py
 
-check: lint  ## lint, types, imports
+check: lint  ## run lint, and check types and imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-fix: .venv/.dev  ## format, and mend what ruff can mend
+fix: .venv/.dev  ## format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-golden: docs  ## rewrite every generated file that is kept in the repository; read the diff
+golden: docs  ## regenerate all generated files of the repository; review the diff
 	$(BIN)/python packages/protocols/tests/support/golden_transcripts.py
 
 bench: .venv/.dev  ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
-bench-prepare: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## what preparing a turn costs, beside Dynamo's frontend; ARGS="--write"
+bench-prepare: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## measure the preparation of a turn, compared with Dynamo's frontend; ARGS="--write"
 	$(BIN)/python -m benchmarks.prepare --against dynamo $(ARGS)
 
-bench-frontend: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## CPU per streamed token, beside Dynamo's frontend; ARGS="--quick", "--against vllm", "--write"
+bench-frontend: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## measure CPU per streamed token, compared with Dynamo's frontend; ARGS="--quick", "--against vllm", "--write"
 	$(BIN)/python -m benchmarks.frontend --against dynamo $(ARGS)
 
-bench-gpu: .venv/.dev .cache/.tokenizers  ## time to the first token and tokens a second on this machine's GPU; ARGS="--out DIR --only A,C"
+bench-gpu: .venv/.dev .cache/.tokenizers  ## measure time to first token and tokens per second on this machine's GPU; ARGS="--out DIR --only A,C"
 	$(BIN)/python -m benchmarks.gpu.bundle
 	$(BIN)/python -m benchmarks.gpu --out .cache/gpu-results $(ARGS)
 
-fuzz: .venv/.dev .cache/.tokenizers  ## throw mutated model output at every family, mutated requests at every codec
+fuzz: .venv/.dev .cache/.tokenizers  ## fuzz every parser family with mutated output, and every codec with mutated requests
 	$(BIN)/python tools/fuzz.py
 	$(BIN)/python tools/fuzz_requests.py
 	$(BIN)/python tools/fuzz_turns.py
 
-docs: .venv/.dev .cache/.tokenizers  ## rewrite the pages, tables and the dashboard that are made from the code
+docs: .venv/.dev .cache/.tokenizers  ## regenerate the pages, tables and the dashboard that are derived from the code
 	$(BIN)/python tools/render_models_doc.py
 	$(BIN)/python tools/render_settings_doc.py
 	$(BIN)/python tools/render_exactness_doc.py
@@ -138,9 +138,9 @@ docs-site: .venv/.docs  ## build the documentation site in build/site; a dead li
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open build/site/index.html"
 
-wheels: .venv/.dev  ## build each wheel into dist/, install it alone in a clean venv, import it
+wheels: .venv/.dev  ## build the wheels into dist/, and test each alone in a clean venv
 	$(BIN)/python tools/wheels.py dist
 
-clean:  ## remove everything that was made here, .venv too
+clean:  ## remove all build results, including .venv
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

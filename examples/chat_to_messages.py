@@ -1,7 +1,7 @@
 """Convert a Chat stream from a file (chat.sse) to a Messages stream.
 
-The stream of an OpenAI-compatible server becomes what an Anthropic client can read, reasoning and
-calls in their order, while it arrives.
+The stream of an OpenAI-compatible server is converted for an Anthropic client while it arrives,
+with reasoning and tool calls in their original order.
 """
 
 import sys

@@ -245,7 +245,7 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Names that a module defines: classes, functions, parameters, variables, aliases, fields."""
+    """Yield the names that a module defines: classes, functions, parameters, variables, fields."""
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name):

@@ -1,7 +1,6 @@
-"""A worker of ours made known to Dynamo's frontend.
+"""Register a worker of ours with Dynamo's frontend.
 
-It is imported by scripts that run in the interpreter that has Dynamo, where nothing of Dovetail is
-installed.
+Scripts import it in the interpreter that has Dynamo, where Dovetail is not installed.
 """
 
 import argparse
@@ -22,7 +21,7 @@ Generate = Callable[[dict[str, Any], Any], AsyncIterator[Any]]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """What every worker is told: the model as clients and parsers know it."""
+    """Return a parser with the arguments of every worker: the model, its name and parsers."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True, help="folder with the tokenizer and template")
     parser.add_argument("--name", required=True)
@@ -33,7 +32,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 async def serve(given: argparse.Namespace, generate: Generate) -> None:
-    """Registers the model and answers until it is ended."""
+    """Register the model and serve requests until the process is stopped."""
     runtime, _ = create_runtime(*PLANES)
     endpoint = runtime.endpoint("dovetail.backend.generate")
     config = ModelRuntimeConfig()

@@ -1,4 +1,4 @@
-"""Virtual environments of their own, for what pins its own versions: made by package name."""
+"""Create separate virtual environments for packages that pin their own dependencies."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ TIMEOUT = 1800
 def make(
     folder: Path, packages: tuple[str, ...], check: str, unwanted: tuple[str, ...] = ()
 ) -> int:
-    """An environment in which `check` runs. One that is there already is kept. Exit status."""
+    """Create an environment in which `check` runs, or reuse it. Returns the exit status."""
     python = folder / "bin" / "python"
     if python.exists() and _run([str(python), "-c", check]):
         return 0
@@ -20,9 +20,9 @@ def make(
     uv = shutil.which("uv")
     pip = [str(python), "-m", "pip"]
     install = [uv, "pip", "install", "--python", str(python)] if uv else [*pip, "install"]
-    print(f"fetching {packages[0]} and what it needs: about 1 GB", flush=True)
+    print(f"downloading {packages[0]} and its dependencies: about 1 GB", flush=True)
     if uv is None and not _run([*pip, "install", "-q", "--upgrade", "pip"]):
-        print("pip could not be brought up to date: an old one resolves this for many minutes")
+        print("pip could not be updated: resolving with an old version takes many minutes")
     done = _run([*install, "-q", *packages])
     if done and unwanted:
         done = _run([*pip, "uninstall", "-q", "-y", *unwanted])

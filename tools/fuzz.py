@@ -1,7 +1,7 @@
 """Fuzz every family with mutated model output: nothing may raise, lose text or depend on chunks.
 
-Each stream is a family's own sample, mutated, or its markers in random order; it is parsed whole
-and in random pieces. Seeds are printed, and a failure prints what reproduces it.
+Each stream is a mutated sample of the family, or its markers in random order; it is parsed at once
+and in random chunks. Seeds are printed, and a failure prints how to reproduce it.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def check(family: Family, text: str, dice: random.Random) -> None:
     whole = stream(family, [(text, None)], inside)
     assert whole.raw == text, "raw text was lost"
     pieces = split_randomly(dice, text)
-    assert stream(family, pieces, inside).blocks == whole.blocks, "the chunks matter"
+    assert stream(family, pieces, inside).blocks == whole.blocks, "the result depends on chunks"
     for block in whole.blocks:
         if block.type != "tool_call":
             assert block.text.strip(), "a block of white space"
@@ -128,7 +128,7 @@ def main() -> int:
         for count in pool.map(run, seeds, [share] * parts):
             done += count
             print(f"\r{done} streams", end="", flush=True, file=sys.stderr)
-    print(f"\n{done} streams, no exception, nothing lost, chunks never mattered")
+    print(f"\n{done} streams: no exception, no lost text, results independent of chunks")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Fuzz every codec with mutated requests: a response or a clear error, never anything else.
+"""Fuzz every codec with mutated requests: the result must be a response or a client error.
 
-Each request is one of the golden ones with values replaced, dropped, nested or repeated. What
-decodes must also encode: its stream is encoded from a short list of events.
+Each request is a golden request with values replaced, dropped, nested or repeated. For requests
+that decode, a response stream is encoded from a short list of events.
 """
 
 import argparse
@@ -56,7 +56,7 @@ ODD: tuple[Any, ...] = (
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Return every container in the value with each of its keys or positions."""
+    """Yield every container in the value with each of its keys or positions."""
     found: list[tuple[Any, Any]] = []
     todo = [value]
     while todo:
@@ -139,7 +139,7 @@ def main() -> int:
     share = -(-chosen.requests // parts)
     with ProcessPoolExecutor(chosen.processes) as pool:
         done = sum(pool.map(run, range(chosen.seed, chosen.seed + parts), [share] * parts))
-    print(f"{done} requests: an answer or a clear error for each")
+    print(f"{done} requests: a response or a client error for each")
     return 0
 
 

@@ -1,9 +1,9 @@
 """Fuzz exact turns: random model output, and histories that belong to other branches.
 
-Turns: random token ids through the whole path of a request, for every available model and
-every harness; each prompt is compared with what it claims. Histories: edited, forked, retried,
-truncated and merged out of small ledgers full of duplicates; each turn is compared with what is
-allowed there. A failure is printed with what reproduces it.
+Turns: random token ids through the complete path of a request, for every available model and
+every harness; each prompt is compared with its claimed exactness. Histories: edited, forked,
+retried, truncated and merged from small ledgers full of duplicates; each turn must be one that is
+allowed there. A failure prints how to reproduce it.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from histories import HistoryTally, run_histories  # noqa: E402
 from random_output import Tally, run_random_session  # noqa: E402
 from real_models import PAIRS, available  # noqa: E402
 
-TURNS_EACH = 8  # of a session
-HISTORIES_EACH = 250  # out of one ledger
+TURNS_EACH = 8  # per session
+HISTORIES_EACH = 250  # per ledger
 
 
 def random_sessions(pair_name: str, seed: int, sessions: int) -> Tally:
-    """Sessions of one pair, its agents in turn."""
+    """Run sessions of one model with its agents in rotation."""
     pair = next(pair for pair in PAIRS if pair.name == pair_name)
     tally = Tally()
     for number in range(seed, seed + sessions):
@@ -38,7 +38,7 @@ def random_sessions(pair_name: str, seed: int, sessions: int) -> Tally:
 
 
 def branching_histories(seed: int) -> HistoryTally:
-    """Histories out of one ledger; of two replicas, for every other seed."""
+    """Run histories from one ledger, or with two replicas for every other seed."""
     try:
         return asyncio.run(run_histories(random.Random(seed), HISTORIES_EACH, 1 + seed % 2))
     except Exception as error:
@@ -48,7 +48,7 @@ def branching_histories(seed: int) -> HistoryTally:
 def _fuzz_turns(pool: ProcessPoolExecutor, turns: int, seed: int) -> Iterator[str]:
     pairs = [pair.name for pair in available()]
     if not pairs:
-        yield "no tokenizers and templates at hand: no turns were tried"
+        yield "tokenizers or templates are missing: no turns were tested"
         return
     sessions = -(-turns // (TURNS_EACH * len(pairs)))
     share = [seed] * len(pairs), [sessions] * len(pairs)
@@ -57,9 +57,9 @@ def _fuzz_turns(pool: ProcessPoolExecutor, turns: int, seed: int) -> Iterator[st
         hows = ", ".join(f"{count} {how}" for how, count in sorted(tally.origins.items()))
         yield f"  {name:18}{tally.turns:6} turns: {tally.exact} exact; {hows}"
         done, turns_run, missed = done + tally.exact, turns_run + tally.turns, missed + tally.missed
-    yield f"{turns_run} turns that nobody wrote: {done} claimed exact, 0 of them are not"
+    yield f"{turns_run} random turns: {done} claimed exact, all of them are"
     if missed:
-        raise RuntimeError(f"{missed} turns that client and template kept were not exact")
+        raise RuntimeError(f"{missed} turns that client and template preserved were not exact")
 
 
 def _fuzz_histories(pool: ProcessPoolExecutor, histories: int, seed: int) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _fuzz_histories(pool: ProcessPoolExecutor, histories: int, seed: int) -> Ite
     for tally in pool.map(branching_histories, range(seed, seed + groves), chunksize=4):
         tried, turns = tried + tally.histories, turns + tally.turns
         exact += tally.exact
-    yield f"{tried} histories, {turns} turns in them: {exact} exact, 0 of them another branch's"
+    yield f"{tried} histories, {turns} turns in them: {exact} exact, none of another branch"
 
 
 def main() -> int:

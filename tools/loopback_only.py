@@ -1,9 +1,9 @@
-"""Run a command in a network of its own, in which there is nothing but loopback.
+"""Run a command in a separate network namespace with only loopback.
 
     python tools/loopback_only.py COMMAND [ARGUMENT ...]
 
-Tests and the real clients that they start reach each other and nobody else. Where the system does
-not allow such a network, the command runs in the usual one, and that is said.
+Tests and the real clients that they start can only reach each other. If the system does not allow a
+namespace, the command prints a message and runs in the usual network.
 """
 
 import ctypes
@@ -28,18 +28,18 @@ def main() -> NoReturn:
     try:
         leave_network()
     except (OSError, AttributeError) as error:
-        print(f"no network of its own here ({error}): the usual one is used", file=sys.stderr)
-    # A shell has its background jobs ignore Ctrl-C, which every process of theirs would inherit.
+        print(f"no network namespace ({error}): using the usual network", file=sys.stderr)
+    # Background jobs of a shell ignore Ctrl-C, which their child processes would inherit.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout.flush()
     os.execvp(command[0], command)
 
 
 def leave_network() -> None:
-    """Move this process into an empty network and bring its loopback up.
+    """Move this process into a new network namespace and bring its loopback up.
 
-    Who is not root becomes so in a user space of its own for as long as that takes, and is itself
-    again afterwards: the mapping is of the same number.
+    Without root, this uses a user namespace that maps the user's id to itself, in which the process
+    has the required capabilities.
     """
     user, group = os.getuid(), os.getgid()
     _unshare(NEW_NETWORK if user == 0 else NEW_NETWORK | NEW_USER)

@@ -1,6 +1,6 @@
 """Write deploy/grafana.json from the table below; with --check, fail if it is not current.
 
-A dashboard by hand is thousands of lines that nobody reads: what is shown is decided here.
+The dashboard has more than a thousand lines of JSON; this table defines what it shows.
 """
 
 import argparse
@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 8, 8  # three panels in a row of 24
 
 @dataclass(frozen=True)
 class Panel:
-    """A graph: its queries by the name of their lines, and what its numbers are."""
+    """A graph: its queries by legend, and the unit of its values."""
 
     title: str
     queries: dict[str, str]
@@ -29,18 +29,18 @@ class Panel:
 
 
 def rate(name: str, *by: str, where: str = OF_MODEL) -> str:
-    """Return how fast a counter grows, of all workers together."""
+    """Return a query for the rate of a counter, summed over workers."""
     return f"sum by ({', '.join(by)}) (rate(dovetail_{name}_total{{{where}}}{RATE}))"
 
 
 def share(kind: str, name: str, label: str) -> str:
-    """What part of a counter has this label."""
+    """Return a query for the share of a counter that has this label."""
     part = rate(name, "model", where=f'{OF_MODEL},{label}="{kind}"')
     return f"{part} / {rate(name, 'model')}"
 
 
 def quantiles(name: str, where: str = OF_MODEL) -> dict[str, str]:
-    """Return the middle and the slow end of a histogram."""
+    """Return queries for p50, p95 and p99 of a histogram."""
     bucket = f"sum by (le) (rate(dovetail_{name}_bucket{{{where}}}{RATE}))"
     return {f"p{at}": f"histogram_quantile(0.{at}, {bucket})" for at in (50, 95, 99)}
 
@@ -55,34 +55,34 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Requests", {"{{endpoint}} {{status}}": rate("requests", "endpoint", "status")}, "reqps"
         ),
         Panel(
-            "Running, waiting",
+            "Running and queued requests",
             {
                 "{{endpoint}}": gauge("inflight_requests", "endpoint"),
                 "before the first token": gauge("queued_requests"),
-                "in the background": gauge("background_responses"),
+                "background": gauge("background_responses"),
                 "WebSockets": gauge("websocket_connections"),
             },
         ),
         Panel(
-            "Turned away, hung up",
+            "Rejected and disconnected",
             {
                 "limit: {{reason}}": rate("rate_limited_requests", "reason", where=WHERE),
-                "hung up": rate("disconnected_clients", "model"),
+                "disconnected": rate("disconnected_clients", "model"),
             },
             "reqps",
         ),
     ),
     "Times": (
-        Panel("First token", quantiles("time_to_first_token_seconds"), "s"),
-        Panel("Between tokens", quantiles("inter_token_latency_seconds"), "s"),
-        Panel("Whole request", quantiles("request_duration_seconds"), "s"),
-        Panel("Waiting for room", quantiles("queue_wait_seconds"), "s"),
-        Panel("Making the prompt", quantiles("prepare_seconds"), "s"),
+        Panel("Time to first token", quantiles("time_to_first_token_seconds"), "s"),
+        Panel("Inter-token latency", quantiles("inter_token_latency_seconds"), "s"),
+        Panel("Request duration", quantiles("request_duration_seconds"), "s"),
+        Panel("Queue wait", quantiles("queue_wait_seconds"), "s"),
+        Panel("Prompt preparation", quantiles("prepare_seconds"), "s"),
         Panel(
-            "Lead of tool calls",
+            "Tool call lead time",
             quantiles("dispatch_lead_seconds"),
             "s",
-            "From the moment a call could be run to the end of its turn.",
+            "From the completion of a tool call to the end of its turn.",
         ),
     ),
     "Tokens": (
@@ -90,31 +90,31 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Tokens",
             {
                 "read": f"sum(rate(dovetail_input_sequence_tokens_sum{{{OF_MODEL}}}{RATE}))",
-                "of them cached": f"sum(rate(dovetail_cached_tokens_sum{{{OF_MODEL}}}{RATE}))",
+                "cached": f"sum(rate(dovetail_cached_tokens_sum{{{OF_MODEL}}}{RATE}))",
                 "written": f"sum(rate(dovetail_output_sequence_tokens_sum{{{OF_MODEL}}}{RATE}))",
             },
             "short",
-            "A second.",
+            "Per second.",
         ),
         Panel("Prompt", quantiles("input_sequence_tokens")),
         Panel("Answer", quantiles("output_sequence_tokens")),
     ),
     "Exactness": (
         Panel(
-            "Prompt tokens beside the last prompt",
+            "Prompt tokens compared with the previous prompt",
             {"{{kind}}": rate("prefix_tokens", "kind")},
-            note="`lost` were there before, and are not where they were.",
+            note="`lost`: tokens of the previous prompt that are not in the same place.",
         ),
-        Panel("Turns as they stand in prompts", {"{{kind}}": rate("replayed_turns", "kind")}),
+        Panel("Earlier turns in prompts", {"{{kind}}": rate("replayed_turns", "kind")}),
         Panel(
             "Exact turns", {"{{model}}": share("exact", "replayed_turns", "kind")}, "percentunit"
         ),
-        Panel("Why prompts left the last one", {"{{reason}}": rate("prefix_reasons", "reason")}),
-        Panel("Read a second time", {"{{model}}": rate("reprefilled_tokens", "model")}),
+        Panel("Reasons of prefix breaks", {"{{reason}}": rate("prefix_reasons", "reason")}),
+        Panel("Re-prefilled tokens", {"{{model}}": rate("reprefilled_tokens", "model")}),
         Panel(
-            "Not exact",
+            "Inexact turns",
             {
-                "ids lost": rate("inexact_turns", "model"),
+                "token ids missing": rate("inexact_turns", "model"),
                 "splice failed": rate("splice_failures", "model"),
                 "parser: {{code}}": rate("parser_diagnostics", "code"),
             },
@@ -123,27 +123,27 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Engines": (
         Panel("Replicas up", {"{{model}}": f"max by (model) (dovetail_replicas_up{{{OF_MODEL}}})"}),
         Panel(
-            "Moved, restarted, warmed",
+            "Migrations, restarts, warming",
             {
-                "answers that went on elsewhere": rate("migrations", "model"),
-                "tokens carried over": rate("migrated_tokens", "model"),
-                "engines started again": rate("replica_restarts", "model"),
-                "prompts read ahead": rate("warmed_prompts", "model"),
+                "migrated responses": rate("migrations", "model"),
+                "migrated tokens": rate("migrated_tokens", "model"),
+                "engine restarts": rate("replica_restarts", "model"),
+                "warmed prompts": rate("warmed_prompts", "model"),
             },
         ),
         Panel(
-            "Draining, missing in the trace",
+            "Draining, dropped trace lines",
             {
                 "draining": f"max by (instance) (dovetail_draining{{{WHERE}}})",
-                "not traced": rate("trace_dropped", "instance", where=WHERE),
+                "dropped": rate("trace_dropped", "instance", where=WHERE),
             },
         ),
         Panel(
-            "Connections refused, workers that fell",
+            "Refused connections, worker restarts",
             {
                 "refused: {{reason}}": rate("refused_connections", "reason", where=WHERE),
                 "TLS: {{reason}}": rate("tls_failures", "reason", where=WHERE),
-                "workers started again": rate("worker_restarts", "instance", where=WHERE),
+                "worker restarts": rate("worker_restarts", "instance", where=WHERE),
             },
         ),
     ),
@@ -152,7 +152,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="only check, and fail if the file is out of date"
+    )
     check: bool = parser.parse_args().check
     made = json.dumps(dashboard(), indent=1) + "\n"
     if check and made != FILE.read_text(encoding="utf-8"):

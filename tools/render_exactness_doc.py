@@ -15,7 +15,7 @@ from real_models import PAIRS, available  # noqa: E402
 def main() -> int:
     missing = [pair.name for pair in PAIRS if pair not in available()]
     if missing:
-        print(f"not at hand: {', '.join(missing)}; the document stays as it is", file=sys.stderr)
+        print(f"missing: {', '.join(missing)}; the document is not changed", file=sys.stderr)
         return 1
     text = page([measure(pair) for pair in PAIRS], figures(LONG_PAIR))
     (ROOT / "docs" / "exactness.md").write_text(text, encoding="utf-8")

@@ -32,7 +32,9 @@ it.
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="only check, and fail if the file is out of date"
+    )
     check: bool = parser.parse_args().check
     page = render()
     if not check:

@@ -17,7 +17,9 @@ KINDS = {int: "number", float: "number", str: "text", Path: "path", bool: "switc
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="only check, and fail if the page is out of date"
+    )
     check: bool = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
     held = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
@@ -32,11 +34,11 @@ def main() -> int:
 def _section() -> str:
     kinds = get_type_hints(Config)
     rows = "".join(_row(one, kinds[one.name]) for one in fields(Config))
-    return f"{BEGIN}\n| flag | takes | default | what |\n|---|---|---|---|\n{rows}\n{END}"
+    return f"{BEGIN}\n| flag | type | default | description |\n|---|---|---|---|\n{rows}\n{END}"
 
 
 def _row(one: "Field[Any]", kind: Any) -> str:
-    """Return a line of the table; a star is for what may differ from model to model."""
+    """Return a row of the table; a star marks per-model settings."""
     flag = {"model": "MODEL", "models": "[[models]]"}.get(one.name, _spelled(one.name))
     star = "*" if one.metadata["per_model"] else ""
     text = str(one.metadata["help"]).replace("|", "\\|").replace("*", "\\*")

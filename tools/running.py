@@ -1,6 +1,6 @@
 """Run servers to be verified or benchmarked, each in its own processes.
 
-Both `tools/verify_servers.py` and `benchmarks/frontend` take them from here.
+Used by `tools/verify_servers.py` and `benchmarks/frontend`.
 """
 
 import os
@@ -37,7 +37,7 @@ __all__ = [
 VLLM = ROOT / ".cache" / "vllm" / "venv" / "bin" / "python"
 DYNAMO = ROOT / ".cache" / "dynamo" / "bin" / "python"
 START_TIMEOUT_SECONDS = 120.0
-#: Qwen3's template shows calls in Hermes' notation: every server reads it as its users set it.
+#: Qwen3's template renders calls in the format of Hermes, for which every server is configured.
 PARSERS = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 
 Process = subprocess.Popen[bytes]
@@ -45,7 +45,7 @@ Process = subprocess.Popen[bytes]
 
 @contextmanager
 def scripted_engine(script: Path, model: Path, scratch: Path, *flags: str) -> Iterator[int]:
-    """The scripted engine for a model's folder, on the port that is given back."""
+    """Run the scripted engine for a model's folder, and yield its port."""
     port = free_port()
     command = [sys.executable, "-m", "dovetail.engines.scripted", "--script", str(script)]
     command += ["--model", str(model), "--port", str(port), "--served-model-name", NAME, *flags]
@@ -56,7 +56,7 @@ def scripted_engine(script: Path, model: Path, scratch: Path, *flags: str) -> It
 
 @contextmanager
 def dynamo(worker: Sequence[str], scratch: Path, *flags: str) -> Iterator[tuple[Process, int]]:
-    """Dynamo's frontend with a worker, which is a command for its interpreter, and its port."""
+    """Run Dynamo's frontend with a worker command, and yield its port."""
     port, log = free_port(), scratch / "dynamo.log"
     frontend = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     frontend += [*PLANES, "--enable-anthropic-api", *flags]
@@ -72,7 +72,7 @@ def dynamo(worker: Sequence[str], scratch: Path, *flags: str) -> Iterator[tuple[
 
 @contextmanager
 def vllm(model: Path, scratch: Path) -> Iterator[Vllm]:
-    """vLLM on the CPU, with the parsers of Qwen3."""
+    """Run vLLM on the CPU, with the parsers of Qwen3."""
     os.environ.setdefault(VLLM_PYTHON, str(VLLM))
     flags = ("--served-model-name", NAME, "--enable-prompt-tokens-details", *PARSERS)
     with running_vllm(model, scratch, *flags, "--enable-auto-tool-choice") as server:
@@ -105,4 +105,4 @@ def await_model(port: int) -> None:
         finally:
             connection.close()
         time.sleep(0.3)
-    raise RuntimeError(f"nothing serves {NAME} on port {port}")
+    raise RuntimeError(f"no server with model {NAME} on port {port}")

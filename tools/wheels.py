@@ -1,7 +1,7 @@
-"""Build every package's wheel into a folder, then prove that each one stands alone.
+"""Build the wheels of all packages into a folder, then test each of them alone.
 
-Each wheel is installed by name into a clean venv, from a wheelhouse of only our wheels and what
-they declare, so nothing undeclared can help it; then every module of it is imported.
+Each wheel is installed by name into a clean venv, from a wheelhouse with only our wheels and their
+declared dependencies, so that undeclared ones are missing; then all its modules are imported.
 """
 
 import argparse
@@ -32,8 +32,8 @@ print(package.__name__, "imports; installed for it:", *names)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build each wheel and try it alone.")
-    parser.add_argument("folder", type=Path, help="where the wheels go")
+    parser = argparse.ArgumentParser(description="Build each wheel and test it alone.")
+    parser.add_argument("folder", type=Path, help="folder for the wheels")
     wheels = build(parser.parse_args().folder.resolve())
     with tempfile.TemporaryDirectory() as scratch:
         wheelhouse = Path(scratch) / "wheelhouse"
