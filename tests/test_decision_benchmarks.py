@@ -1,4 +1,4 @@
-"""The measurements behind `docs/decisions/` still run, and every page names one that exists.
+"""The benchmarks of `docs/decisions/` run, and every page names one that exists.
 
 A page whose decision was not measured states that it has no benchmark.
 """
@@ -24,12 +24,12 @@ def test_events_are_written_in_three_ways(capsys: pytest.CaptureFixture[str]) ->
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_tokens_are_passed_on_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_are_forwarded_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(token_sinks.main(50))
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_our_connections_hold_less(capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_connections_buffer_less(capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(connection_bounds.main(256 << 10))
     held = [float(one) for one in re.findall(r"holds +([\d.]+)", capsys.readouterr().out)]
     assert len(held) == 2 * len(connection_bounds.KINDS)
@@ -37,7 +37,7 @@ def test_our_connections_hold_less(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_names_a_measurement_that_exists(page: Path) -> None:
+def test_decision_pages_name_existing_benchmarks(page: Path) -> None:
     text = page.read_text("utf-8")
     named = re.findall(r"python -m (benchmarks[\w.]*)", text)
     assert named or "This decision has no benchmark." in text

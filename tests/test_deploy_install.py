@@ -1,4 +1,4 @@
-"""What the Containerfile installs, and what users do, in fresh environments from a clone."""
+"""Installation from a clone into new environments, as in the Containerfile and by users."""
 
 import os
 import re
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.long
 @pytest.mark.registry
 @pytest.mark.timeout(900)
-def test_what_the_image_installs_can_be_installed(tmp_path: Path) -> None:
-    """The very line, with the environment in another place."""
+def test_packages_of_the_image_can_be_installed(tmp_path: Path) -> None:
+    """Runs the line of the Containerfile with another path of the environment."""
     text = (ROOT / "deploy" / "Containerfile").read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^RUN (python -m venv .*)$", text, re.MULTILINE)
     place = tmp_path / "dovetail"
@@ -27,8 +27,8 @@ def test_what_the_image_installs_can_be_installed(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.registry
 @pytest.mark.timeout(900)
-def test_a_clone_can_be_installed_with_its_extras(tmp_path: Path) -> None:
-    """From another folder, as users do: siblings come from the clone, not from an index."""
+def test_clone_can_be_installed_with_extras(tmp_path: Path) -> None:
+    """From another folder: the other packages come from the clone, not from an index."""
     _run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     pip = tmp_path / "venv" / "bin" / "pip"
     constraints = ROOT / "constraints.txt"
@@ -41,7 +41,7 @@ def test_a_clone_can_be_installed_with_its_extras(tmp_path: Path) -> None:
 
 
 def _run(*command: str | Path, cwd: Path) -> str:
-    """What it says, without settings of ours from elsewhere. It has to succeed."""
+    """Run a command without our environment variables, and return its output. It must succeed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
     done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

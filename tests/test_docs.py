@@ -40,7 +40,7 @@ OTHER_NAMES = {
 
 
 def run_page(page: Path) -> dict[str, Any]:
-    """Runs the code of a page, one block after the other, and gives what it defined."""
+    """Run the code blocks of a page in order, and return the names that they define."""
     names: dict[str, Any] = {"__name__": "__document__"}
     for code in BLOCK.findall(page.read_text(encoding="utf-8")):
         exec(compile(code, str(page), "exec"), names)
@@ -48,7 +48,7 @@ def run_page(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_runs(page: Path) -> None:
+def test_code_of_a_page_runs(page: Path) -> None:
     run_page(page)
 
 
@@ -57,8 +57,8 @@ def test_the_code_of_a_page_runs(page: Path) -> None:
     sorted(page for page in PAGES if SHELL_BLOCK.search(page.read_text(encoding="utf-8"))),
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_the_shell_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    """Blocks behind a `<!-- run -->` comment, one after the other in one empty folder."""
+def test_shell_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """Runs the blocks after `<!-- run -->` comments in order, in one empty folder."""
     script = "\n".join(SHELL_BLOCK.findall(page.read_text(encoding="utf-8")))
     folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
@@ -85,7 +85,7 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", sorted(LINKED_PAGES), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_links_of_a_page_resolve(page: Path) -> None:
+def test_links_of_a_page_resolve(page: Path) -> None:
     dead = []
     for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         path, _, anchor = link.partition("#")
@@ -95,12 +95,12 @@ def test_the_links_of_a_page_resolve(page: Path) -> None:
     assert not dead
 
 
-def test_the_family_that_the_walk_through_builds_is_the_real_one() -> None:
+def test_tutorial_builds_the_real_family() -> None:
     assert run_page(ROOT / "docs" / "adding-a-family.md")["FAMILY"] == solar.FAMILY
 
 
 def inline_code() -> Iterator[tuple[str, str]]:
-    """Every page with each piece of code in its prose."""
+    """Yield every page with each inline code of its prose."""
     for page in sorted(PAGES):
         for code in INLINE_CODE.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
             yield page.relative_to(ROOT).as_posix(), code
@@ -113,7 +113,7 @@ def source_files() -> list[Path]:
 
 
 def is_defined(name: str) -> bool:
-    """Whether a dotted name is a module, or an attribute of one."""
+    """Return whether a dotted name is a module, or an attribute of one."""
     try:
         pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
@@ -154,7 +154,7 @@ def test_modules_and_attributes_that_pages_name_exist() -> None:
 
 
 def test_members_of_classes_that_pages_name_exist() -> None:
-    """A member counts as defined where the module of its class mentions it."""
+    """A member counts as defined if the module of its class mentions it."""
     modules = [path.read_text(encoding="utf-8") for path in source_files()]
     named = {
         (page, owner, member)
@@ -182,15 +182,15 @@ def test_every_diagnostic_is_explained() -> None:
     assert not [code for code in codes if f"`{code}`" not in page]
 
 
-def test_the_models_page_is_current() -> None:
+def test_models_page_is_current() -> None:
     run("tools/render_models_doc.py", "--check")
 
 
-def test_the_table_of_settings_is_current() -> None:
+def test_settings_table_is_current() -> None:
     run("tools/render_settings_doc.py", "--check")
 
 
-def test_the_demo_dispatches_every_call_and_keeps_every_turn() -> None:
+def test_demo_dispatches_every_call_and_preserves_every_turn() -> None:
     shown = run("-m", "dovetail", "demo", "--fast")
     assert shown.count("⚡ dispatched") == 3
     assert len(re.findall(r"exact \(grown\)", shown)) == 2
@@ -198,7 +198,7 @@ def test_the_demo_dispatches_every_call_and_keeps_every_turn() -> None:
 
 
 def run(script: str, *arguments: str) -> str:
-    """What a script of this repository prints; `-m` runs a module instead."""
+    """Run a script of this repository, and return its output; `-m` runs a module instead."""
     name = script if script == "-m" else str(ROOT / script)
     command = [sys.executable, "-X", "utf8", name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)

@@ -67,7 +67,7 @@ def test_minimal_harness_writes_and_runs_a_file(tmp_path: Path) -> None:
     assert_exact(setup.generations, new=1)
 
 
-def test_the_parser_plugin_installs_and_parses(tmp_path: Path) -> None:
+def test_parser_plugin_installs_and_parses(tmp_path: Path) -> None:
     """The build needs no registry: the build backend is one of the development requirements."""
     site = tmp_path / "site"
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps")

@@ -1,4 +1,4 @@
-"""The benchmark of the frontend works: its parts one by one, and one short run of it."""
+"""The frontend benchmark: its parts, and a short run."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def cost(us: float, tokens: int = 1_000_000) -> Cost:
     return Cost(tokens, 10, 1.0, cpu.Spent(us, 0.0))
 
 
-def test_both_times_are_read_whatever_the_process_is_called() -> None:
+def test_cpu_times_are_read_for_any_process_name() -> None:
     line = "7 (a) b (c) S 1 7 7 0 -1 4194304 1 2 3 4 250 50 9 9 20 0 3 0 1 2 3"
     found = cpu.read_stat(line)
     assert (found.user, found.system) == (250 * cpu.TICK, 50 * cpu.TICK)
@@ -36,20 +36,20 @@ def test_memory_is_read_in_bytes() -> None:
     assert cpu.read_status("Name:\tx\nVmRSS:\t  1024 kB\nThreads:\t1\n") == 1 << 20
 
 
-def test_chunks_are_joined_as_far_as_they_came() -> None:
+def test_truncated_chunks_are_joined() -> None:
     raw = b"HTTP/1.1 200 OK\r\n\r\n3\r\nabc\r\n5\r\ndefgh\r\n0\r\n\r\n"
     assert (client.status(raw), client.dechunked(raw)) == (200, b"abcdefgh")
     assert client.dechunked(raw[:-8]) == b"abcdefg"
     assert client.status(b"") == 0
 
 
-def test_events_that_came_together_have_no_time_between_them() -> None:
+def test_events_of_one_read_have_no_gap() -> None:
     seen = client.Seen(0, 5, [10, 30, 31, 60], [4, 4, 4, 4], [1, 1, 0, 3])
     assert seen.first == 5
     assert seen.gaps == [20, 29, 0, 0]
 
 
-def test_a_word_arrives_with_its_last_byte() -> None:
+def test_word_arrives_with_its_last_byte() -> None:
     seen = client.Seen(0, 0, [10, 20, 30], [9, 3, 5], [], b'"default"de f def')
     assert arrived(seen, "def") == 30
     with pytest.raises(ValueError, match="never came"):
@@ -82,7 +82,7 @@ def test_text_and_end_are_found_in_a_stream(api: str) -> None:
     assert read_stream(api, broken_off.encode()) == ("", False)
 
 
-def test_a_plot_shows_every_point() -> None:
+def test_plot_shows_every_point() -> None:
     curves = {"a & b": [(1_000.0, 8.0), (85_000.0, 8.5)], "c": [(1_000.0, 20.0), (85_000.0, 60.0)]}
     tree = ElementTree.fromstring(plot("cost", "tokens", "µs", curves))
     assert len(tree.findall(f"{SVG}circle")) == 4
@@ -99,7 +99,9 @@ def test_best_round_counts_and_targets_are_evaluated() -> None:
                 found.costs.add(("dovetail", case.name, api), cost(us))
             found.costs.add(("dynamo", case.name, api), cost(60.0))
         for length in cases.LENGTHS:
-            spent = cpu.Spent(2_000e-6 + length * 3e-6, 0.0)  # what a request costs, and its tokens
+            spent = cpu.Spent(
+                2_000e-6 + length * 3e-6, 0.0
+            )  # the cost of a request and of its tokens
             found.costs.add(("dovetail", f"whole call {length}", api), Cost(length, 1, 1.0, spent))
         found.note_late("dovetail", api, Late(20.0, 21.5, 1.0, 2.0))
         found.behind["dovetail", api] = 0
@@ -142,8 +144,8 @@ def test_texts_have_about_the_requested_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_short_run(tmp_path: Path) -> None:
-    """Every way of driving the server, for a moment each."""
+def test_short_run_measures_every_part(tmp_path: Path) -> None:
+    """Each kind of load runs briefly."""
     model = model_folder(tmp_path / "model")
     author = Author(load_tokenizer(model))
     words = author.first_tokens(40, plain(1))

@@ -1,4 +1,4 @@
-"""The experiments on a GPU work: their parts one by one, and one short run of all on a CPU."""
+"""The GPU experiments: their parts, and a short run of all on a CPU."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ def test_scripted_output_is_in_qwen3_format(tokenizer: Tokenizer) -> None:
     assert kinds == ["reasoning", "tool_call", "reasoning", "tool_call"]
 
 
-def test_every_session_has_words_of_its_own(tokenizer: Tokenizer) -> None:
+def test_sessions_have_distinct_texts(tokenizer: Tokenizer) -> None:
     names = [*session_names(["A", "D", "F"], 2), "Gon-0", "Goff-0"]
     scenes = [make_session(name, lambda text: len(tokenizer.encode(text))) for name in names]
     assert len({session_script.question for session_script in scenes}) == len(names)
@@ -139,7 +139,7 @@ FRAMES: list[dict[str, Any]] = [
 ]
 
 
-def test_a_stream_is_folded_into_what_a_client_keeps() -> None:
+def test_stream_is_folded_into_blocks() -> None:
     reasoning, call = claude.fold(FRAMES)
     assert reasoning == {"type": "thinking", "thinking": "Look here.", "signature": "seal"}
     assert call["input"] == {"timeout": 5000.0, "command": "cd /home/user/project && ls"}
@@ -149,7 +149,7 @@ def test_a_stream_is_folded_into_what_a_client_keeps() -> None:
         claude.fold([{"type": "error", "error": "x"}])
 
 
-def test_a_rewritten_call_differs_in_form_only() -> None:
+def test_rewritten_call_differs_in_form_only() -> None:
     before = claude.fold(FRAMES)
     reasoning, call = claude.rewritten(before)
     assert reasoning == before[0]
@@ -161,7 +161,7 @@ def test_a_rewritten_call_differs_in_form_only() -> None:
     assert is_same_arguments(ours, theirs, bash["input_schema"])
 
 
-def test_mutated_reasoning_has_other_words() -> None:
+def test_mutated_reasoning_differs() -> None:
     before = claude.fold(FRAMES)
     reasoning, call = claude.mutated(before)
     assert reasoning["thinking"] != before[0]["thinking"]
@@ -170,7 +170,7 @@ def test_mutated_reasoning_has_other_words() -> None:
 
 
 class Real:
-    """An engine that knows what it has read, in pages of four tokens."""
+    """An engine with a prefix cache, in pages of four tokens."""
 
     name = "real"
     capabilities = EngineCapabilities()
@@ -203,7 +203,7 @@ def _shared(one: "array[int]", other: "array[int]") -> int:
 
 
 class FullAfterFirstSink:
-    """A listener that has no room after its first delta."""
+    """A sink that is full after its first delta."""
 
     def __init__(self) -> None:
         self.deltas: list[TokenDelta] = []
@@ -218,7 +218,7 @@ class FullAfterFirstSink:
         return True
 
 
-def test_actor_outputs_the_script_and_primes_the_cache(tmp_path: Path) -> None:
+def test_scripted_engine_outputs_the_script_and_primes_the_cache(tmp_path: Path) -> None:
     real, first, second = Real(), FullAfterFirstSink(), FullAfterFirstSink()
     output = list(range(100, 140))
     script = {("s", 0): output, ("s", 1): [50, 51]}
@@ -249,7 +249,7 @@ def test_actor_outputs_the_script_and_primes_the_cache(tmp_path: Path) -> None:
     assert read_prompt(tmp_path, notes[2]) == whole
 
 
-def test_an_actor_leaves_others_to_the_engine(tmp_path: Path) -> None:
+def test_unscripted_sessions_use_the_engine(tmp_path: Path) -> None:
     real, sink = Real(), FullAfterFirstSink()
     with Notebook(tmp_path) as notebook:
         scripted_engine = ScriptedOutputEngine(real, lambda session, at: None, notebook)
@@ -258,7 +258,7 @@ def test_an_actor_leaves_others_to_the_engine(tmp_path: Path) -> None:
     assert [note.kind for note in read_notes(tmp_path)] == ["real"]
 
 
-def test_a_script_follows_a_session(tokenizer: Tokenizer) -> None:
+def test_script_follows_the_session(tokenizer: Tokenizer) -> None:
     script = make_script(["D-0"], tokenizer)
     first, last, beyond = (script(claude.session_id("D-0"), at) for at in range(3))
     assert first is not None
@@ -288,7 +288,7 @@ def test_row_splits_the_time() -> None:
     assert figures["median"]["alone_ms"] == 8.0
 
 
-def test_what_the_ledger_saves_over_turns() -> None:
+def test_ledger_savings_are_summed_over_turns() -> None:
     on = turns_row("on", [[measure(0, 10.0), measure(1, 20.0)], [measure(2, 12.0), measure(3, 20)]])
     off = turns_row("off", [[measure(0, 10.0), measure(1, 50.0, length=500)]])
     assert [turn["client_ms"] for turn in on["turns"]] == [11.0, 20.0]
@@ -302,7 +302,7 @@ def test_rates_are_compared_with_the_engine_alone() -> None:
     assert ratios(rows) == [{"streams": 8, "via": "chat", "ratio": 0.95}]
 
 
-def test_a_stream_counts_from_its_first_word() -> None:
+def test_stream_is_measured_from_its_first_word() -> None:
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     start = b'{"type":"content_block_start","content_block":{"type":"text","text":""}}'
     word = b'{"delta":{"type":"text_delta","text":"Hm"}}'
@@ -336,7 +336,7 @@ def test_results_stay_until_they_are_measured_again(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.transformers
 @pytest.mark.timeout(600)
-def test_a_short_run_shows_the_causes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_short_run_shows_prefilled_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
     if not PYTHON:
         pytest.skip("DOVETAIL_TORCH_PYTHON names no interpreter with torch: make test-vllm")
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), "--cpu", "--quick"]

@@ -1,7 +1,7 @@
-"""The bundle of the GPU experiments has all that the server needs, and nothing has to be fetched.
+"""The bundle of the GPU experiments has all dependencies of the server, without downloads.
 
-The packages are copied from this environment into a folder, in the place of the wheels that the
-bundle downloads; an interpreter that sees only that folder and our sources imports the server.
+The packages are copied from this environment into a folder, instead of the wheels that the bundle
+downloads; an interpreter that sees only that folder and our sources imports the server.
 """
 
 import json
@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [ROOT, *sorted((ROOT / "packages").glob("*/src"))]
-#: What the experiments start and import.
+#: Modules that the experiments start and import.
 MODULES = (
     "benchmarks.gpu.__main__",
     "benchmarks.gpu.server",
@@ -37,13 +37,13 @@ MODULES = (
     "tokenizers",
     "yaml",
 )
-#: Not on any path: the environment of this test must not fill the gaps of the bundle.
+#: Not on any path: packages of this environment must not hide gaps of the bundle.
 FOREIGN = ("pytest", "anthropic", "openai")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle's site folder, with what torch and transformers bring along."""
+    """A bundle's site folder, with the dependencies of torch and transformers."""
     folder = tmp_path_factory.mktemp("bundle") / "site"
     for name in (*bundle.PACKAGES, *bundle.EXPECTED):
         copy_package(name, folder)
@@ -69,12 +69,12 @@ def run_isolated(site: Path, code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_server_is_imported_from_the_bundle_alone(site: Path) -> None:
+def test_server_is_imported_from_the_bundle_only(site: Path) -> None:
     done = run_isolated(site, f"import {', '.join(MODULES)}")
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_line_runs_from_the_bundle_alone(site: Path) -> None:
+def test_command_line_runs_from_the_bundle_only(site: Path) -> None:
     done = run_isolated(
         site, "from dovetail.cli.main import main; sys.argv[1:] = ['--version']; main()"
     )
@@ -83,7 +83,7 @@ def test_the_command_line_runs_from_the_bundle_alone(site: Path) -> None:
 
 
 @pytest.mark.parametrize("module", FOREIGN)
-def test_nothing_else_of_this_environment_is_seen(site: Path, module: str) -> None:
+def test_other_packages_of_this_environment_are_hidden(site: Path, module: str) -> None:
     assert "No module named" in run_isolated(site, f"import {module}").stderr
 
 
@@ -95,7 +95,7 @@ def test_every_dependency_is_bundled_or_expected() -> None:
 
 
 def required(names: Iterable[str]) -> set[str]:
-    """The packages and what they require here, all the way down; extras are left out."""
+    """Return the packages and their installed requirements, recursively and without extras."""
     found: set[str] = set()
     rest = list(names)
     while rest:
@@ -118,7 +118,7 @@ def _wheel(path: Path, *names: str) -> Path:
     return path
 
 
-def test_a_wheel_for_another_python_is_refused(
+def test_wheel_for_another_python_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "_strip", lambda site: None)
@@ -138,7 +138,7 @@ def test_our_packages_report_their_versions(tmp_path: Path) -> None:
     assert set(found) > {"dovetail-model", "dovetail-parsers", "dovetail-protocols"}
 
 
-def test_the_model_is_laid_out_without_weights(tmp_path: Path) -> None:
+def test_model_folder_has_no_weights(tmp_path: Path) -> None:
     if not bundle.TOKENIZER.is_dir():
         pytest.skip("no tokenizer qwen3 at hand: make tokenizers")
     folder = bundle.lay_out_model(tmp_path / "model", num_hidden_layers=2)

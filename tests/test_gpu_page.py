@@ -1,4 +1,4 @@
-"""The page of experiments says what the documents of its runs say, and nothing else."""
+"""The page of experiments contains the numbers of the result documents, and no others."""
 
 import json
 import re
@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def case(name: str, prefilled: int, ms: float, alone: float) -> dict[str, Any]:
-    """Three rounds around a median."""
+    """Return three rounds around a median."""
     took, by_itself = [ms - 1, ms, ms + 2], [alone - 1, alone, alone + 2]
     row = {
         "name": name,
@@ -54,7 +54,7 @@ def rate(streams: int, via: str, middle: float) -> dict[str, Any]:
 
 
 def results(attention: str = "made_up") -> dict[str, Any]:
-    """Figures that nobody measured."""
+    """Return invented results."""
     cases = {
         "A": case("A", 61, 91.5, 89.25),
         "B": case("B", 51_811, 2_345.5, 2_340.5),
@@ -114,13 +114,13 @@ def test_every_table_has_its_numbers() -> None:
     assert "| GPU | Imaginary 9000 |" in made["machine"]
 
 
-def test_what_was_not_measured_has_no_table_and_no_plot() -> None:
+def test_missing_measurements_have_no_table_and_no_plot() -> None:
     runs = named([{"machine": {}, "experiments": {}}])
     assert not any(tables(runs).values())
     assert plots.first_tokens(runs) == plots.turns(runs) == ""
 
 
-def test_the_engine_alone_may_be_missing() -> None:
+def test_engine_alone_may_be_missing() -> None:
     document = results()
     for name in "ABCDEF":
         document["experiments"][name]["rows"][0].update(alone_ms=[])
@@ -128,7 +128,7 @@ def test_the_engine_alone_may_be_missing() -> None:
     assert holding(named([document])[0])[1] is None
 
 
-def test_all_targets_hold_in_figures_made_to_hold() -> None:
+def test_targets_are_met_by_suitable_figures() -> None:
     assert holding(run_of()) == [True] * 7
 
 
@@ -142,7 +142,7 @@ def test_all_targets_hold_in_figures_made_to_hold() -> None:
         ("D", 100.7, [4]),
     ],
 )
-def test_targets_flip_with_the_milliseconds(experiment: str, ms: float, broken: list[int]) -> None:
+def test_targets_depend_on_the_milliseconds(experiment: str, ms: float, broken: list[int]) -> None:
     document = results()
     document["experiments"][experiment]["rows"][0]["client_ms"] = [ms] * 3
     text = holding(named([document])[0])
@@ -152,14 +152,14 @@ def test_targets_flip_with_the_milliseconds(experiment: str, ms: float, broken: 
 @pytest.mark.parametrize(
     ("streams", "via", "middle", "broken"), [(1, "messages", 53.8, 5), (1, "alone", 49.9, 6)]
 )
-def test_targets_flip_with_the_rate(streams: int, via: str, middle: float, broken: int) -> None:
+def test_targets_depend_on_the_rate(streams: int, via: str, middle: float, broken: int) -> None:
     document = results()
     row = next(row for row in document["experiments"]["I"]["rows"] if row["via"] == via)
     row["median"] = middle
     assert holding(named([document])[0])[broken] is False
 
 
-def test_the_servers_share_is_a_target_of_its_own() -> None:
+def test_time_added_by_the_server_is_a_target() -> None:
     document = results()
     document["experiments"]["F"]["rows"][0]["client_ms"] = [100.0] * 3
     text = list(targets(named([document])[0]))[1]
@@ -218,12 +218,12 @@ def test_scales_end_with_round_numbers() -> None:
     assert not fitting([60, 500], 0, 1).log
 
 
-def test_a_percentile_is_a_value_that_was_measured() -> None:
+def test_percentile_is_a_measured_value() -> None:
     values = [float(number) for number in range(50, 0, -1)]
     assert (percentile(values, 0.9), percentile(values, 0.5), percentile([7.0], 0.9)) == (45, 25, 7)
 
 
-def test_the_page_keeps_its_words_and_every_number_is_of_the_document(tmp_path: Path) -> None:
+def test_page_has_its_text_and_numbers_of_the_document(tmp_path: Path) -> None:
     source = tmp_path / "results.json"
     source.write_text(json.dumps(results()), "utf-8")
     page.write([source], tmp_path / "docs")
@@ -237,7 +237,7 @@ def test_the_page_keeps_its_words_and_every_number_is_of_the_document(tmp_path: 
     assert all((tmp_path / "docs" / name).is_file() for name in shown)
 
 
-def test_other_numbers_make_another_page(tmp_path: Path) -> None:
+def test_page_changes_with_the_numbers(tmp_path: Path) -> None:
     changed = deepcopy(results())
     changed["experiments"]["A"]["rows"][0]["client_ms"] = [77.7] * 3
     first, second = page.written(named([results()])), page.written(named([changed]))
@@ -245,14 +245,14 @@ def test_other_numbers_make_another_page(tmp_path: Path) -> None:
     assert "| 77.7 | 77.7 to 77.7 |" in second
 
 
-def test_short_prompts_are_marked_as_no_results() -> None:
+def test_runs_with_short_prompts_are_marked() -> None:
     text = page.written(named([results()]))
     assert "- TTFT: as it was taken.\n- engine options, attention made_up: `page=64`." in text
     assert "no results" not in text
     assert "no results" in page.written(named([{**results(), "settings": {"tokens": 2_000}}]))
 
 
-def test_a_bar_in_a_name_does_not_break_a_table() -> None:
+def test_pipe_in_a_name_is_escaped() -> None:
     made = tables(named([results("paged|own")]))
     assert "| A case of A | paged\\|own | 61 |" in made["prefix"]
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.timeline import CALL_TOKENS, EVENTS, REASONING_TOKENS, timel
 from dovetail.engines.registry import EngineSetup, EngineSetupError
 from dovetail_tokenizers import ByteTokenizer
 
-FAST = 0.001  # seconds a token
+FAST = 0.001  # seconds per token
 qwen3 = pytest.mark.skipif(
     not paced_server.QWEN3.is_dir(), reason="no tokenizer at hand: make tokenizers"
 )
@@ -25,7 +25,7 @@ qwen3 = pytest.mark.skipif(
 
 @pytest.mark.long
 @qwen3
-def test_events_come_in_their_order_and_no_sooner_than_their_tokens() -> None:
+def test_events_are_ordered_and_follow_their_tokens() -> None:
     found = asyncio.run(timeline(1, FAST))
     rows = {row["event"]: row for row in found["rows"]}
     assert list(rows) == list(EVENTS)
@@ -52,7 +52,7 @@ def test_every_call_is_dispatched_in_every_api_before_the_turn_ends() -> None:
 
 
 @qwen3
-def test_a_mark_is_the_token_that_brings_it_about() -> None:
+def test_mark_is_the_token_that_triggers_the_event() -> None:
     tokenizer = author()
     output = ScriptedOutput(tokenizer)
     output.think(REASONING_TOKENS)
@@ -73,7 +73,7 @@ def test_a_mark_is_the_token_that_brings_it_about() -> None:
         output.call("short", 20)
 
 
-def test_an_event_is_there_with_the_last_byte_of_its_chunk() -> None:
+def test_event_arrives_with_the_last_byte_of_its_chunk() -> None:
     first = b'event: a\ndata: {"n": 1}\n\n'
     second = b'data: {"type": "b"}\n\ndata: [DONE]\n\n'
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -84,19 +84,19 @@ def test_an_event_is_there_with_the_last_byte_of_its_chunk() -> None:
     assert found == [(20, "a", {"n": 1}), (30, "b", {"type": "b"}), (30, "", {})]
 
 
-def test_an_event_in_two_chunks_is_there_with_the_second() -> None:
+def test_event_in_two_chunks_arrives_with_the_second() -> None:
     parts = [b"HTTP/1.1 200 OK\r\n\r\n8\r\ndata: {}\r\n", b"2\r\n\n\n\r\n"]
     seen = Seen(0, 0, [10, 20], [len(part) for part in parts], [], b"".join(parts))
     assert [one.at for one in arrivals(seen)] == [20]
 
 
-def test_a_refusal_is_no_stream() -> None:
+def test_error_response_is_not_a_stream() -> None:
     raw = b"HTTP/1.1 400 Bad Request\r\n\r\nno"
     with pytest.raises(ValueError, match="400 Bad Request"):
         arrivals(Seen(0, 0, [1], [len(raw)], [], raw))
 
 
-def test_the_noting_engine_wants_a_place_for_its_notes(tmp_path: Path) -> None:
+def test_timed_engine_requires_a_notes_file(tmp_path: Path) -> None:
     script = tmp_path / "script.txt"
     script.write_text("Hello.", "utf-8")
     setup = EngineSetup(ByteTokenizer(["<|end|>"]), options={"script": str(script)})
@@ -104,7 +104,7 @@ def test_the_noting_engine_wants_a_place_for_its_notes(tmp_path: Path) -> None:
         create(setup)
 
 
-def test_notes_are_read_in_the_order_of_their_ends(tmp_path: Path) -> None:
+def test_notes_are_in_order_of_response_ends(tmp_path: Path) -> None:
     notes = tmp_path / "notes.jsonl"
     assert read_notes(notes) == []
     notes.write_text(json.dumps({"prompt": "a", "left": [1, 2]}) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""Each package as others see it: its public names and its version."""
+"""The public names and the version of each package."""
 
 import re
 from importlib import import_module
@@ -14,7 +14,7 @@ PACKAGES = sorted(
 
 
 @pytest.mark.parametrize("home", PACKAGES, ids=lambda home: home.name)
-def test_all_is_exactly_what_is_exported(home: Path) -> None:
+def test_dunder_all_equals_the_exports(home: Path) -> None:
     package = import_module(_name(home).replace("-", "_"))
     names = {
         name
@@ -25,7 +25,7 @@ def test_all_is_exactly_what_is_exported(home: Path) -> None:
 
 
 @pytest.mark.parametrize("home", PACKAGES, ids=lambda home: home.name)
-def test_the_changelog_opens_with_this_version(home: Path) -> None:
+def test_changelog_begins_with_this_version(home: Path) -> None:
     text = (home / "CHANGELOG.md").read_text(encoding="utf-8")
     opened = re.findall(r"^## \[(\d[^]]*)\]", text, re.MULTILINE)[0]
     assert opened == version(_name(home))

@@ -1,4 +1,4 @@
-"""The benchmark of preparing works, and what a tool step takes does not grow with its session."""
+"""The preparation benchmark, and the constant cost of a tool step in growing sessions."""
 
 import asyncio
 import sys
@@ -13,8 +13,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.models.loader import Model
 
 SMALL, LARGE = 3, 60  # steps
-MAX_CALLS = 4_000  # of functions, in a tool step of the Messages API: 2,300 in 2026
-FLAT = 1.3  # words that were never said before take calls, and one result has more of them
+MAX_CALLS = 4_000  # function calls in a tool step of the Messages API: 2,300 in 2026
+FLAT = 1.3  # new words take calls, and one result has more of them
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def session(api: str, qwen3: Model) -> Session:
 
 
 async def calls_of_a_step(conversation: Session) -> int:
-    """Calls of Python's and C's functions in decoding and preparing the next request."""
+    """Count calls of Python and C functions while decoding and preparing the next request."""
     counted = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -49,7 +49,7 @@ async def calls_of_a_step(conversation: Session) -> int:
 
 
 @pytest.mark.parametrize("api", DIALECTS)
-def test_every_api_grows_from_what_is_known(api: str, qwen3: Model) -> None:
+def test_known_turns_are_reused_in_every_api(api: str, qwen3: Model) -> None:
     async def grown() -> list[str]:
         conversation = session(api, qwen3)
         found: list[str] = []
@@ -61,7 +61,7 @@ def test_every_api_grows_from_what_is_known(api: str, qwen3: Model) -> None:
     assert asyncio.run(grown()) == ["grown"] * LOOP + ["resumed", "grown"]
 
 
-def test_a_tool_step_takes_no_more_calls_in_a_long_session(qwen3: Model) -> None:
+def test_cost_of_a_tool_step_is_independent_of_session_length(qwen3: Model) -> None:
     async def counted() -> tuple[int, int]:
         conversation = session("messages", qwen3)
         fewest = []

@@ -1,4 +1,4 @@
-"""The vocabulary check: what it finds in a tree, and its list of exceptions."""
+"""The vocabulary check: its findings in a tree, and its list of exceptions."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.registry
-def test_each_wheel_stands_alone(tmp_path: Path) -> None:
+def test_each_wheel_installs_alone(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "wheels.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

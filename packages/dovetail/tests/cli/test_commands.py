@@ -1,4 +1,4 @@
-"""The commands that need no server: what they print, and one line where they cannot."""
+"""Commands that need no server: their output, and their one-line errors."""
 
 import json
 from importlib.metadata import version
@@ -26,7 +26,7 @@ COMMANDS += ["models", "engine"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, requests, and things that are none."""
+    """A folder with a model, requests, and invalid files."""
     place = tmp_path_factory.mktemp("cli")
     qwen_folder(place / "qwen")
     for api, body in BODIES.items():
@@ -49,7 +49,7 @@ def run(*arguments: str, given: str | None = None) -> Any:
 
 
 def printed(*arguments: str, given: str | None = None) -> str:
-    """What a command that works prints."""
+    """Run a command that must succeed, and return its output."""
     ran = run(*arguments, given=given)
     assert ran.exit_code == 0, ran.output
     return str(ran.stdout)
@@ -58,14 +58,14 @@ def printed(*arguments: str, given: str | None = None) -> str:
 def test_help_names_every_command() -> None:
     shown = printed("--help")
     assert all(f"\n  {command} " in shown for command in COMMANDS)
-    assert run().exit_code == 2  # nothing said: help, and the shell hears of it
+    assert run().exit_code == 2  # without a command: print help and exit with an error
 
 
 def test_version_is_printed() -> None:
     assert printed("--version") == f"dovetail {version('dovetail')}\n"
 
 
-def test_help_shows_what_a_flag_takes_and_what_holds_without_it() -> None:
+def test_help_shows_types_and_defaults_of_flags() -> None:
     shown = " ".join(printed("serve", "--help").split())
     assert "--log-format logfmt|json Format of log lines. (default: logfmt)" in shown
     assert "stored response is deleted. (default: 2592000)" in shown
@@ -85,12 +85,12 @@ def test_render_shows_the_prompt(api: str) -> None:
     rendered = json.loads(printed("render", "qwen", f"{api}.json", "--api", api, "--json"))
     assert rendered["text"] == PROMPT
     assert len(rendered["ids"]) == 15
-    assert rendered["ids"].count(151645) == 1  # what the user spelled is no control token
+    assert rendered["ids"].count(151645) == 1  # spelled out by the user, so not a control token
     ids = printed("render", "qwen", f"{api}.json", "--api", api, "--ids")
     assert " ".join(map(str, rendered["ids"])) in ids
 
 
-def test_parse_by_name_and_by_model() -> None:
+def test_parse_selects_parsers_by_name_and_by_model() -> None:
     for arguments in (
         ["raw.txt", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"],
         ["raw.txt", "--tool-call-parser", "Qwen/Qwen3-8B"],
@@ -107,7 +107,7 @@ def test_parse_by_name_and_by_model() -> None:
 
 
 @pytest.mark.long
-def test_tokenize() -> None:
+def test_tokenize_prints_ids_and_texts() -> None:
     assert json.loads(printed("tokenize", "qwen", "a<|im_end|>", "--json")) == [64, 151645]
     assert json.loads(printed("tokenize", "qwen", "--json", given="a<|im_end|>")) == [64, 151645]
     plain = json.loads(printed("tokenize", "qwen", "a<|im_end|>", "--json", "--plain"))
@@ -136,8 +136,8 @@ def test_models_lists_parsers_by_family() -> None:
     assert "hermes" in printed("models", "--families")
 
 
-def test_a_built_in_name_is_read_as_serve_reads_it(place: Path) -> None:
-    """By its own template, and not by the one in the weights' file, which adds a system text."""
+def test_built_in_name_uses_the_template_of_serve(place: Path) -> None:
+    """The template in the weights file would add a system text."""
     if not WEIGHTS.exists():
         pytest.skip("no weights: tools/fetch_tokenizers.py smollm2 fetches them")
     models_dir = place / "home" / "models"
@@ -179,7 +179,7 @@ def test_errors_are_reported_in_one_line(arguments: str, expected: str) -> None:
     assert ran.stderr.startswith(f"dovetail {arguments.split()[0]}: ")
     assert expected in ran.stderr
     assert ran.stderr.count("\n") == 1
-    assert isinstance(ran.exception, SystemExit)  # and no other
+    assert isinstance(ran.exception, SystemExit)  # not another exception
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_errors_are_reported_in_one_line(arguments: str, expected: str) -> None:
         ("config --config nofile.toml", "nofile.toml"),
     ],
 )
-def test_what_was_typed_wrong_ends_with_2(arguments: str, expected: str) -> None:
+def test_usage_errors_exit_with_2(arguments: str, expected: str) -> None:
     ran = run(*arguments.split())
     assert ran.exit_code == 2
     assert expected in ran.stderr
     assert isinstance(ran.exception, SystemExit)
 
 
-def test_nothing_was_made_at_a_mistyped_place(place: Path) -> None:
+def test_failed_commands_create_no_files(place: Path) -> None:
     run("render", "qwen", "messages.json", "--data-dir", "nowhere")
     run("render", "qwen", "messages.json", "--data-dir", "empty")
     assert not (place / "nowhere").exists()

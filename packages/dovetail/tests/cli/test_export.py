@@ -1,4 +1,4 @@
-"""`dovetail export` beside a real server: its ids are those that the engine wrote down itself."""
+"""`dovetail export` with a real server: the ids equal those that the engine recorded."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def _response_id(frames: bytes) -> str:
 
 
 class Ran:
-    """A server that three agents have used, each in a session of its own."""
+    """A server that three agents have used, each in its own session."""
 
     def __init__(self, running: Running, home: Path, generations: list[RecordedGeneration]) -> None:
         self.running = running
@@ -95,7 +95,7 @@ def ran(tmp_path_factory: Any) -> Iterator[Ran]:
 
 
 def _run(home: Path, *arguments: str | Path) -> Ended:
-    """The command in this process: to start one takes longer than to export."""
+    """Run the command in this process: starting a process takes longer than the export."""
     given = ["export", *map(str, arguments)]
     done = CliRunner().invoke(build_app(), given, env=clean_environment(home))
     return Ended(done.exit_code, done.stdout, done.stderr)
@@ -108,7 +108,7 @@ def _export(home: Path, *arguments: str | Path) -> list[dict[str, Any]]:
 
 
 def _check(samples: Sequence[dict[str, Any]], generations: Sequence[RecordedGeneration]) -> None:
-    """Every prompt and every answer that the engine wrote down, and nothing else."""
+    """Check that the export has every prompt and output that the engine recorded, and no others."""
     exported = []
     for sample in samples:
         assert sample["schema"] == "dovetail.sample/1"
@@ -124,7 +124,7 @@ def _check(samples: Sequence[dict[str, Any]], generations: Sequence[RecordedGene
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_ids_are_those_that_the_engine_had(ran: Ran, kind: type[Agent]) -> None:
+def test_exported_ids_equal_the_engine_record(ran: Ran, kind: type[Agent]) -> None:
     samples = _export(ran.home, kind.name)
     _check(samples, [one for one in ran.generations if kind.name in one.text])
     assert {sample["session"] for sample in samples} == {kind.name}
@@ -181,7 +181,7 @@ def test_unary_response_id_finds_its_turn(ran: Ran) -> None:
 
 
 def test_stored_responses_are_exported_by_id(ran: Ran) -> None:
-    """One that was worked on behind the client's back, and one that goes on from it."""
+    """Export a background response, and a response that continues it."""
     client = ran.running.openai()
     first = client.responses.create(model="m", input="In the background?", background=True)
     while first.status in ("queued", "in_progress"):
@@ -192,11 +192,13 @@ def test_stored_responses_are_exported_by_id(ran: Ran) -> None:
         samples = _export(ran.home, id)
         assert sum(len(sample["turns"]) for sample in samples) == turns
     (session,) = {sample["session"] for sample in samples}
-    assert _export(ran.home, session) == samples  # no client named it: it is the first turn's id
+    assert (
+        _export(ran.home, session) == samples
+    )  # without a session of the client, it is the first turn's id
     assert session == samples[0]["turns"][0]["entry"]
 
 
-def test_sessions_are_listed_and_all_of_them_exported(ran: Ran) -> None:
+def test_all_listed_sessions_are_exported(ran: Ran) -> None:
     listed = _run(ran.home, "--list")
     for kind in KINDS:
         (line,) = [one for one in listed.out.splitlines() if one.endswith(f"  {kind.name}")]
@@ -205,7 +207,7 @@ def test_sessions_are_listed_and_all_of_them_exported(ran: Ran) -> None:
     assert {kind.name for kind in KINDS} <= sessions
 
 
-def test_a_reader_that_has_read_enough_ends_it_quietly(ran: Ran) -> None:
+def test_closed_pipe_ends_the_export_without_an_error(ran: Ran) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "dovetail", "export", "--list", "--data-dir", str(ran.home)]
@@ -221,7 +223,7 @@ def test_a_reader_that_has_read_enough_ends_it_quietly(ran: Ran) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_file_is_its_owners_alone_and_not_lost_by_a_wrong_name(ran: Ran, tmp_path: Path) -> None:
+def test_output_file_is_private_and_survives_an_unknown_name(ran: Ran, tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"
     done = dovetail("export", KINDS[0].name, "-o", file, home=ran.home)
     assert (done.status, done.out) == (0, "")
@@ -234,7 +236,7 @@ def test_a_file_is_its_owners_alone_and_not_lost_by_a_wrong_name(ran: Ran, tmp_p
     assert file.read_bytes() == before
 
 
-def test_another_tenant_has_nothing(ran: Ran) -> None:
+def test_other_tenant_has_no_turns(ran: Ran) -> None:
     done = _run(ran.home, KINDS[0].name, "--tenant", "other")
     assert done.status == 1
     assert "of tenant 'other'" in done.err
@@ -292,7 +294,7 @@ def test_logprobs_are_requested_from_a_remote_engine(tmp_path: Path) -> None:
         assert sample["logprobs"][first["prompt_end"]] == LOGPROBS[0]
 
 
-def test_from_redis_it_is_the_same(tmp_path: Path) -> None:
+def test_export_from_redis_is_identical(tmp_path: Path) -> None:
     server = RedisServer()
     server.start()
     try:

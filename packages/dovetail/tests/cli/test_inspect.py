@@ -1,4 +1,4 @@
-"""`dovetail inspect` as a user sees it."""
+"""The output of `dovetail inspect`."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def _model(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "smollm2/smollm2.gguf"])
-def test_a_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_prints_a_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     result = run.invoke(build_app(), ["inspect", _model(name)])
     assert result.exit_code == 0, result.output
@@ -28,25 +28,28 @@ def test_a_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert row in result.output
 
 
-def test_json() -> None:
+def test_inspect_prints_json() -> None:
     result = run.invoke(build_app(), ["inspect", _model("qwen3"), "--json"])
     report = json.loads(result.output)
     assert report["tool_parser"] == "hermes"
     assert report["facts"]["reasoning_fields"] == ["reasoning_content"]
-    assert report["facts"].keys() >= {"text_beside_thought", "opens_thought"}  # an interface
+    assert report["facts"].keys() >= {
+        "text_beside_thought",
+        "opens_thought",
+    }  # scripts rely on these keys
     assert report["facts"]["thinking_switches"]["off"] == {"enable_thinking": False}
     assert report["self_test"]["ok"] is True
     assert report["stops"]["ids"] == [151643, 151645]
 
 
-def test_a_pair_that_does_not_fit_is_shown() -> None:
+def test_mismatched_parser_is_shown() -> None:
     result = run.invoke(build_app(), ["inspect", _model("qwen3"), "--tool-call-parser", "mistral"])
     assert result.exit_code == 0
     assert "FAILED" in result.output
     assert "lost call" in result.output
 
 
-def test_a_template_of_the_users(tmp_path: Path) -> None:
+def test_custom_template_is_used(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     arguments = ["inspect", _model("qwen3"), "--custom-jinja-template", str(path), "--json"]
@@ -55,7 +58,7 @@ def test_a_template_of_the_users(tmp_path: Path) -> None:
     assert report["facts"]["renders_tools"] is False
 
 
-def test_a_bad_path_is_one_line(tmp_path: Path) -> None:
+def test_invalid_path_is_reported_in_one_line(tmp_path: Path) -> None:
     result = run.invoke(build_app(), ["inspect", str(tmp_path / "nothing")])
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -63,7 +66,7 @@ def test_a_bad_path_is_one_line(tmp_path: Path) -> None:
     assert "no such file or folder" in result.stderr
 
 
-def test_help_helps() -> None:
+def test_help_describes_the_command() -> None:
     result = run.invoke(build_app(), ["inspect", "--help"])
     assert result.exit_code == 0
     for word in ("GGUF", "--json", "--tool-call-parser", "--reasoning-parser", "--custom-jinja"):

@@ -1,4 +1,4 @@
-"""`dovetail keys`: keys are made, shown once, and read as a server reads them."""
+"""`dovetail keys`: keys are created, shown once, and validated as by a server."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def ran(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
-def test_a_key_and_its_line(tmp_path: Path) -> None:
+def test_new_prints_a_key_and_its_line(tmp_path: Path) -> None:
     words = ["requests=60", "tokens=none", "concurrent=8", "admin"]
     made = dovetail("keys", "new", "team-a", *words, home=tmp_path)
     assert made.status == 0, made.err
@@ -31,10 +31,10 @@ def test_a_key_and_its_line(tmp_path: Path) -> None:
     assert caller.limits == RateLimits(60, None, 8)
 
 
-def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
+def test_new_appends_keys_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     first = ran("new", "a", "--file", file)
-    file.write_text(f"# ours\n{file.read_text().strip()}")  # as an editor may leave it
+    file.write_text(f"# ours\n{file.read_text().strip()}")  # without a final line break
     second = ran("new", "a", "expires=2099-01-31", "--file", file)
     assert first.exit_code == second.exit_code == 0
     keys = ApiKeys(file=file)
@@ -44,12 +44,12 @@ def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
         keys.authenticate({"x-api-key": first.output.strip()[:-1]})
 
 
-def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_new_key_file_is_private(tmp_path: Path) -> None:
     assert ran("new", "a", "--file", tmp_path / "keys").exit_code == 0
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_broken_file_is_left_alone(tmp_path: Path) -> None:
+def test_invalid_key_file_is_not_modified(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("nonsense\n")
     refused = ran("new", "a", "--file", file)
@@ -72,13 +72,13 @@ def test_a_broken_file_is_left_alone(tmp_path: Path) -> None:
         (["a", "requests=5#tokens=6"], "comment"),
     ],
 )
-def test_words_are_those_of_the_file(words: list[str], expected: str) -> None:
+def test_words_are_validated_as_in_the_file(words: list[str], expected: str) -> None:
     refused = ran("new", *words)
     assert refused.exit_code == 1
     assert expected in refused.output
 
 
-def test_a_file_is_checked(tmp_path: Path) -> None:
+def test_check_lists_keys_and_limits(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     lines = (["a", "tokens=5"], ["b", "expires=2020-01-31"], ["c", "requests=none", "admin"])
     for words in lines:

@@ -1,4 +1,4 @@
-"""Commands as processes: those that serve, those that talk, and the turns of a server gone by."""
+"""Commands as processes: serve, chat, and render with the turns of a stopped server."""
 
 import json
 import socket
@@ -41,7 +41,7 @@ def scripted(script: str = "hello.txt") -> list[str]:
     return ["qwen", "--engine", "scripted", "--script", script]
 
 
-def test_the_demo_is_exact(tmp_path: Path) -> None:
+def test_demo_turns_are_exact(tmp_path: Path) -> None:
     ran = dovetail("demo", "--fast", home=tmp_path)
     assert ran.status == 0, ran.err
     assert "in the next prompt, token for token: yes" in ran.out
@@ -56,8 +56,8 @@ def test_chat_responds_line_by_line(place: Path) -> None:
 
 
 @pytest.mark.long
-def test_render_finds_the_turns_of_a_server_that_is_gone(place: Path, tmp_path: Path) -> None:
-    """The whole second prompt but for the tool's result is as the ledger has it."""
+def test_render_reuses_turns_of_a_stopped_server(place: Path, tmp_path: Path) -> None:
+    """The ledger provides the complete second prompt, except for the tool result."""
     body: dict[str, Any] = {"model": NAME, "max_tokens": 500, "tools": [TOOL]}
     body["messages"] = [{"role": "user", "content": "Go."}]
     arguments: list[str | Path] = [place / "qwen", *scripted(str(place / "loop.yaml"))[1:]]
@@ -129,7 +129,7 @@ def test_startup_failure_is_reported_in_one_line(
         ([*scripted(), "--tls-cert-path", "not.pem"], "not.pem"),
     ],
 )
-def test_longer_stories_have_no_traceback(place: Path, arguments: list[str], expected: str) -> None:
+def test_long_errors_have_no_traceback(place: Path, arguments: list[str], expected: str) -> None:
     ran = dovetail("serve", *arguments, home=place)
     assert ran.status == 1
     assert expected in ran.err
@@ -146,8 +146,8 @@ def test_port_in_use_is_reported_before_the_model_loads(place: Path) -> None:
     )
 
 
-def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
-    """Of a parser that does not fit the template, and of a door that stands open."""
+def test_startup_warnings_are_printed(place: Path, tmp_path: Path) -> None:
+    """Warnings about a parser that does not match the template, and about missing API keys."""
     flags = ["--tool-call-parser", "qwen3_coder", "--http-host", "0.0.0.0"]
     arguments: list[str | Path] = [place / "qwen", *scripted(str(place / "hello.txt"))[1:]]
     with served(*arguments, *flags, home=tmp_path) as running:
@@ -158,8 +158,8 @@ def test_the_operator_is_warned(place: Path, tmp_path: Path) -> None:
         assert running.request("GET", "/live").status == 200
 
 
-def test_every_line_of_a_log_in_json_is_json(place: Path) -> None:
-    """From the start to the end, which are told in it too."""
+def test_json_log_contains_only_json_lines(place: Path) -> None:
+    """This includes the events of start and stop."""
     flags = ["--http-host", "0.0.0.0", "--log-format", "json", "--served-model-name", NAME]
     with served(place / "qwen", *scripted(str(place / "hello.txt"))[1:], *flags) as running:
         running.process.send_signal(SIGTERM)
@@ -186,14 +186,14 @@ def test_unreachable_engine_is_reported_once(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("signal", "status"), [(SIGINT, 130), (SIGTERM, -SIGTERM)])
-def test_an_operator_ends_it_without_a_fuss(place: Path, signal: int, status: int) -> None:
+def test_interrupt_stops_the_server_cleanly(place: Path, signal: int, status: int) -> None:
     with served(place / "qwen", *scripted(str(place / "hello.txt"))[1:]) as running:
         running.process.send_signal(signal)
         assert running.process.wait(TIMEOUT_SECONDS) == status
         assert "Traceback" not in running.log.read_text()
 
 
-def test_the_scripted_engine_as_a_process(place: Path) -> None:
+def test_scripted_engine_runs_as_a_process(place: Path) -> None:
     command = [sys.executable, "-m", "dovetail", "engine", "scripted", "--port", "0"]
     with subprocess.Popen(
         [*command, "--script", "hello.txt", "--model", "qwen"],

@@ -1,4 +1,4 @@
-"""`dovetail eval` as users run it: against a Dovetail, and against an engine that has no chat."""
+"""`dovetail eval` as users run it: on a Dovetail server, and on an engine without a chat API."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def place(tmp_path_factory: Any) -> Path:
 
 @contextmanager
 def scripted(place: Path) -> Iterator[str]:
-    """The scripted engine as a process of its own. Its address."""
+    """Run the scripted engine in a separate process, and yield its address."""
     command = [sys.executable, "-m", "dovetail.engines.scripted", "--port", "0", "--model", "model"]
     command += ["--script", "script.yaml", "--served-model-name", MODEL, "--chunk", "4"]
     with subprocess.Popen(
@@ -42,7 +42,7 @@ def scripted(place: Path) -> Iterator[str]:
             process.wait(TIMEOUT_SECONDS)
 
 
-def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
+def test_dovetail_is_evaluated_with_its_key(place: Path) -> None:
     model = ("--engine", "scripted", "--script", place / "script.yaml", "--api-key", "se-cret")
     with served(place / "model", *model, *READ, "--served-model-name", MODEL) as running:
         report_path = place / "report.json"
@@ -70,7 +70,7 @@ def test_a_dovetail_is_accepted_with_its_key(place: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Path) -> None:
+def test_engine_without_chat_api_is_evaluated_through_dovetail(place: Path) -> None:
     with scripted(place) as url:
         ended = dovetail(
             *("eval", url, "--tasks", "find", "--api", "messages", "--tokenizer", "model"),
@@ -79,7 +79,7 @@ def test_an_engine_without_a_chat_is_accepted_with_dovetail_before_it(place: Pat
         )
     report = json.loads(ended.out)
     off, on = report["passes"]
-    assert ended.status == 1  # there is no chat
+    assert ended.status == 1  # the engine has no chat API
     assert off["refused"].startswith("status 404")
     assert report["engine"] == "vllm"
     assert (on["tasks_solved"], on["faults"], on["refused"]) == (1, [], "")
@@ -105,12 +105,12 @@ def test_errors_are_reported_in_one_line(
     assert ended.err.startswith("dovetail eval: ")
 
 
-def test_the_tasks_can_be_seen(tmp_path: Path) -> None:
+def test_list_prints_the_tasks(tmp_path: Path) -> None:
     ended = dovetail("eval", "--list", home=tmp_path)
     assert [line.split()[0] for line in ended.out.splitlines()] == [task.id for task in TASKS]
 
 
-def test_the_earlier_name_of_the_command_stays_valid(tmp_path: Path) -> None:
+def test_former_command_name_stays_valid(tmp_path: Path) -> None:
     listed = dovetail("eval", "--list", home=tmp_path).out
     assert dovetail("accept", "--list", home=tmp_path).out == listed
     assert "accept" not in dovetail("--help", home=tmp_path).out

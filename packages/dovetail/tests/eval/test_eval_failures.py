@@ -1,4 +1,4 @@
-"""What is wrong with an endpoint is told as such: at once where nothing can be tried."""
+"""Problems of an endpoint are reported, immediately if it cannot be evaluated."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def listed(**card: Any) -> FakeResponse:
 
 
 def served(*responses: FakeResponse, models: FakeResponse | None = None) -> Any:
-    """A server that gives these answers to chats, the last one again and again."""
+    """Return a server that sends these responses to chat requests, the last one repeatedly."""
     left = list(responses)
 
     def reply(request: FakeRequest) -> FakeResponse:
@@ -62,7 +62,7 @@ def examined(reply: Any, **options: Any) -> EvalTarget:
 
 
 def tried(reply: Any, plan: EvalPlan = ONE) -> tuple[EvalTarget, list[PassMetrics], list[Any]]:
-    """The figures, and the bodies that the server was sent."""
+    """Run a plan, and return the metrics and the request bodies that the server received."""
     found: list[tuple[EvalTarget, list[PassMetrics], list[Any]]] = []
 
     async def scene() -> None:
@@ -113,7 +113,7 @@ def test_unreachable_server_is_reported_at_once() -> None:
     ],
 )
 def test_server_kind_is_detected(card: dict[str, Any], version: bytes | None, engine: str) -> None:
-    """Only a vLLM is asked for token ids; without a tokenizer all are spoken to in messages."""
+    """Token ids are requested only from vLLM; without a tokenizer, Dovetail sends messages."""
 
     def reply(request: FakeRequest) -> FakeResponse:
         if request.path == "/version" and version is not None:
@@ -144,7 +144,7 @@ def test_key_is_never_shown_even_if_the_server_quotes_it(status: int) -> None:
 
 
 def test_server_that_aborts_the_first_response_gets_one_request() -> None:
-    """One that hangs would be waited for in every task."""
+    """Otherwise an unresponsive server would time out in every task."""
     _, (off,), bodies = tried(served(BROKEN), TWO)
     assert len(bodies) == 1
     assert "invalid response" in off.refused
@@ -172,7 +172,7 @@ def test_endless_response_is_aborted(limit: dict[str, Any]) -> None:
 
 
 def test_cache_reports_of_one_endpoint_are_not_expected_of_another() -> None:
-    """An SGLang tells of its cache where it takes tokens, and in chats only if started so."""
+    """SGLang reports cached tokens for token prompts, and for chats only if configured."""
     silent = [PromptStats(True, prompt_tokens=100), PromptStats(False, True, 10, prompt_tokens=120)]
     reported = [
         PromptStats(True, prompt_tokens=100),
@@ -193,7 +193,7 @@ def test_truncated_response_leaves_other_counts() -> None:
 
 
 def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
-    """The server goes away while Dovetail finds out what it can do."""
+    """The server disappears while Dovetail probes its capabilities."""
 
     def reply(request: FakeRequest) -> FakeResponse:
         if request.method == "POST":
@@ -206,7 +206,7 @@ def test_dovetail_startup_failure_is_reported_in_one_line() -> None:
         tried(reply, replace(ONE, apis=("chat",)))
 
 
-def test_a_full_window_is_no_fault() -> None:
+def test_context_overflow_is_not_a_protocol_error() -> None:
     words = "This model's maximum context length is 8192 tokens."
     first = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
     _, (off,), _ = tried(served(first, rejection(400, words)))
@@ -229,20 +229,20 @@ def test_a_full_window_is_no_fault() -> None:
         ([stream({"content": "x"}, reason="tool_calls")], "but the response has none"),
     ],
 )
-def test_faults_of_the_protocol_are_counted(responses: list[FakeResponse], fault: str) -> None:
+def test_protocol_errors_are_counted(responses: list[FakeResponse], fault: str) -> None:
     _, (off,), _ = tried(served(*responses))
     assert [fault in one for one in off.faults] == [True]
     assert off.done[0].requests == 1
 
 
-def test_two_calls_with_one_id_are_a_fault() -> None:
+def test_duplicate_call_ids_are_a_protocol_error() -> None:
     same = stream(_call("list_files", "{}", "c1"), reason="tool_calls")
     _, (off,), _ = tried(served(same))
     assert off.faults == ("write, request 2: two tool calls of the session have the same id (c1)",)
 
 
-def test_calls_and_results_go_back_as_agents_send_them() -> None:
-    """Thoughts in their field, broken arguments as an object that any server can read."""
+def test_calls_and_results_are_sent_back_like_agents_do() -> None:
+    """Reasoning is in its field, and invalid arguments become an object that any server accepts."""
     first = stream(
         {"reasoning_content": "Hm."},
         _call("write_file", '{"path": "a", "content": oops', "c1"),
@@ -261,8 +261,8 @@ def test_calls_and_results_go_back_as_agents_send_them() -> None:
     assert results[1]["content"] == "(no files)"
 
 
-def test_calls_that_a_server_leaves_in_its_text_are_counted() -> None:
-    """As a vLLM does without a tool parser. No tool runs, and nothing else would tell why."""
+def test_calls_left_in_text_are_counted() -> None:
+    """vLLM does this without a tool parser: no tool runs, and no error explains it."""
     text = '<tool_call>\n{"name": "list_files", "arguments": {}}\n</tool_call>'
     _, (off,), _ = tried(served(stream({"content": text})))
     assert (off.calls.made, off.calls.left_in_text) == (0, 1)
@@ -286,10 +286,8 @@ DISPATCH = 'event: tool_call_dispatch\ndata: {"choice_index": 0}\n\n'
 @pytest.mark.parametrize(
     ("dispatch", "order"), [(DISPATCH, ["tool", "end"]), ("", ["end", "tool"])]
 )
-def test_a_tool_starts_as_soon_as_its_call_is_known_to_be_complete(
-    dispatch: str, order: list[str]
-) -> None:
-    """A plain chat does not say so before its end. Where it is said, nobody waits for the rest."""
+def test_tool_starts_when_its_call_is_complete(dispatch: str, order: list[str]) -> None:
+    """A plain chat reveals it only at the end; with dispatch events the agent does not wait."""
     happened: list[str] = []
 
     async def scene() -> None:

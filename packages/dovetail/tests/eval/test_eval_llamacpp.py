@@ -1,4 +1,4 @@
-"""Acceptance of llama.cpp's own server, the real one: whatever SmolLM2 says, the protocol holds."""
+"""Evaluation of llama.cpp's real server with SmolLM2: there are no protocol errors."""
 
 import pytest
 from http_fixture import run
@@ -14,7 +14,7 @@ from dovetail_model import Sampling
 
 
 @pytest.mark.long
-def test_llama_cpp_silently_hides_tools_from_this_model() -> None:
+def test_llama_cpp_silently_omits_tools_for_this_model() -> None:
     need_weights()
     found: list[tuple[EvalTarget, list[PassMetrics]]] = []
 

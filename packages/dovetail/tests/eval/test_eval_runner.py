@@ -1,4 +1,4 @@
-"""Acceptance on a server like a vLLM: agents that are perfect, clumsy, or do nothing."""
+"""Evaluation on a server like vLLM, with models that are perfect, weak, or do nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def tried(
     returns_ids: bool = True,
     **options: Any,
 ) -> tuple[EvalTarget, list[PassMetrics]]:
-    """The passes of a plan on a server that plays the script."""
+    """Run the passes of a plan on a server with scripted output."""
     found: list[tuple[EvalTarget, list[PassMetrics]]] = []
     seen: list[tuple[str, TaskRun]] = []
 
@@ -58,7 +58,7 @@ def tried(
     return found[0]
 
 
-def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
+def test_perfect_agent_is_exact_only_with_dovetail(folder: Path) -> None:
     target, passes = tried(folder, perfect(), ALL)
     assert (target.engine, target.model) == ("vllm", MODEL)
     assert [one.name for one in passes] == ["off", "on, messages", "on, responses", "on, chat"]
@@ -78,7 +78,7 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
             {},
         )
         assert prefixes.again is not None
-        # Blocks of 16 tokens are cached whole: that much of each prompt is always computed again.
+        # The cache holds blocks of 16 tokens: a partial block per prompt is re-prefilled.
         assert prefixes.again <= 16 * prefixes.later
         assert off.again > 4 * prefixes.again
     text = shown(target, passes)
@@ -88,14 +88,14 @@ def test_a_perfect_agent_is_exact_with_dovetail_alone(folder: Path) -> None:
 
 @pytest.mark.long
 def test_unreported_values_are_unknown(folder: Path) -> None:
-    """Without token ids, calls written in a form that no template has cannot be made out."""
+    """Without token ids, calls in a form that no template renders cannot be reconstructed."""
     target, passes = tried(folder, perfect(), FEW, returns_ids=False, engine="openai")
     for one in passes:
         assert one.solved_tasks == len(FEW.tasks)
         assert (one.prefixes.exact, one.prefixes.inexact) == (0, 0)
         assert one.prefixes.unknown_prompts == one.prefixes.later
         assert one.prefixes.again is None
-        assert one.prefixes.computed is not None  # that is the server's own count
+        assert one.prefixes.computed is not None  # the server's own count
     assert "exact turns: " in shown(target, passes)
     assert to_report_json(target, passes)["passes"][0]["prefixes"]["again"] is None
 
@@ -112,7 +112,7 @@ def test_without_a_tokenizer_dovetail_sends_messages(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def weak(folder: Path) -> tuple[EvalTarget, list[PassMetrics]]:
-    """A different kind of weakness in each of four tasks."""
+    """Return a script with a different weakness in each of four tasks."""
     kinds = {
         "write": [*CLUMSY, DONE],
         "edit": [DONE],
@@ -124,7 +124,7 @@ def weak(folder: Path) -> tuple[EvalTarget, list[PassMetrics]]:
 
 
 @pytest.mark.long
-def test_weak_models_are_no_fault_of_the_protocol(
+def test_weak_models_cause_no_protocol_errors(
     weak: tuple[EvalTarget, list[PassMetrics]],
 ) -> None:
     for one in weak[1]:
@@ -141,17 +141,17 @@ def test_weak_models_are_no_fault_of_the_protocol(
         ]
 
 
-def test_what_is_wrong_with_calls_is_counted(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
-    """One of an unknown tool, one of a wrong type, one that is no JSON, and good ones."""
+def test_invalid_calls_are_counted_by_kind(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
+    """One call has an unknown tool, one a wrong type, one is not JSON; the others are valid."""
     for one in weak[1]:
         calls = one.calls
-        good = 1 + 1 + 12  # outside of the folder fits the schema, too
+        good = 1 + 1 + 12  # a path outside of the folder also matches the schema
         assert (calls.made, calls.valid_json) == (good + 3, good + 2)
         assert (calls.known_tool, calls.fit_schema) == (good + 2, good)
         assert (calls.together, calls.left_in_text) == (0, 0)
 
 
-def test_a_weak_model_is_exact_with_dovetail_all_the_same(
+def test_weak_model_is_exact_with_dovetail(
     weak: tuple[EvalTarget, list[PassMetrics]],
 ) -> None:
     for one in weak[1]:
@@ -159,13 +159,15 @@ def test_a_weak_model_is_exact_with_dovetail_all_the_same(
             assert one.prefixes.exact == one.prefixes.later == 4 + 0 + 1 + 11
 
 
-def test_passes_that_failed_alike_share_a_line(weak: tuple[EvalTarget, list[PassMetrics]]) -> None:
+def test_passes_with_the_same_failure_share_a_line(
+    weak: tuple[EvalTarget, list[PassMetrics]],
+) -> None:
     text = shown(*weak)
     assert "write (every pass): notes/plan.md does not exist" in text
     assert text.count("no tool was called") == 1
 
 
-def test_a_page_has_every_figure_and_no_markup_of_strangers(
+def test_html_report_has_all_figures_and_escapes_markup(
     weak: tuple[EvalTarget, list[PassMetrics]],
 ) -> None:
     page = render_html(*weak)

@@ -1,4 +1,4 @@
-"""The tools of acceptance, the judgement of calls, and the tasks themselves."""
+"""The tools of the evaluation, the validation of calls, and the tasks."""
 
 import json
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def changed(**fields: Any) -> str:
         ("place_order", changed(customer={"name": "A"}), "known json"),
     ],
 )
-def test_a_call_is_judged_by_name_json_and_schema(name: str, arguments: str, right: str) -> None:
+def test_call_is_validated_by_name_json_and_schema(name: str, arguments: str, right: str) -> None:
     judged = check_call(name, arguments)
     found = {
         "known": judged.is_known_tool,
@@ -74,7 +74,7 @@ def test_a_call_is_judged_by_name_json_and_schema(name: str, arguments: str, rig
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_schemas_refer_to_nothing_and_name_every_argument(name: str) -> None:
+def test_schemas_have_no_references_and_list_all_arguments(name: str) -> None:
     found = build_schema(TOOLS[name])
     assert not {"$ref", "$defs", "title"} & set(keys(found))
     assert set(found["properties"]) == set(TOOLS[name].__struct_fields__)
@@ -99,7 +99,7 @@ def test_every_tool_has_a_description() -> None:
 @pytest.mark.parametrize(
     "path", ["../a", "/etc/passwd", "a/../../b", "", ".", "a\0b", "\ud800", "a/" * 1500 + "b"]
 )
-def test_nothing_outside_of_the_folder_can_be_named(tmp_path: Path, path: str) -> None:
+def test_paths_outside_the_folder_are_rejected(tmp_path: Path, path: str) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     (tmp_path / "a").write_text("secret")
@@ -110,13 +110,13 @@ def test_nothing_outside_of_the_folder_can_be_named(tmp_path: Path, path: str) -
 
 
 @given(name=st.sampled_from([*TOOLS]), arguments=st.text())
-def test_no_arguments_break_the_judgement(name: str, arguments: str) -> None:
+def test_validation_never_raises(name: str, arguments: str) -> None:
     judged = check_call(name, arguments)
     assert not judged.matches_schema or judged.tool is not None
 
 
 @given(path=st.text(min_size=1), content=st.text())
-def test_tools_fail_in_words_only(tmp_path_factory: Any, path: str, content: str) -> None:
+def test_tools_raise_only_tool_errors(tmp_path_factory: Any, path: str, content: str) -> None:
     root = tmp_path_factory.mktemp("folder")
     folder = Workspace(root)
     for name, arguments in (
@@ -132,7 +132,7 @@ def test_tools_fail_in_words_only(tmp_path_factory: Any, path: str, content: str
             tool.run(folder)
 
 
-def test_an_edit_wants_text_that_stands_once(tmp_path: Path) -> None:
+def test_edit_requires_a_unique_text(tmp_path: Path) -> None:
     folder = Workspace(tmp_path)
     folder.write("a", "one two two")
     for old, times in (("three", 0), ("two", 2)):
@@ -142,7 +142,7 @@ def test_an_edit_wants_text_that_stands_once(tmp_path: Path) -> None:
     assert folder.read("a") == "1 two two"
 
 
-def test_a_record_is_there_at_the_second_try(tmp_path: Path) -> None:
+def test_record_is_returned_on_the_second_call(tmp_path: Path) -> None:
     folder = Workspace(tmp_path, {"k": "v"})
     with pytest.raises(ToolError, match="busy"):
         run(folder, "look_up", key="k")
@@ -158,7 +158,7 @@ def run(folder: Workspace, name: str, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
-def test_a_task_is_not_solved_before_it_is_done(tmp_path: Path, task: Any) -> None:
+def test_task_is_not_solved_at_the_start(tmp_path: Path, task: Any) -> None:
     folder = Workspace(tmp_path, task.records)
     for path, content in task.files.items():
         folder.write(path, content)
@@ -168,16 +168,16 @@ def test_a_task_is_not_solved_before_it_is_done(tmp_path: Path, task: Any) -> No
             if block.type == "tool_call":
                 judged = check_call(block.name, block.arguments)
                 assert judged.tool is not None, judged.problem
-                with suppress(ToolError):  # two of the tasks want one
+                with suppress(ToolError):  # required by two of the tasks
                     judged.tool.run(folder)
     assert task.check(folder) is None
 
 
-def test_tasks_have_names_of_their_own() -> None:
+def test_task_names_are_unique() -> None:
     assert len({task.id for task in TASKS}) == len(TASKS) == 8
     assert set(PERFECT) == {task.id for task in TASKS}
 
 
-def test_the_documentation_lists_the_tasks() -> None:
+def test_documentation_lists_the_tasks() -> None:
     page = (Path(__file__).parents[4] / "docs" / "eval.md").read_text()
     assert all(f"| `{task.id}` | {task.title} |" in page for task in TASKS)

@@ -1,4 +1,4 @@
-"""`dovetail launch` as users run it, before a server that runs already."""
+"""`dovetail launch` as users run it, with a server that is already running."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def launch(home: Path, *arguments: str, bin: Path | None = None, **environment: 
     return dovetail("launch", *arguments, home=home, environment={"PATH": path, **environment})
 
 
-def test_the_harness_gets_its_arguments_and_gives_its_status(
+def test_harness_gets_its_arguments_and_returns_its_status(
     running: Running, tmp_path: Path
 ) -> None:
     harness = FakeHarness(tmp_path, "claude")
@@ -66,12 +66,12 @@ def test_the_harness_gets_its_arguments_and_gives_its_status(
     assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(LONG)
 
 
-def test_a_harness_that_is_killed_is_seen_as_such(running: Running, tmp_path: Path) -> None:
+def test_status_of_a_killed_harness_is_reported(running: Running, tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "pi", DIES)
     assert launch(tmp_path, "pi", "--url", running.url, bin=harness.bin).status == -9
 
 
-def test_pipes_break_in_the_harness_as_in_a_shell(running: Running, tmp_path: Path) -> None:
+def test_harness_has_default_sigpipe_handling(running: Running, tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "pi")
     (harness.bin / "pi").write_text("#!/usr/bin/env bash\nyes | head -1\necho ${PIPESTATUS[0]}\n")
     ran = launch(tmp_path, "pi", "--url", running.url, bin=harness.bin)
@@ -98,7 +98,7 @@ def test_harness_that_is_not_executable_is_reported_in_one_line(
     assert str(harness.bin / "pi") in ran.err
 
 
-def test_the_catalog_is_that_of_the_server(running: Running, tmp_path: Path) -> None:
+def test_catalog_is_fetched_from_the_server(running: Running, tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex")
     assert launch(tmp_path, "codex", "--url", running.url, bin=harness.bin).status == 7
     (written,) = (tmp_path / "launch" / "codex").rglob("catalog.json")
@@ -106,7 +106,7 @@ def test_the_catalog_is_that_of_the_server(running: Running, tmp_path: Path) -> 
     assert (entry["slug"], entry["context_window"]) == (NAME, LONG)
 
 
-def test_a_server_of_the_settings_is_found(running: Running, tmp_path: Path) -> None:
+def test_server_on_the_configured_port_is_found(running: Running, tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "opencode")
     port = running.url.rpartition(":")[2]
     ran = launch(tmp_path, "opencode", bin=harness.bin, DOVETAIL_HTTP_PORT=port)
@@ -116,7 +116,7 @@ def test_a_server_of_the_settings_is_found(running: Running, tmp_path: Path) -> 
 def test_settings_file_of_the_folder_does_not_redirect_prompts(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agents are run in other people's projects."""
+    """Agents run in untrusted projects."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "dovetail.toml").write_text("http_port = 1\nno_such_setting = 1\n")
@@ -127,9 +127,7 @@ def test_settings_file_of_the_folder_does_not_redirect_prompts(
     assert (ran.status, ran.err) == (7, f"dovetail launch: using the server at {running.url}\n")
 
 
-def test_lines_are_printed_for_a_harness_that_is_not_installed(
-    running: Running, tmp_path: Path
-) -> None:
+def test_print_works_without_an_installed_harness(running: Running, tmp_path: Path) -> None:
     ran = launch(tmp_path, "claude", "--url", running.url, "--print", "--", "-p", "two words")
     assert ran.status == 0, ran.err
     lines = ran.out.splitlines()
@@ -166,8 +164,8 @@ def test_errors_are_reported_in_one_line(
     assert ran.err.count("\n") == 1
 
 
-def test_a_window_that_is_too_small_is_refused(place: Path, tmp_path: Path) -> None:
-    """Of the same server, a harness with less to say can have it."""
+def test_too_small_context_is_rejected(place: Path, tmp_path: Path) -> None:
+    """A harness with a shorter prompt can use the same server."""
     with served(*scripted(place), "--context-length", "16384") as small:
         claude, codex = FakeHarness(tmp_path, "claude"), FakeHarness(tmp_path, "codex")
         ran = launch(tmp_path, "claude", "--url", small.url, bin=claude.bin)
@@ -179,7 +177,7 @@ def test_a_window_that_is_too_small_is_refused(place: Path, tmp_path: Path) -> N
         assert launch(tmp_path, "codex", "--url", small.url, bin=codex.bin).status == 7
 
 
-def test_a_server_with_keys(place: Path, tmp_path: Path) -> None:
+def test_server_with_keys_requires_the_key(place: Path, tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "claude")
     long = ("--context-length", str(LONG))
     with served(*scripted(place), *long, environment={"DOVETAIL_API_KEY": "k1"}) as keyed:
@@ -193,14 +191,14 @@ def test_a_server_with_keys(place: Path, tmp_path: Path) -> None:
         ran = launch(tmp_path, "claude", bin=harness.bin, DOVETAIL_HTTP_PORT=port)
         assert (
             "requires an API key; set DOVETAIL_API_KEY or --api-key" in ran.err
-        )  # it is not passed over for one of our own
+        )  # no new server is started instead
         assert launch(tmp_path, *arguments, bin=harness.bin, DOVETAIL_API_KEY="k1").status == 7
         assert harness.invocation["environment"]["ANTHROPIC_AUTH_TOKEN"] == "k1"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_the_greeting_can_be_pasted(place: Path, tmp_path: Path) -> None:
-    """With a key that no process list shows, and a name that a shell would trip over."""
+def test_printed_examples_can_be_pasted_into_a_shell(place: Path, tmp_path: Path) -> None:
+    """The key does not appear in the process list, and the model name needs quoting."""
     name, key = 'it\'s "$NAME"', "k1"
     flags = (*scripted(place)[:-1], name, "--context-length", str(LONG))
     harness = FakeHarness(tmp_path, "codex")
@@ -224,7 +222,7 @@ def test_the_greeting_can_be_pasted(place: Path, tmp_path: Path) -> None:
     assert harness.invocation["environment"]["KEY_OF_DOVETAIL"] == key
 
 
-def test_what_is_not_a_dovetail_can_be_an_engine(tmp_path: Path) -> None:
+def test_other_server_is_suggested_as_an_engine(tmp_path: Path) -> None:
     with _other_server() as url:
         ran = launch(tmp_path, "pi", "--print", "--url", url)
         assert ran.status == 1
@@ -235,7 +233,7 @@ def test_what_is_not_a_dovetail_can_be_an_engine(tmp_path: Path) -> None:
 
 
 def test_foreign_server_is_reported(tmp_path: Path) -> None:
-    """Whoever has a vLLM there means that one, not the small model that comes with us."""
+    """A user with a running vLLM probably wants to use it, not the small built-in model."""
     with _other_server() as url:
         ran = launch(tmp_path, "claude", "--print", DOVETAIL_HTTP_PORT=url.rpartition(":")[2])
         assert ran.status == 1
@@ -244,7 +242,7 @@ def test_foreign_server_is_reported(tmp_path: Path) -> None:
 
 
 def test_unknown_model_error_lists_the_served_ones(running: Running, tmp_path: Path) -> None:
-    """Then a server is begun for it, where a usual port does for the next launch to find it."""
+    """Then a new server would be started for the model."""
     port = running.url.rpartition(":")[2]
     ran = launch(tmp_path, "pi", "--print", "--model", "typo", DOVETAIL_HTTP_PORT=port)
     assert (ran.status, ran.out) == (1, "")

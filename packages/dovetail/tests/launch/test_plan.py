@@ -1,4 +1,4 @@
-"""What is set for each harness, and the same as lines for a shell."""
+"""The launch plan of each harness, and the same plan as shell commands."""
 
 import json
 import os
@@ -34,15 +34,15 @@ def made(name: str, folder: Path, api: str | None = None, key: str | None = None
 
 
 @pytest.mark.parametrize(("name", "api"), WAYS)
-def test_arguments_of_the_user_come_last_and_unchanged(name: str, api: str, tmp_path: Path) -> None:
+def test_user_arguments_are_last_and_unchanged(name: str, api: str, tmp_path: Path) -> None:
     plan = made(name, tmp_path, api)
     assert plan.command[0] == HARNESSES[name].executable
     assert plan.command[-2:] == ("-x", "a b")
 
 
 @pytest.mark.parametrize(("name", "api"), WAYS)
-def test_a_key_stands_on_no_command_line(name: str, api: str, tmp_path: Path) -> None:
-    """And in no file but the one where Claude Code's own settings would win over ours."""
+def test_keys_are_not_on_the_command_line(name: str, api: str, tmp_path: Path) -> None:
+    """Nor are they in a file, except in Claude Code's settings, which override its environment."""
     plan = made(name, tmp_path, api, KEY)
     assert KEY in plan.environment.values()
     assert not [part for part in plan.command if KEY in part]
@@ -52,8 +52,8 @@ def test_a_key_stands_on_no_command_line(name: str, api: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("name", "api"), WAYS)
-def test_printed_lines_do_what_launch_does(name: str, api: str, tmp_path: Path) -> None:
-    """A shell that runs them gives the harness the same arguments, variables and files."""
+def test_printed_lines_are_equivalent_to_launch(name: str, api: str, tmp_path: Path) -> None:
+    """A shell that runs them passes the same arguments, variables and files to the harness."""
     harness = FakeHarness(tmp_path, HARNESSES[name].executable)
     plan = made(name, tmp_path / "a place", api, KEY)
     lines = "\n".join(to_shell_lines(plan, KEY))
@@ -77,7 +77,7 @@ def test_printed_lines_do_what_launch_does(name: str, api: str, tmp_path: Path) 
         assert [one.stat().st_mode & 0o077 for one in (path, path.parent)] == [0, 0]
 
 
-def test_claude_code_gets_every_role_and_the_real_window(tmp_path: Path) -> None:
+def test_claude_code_gets_all_model_roles_and_the_context_length(tmp_path: Path) -> None:
     known = HARNESSES["claude"]
     request = LaunchRequest(target(65_536), "messages", (), "claude", tmp_path)
     set_to = known.build_plan(request).environment
@@ -98,7 +98,7 @@ def test_codex_uses_websockets_on_request(tmp_path: Path) -> None:
         assert ("supports_websockets=true" in provider) == has_websockets
 
 
-def test_a_key_that_json_spells_otherwise_is_not_shown_either(tmp_path: Path) -> None:
+def test_key_with_json_escapes_is_not_shown(tmp_path: Path) -> None:
     plan = made("claude", tmp_path, key='a"b')
     lines = "\n".join(to_shell_lines(plan, 'a"b'))
     assert 'a"b' not in lines
@@ -106,18 +106,18 @@ def test_a_key_that_json_spells_otherwise_is_not_shown_either(tmp_path: Path) ->
 
 
 def test_claude_code_settings_repeat_the_environment(tmp_path: Path) -> None:
-    """What a user's settings.json sets would be stronger than the environment."""
+    """A user's settings.json would override the environment."""
     plan = made("claude", tmp_path, key=KEY)
     flag, path = plan.command[1:3]
     assert flag == "--settings"
     settings = json.loads(plan.files[Path(path)])
     assert settings["env"] == {**dict.fromkeys(plan.unset_variables, ""), **plan.environment}
-    assert settings["apiKeyHelper"] == ""  # its key would be sent beside ours
+    assert settings["apiKeyHelper"] == ""  # its key would be sent in addition to ours
 
 
 @pytest.mark.parametrize("window", [HARNESSES["claude"].min_context_tokens, 131_072, 1_000_000])
-def test_claude_code_compacts_with_room_for_a_response(window: int) -> None:
-    """Above its own prompt, too: else it would do nothing but compact."""
+def test_claude_code_compacts_before_the_context_is_full(window: int) -> None:
+    """The limit is above its own prompt; otherwise it would compact all the time."""
     reserved_tokens = min(target(window).max_output_tokens, 20_000)  # Claude Code's own limit
     margin_tokens = 13_000  # subtracted by Claude Code in addition
     assert window - reserved_tokens - margin_tokens > 25_000
@@ -136,7 +136,7 @@ def test_codex_settings_are_toml(tmp_path: Path) -> None:
         "env_key": API_KEY_VARIABLE,
     }
     assert json.loads(plan.files[Path(settings["model_catalog_json"])]) == CATALOG
-    # A config.toml may have figures for another model, which win over a catalog.
+    # A config.toml may have limits for another model, which override a catalog.
     assert settings["model_context_window"] == 200_000
     assert settings["model_auto_compact_token_limit"] == 180_000
 
@@ -199,7 +199,7 @@ def test_openclaw_chats_in_the_terminal_by_default(tmp_path: Path) -> None:
     assert HARNESSES["openclaw"].build_plan(request).command == ("openclaw", "chat")
 
 
-def test_servers_do_not_share_files_that_are_read_while_a_harness_runs(tmp_path: Path) -> None:
+def test_servers_have_separate_harness_files(tmp_path: Path) -> None:
     here = launch_request(tmp_path, "messages", "claude")
     again = launch_request(tmp_path, "messages", "claude", KEY)
     elsewhere = replace(here, target=replace(here.target, address="http://127.0.0.1:9000"))
@@ -213,7 +213,7 @@ def test_servers_do_not_share_files_that_are_read_while_a_harness_runs(tmp_path:
     [
         ({"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "intern"}, "intern,127.0.0.1"),
         ({"NO_PROXY": ".corp"}, ".corp,127.0.0.1"),
-        ({}, "127.0.0.1"),  # a harness may have a proxy in a file of its own
+        ({}, "127.0.0.1"),  # a harness may configure a proxy in its own file
     ],
 )
 @pytest.mark.parametrize("name", HARNESSES)
@@ -232,7 +232,7 @@ def test_proxy_is_bypassed_for_the_server(
         assert json.loads(settings)["env"]["NO_PROXY"] == excepted
 
 
-def test_files_are_private_and_go_without_a_trace(tmp_path: Path) -> None:
+def test_files_are_private_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "launch" / "place" / "settings.json"
     write_private_files({path: "secret"})
     places = (path, path.parent, path.parent.parent)
@@ -242,7 +242,7 @@ def test_files_are_private_and_go_without_a_trace(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_runs_at_the_same_time_do_not_mix_their_logs(tmp_path: Path) -> None:
+def test_concurrent_runs_have_separate_logs(tmp_path: Path) -> None:
     with open_private_file(tmp_path / "server.log") as first:
         first.write("first, ")
         with open_private_file(tmp_path / "server.log") as second:

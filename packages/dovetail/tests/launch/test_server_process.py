@@ -1,4 +1,4 @@
-"""A server that `dovetail launch` starts for the time of a run: signals, and how it ends."""
+"""The server that `dovetail launch` starts for a run: signals and exit."""
 
 import json
 import os
@@ -30,7 +30,7 @@ INTERRUPT = b"\x03"
 
 @pytest.fixture
 def settings(tmp_path: Path) -> list[str]:
-    """The flags of a server with a window that Codex fits into."""
+    """Return the flags of a server with enough context for Codex."""
     folder = qwen_folder(tmp_path / "qwen")
     (tmp_path / "hello.txt").write_text("Hello.")
     engine = ["--engine", "scripted", "--script", str(tmp_path / "hello.txt")]
@@ -43,7 +43,7 @@ def environment(home: Path, harness: FakeHarness) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("does", "status"), [(ENDS, 7), (DIES, 128 + 9)])
-def test_it_is_there_for_the_run_and_gone_after_it(
+def test_server_runs_only_during_the_launch(
     does: str, status: int, settings: list[str], tmp_path: Path
 ) -> None:
     harness = FakeHarness(tmp_path, "codex", does)
@@ -60,7 +60,7 @@ def test_it_is_there_for_the_run_and_gone_after_it(
 
 
 @pytest.mark.long
-def test_one_that_does_not_start_is_quoted(settings: list[str], tmp_path: Path) -> None:
+def test_startup_failure_shows_the_log(settings: list[str], tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex")
     (tmp_path / "hello.txt").unlink()
     environ = {"PATH": environment(tmp_path, harness)["PATH"]}
@@ -70,10 +70,10 @@ def test_one_that_does_not_start_is_quoted(settings: list[str], tmp_path: Path) 
     assert "hello.txt" in ran.err
 
 
-def test_it_imports_nothing_of_the_project_it_is_started_in(
+def test_server_imports_no_modules_of_the_working_folder(
     settings: list[str], tmp_path: Path
 ) -> None:
-    """The command itself is started as an installed script is, without the folder in its path."""
+    """The command is started like an installed script, without the working folder in its path."""
     harness = FakeHarness(tmp_path, "codex")
     project = tmp_path / "project"
     project.mkdir()
@@ -90,10 +90,8 @@ def test_it_imports_nothing_of_the_project_it_is_started_in(
     assert (ran.returncode, harness.ran) == (7, True), ran.stderr
 
 
-def test_an_interrupt_from_the_keyboard_is_for_the_harness_alone(
-    settings: list[str], tmp_path: Path
-) -> None:
-    """Once, and the server goes on; the harness decides when to end."""
+def test_keyboard_interrupt_reaches_only_the_harness(settings: list[str], tmp_path: Path) -> None:
+    """It is delivered once, and the server keeps running; the harness decides when to exit."""
     harness = FakeHarness(tmp_path, "codex", WAITS)
     with _launched(settings, tmp_path, harness) as (process, keyboard):
         for count in (1, 2):
@@ -107,8 +105,8 @@ def test_an_interrupt_from_the_keyboard_is_for_the_harness_alone(
 
 
 @pytest.mark.long
-def test_a_harness_that_stops_gives_the_shell_back(settings: list[str], tmp_path: Path) -> None:
-    """And goes on when the shell brings it back."""
+def test_stopped_harness_returns_to_the_shell(settings: list[str], tmp_path: Path) -> None:
+    """It continues when the shell resumes it."""
     harness = FakeHarness(tmp_path, "codex", WAITS)
     with _launched(settings, tmp_path, harness) as (process, _):
         os.kill(harness.invocation["pid"], signal.SIGSTOP)
@@ -118,7 +116,7 @@ def test_a_harness_that_stops_gives_the_shell_back(settings: list[str], tmp_path
         assert process.wait(TIMEOUT_SECONDS) == 3
 
 
-def test_an_order_to_end_is_passed_on(settings: list[str], tmp_path: Path) -> None:
+def test_termination_signal_is_forwarded(settings: list[str], tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex", WAITS)
     with _launched(settings, tmp_path, harness) as (process, _):
         process.send_signal(signal.SIGTERM)
@@ -127,7 +125,7 @@ def test_an_order_to_end_is_passed_on(settings: list[str], tmp_path: Path) -> No
     assert not _responds(_address(harness))
 
 
-def test_it_does_not_outlive_a_launch_that_was_killed(settings: list[str], tmp_path: Path) -> None:
+def test_server_exits_when_launch_is_killed(settings: list[str], tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "codex", WAITS)
     with _launched(settings, tmp_path, harness) as (process, _):
         process.kill()
@@ -171,7 +169,7 @@ def test_command_line_repeats_the_settings_without_keys(tmp_path: Path) -> None:
         ({"engine_url": ["http://127.0.0.1:8000"]}, None, None),
     ],
 )
-def test_the_window_of_a_built_in_model_is_known_before_it_is_fetched(
+def test_context_of_a_built_in_model_is_known_before_its_download(
     flags: dict[str, object], model: str | None, known: tuple[str, int] | None
 ) -> None:
     assert find_builtin_window(load_config(flags, {}).config, model) == known
@@ -181,7 +179,7 @@ def test_the_window_of_a_built_in_model_is_known_before_it_is_fetched(
 def _launched(
     settings: list[str], home: Path, harness: FakeHarness
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """`dovetail launch` on a terminal of its own, with the harness running."""
+    """Run `dovetail launch` on its own terminal until the harness runs."""
     keyboard, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail", "launch", "codex", *settings],
@@ -218,6 +216,6 @@ def _responds(address: str) -> bool:
 
 
 def _until(happened: Callable[[], object]) -> None:
-    """Waits for something that has to happen; a test that hangs is ended by its own limit."""
+    """Wait for a condition; the timeout of the test limits the wait."""
     while not happened():
         time.sleep(0.02)

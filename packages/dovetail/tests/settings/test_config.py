@@ -1,4 +1,4 @@
-"""Settings: three sources, one precedence, and errors that say where the mistake is."""
+"""Settings: three sources, their precedence, and errors that name the source."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -36,13 +36,13 @@ def written(text: str, name: str = "dovetail.toml") -> Path:
     return path
 
 
-def test_without_anything_the_defaults_hold() -> None:
+def test_defaults_apply_without_sources() -> None:
     settings = load_config({}, {})
     assert settings.config == Config()
     assert settings.origins == {}
 
 
-def test_flags_are_stronger_than_the_environment_and_that_than_the_file() -> None:
+def test_flags_override_environment_and_environment_overrides_file() -> None:
     written(FILE)
     environment = {"DOVETAIL_HTTP_PORT": "8301", "DOVETAIL_MODEL": "from-environment"}
     settings = load_config({"model": "from-flag", "threads": None}, environment)
@@ -57,7 +57,7 @@ def test_flags_are_stronger_than_the_environment_and_that_than_the_file() -> Non
     assert "threads" not in settings.origins
 
 
-def test_another_file_can_be_named() -> None:
+def test_config_file_can_be_selected() -> None:
     written(FILE)
     other = written('model = "other"', "other.toml")
     assert load_config({}, {}, other).config.model == "other"
@@ -78,14 +78,14 @@ def test_another_file_can_be_named() -> None:
         ("SCRIPT", "a.yaml", "script", Path("a.yaml")),
         ("SCRIPT", "~/a.yaml", "script", Path.home() / "a.yaml"),
         ("REPLAY", "exact", "replay", "exact"),
-        ("THREADS", "", "threads", None),  # set to nothing is not set
+        ("THREADS", "", "threads", None),  # empty variables are ignored
     ],
 )
-def test_variables(variable: str, text: str, name: str, value: Any) -> None:
+def test_environment_values_are_converted(variable: str, text: str, name: str, value: Any) -> None:
     assert getattr(load_config({}, {f"DOVETAIL_{variable}": text}).config, name) == value
 
 
-def test_other_variables_are_not_settings() -> None:
+def test_reserved_variables_are_ignored() -> None:
     environment = {"DOVETAIL_HOME": "/x", "DOVETAIL_TEMPLATES": "/y", "PATH": "/bin"}
     assert load_config({}, environment).config == Config()
 
@@ -120,7 +120,7 @@ def test_other_variables_are_not_settings() -> None:
         ({}, {"DOVETAIL_CONFIG": "nofile.toml"}, None, r"nofile\.toml"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(
+def test_invalid_setting_error_names_its_source(
     flags: dict[str, Any], environment: dict[str, str], file: str | None, expected: str
 ) -> None:
     if file is not None:
@@ -129,7 +129,7 @@ def test_a_mistake_is_named_with_its_place(
         load_config(flags, environment)
 
 
-def test_keys_are_not_shown() -> None:
+def test_keys_are_masked() -> None:
     settings = load_config({"api_key": ["secret", "other"]}, {})
     assert dump_config(settings)["api_key"] == ["***", "***"]
     assert dump_config(settings, secrets=True)["api_key"] == ["secret", "other"]
@@ -138,14 +138,14 @@ def test_keys_are_not_shown() -> None:
 def test_every_setting_is_a_flag_with_help() -> None:
     shown = CliRunner().invoke(build_app(), ["serve", "--help"], env={"COLUMNS": "300"}).output
     for one in fields(Config):
-        if one.name == "models":  # tables, which only the file can have
+        if one.name == "models":  # tables are only supported in the file
             continue
         flag = "[MODEL]" if one.name == "model" else f"--{one.name.replace('_', '-')}"
         assert flag in shown
         assert one.metadata["help"]
 
 
-def test_the_command_shows_values_and_where_they_come_from() -> None:
+def test_config_command_prints_values_and_sources() -> None:
     written(FILE)
     given = ["config", "some-model", "--threads", "2", "--api-key", "secret"]
     ran = CliRunner().invoke(
@@ -161,7 +161,7 @@ def test_the_command_shows_values_and_where_they_come_from() -> None:
     assert "secret" not in ran.output
 
 
-def test_passwords_in_addresses_are_not_shown() -> None:
+def test_passwords_in_urls_are_masked() -> None:
     settings = load_config({"store": "redis://me:secret@host/0"}, {})
     assert dump_config(settings)["store"] == "redis://me:***@host/0"
     assert dump_config(settings, secrets=True)["store"] == "redis://me:secret@host/0"
@@ -179,18 +179,18 @@ def test_passwords_in_addresses_are_not_shown() -> None:
         ("workers", 100_000),
     ],
 )
-def test_a_number_that_cannot_be_meant_is_refused(name: str, value: float) -> None:
+def test_out_of_range_numbers_are_rejected(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"{name} \(flag\): must be [<>]=? \S+, got"):
         load_config({name: value}, {})
 
 
-def test_an_empty_key_does_not_open_the_server() -> None:
-    """As `--api-key "$KEY"` is where the variable is not set."""
+def test_empty_key_is_rejected() -> None:
+    """The key is empty for `--api-key "$KEY"` with an unset variable."""
     with pytest.raises(ConfigError, match=r"api_key \(flag\): must not be empty"):
         load_config({"api_key": [""]}, {})
 
 
-def test_values_are_shown_whole_where_no_terminal_cuts_them() -> None:
+def test_values_are_not_truncated_without_a_terminal() -> None:
     path = "/srv/" + "deep/" * 40 + "trace.jsonl"
     shown = CliRunner().invoke(build_app(), ["config", "--trace-file", path])
     assert f'"{path}"' in shown.output

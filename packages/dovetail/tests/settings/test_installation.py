@@ -1,4 +1,4 @@
-"""What only some need: named with a command that works, and asked for alike by all packages."""
+"""Optional dependencies: the install command is valid, and all packages declare them alike."""
 
 import shlex
 import tomllib
@@ -20,20 +20,22 @@ def _extras(package: str) -> dict[str, list[str]]:
     return extras
 
 
-def test_the_command_survives_a_shell() -> None:
-    """Without quotes some shells take the brackets for a pattern."""
+def test_install_command_is_quoted_for_a_shell() -> None:
+    """Without quotes, some shells treat the brackets as a pattern."""
     assert shlex.split(install_command("otel")) == ["pip", "install", "dovetail[otel]"]
     assert "'" in install_command("otel")
 
 
 def test_no_extra_requires_another_package_of_ours() -> None:
-    """In a clone there is none to ask: what the sibling's own extra brings is named instead."""
+    """A clone has no index to install it from, so an extra lists the dependencies themselves."""
     wanted = [one for extra in _extras("dovetail").values() for one in extra]
     assert not [one for one in wanted if one.startswith("dovetail")]
     assert _extras("dovetail")["tiktoken"] == _extras("tokenizers")["tiktoken"]
 
 
-def test_a_store_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_store_without_its_library_names_the_install_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("dovetail.server.build.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'dovetail\[redis\]'") as error:
         open_ledger(Config(store="redis://:secret@127.0.0.1:1"), tmp_path)

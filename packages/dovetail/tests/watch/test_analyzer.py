@@ -1,4 +1,4 @@
-"""The smaller parts of watch mode: recordings, lenses, sessions, the table in a terminal."""
+"""Parts of watch mode: recordings, reference models, sessions, and the terminal table."""
 
 import asyncio
 import errno
@@ -58,10 +58,10 @@ EXCHANGE = CapturedExchange(
 
 
 class TestRecordings:
-    def test_come_back_as_they_were(self, tmp_path: Path) -> None:
+    def test_round_trip_is_unchanged(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jsonl"
         path.touch(0o644)
-        for _ in range(2):  # a second run goes on in the same file
+        for _ in range(2):  # a second run appends to the same file
             recorder = ExchangeRecorder(path, "http://a")
             recorder.write(EXCHANGE)
             recorder.close()
@@ -79,12 +79,12 @@ class TestRecordings:
         assert list(read_recording(path)) == [EXCHANGE]
 
     @pytest.mark.parametrize("text", ["", "{}\n", "nonsense\n", '{"dovetail_recording": 9}\n'])
-    def test_other_files_are_refused(self, tmp_path: Path, text: str) -> None:
+    def test_other_files_are_rejected(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "a").write_text(text)
         with pytest.raises(RecordingError, match="is not a recording"):
             list(read_recording(tmp_path / "a"))
 
-    def test_a_broken_line_is_named(self, tmp_path: Path) -> None:
+    def test_invalid_line_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text('{"dovetail_recording": 1}\n{"number": 1}\n')
         with pytest.raises(RecordingError, match="line 2"):
             list(read_recording(tmp_path / "a"))
@@ -108,42 +108,42 @@ def test_which_requests_are_generation_requests(method: str, target: str, name: 
 
 class TestLenses:
     @pytest.mark.long
-    def test_the_folder_that_a_server_names(self, tmp_path: Path) -> None:
+    def test_folder_reported_by_the_server_is_used(self, tmp_path: Path) -> None:
         folder = qwen_folder(tmp_path / "model")
         lenses = ReferenceModels(listed=(ListedModel("some", str(folder)),))
         assert lenses.get("some").has_tokenizer
         assert lenses.get("some") is lenses.get("some")
-        assert lenses.get("claude-alias").origin == str(folder)  # it serves nothing else
+        assert lenses.get("claude-alias").origin == str(folder)  # it serves only this model
 
-    def test_the_cache_of_the_hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_hub_cache_is_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         qwen_folder(tmp_path / "models--some--model" / "snapshots" / "1")
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
         assert ReferenceModels().get("some/model").has_tokenizer
         assert not ReferenceModels().get("some/other").has_tokenizer
 
-    def test_a_folder_that_is_no_model_is_noted(self, tmp_path: Path) -> None:
+    def test_folder_without_a_model_gives_a_warning(self, tmp_path: Path) -> None:
         lenses = ReferenceModels(listed=(ListedModel("some", str(tmp_path)),))
         assert not lenses.get("some").has_tokenizer
         assert lenses.warnings
 
-    def test_a_stand_in_knows_the_family_by_the_name(self) -> None:
+    def test_fallback_detects_the_family_by_name(self) -> None:
         assert build_fallback("Qwen/Qwen3-Coder-30B").tool_parser == "qwen3_coder"
         assert build_fallback("who-knows").tool_parser is None
 
     @pytest.mark.long
-    def test_clients_may_name_anything(self) -> None:
+    def test_any_model_name_is_accepted(self) -> None:
         lenses = ReferenceModels()
         names = ["~nobody-there/x", "x" * 5000, "a\0b", *(f"m{n}" for n in range(1000))]
         assert len({id(lenses.get(name)) for name in names}) == 1
         assert len(lenses._found) < 300
 
 
-def test_sessions_by_name_and_by_turns() -> None:
+def test_sessions_are_found_by_name_and_by_turns() -> None:
     sessions = SessionTracker()
     turns = tuple(Turn("user", (TextBlock(text),)) for text in "abcd")
     first = sessions.get(Request("m", turns[:1]))
     assert sessions.get(Request("m", turns[:3])) is first
-    assert sessions.get(Request("m", turns[:1])) is not first  # the same words, another one
+    assert sessions.get(Request("m", turns[:1])) is not first  # the same text, another session
     assert sessions.get(Request("m", turns[1:])) is not first
     named = sessions.get(Request("m", turns, identity=Identity(session="x" * 36)))
     assert (named.label, named.request_count) == ("xxxxxxxx", 1)
@@ -170,8 +170,8 @@ def in_session(name: str) -> Request:
     return Request("m", identity=Identity(session=name))
 
 
-def test_sessions_whose_names_begin_alike_stay_apart() -> None:
-    """Codex's ids begin with the time: those of one minute have their first letters in common."""
+def test_labels_of_similar_session_names_are_unique() -> None:
+    """Codex's ids begin with a timestamp: those of one minute have a common prefix."""
     sessions = SessionTracker()
     ids = [f"019a7c3e-{number:04x}-7000-8000-000000000000" for number in range(20)]
     labels = [sessions.get(in_session(id)).label for id in ids]
@@ -180,7 +180,7 @@ def test_sessions_whose_names_begin_alike_stay_apart() -> None:
     assert sessions.get(in_session("\x1b[2J")).label == "?[2J"
 
 
-def test_what_sessions_remember_is_bounded() -> None:
+def test_session_memory_is_bounded() -> None:
     sessions = SessionTracker(max_body_bytes=1000)
     for number in range(100):
         session = sessions.get(in_session(str(number % 7)))
@@ -192,10 +192,10 @@ def test_what_sessions_remember_is_bounded() -> None:
     sessions.add_exchange(
         session, build_past_exchange(Request("m"), None, None, is_certain=True, body_bytes=5000)
     )
-    assert len(session.exchanges) == 1  # the last one is what the next goes on from
+    assert len(session.exchanges) == 1  # the next exchange continues the last one
 
 
-def test_what_a_summary_remembers_is_bounded() -> None:
+def test_summary_memory_is_bounded() -> None:
     summary = TrafficSummary()
     for number in range(3000):
         names = {"session": f"s{number}", "model": f"m{number}"}
@@ -209,7 +209,7 @@ def test_what_a_summary_remembers_is_bounded() -> None:
     assert json.dumps(to_summary_json(summary, {}))
 
 
-def test_estimates_are_marked_and_nothing_seen_is_not_nothing_lost() -> None:
+def test_estimates_are_marked_and_an_empty_summary_claims_nothing() -> None:
     assert "No problems found" not in format_summary(TrafficSummary(), {})
     counted = msgspec.structs.replace(ANALYSIS, basis="counted")
     assert "~990 of ~1,000 to prefill, ~900 avoidable" in format_exchange(counted)
@@ -220,7 +220,7 @@ def test_estimates_are_marked_and_nothing_seen_is_not_nothing_lost() -> None:
     assert "~" not in format_exchange(sure)
 
 
-def test_a_recording_that_cannot_be_written_does_not_end_the_looking(
+def test_failed_recording_does_not_stop_the_analysis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(recorder: ExchangeRecorder, exchange: CapturedExchange) -> None:
@@ -237,7 +237,7 @@ def test_a_recording_that_cannot_be_written_does_not_end_the_looking(
 
 
 def test_truncated_response_is_not_forwarded_again() -> None:
-    """What `--fix` hands on: the client's connection breaks, as the server's did."""
+    """With `--fix`, the client's connection is aborted like the server's."""
     sent: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -258,7 +258,7 @@ def test_truncated_response_is_not_forwarded_again() -> None:
     assert sent == ["http.response.start", "http.response.body"]
 
 
-def test_fixing_holds_no_body_of_any_size() -> None:
+def test_fix_mode_limits_buffered_bodies() -> None:
     sent: list[Message] = []
     requests = 0
 
@@ -282,7 +282,7 @@ def test_fixing_holds_no_body_of_any_size() -> None:
     assert (sent[0]["status"], requests) == (413, 3)
 
 
-def test_reports_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_reports_are_private(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("much longer than what comes")
     write_private_file(path, "{}")
@@ -290,7 +290,7 @@ def test_reports_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 class TestScreens:
-    def test_a_table_for_a_terminal(self) -> None:
+    def test_terminal_gets_a_table(self) -> None:
         out = io.StringIO()
         console = Console(file=out, force_terminal=True, width=100, height=30)
         display = create_display(console)
@@ -300,7 +300,7 @@ class TestScreens:
         assert "1× billing" in out.getvalue()
         assert "~990" in out.getvalue()
 
-    def test_lines_elsewhere(self) -> None:
+    def test_other_output_gets_lines(self) -> None:
         out = io.StringIO()
         display = create_display(Console(file=out, width=40))
         assert isinstance(display, LineDisplay)
@@ -310,7 +310,7 @@ class TestScreens:
         assert "[bold]a[/bold]" in out.getvalue()
 
 
-def test_a_tee_takes_exchanges_from_elsewhere_and_ends_in_order() -> None:
+def test_observer_accepts_exchanges_and_closes_in_order() -> None:
     delivered: list[object] = []
     observer = TrafficObserver(delivered.append, on_close=lambda: delivered.append("done"))
     other = msgspec.structs.replace(EXCHANGE, number=2)

@@ -1,4 +1,4 @@
-"""The passthrough: every byte in both directions, back-pressure, ends and breaks."""
+"""The relay: bytes in both directions, backpressure, closes and aborts."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ ODD = b"".join(bytes([n]) for n in range(256))
 
 
 def conversation(chance: random.Random) -> tuple[bytes, bytes]:
-    """What a client says and what a server says: HTTP of every sort, or none at all."""
+    """Generate the bytes of a client and of a server: HTTP of all kinds, or arbitrary bytes."""
     request, response = [], []
     for _ in range(chance.randrange(1, 6)):
         body = chance.randbytes(chance.choice((0, 1, 1000, 300_000)))
@@ -58,7 +58,7 @@ def conversation(chance: random.Random) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_byte_goes_through_unchanged_in_both_directions(seed: int) -> None:
+def test_bytes_are_relayed_unchanged_in_both_directions(seed: int) -> None:
     chance = random.Random(seed)
     request, response = conversation(chance)
     got: list[bytes] = []
@@ -76,7 +76,7 @@ def test_every_byte_goes_through_unchanged_in_both_directions(seed: int) -> None
             sending = asyncio.create_task(send_in_chunks(writer, request, chance))
             received = asyncio.create_task(reader.read(-1))
             await sending
-            writer.write_eof()  # the server answers a half-closed client
+            writer.write_eof()  # the server responds to a half-closed client
             assert await received == response
             writer.close()
         assert got == [request]
@@ -84,7 +84,7 @@ def test_every_byte_goes_through_unchanged_in_both_directions(seed: int) -> None
     run(scene)
 
 
-def test_many_connections_at_once_do_not_mix() -> None:
+def test_concurrent_connections_do_not_mix() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1000):
             writer.write(data)
@@ -106,7 +106,7 @@ def test_many_connections_at_once_do_not_mix() -> None:
     run(scene)
 
 
-def test_a_slow_reader_makes_the_other_side_wait() -> None:
+def test_slow_reader_causes_backpressure() -> None:
     sent = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +124,7 @@ def test_a_slow_reader_makes_the_other_side_wait() -> None:
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", own))
             before = -1
-            while sent != before or not sent:  # until nothing moves any more
+            while sent != before or not sent:  # until no more data is transferred
                 before = sent
                 for _ in range(2000):
                     await asyncio.sleep(0)
@@ -135,7 +135,7 @@ def test_a_slow_reader_makes_the_other_side_wait() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_a_hang_up_reaches_the_server(how: str) -> None:
+def test_client_disconnect_reaches_the_server(how: str) -> None:
     gone = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,7 +158,7 @@ def test_a_hang_up_reaches_the_server(how: str) -> None:
     run(scene)
 
 
-def test_a_server_that_breaks_off_breaks_the_client() -> None:
+def test_server_abort_aborts_the_client() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(1)
         writer.write(b"half an ans")
@@ -182,7 +182,7 @@ def test_a_server_that_breaks_off_breaks_the_client() -> None:
 def test_client_cannot_fill_the_memory_while_connecting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes before there is a connection waits with the client, but for one piece."""
+    """Before the server is connected, at most one chunk is read from the client."""
     sent = b"x" * (32 << 20)
     dialing, dialed = asyncio.Event(), asyncio.Event()
     dial = relay_module._open_connection
@@ -234,8 +234,8 @@ RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class TestTheObserver:
-    def test_sees_requests_that_were_sent_ahead_and_heads_without_bodies(self) -> None:
-        """HEAD has a length and no body; a kept connection goes on behind it."""
+    def test_pipelined_requests_and_head_responses_are_captured(self) -> None:
+        """A HEAD response has a length but no body; the connection stays open."""
         request = b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n" + REQUEST * 3
         response = b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n" + RESPONSE * 3
         seen = self._play(request, response)
@@ -243,7 +243,7 @@ class TestTheObserver:
             (200, b"{}", b"{}")
         ] * 3
 
-    def test_keeps_no_secrets(self) -> None:
+    def test_secrets_are_not_stored(self) -> None:
         keyed = REQUEST.replace(b"host: a", b"host: a\r\nX-Api-Key: k\r\nAuthorization: Bearer k")
         seen = self._play(keyed, RESPONSE)
         assert seen.exchanges[0].request_headers == {"host": "a", "content-length": "2"}
@@ -251,7 +251,7 @@ class TestTheObserver:
     @pytest.mark.parametrize(
         "name", ["x-goog-api-key", "Ocp-Apim-Subscription-Key", "X-Auth-Token", "x-litellm-api-key"]
     )
-    def test_keeps_no_secrets_of_other_makers(self, name: str) -> None:
+    def test_secrets_of_other_vendors_are_not_stored(self, name: str) -> None:
         keyed = REQUEST.replace(b"host: a", f"host: a\r\n{name}: sk-1".encode())
         keyed = keyed.replace(b"/v1/messages", b"/v1/messages?beta=true&api_key=sk-1&sig=sk-1")
         (seen,) = self._play(keyed, RESPONSE).exchanges
@@ -293,7 +293,7 @@ class TestTheObserver:
         ],
         ids=["nonsense", "too large", "too slow", "upgrade", "tunnel"],
     )
-    def test_what_it_cannot_follow_is_counted_and_passed_on(
+    def test_unobservable_traffic_is_counted_and_relayed(
         self, sent: bytes, response: bytes, limits: CaptureLimits, reason: str
     ) -> None:
         seen = Seen()
@@ -313,7 +313,7 @@ class TestTheObserver:
         assert not seen.exchanges
 
     def test_server_that_sends_first_is_not_observed(self) -> None:
-        """Nobody would ever take those bytes."""
+        """There is no request to which those bytes belong."""
         capture = ConnectionCapture(CaptureLimits(), lambda: 1)
         with pytest.raises(UnobservableError, match="before a request"):
             capture.feed("response", b"220 mail\r\n", 0.0)
@@ -327,8 +327,8 @@ class TestTheObserver:
         assert capture._pending is not None
         assert (capture._pending.marks, capture._pending.response_body) == ([], [])
 
-    def test_what_it_missed_is_not_called_a_hang_up(self) -> None:
-        """The connection ends before the observer comes to what was queued."""
+    def test_missed_traffic_is_not_reported_as_a_disconnect(self) -> None:
+        """The connection ends before the observer processes the queue."""
         seen = Seen()
         observer = TrafficObserver(seen.take, CaptureLimits(queue_bytes=800))
         observer.observe(1, "request", REQUEST, 0.0)
@@ -339,7 +339,7 @@ class TestTheObserver:
         assert observer.unobserved == {"the analysis is too slow": 1}
         assert not observer._ignored_connections
 
-    def test_tiny_pieces_count_for_what_they_take(self) -> None:
+    def test_small_chunks_count_with_their_overhead(self) -> None:
         observer = TrafficObserver(Seen().take, CaptureLimits(queue_bytes=10_000))
         for _ in range(1000):
             observer.observe(1, "request", b"x", 0.0)
@@ -393,7 +393,7 @@ class TestTheHostLine:
     )
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_only_host_lines_of_heads_change(self, seed: int) -> None:
+    def test_only_host_headers_are_rewritten(self, seed: int) -> None:
         chance, line = random.Random(seed), HostRewriter("there:443")
         out, at = [], 0
         while at < len(self.REQUESTS):
@@ -402,14 +402,14 @@ class TestTheHostLine:
             at += size
         assert b"".join(out) == self.REWRITTEN
 
-    def test_what_is_no_http_goes_through(self) -> None:
+    def test_other_protocols_are_relayed_unchanged(self) -> None:
         line = HostRewriter("there")
         noise = b"\0" * (300 << 10)
         assert line.rewrite(noise) == noise
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that signs itself, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
     now = datetime.now(UTC)
@@ -433,7 +433,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_a_tls_server_is_checked_and_named(
+def test_tls_certificate_is_verified_and_host_is_rewritten(
     trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got: list[bytes] = []
@@ -464,7 +464,7 @@ def test_a_tls_server_is_checked_and_named(
     run(scene)
 
 
-def test_who_looks_on_gets_the_very_bytes() -> None:
+def test_observer_gets_the_relayed_bytes() -> None:
     relayed: list[tuple[RelayDirection, bytes]] = []
 
     def on_data(connection: int, direction: RelayDirection, data: bytes, at: float) -> None:

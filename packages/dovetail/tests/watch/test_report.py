@@ -1,4 +1,4 @@
-"""What watching finds out: each fault with its cause and its cost, on a real server's traffic."""
+"""Findings of watch mode: each problem with its cause and cost, on a real server's traffic."""
 
 import asyncio
 import gzip
@@ -33,7 +33,7 @@ PATHS = {"messages": "/v1/messages", "chat": "/v1/chat/completions", "responses"
 
 
 class Notes:
-    """A screen for tests."""
+    """A display that collects analyses."""
 
     def __init__(self) -> None:
         self.verdicts: list[ExchangeAnalysis] = []
@@ -49,7 +49,7 @@ class Notes:
 async def watched(
     stage: Stage, lens: ReferenceModel | None = None
 ) -> AsyncIterator[tuple[str, Notes]]:
-    """A watch before the stage. All is told once the block is left."""
+    """Run watch mode in front of a server. All exchanges are analyzed when the block exits."""
     notes = Notes()
     real = ReferenceModel(tiny_model(), True, "", "hermes")
     watcher = Watcher(endpoint(stage.port), ReferenceModels(lens or real), notes)
@@ -66,7 +66,7 @@ async def watched(
 async def send_request(
     address: str, path: str, body: dict[str, Any] | bytes, **headers: str
 ) -> bytes:
-    """One request over a connection of its own; the bytes of its body."""
+    """Send a request over a new connection, and return the bytes of the response body."""
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
     named = {"host": "a", "connection": "close", "content-length": str(len(sent)), **headers}
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
@@ -106,7 +106,7 @@ def session(
     server: Model | None = None,
     lens: ReferenceModel | None = None,
 ) -> list[ExchangeAnalysis]:
-    """A tool loop against a server that says these things; `change` edits before each step."""
+    """Run a tool loop on a server with these outputs; `change` edits before each step."""
     found: list[ExchangeAnalysis] = []
 
     async def scene() -> None:
@@ -132,7 +132,7 @@ def codes(verdict: ExchangeAnalysis) -> list[str]:
 
 
 class Thoughtless(MessagesAgent):
-    """A client that does not send thoughts back."""
+    """A client that does not send reasoning back."""
 
     def body(self) -> dict[str, Any]:
         body = super().body()
@@ -146,7 +146,7 @@ def _without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class Biller(MessagesAgent):
-    """A billing line of another number with every request."""
+    """A client whose billing line has a different number in each request."""
 
     turns = 0
 
@@ -158,7 +158,7 @@ class Biller(MessagesAgent):
 
 
 class Counter(MessagesAgent):
-    """A running count of tokens in its system text."""
+    """A client with a running token counter in its system text."""
 
     turns = 0
 
@@ -169,7 +169,7 @@ class Counter(MessagesAgent):
 
 
 class Rewriter(MessagesAgent):
-    """Numbers in other words, keys in another order."""
+    """A client that rewrites numbers and reorders keys."""
 
     def receive(self, frames: bytes) -> Any:
         calls = super().receive(frames)
@@ -179,7 +179,7 @@ class Rewriter(MessagesAgent):
         return calls
 
 
-def test_a_session_without_faults_has_none() -> None:
+def test_session_without_problems_has_no_findings() -> None:
     first, second, third = session(MessagesAgent(), LOOP)
     assert [codes(one) for one in (first, second, third)] == [[], [], []]
     assert {one.basis for one in (first, second, third)} == {"confirmed"}
@@ -189,7 +189,7 @@ def test_a_session_without_faults_has_none() -> None:
         assert after.served is not None
         assert before.prompt_tokens is not None
         assert before.output_tokens is not None
-        # All but the token that ended the turn: the server's own numbers say the same.
+        # All except the stop token; the server's own counts agree.
         assert after.served.reused == before.prompt_tokens + before.output_tokens - 1
         assert after.served.total == after.prompt_tokens
     assert [one.calls for one in (first, second, third)] == [1, 1, 0]
@@ -198,7 +198,7 @@ def test_a_session_without_faults_has_none() -> None:
     assert len(first.dispatch) == 1
 
 
-def test_a_billing_line_costs_the_whole_prompt() -> None:
+def test_changed_billing_line_invalidates_the_prompt() -> None:
     _, second, third = session(Biller(), LOOP)
     for one in (second, third):
         assert codes(one) == ["billing"]
@@ -207,12 +207,12 @@ def test_a_billing_line_costs_the_whole_prompt() -> None:
         assert one.served is not None
         assert one.exact is not None
         assert one.served.reused < one.exact.reused
-        # Dovetail leaves the line out; all else is computed once.
+        # Dovetail removes the line; the rest is computed once.
         assert one.needless == one.served.prefill_tokens - one.exact.prefill_tokens > 100
 
 
-def test_a_turn_that_the_template_writes_in_other_tokens() -> None:
-    """This template leaves out the line break before a call; the server's count gives it away."""
+def test_retokenized_turn_is_reported() -> None:
+    """This template omits the line break before a call, which the server's count reveals."""
     outputs = [LOOP[0], REASONING + "And again.\n" + CALL_TOOL, "It is sunny."]
     _, second, third = session(MessagesAgent(), outputs)
     assert (codes(second), codes(third)) == ([], ["retokenization"])
@@ -234,9 +234,9 @@ def test_reasoning_not_returned_by_the_client() -> None:
     assert first.output_tokens is not None
     assert second.served is not None
     assert second.exact is not None
-    assert second.served.reused == first.prompt_tokens  # up to the thought
+    assert second.served.reused == first.prompt_tokens  # up to the reasoning
     assert second.exact.reused == first.prompt_tokens + first.output_tokens - 1
-    # What stands behind the thought is computed again; with it, nothing is.
+    # Tokens after the missing reasoning are re-prefilled; with the reasoning, none are.
     assert second.exact.total - second.served.total == len(tokens(REASONING))
     assert second.needless == len(tokens(CALL_TOOL))
 
@@ -255,7 +255,7 @@ def tokens(text: str) -> list[int]:
     ],
     ids=["order", "added", "removed", "changed"],
 )
-def test_tools_that_change(change: Any, detail: str) -> None:
+def test_changed_tools_are_reported(change: Any, detail: str) -> None:
     def edit(agent: Any, at: int) -> None:
         if at == 1:
             agent.tools = change(agent.tools)
@@ -267,7 +267,7 @@ def test_tools_that_change(change: Any, detail: str) -> None:
     assert codes(third) == []
 
 
-def test_a_system_text_that_changes() -> None:
+def test_changed_system_text_is_reported() -> None:
     def edit(agent: Any, at: int) -> None:
         agent.set_system(f"You are careful.\nIt is {'five' if at else 'four'} o'clock.")
 
@@ -278,7 +278,7 @@ def test_a_system_text_that_changes() -> None:
     assert codes(third) == []
 
 
-def test_a_turn_that_the_client_edits() -> None:
+def test_edited_turn_is_reported() -> None:
     def edit(agent: Any, at: int) -> None:
         if at == 2:
             agent.history[2]["content"][0]["content"] = "something else"
@@ -287,10 +287,10 @@ def test_a_turn_that_the_client_edits() -> None:
     assert codes(third) == ["history"]
     assert third.broke is not None
     assert third.broke.detail.startswith("turn 2 (tool): ")
-    assert third.needless == 0  # nobody could have kept it
+    assert third.needless == 0  # no server could avoid it
 
 
-def test_arguments_that_the_client_rewrites() -> None:
+def test_rewritten_arguments_are_reported() -> None:
     outputs = [REASONING + CALL_TOOL.replace('"Oslo"', '"Oslo", "timeout": 5.0'), "Fine."]
     _, second = session(Rewriter(), outputs)
     assert codes(second) == ["rewritten"]
@@ -303,8 +303,8 @@ def without_tool_parser() -> Model:
 
 
 @pytest.mark.parametrize("lens", [None, build_fallback("Qwen3-8B"), build_fallback("who-knows")])
-def test_a_call_that_the_server_left_in_its_text(lens: ReferenceModel | None) -> None:
-    """A server that was not told its model's tool parser; with a tokenizer here and without."""
+def test_call_left_in_text_is_reported(lens: ReferenceModel | None) -> None:
+    """The server has no tool parser configured; tested with and without a tokenizer."""
     outputs = [REASONING + "I look. " + CALL_TOOL, "Fine."]
     first, second = session(MessagesAgent(), outputs, server=without_tool_parser(), lens=lens)
     assert codes(first) == ["call_as_text"]
@@ -312,14 +312,14 @@ def test_a_call_that_the_server_left_in_its_text(lens: ReferenceModel | None) ->
     assert (first.calls, codes(second)) == (0, [])
 
 
-def test_a_call_that_is_quoted_is_none() -> None:
+def test_quoted_call_is_not_reported() -> None:
     outputs = ["One writes " + CALL_TOOL.replace("run_command", "some_tool") + " for that."]
     (only,) = session(MessagesAgent(), outputs, server=without_tool_parser())
     assert codes(only) == []
 
 
 def test_reasoning_ignored_by_the_server() -> None:
-    """Told by its own count of the prompt: they were sent back, and are not in it."""
+    """The server's prompt count shows that returned reasoning is not in the prompt."""
     assistant = {"role": "assistant", "content": "Hm.", "reasoning_content": "I should look."}
     body = {"messages": [{"role": "user", "content": "Hi!"}, assistant, FOLLOW_UP]}
     request = order_turns(CHAT.decode(json.dumps({"model": NAME, **body}).encode(), {}))
@@ -345,7 +345,7 @@ def look(exchange: CapturedExchange) -> ExchangeAnalysis:
         analyzer.close()
 
 
-def test_tokens_that_the_server_gives_are_taken_as_they_are() -> None:
+def test_token_ids_of_the_server_are_used() -> None:
     model = tiny_model()
     ids = model.tokenizer.encode("It is  sunny.")
     prompt = list(range(40))
@@ -407,8 +407,8 @@ def test_failed_exchanges_are_reported(
 
 
 @pytest.mark.parametrize("status", [0, 404, 429, 503])
-def test_what_a_server_refused_was_not_computed(status: int) -> None:
-    """A client that is refused tries again: the prompt counts once, when it is answered."""
+def test_rejected_requests_are_not_counted(status: int) -> None:
+    """A rejected client retries: the prompt counts once, when it gets a response."""
     body = {"messages": [{"role": "user", "content": "Hi! " * 100}]}
     assistant = {"role": "assistant", "content": "Hello."}
     exchange = chat_exchange(body, {"choices": [{"message": assistant, "finish_reason": "stop"}]})
@@ -421,7 +421,7 @@ def test_what_a_server_refused_was_not_computed(status: int) -> None:
     assert found.served.reused == 0
 
 
-def test_compressed_requests_are_read() -> None:
+def test_compressed_requests_are_decoded() -> None:
     body = json.dumps(HELLO).encode()
     notes: list[ExchangeAnalysis] = []
 
@@ -449,7 +449,7 @@ def test_interleaved_reasoning_returned_in_another_order() -> None:
 
 
 class Grouping(MessagesAgent):
-    """Puts calls behind everything else, as Claude Code does."""
+    """A client that moves calls to the end of a turn, like Claude Code."""
 
     def receive(self, frames: bytes) -> Any:
         calls = super().receive(frames)
@@ -457,18 +457,18 @@ class Grouping(MessagesAgent):
         return calls
 
 
-def test_without_a_tokenizer_everything_is_an_estimate() -> None:
+def test_all_numbers_are_estimates_without_a_tokenizer() -> None:
     first, second, _ = session(MessagesAgent(), LOOP, lens=build_fallback(NAME))
     assert {first.basis, second.basis} == {"estimated"}
     assert first.served is not None
-    assert first.served.total == first.prompt_tokens  # scaled to what the server counted
+    assert first.served.total == first.prompt_tokens  # scaled to the server's count
     assert codes(second) == []
     assert "~" in format_exchange(second)
     _, second, _ = session(Biller(), LOOP, lens=build_fallback(NAME))
     assert codes(second) == ["billing"]
 
 
-def test_a_session_without_a_name_is_known_by_its_turns() -> None:
+def test_unnamed_session_is_matched_by_its_turns() -> None:
     agent = MessagesAgent()
     agent.headers = {"anthropic-version": "2023-06-01"}
     found = session(agent, LOOP)

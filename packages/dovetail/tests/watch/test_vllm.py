@@ -1,4 +1,4 @@
-"""Watch mode before a real vLLM: its bytes unchanged, and a report that its own counts bear out."""
+"""Watch mode with a real vLLM: unchanged bytes, and a report that vLLM's counts confirm."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ LOOK_UP = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-#: Tools stand in the prompt; the server was started without a parser for calls.
+#: The prompt contains tools; the server was started without a tool call parser.
 NO_CALLS: dict[str, Any] = {"tools": [LOOK_UP], "tool_choice": "none"}
 
 
@@ -39,7 +39,7 @@ def post(path: str, body: Any) -> bytes:
 
 
 def requests() -> Iterator[bytes]:
-    """One of everything that clients ask a vLLM, on one connection."""
+    """Send one request of each kind on one connection."""
     hello = [{"role": "user", "content": "Hello! " * 50}]
     chat = {"model": NAME, "messages": hello, "max_tokens": 8, "seed": 1}
     yield b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -56,8 +56,8 @@ def requests() -> Iterator[bytes]:
     yield last.replace(b"Host: a", b"Host: a\r\nConnection: close", 1)
 
 
-def test_every_byte_of_both_sides_is_as_it_was(vllm: Vllm) -> None:
-    """A tap between watch and vLLM writes down what really passes there."""
+def test_bytes_of_both_sides_are_unchanged(vllm: Vllm) -> None:
+    """A proxy between watch mode and vLLM records the actual bytes."""
     requested, responded = bytearray(), bytearray()
 
     async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,8 +100,8 @@ async def _copy(
         writer.write_eof()
 
 
-def test_a_chat_session_is_counted_as_vllm_counts_it(vllm: Vllm, tmp_path: Path) -> None:
-    """The folder is the one that vLLM names; tokens are those that it gives."""
+def test_token_counts_equal_those_of_vllm(vllm: Vllm, tmp_path: Path) -> None:
+    """The model folder is the one that vLLM reports; token ids are those that it returns."""
     report_path = tmp_path / "report.json"
     history: list[dict[str, Any]] = [{"role": "system", "content": "You look things up. " * 60}]
     with watching(vllm.url, tmp_path, "--json", report_path) as watch:
@@ -123,14 +123,14 @@ def test_a_chat_session_is_counted_as_vllm_counts_it(vllm: Vllm, tmp_path: Path)
     assert [one["basis"] for one in report["exchanges"]] == ["confirmed"] * 4
     for one in report["exchanges"]:
         assert one["served"]["total"] == one["prompt_tokens"]
-        # What vLLM has in its cache, in whole blocks, is what the two prompts share.
+        # vLLM caches the common prefix of the two prompts, in complete blocks.
         assert one["cached"] is not None
         assert one["cached"] <= one["served"]["kept"] or one["place"] == 1
         assert one["cached"] >= one["served"]["kept"] - 64
     assert len(report["sessions"]) == 1
 
 
-def test_counts_are_confirmed_without_its_tokens_too(vllm: Vllm, tmp_path: Path) -> None:
+def test_counts_are_confirmed_without_token_ids(vllm: Vllm, tmp_path: Path) -> None:
     report_path = tmp_path / "report.json"
     with watching(vllm.url, tmp_path, "--json", report_path) as watch:
         for stream in (False, True):
@@ -152,11 +152,11 @@ def test_fix_mode_serves_requests_and_forwards_the_rest(vllm: Vllm, tmp_path: Pa
     with watching(vllm.url, tmp_path, "--fix", "--json", report_path) as watch:
         for _ in range(2):
             response = watch.post("/v1/messages", {"model": NAME, **hello})
-        assert response["usage"]["cache_read_input_tokens"] > 0  # vLLM's own word
+        assert response["usage"]["cache_read_input_tokens"] > 0  # as vLLM itself reports
         theirs = watch.request("POST", "/v1/messages", {"model": "another", **hello})
         assert theirs.status == 404
         assert b"another" in theirs.body
-        assert watch.request("GET", "/version").json["version"]  # a path that is vLLM's alone
+        assert watch.request("GET", "/version").json["version"]  # a path that only vLLM has
     report = json.loads(report_path.read_text())
     assert [one["fixed"] for one in report["exchanges"]] == [True, True, False]
     assert [one["basis"] for one in report["exchanges"][:2]] == ["confirmed"] * 2

@@ -1,4 +1,4 @@
-"""`dovetail watch` as users run it, before a server that renders every prompt anew."""
+"""`dovetail watch` as users run it, with a server that renders every prompt from scratch."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def arguments(folder: Path) -> list[str | Path]:
 
 
 class Used(NamedTuple):
-    """What an answer says of its tokens. `prompt` counts the cached ones, too."""
+    """Token usage of a response. `prompt` includes cached tokens."""
 
     prompt: int
     generated: int
@@ -62,7 +62,7 @@ class Used(NamedTuple):
 
 
 def steps(running: Running, agent: Agent) -> list[Used]:
-    """A whole tool loop. What the server says of each step."""
+    """Run a complete tool loop, and return the usage of each step."""
     agent.add_user_message("What is the answer?")
     return [step(running, agent, at) for at in range(STEPS)]
 
@@ -104,7 +104,7 @@ def tokenizer(folder: Path) -> tuple[str | Path, ...]:
 
 @pytest.mark.long
 def test_replay_reports_actual_savings(folder: Path) -> None:
-    """Watched before a plain server, replayed, and then measured on Dovetail itself."""
+    """The traffic is watched with a plain server, replayed, and then measured on Dovetail."""
     recording, report_path = folder / "session.jsonl", folder / "report.json"
     with served(*arguments(folder), *PLAIN) as plain:
         with watching(
@@ -139,7 +139,7 @@ def test_replay_reports_actual_savings(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_harness_is_understood(plain: Running, folder: Path) -> None:
+def test_requests_of_every_harness_are_decoded(plain: Running, folder: Path) -> None:
     report_path = folder / "harnesses.json"
     with watching(plain.url, folder, *tokenizer(folder), "--json", report_path) as watch:
         for kind in AGENTS:
@@ -150,7 +150,7 @@ def test_every_harness_is_understood(plain: Running, folder: Path) -> None:
     for one in report["sessions"]:
         assert one["requests"] == one["thoughts"] == STEPS
         assert one["calls"] == len(one["tool_gaps"]) == len(one["dispatch"]) == STEPS - 1
-        assert one["needless"] > 0  # the notation of the calls is not the template's
+        assert one["needless"] > 0  # the calls are not in the template's notation
     causes = {one["label"].removesuffix(" session"): one["counts"] for one in report["sessions"]}
     assert causes["claude-code"]["billing"] == STEPS - 1
     assert causes["claude-code"]["rewritten"] == STEPS - 1
@@ -164,7 +164,7 @@ def plain(folder: Path) -> Iterator[Running]:
         yield running
 
 
-def test_the_sdks_work_through_it(plain: Running, folder: Path) -> None:
+def test_sdks_work_through_the_relay(plain: Running, folder: Path) -> None:
     with watching(plain.url, folder) as watch:
         message = watch.anthropic().messages.create(
             model=NAME, max_tokens=500, messages=[{"role": "user", "content": "Hi!"}]
@@ -201,7 +201,7 @@ def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
 
 @contextmanager
 def engine(folder: Path) -> Iterator[str]:
-    """A server of the model that speaks vLLM's completions and nothing else. Its address."""
+    """Run a server with only vLLM's completions API, and yield its address."""
     command = [sys.executable, "-m", "dovetail.engines.scripted", "--port", "0"]
     command += ["--model", str(folder / "model"), "--script", str(folder / "script.yaml")]
     with subprocess.Popen(
@@ -220,8 +220,8 @@ def engine(folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def test_fixing_serves_the_same_traffic_on_exact_turns(folder: Path) -> None:
-    """An engine without any of the three APIs: what Dovetail does not answer, it answers 404."""
+def test_fix_mode_serves_the_same_traffic_with_exact_turns(folder: Path) -> None:
+    """The engine has none of the three APIs: it returns 404 for forwarded requests."""
     report_path = folder / "fixed.json"
     with (
         engine(folder) as url,
@@ -242,7 +242,7 @@ def test_fixing_serves_the_same_traffic_on_exact_turns(folder: Path) -> None:
         ):
             assert watch.request("POST", "/v1/messages", odd).status == 404
         long = {**body, "messages": [{"role": "user", "content": "word " * 50_000}]}
-        refused = watch.request("POST", "/v1/messages", long)  # nobody else could take it
+        refused = watch.request("POST", "/v1/messages", long)  # too long for the server as well
         assert (refused.status, b"prompt is too long" in refused.body) == (400, True)
     report = json.loads(report_path.read_text())
     assert [one["fixed"] for one in report["exchanges"]] == [True] * STEPS + [False] * 3 + [True]
