@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from dovetail_model import InvalidRequest
-from dovetail_protocols import request_body
+from dovetail_protocols import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Codec,
+    json_depth,
+    request_body,
+)
 
 
 class _Inner(msgspec.Struct):
@@ -33,3 +41,69 @@ def test_error_names_the_field(body: bytes, param: str | None) -> None:
 
 def test_unknown_fields_are_named() -> None:
     assert request_body.unknown_fields({"items": [], "x": 1}, _Outer, "body.") == ("body.x",)
+
+
+def _nested(levels: int) -> bytes:
+    return b'{"a":' * levels + b"1" + b"}" * levels
+
+
+DEEP = _nested(json_depth.MAX_JSON_DEPTH + 1)
+
+
+@pytest.mark.parametrize(
+    ("codec", "body", "param"),
+    [
+        (
+            MESSAGES,
+            b'"messages": [], "tools": [{"name": "f", "input_schema": %b}]',
+            "tools[0].input_schema",
+        ),
+        (
+            CHAT,
+            b'"messages": [], "tools": [{"function": {"name": "f", "parameters": %b}}]',
+            "tools[0].function.parameters",
+        ),
+        (
+            CHAT,
+            b'"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": %b',
+            "chat_template_kwargs.a.a",
+        ),
+        (
+            CHAT,
+            b'"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": %b}]',
+            "messages[1].content.a",
+        ),
+        (
+            CHAT,
+            b'"messages": [], "response_format": {"json_schema": {"schema": %b}}',
+            "response_format.json_schema.schema",
+        ),
+        (
+            RESPONSES,
+            b'"input": "x", "tools": [{"type": "function", "name": "f", "parameters": %b}]',
+            "tools[0].parameters",
+        ),
+        (RESPONSES, b'"input": [{"role": "user", "content": [%b]}]', "input[0].content"),
+        (COMPLETIONS, b'"prompt": "x", "unknown": [%b]', "unknown[0].a.a"),
+    ],
+)
+def test_nesting_is_limited(codec: Codec, body: bytes, param: str) -> None:
+    """The limit is far below the one of the decoder, at which everything after it fails."""
+    with pytest.raises(InvalidRequest, match="more than 128 levels") as caught:
+        codec.decode(b'{"model": "m", ' + body % DEEP + b"}", {})
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(param)
+
+
+def test_nesting_beyond_the_decoder_is_limited_too() -> None:
+    for levels in (900, 1_000, 100_000):
+        body = b'{"model": "m", "input": "x", "tools": [%b]}' % _nested(levels)
+        with pytest.raises(InvalidRequest, match="more than 128 levels"):
+            RESPONSES.decode(body, {})
+
+
+def test_deepest_value_is_accepted() -> None:
+    value = msgspec.json.decode(_nested(json_depth.MAX_JSON_DEPTH))
+    json_depth.check_depth(value, "x")
+    with pytest.raises(InvalidRequest, match=r"x\.a\.a: must not be nested"):
+        json_depth.check_depth({"a": value}, "x")

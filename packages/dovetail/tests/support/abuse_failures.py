@@ -26,6 +26,8 @@ STREAM_ERRORS = {
     "/v1/responses": b"event: response.failed",
     "/v1/completions": b'"error":{',
 }
+#: Above this depth the decoder itself fails, without the position.
+DECODER_DEPTH = 900
 
 
 class PanicException(BaseException):
@@ -81,3 +83,66 @@ async def background_response_becomes_failed(stage: Stage) -> None:
     assert response.status == "failed"
     assert response.error is not None
     assert response.error.code == "server_error"
+
+
+def nested(levels: int) -> bytes:
+    """Return the JSON of a schema of objects that is nested this deeply."""
+    keys = (b"properties", b"a")
+    opened = b"".join(b'{"%b":' % keys[level % 2] for level in range(levels - 1))
+    return opened + b"{}" + b"}" * (levels - 1)
+
+
+def deep_bodies(levels: int, **more: Any) -> dict[str, tuple[str, bytes]]:
+    """Return requests with a value that is nested this deeply: path and body by the deep field."""
+    value = nested(levels)
+    return {
+        field: (
+            path,
+            json.dumps({"model": NAME, **body, **more}).encode().replace(b'"DEEP"', value),
+        )
+        for field, (path, body) in _bodies_with("DEEP").items()
+    }
+
+
+def _bodies_with(schema: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    function = {"name": "f", "parameters": schema}
+    chat, responses = "/v1/chat/completions", "/v1/responses"
+    plain: dict[str, Any] = {"messages": MESSAGES}
+    return {
+        "tools[0].input_schema": (
+            "/v1/messages",
+            {**plain, "max_tokens": 9, "tools": [{"name": "f", "input_schema": schema}]},
+        ),
+        "tools[0].function": (
+            chat,
+            {**plain, "tools": [{"type": "function", "function": function}]},
+        ),
+        "tools[0].parameters": (
+            responses,
+            {"input": "Hi", "tools": [{"type": "function", **function}]},
+        ),
+        "chat_template_kwargs": (chat, {**plain, "chat_template_kwargs": {"x": schema}}),
+        "response_format": (
+            chat,
+            {
+                **plain,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": schema},
+                },
+            },
+        ),
+        "metadata": (responses, {"input": "Hi", "metadata": schema}),
+        "messages": ("/v1/tokenize", {"messages": [{"role": "user", "content": schema}]}),
+    }
+
+
+async def deep_values_are_client_errors(stage: Stage, levels: int) -> None:
+    """Values that are nested too deeply are a 400 that names the field."""
+    for field, (path, body) in deep_bodies(levels).items():
+        reply = await stage.request("POST", path, body)
+        assert reply.status == 400, (field, levels, reply)
+        assert is_api_error(reply)
+        message = reply.json["error"]["message"]
+        assert "levels deep" in message, message
+        assert levels > DECODER_DEPTH or field in message, message

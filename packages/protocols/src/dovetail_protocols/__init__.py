@@ -22,6 +22,7 @@ from dovetail_protocols.codec import (
 from dovetail_protocols.completions import CODEC as COMPLETIONS
 from dovetail_protocols.completions import raw_prompt
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.json_depth import MAX_JSON_DEPTH
 from dovetail_protocols.messages import CODEC as MESSAGES
 from dovetail_protocols.messages import MessagesReader, decode_count, encode_count
 from dovetail_protocols.rate_limits import LimitStatus
@@ -56,6 +57,7 @@ __all__ = [
     "COMPACT",
     "COMPLETIONS",
     "DEFAULT_LIMITS",
+    "MAX_JSON_DEPTH",
     "MESSAGES",
     "MODELS_ETAG_HEADER",
     "RESPONSES",

@@ -11,6 +11,7 @@ from msgspec import Raw
 from dovetail_model import Block, InvalidRequest, Turn
 from dovetail_protocols.body_prefixes import BodyRemainder, HistoryKey
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.json_depth import MAX_JSON_DEPTH, check_depth
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -50,19 +51,27 @@ class RequestBody:
             self._remainder = cache.body_prefixes.match(history, body)
         as_bytes = raw_fields if history is None else (*raw_fields, history.field)
         self.fields: dict[str, Any] = {
-            name: self.values(value) if isinstance(value, list) and name not in as_bytes else value
-            for name, value in self._split().items()
+            name: self._field(name, value, as_bytes) for name, value in self._split().items()
         }
 
-    def value(self, raw: Raw) -> Any:
-        """Decode an item to its JSON value."""
+    def value(self, raw: Raw, path: str) -> Any:
+        """Decode an item to its JSON value. Errors name it by its path."""
         try:
-            return _decode(raw)
+            found = _decode(raw)
         except _NOT_JSON as error:
-            return self._decode_repaired(bytes(raw), error)
+            found = self._decode_repaired(bytes(raw), error)
+        check_depth(found, path)
+        return found
 
-    def values(self, items: Iterable[Raw]) -> list[Any]:
-        return [self.value(raw) for raw in items]
+    def values(self, items: Iterable[Raw], path: str) -> list[Any]:
+        """Decode the items of the array at this path."""
+        return [self.value(raw, f"{path}[{at}]") for at, raw in enumerate(items)]
+
+    def _field(self, name: str, value: Any, as_bytes: tuple[str, ...]) -> Any:
+        if isinstance(value, list):
+            return value if name in as_bytes else self.values(value, name)
+        check_depth(value, name)
+        return value
 
     def get_or_decode(self, kind: str, source: str | Sequence[Raw], decode: Callable[[], T]) -> T:
         """Like `DecodeCache.get_or_decode`; without a cache it only decodes."""
@@ -151,6 +160,10 @@ def _repair_json(text: bytes) -> bytes:
 
 
 def _not_json(error: Exception) -> InvalidRequest:
+    if isinstance(error, RecursionError):
+        return InvalidRequest(
+            f"The request body must not be nested more than {MAX_JSON_DEPTH} levels deep."
+        )
     return InvalidRequest(f"The request body is not valid JSON: {error}")
 
 

@@ -12,7 +12,14 @@ from dovetail.pipeline.concurrency import run_in_thread
 from dovetail.pipeline.execution import count_tokens, require_token_model
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported
-from dovetail_protocols import CHAT, MESSAGES, check_request, decode_count, encode_count
+from dovetail_protocols import (
+    CHAT,
+    MAX_JSON_DEPTH,
+    MESSAGES,
+    check_request,
+    decode_count,
+    encode_count,
+)
 
 T = TypeVar("T")
 
@@ -123,12 +130,15 @@ def _with_tenant(request: Request, tenant: str) -> Request:
 
 def _decode_chat(body: bytes, model: str, headers: Mapping[str, str]) -> Request:
     """Decode a body as one of Chat Completions with this model."""
-    fields = {**msgspec.json.decode(body), "model": model}
+    fields = {**_decode_json(body, dict[str, msgspec.Raw]), "model": model}
     return CHAT.decode(msgspec.json.encode(fields), headers)
 
 
 def _decode_json(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        message = f"The request body must not be nested more than {MAX_JSON_DEPTH} levels deep."
+        raise InvalidRequest(message) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"Invalid request body: {error}") from error

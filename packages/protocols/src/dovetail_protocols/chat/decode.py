@@ -103,7 +103,9 @@ def _messages(wire: ChatRequest, sent: RequestBody) -> list[DecodedMessage]:
         raise Unsupported("modalities: only text output is supported", param="modalities")
     # A call without an id gets one from its index, so the result depends on the index.
     return sent.decode_history(
-        wire.messages, lambda at, raw: decode_message(sent.value(raw), at), indexed=True
+        wire.messages,
+        lambda at, raw: decode_message(sent.value(raw, f"messages[{at}]"), at),
+        indexed=True,
     )
 
 

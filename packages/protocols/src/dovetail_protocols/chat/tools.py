@@ -51,7 +51,7 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tupl
     ignored: list[str] = []
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
-        tool = convert(sent.value(raw), dict[str, Any], path)
+        tool = convert(sent.value(raw, path), dict[str, Any], path)
         match tool.get("type") or "function":
             case "function":
                 found.append(_function(*_inner(tool, "function", path)))

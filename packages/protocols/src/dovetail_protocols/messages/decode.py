@@ -95,7 +95,7 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
         turns=tuple(
             sent.decode_history(
                 body.messages,
-                lambda at, raw: _turn(sent.value(raw), f"messages[{at}]"),
+                lambda at, raw: _turn(sent.value(raw, f"messages[{at}]"), f"messages[{at}]"),
                 indexed=False,
             )
         ),
@@ -125,7 +125,9 @@ def _turn(value: object, path: str) -> Turn:
 
 
 def _system(sent: RequestBody, given: str | list[msgspec.Raw]) -> tuple[Block, ...]:
-    return decode_content(given if isinstance(given, str) else sent.values(given), "system")
+    return decode_content(
+        given if isinstance(given, str) else sent.values(given, "system"), "system"
+    )
 
 
 def _sampling(body: wire.Request) -> Sampling:
@@ -147,7 +149,7 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
     skipped: dict[str, str | None] = {}
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
-        tool = convert(sent.value(raw), wire.Tool, path)
+        tool = convert(sent.value(raw, path), wire.Tool, path)
         if tool.input_schema is None and tool.type not in (None, "custom"):
             skipped[path] = tool.name
             continue

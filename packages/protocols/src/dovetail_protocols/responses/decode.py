@@ -41,7 +41,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     notable = [piece for piece in pieces if piece.tools or piece.ignored]
     given = body.tools or ()
     declared = sent.get_or_decode(
-        "responses.tools", given, lambda: tools.read_declared_tools(sent.values(given))
+        "responses.tools", given, lambda: tools.read_declared_tools(sent.values(given, "tools"))
     )
     offer = _collect_tools(sent, declared, [piece for piece in notable if piece.tools])
     choice, offered, ignored_choice = tools.apply_tool_choice(

@@ -54,7 +54,9 @@ def decode_items(body: RequestBody, given: str | list[msgspec.Raw] | None) -> li
         return [body.get_or_decode("responses.text", given, lambda: _text(given))]
     # The paths of ignored fields contain the index.
     return body.decode_history(
-        given or (), lambda at, raw: _decode_item(body.value(raw), at), indexed=True
+        given or (),
+        lambda at, raw: _decode_item(body.value(raw, f"input[{at}]"), at),
+        indexed=True,
     )
 
 
