@@ -11,6 +11,9 @@ from typing import Literal, TextIO
 from dovetail.telemetry.record import RequestRecord
 from dovetail_model import Usage
 
+MAX_LINE_CHARS = 1 << 14  # of all values of a line, before they are quoted
+MAX_VALUE_CHARS = 1 << 13  # of one value, such as a traceback
+
 LogFormat = Literal["logfmt", "json"]
 LogValue = str | int | float | bool | None
 
@@ -108,7 +111,27 @@ def _log_fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict
         line |= fields
     if record.exc_info:
         line["traceback"] = formatter.formatException(record.exc_info)
+    return _limit_length(line)
+
+
+def _limit_length(line: dict[str, LogValue]) -> dict[str, LogValue]:
+    """Shorten long values: clients choose some of them, and tracebacks can be huge."""
+    room = MAX_LINE_CHARS
+    for name, value in line.items():
+        if not isinstance(value, bool | int | float | None):
+            line[name] = text = _shorten(str(value), min(room, MAX_VALUE_CHARS))
+            room = max(0, room - len(text))
     return line
+
+
+def _shorten(text: str, max_chars: int) -> str:
+    """Remove the middle of a long text: a traceback ends with the error."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return (
+        f"{text[:half]}...[{len(text) - 2 * half} characters omitted]...{text[len(text) - half :]}"
+    )
 
 
 def _format_value(value: LogValue) -> str:
