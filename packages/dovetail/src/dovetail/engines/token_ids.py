@@ -7,6 +7,7 @@ new ids are encoded.
 
 import sys
 from array import array
+from typing import Annotated
 
 import msgspec
 
@@ -64,6 +65,11 @@ def _has_prefix(prompt: "array[int]", prefix: "array[int]") -> bool:
 
 
 TOKEN_ID_TYPECODE = "I"  # of every array of token ids
+
+#: A token id in a frame of an engine. The decoder rejects ids that an array cannot contain.
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+#: Raised for frames that are malformed, not valid UTF-8, or nested too deeply.
+FRAME_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def pack_token_ids(ids: "array[int]") -> bytes:

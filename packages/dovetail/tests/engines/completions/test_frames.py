@@ -275,3 +275,30 @@ def test_data_on_several_lines_and_without_a_space() -> None:
     reader = SseDataReader()
     assert reader.feed(b"data:a\r\ndata: b\r\n\r\ndata: c\n") == [b"a\nb"]
     assert reader.feed(b"\n") == [b"c"]
+
+
+INVALID_FRAMES = {
+    "a negative id": choice([-1]),
+    "an id of 33 bits": choice([2**32]),
+    "an id of 64 bits": choice([2**64]),
+    "a negative stop token": choice([7], "stop", stop_reason=-1),
+    "a stop token of 33 bits": choice([7], "stop", stop_reason=2**32),
+    "a nested frame": b'{"choices": [], "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "invalid UTF-8": b'{"choices": [{"finish_reason": "\xff", "token_ids": [1]}]}',
+    "invalid UTF-8 in a key": b'{"choices": [{"logprobs": {"top_logprobs": [{"\xff": 1}]}}]}',
+}
+
+
+@pytest.mark.parametrize("frame", INVALID_FRAMES.values(), ids=INVALID_FRAMES)
+def test_invalid_frames_are_engine_errors(frame: bytes) -> None:
+    with pytest.raises(EngineError, match="vLLM sent a frame that cannot be decoded"):
+        read([frame])
+
+
+def test_largest_id_is_accepted() -> None:
+    assert read([choice([0, 2**32 - 1])]) == [TokenDelta([0, 2**32 - 1])]
+
+
+def test_nested_error_body_is_an_engine_error() -> None:
+    error = error_from_status("vLLM", 500, b"[" * 5000)
+    assert isinstance(error, EngineError)

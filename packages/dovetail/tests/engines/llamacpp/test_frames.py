@@ -188,3 +188,21 @@ def test_encoded_request() -> None:
         encode_request(
             msgspec.structs.replace(REQUEST, constraint=Constraint("json_schema", "{}")), 0
         )
+
+
+INVALID_FRAMES: dict[str, bytes] = {
+    "a negative id": json.dumps(token("a", [-1], 1)).encode(),
+    "an id of 33 bits": json.dumps(token("a", [2**32], 1)).encode(),
+    "a nested frame": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "nested logprobs": b'{"completion_probabilities": ['
+    + b'{"id": 1, "top_logprobs": [' * 3000
+    + b"]}" * 3000
+    + b"]}",
+    "invalid UTF-8": b'{"content": "\xff"}',
+}
+
+
+@pytest.mark.parametrize("payload", INVALID_FRAMES.values(), ids=INVALID_FRAMES)
+def test_invalid_frames_are_engine_errors(payload: bytes) -> None:
+    with pytest.raises(EngineError, match=r"llama.cpp sent a frame that cannot be decoded"):
+        LlamaCppFrameReader(REQUEST, BYTES, TokenIdRecovery(BYTES)).read([payload])

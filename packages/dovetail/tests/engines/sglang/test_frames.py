@@ -309,3 +309,20 @@ def test_only_the_last_of_cumulative_frames_is_decoded() -> None:
     reader.read([msgspec.json.encode(frame([5, 6], 2))])
     last = msgspec.json.encode(frame([5, 6, 7, 8, 9], 5))
     assert reader.read([b"this would not be understood", last]) == TokenDelta([7, 8, 9])
+
+
+INVALID_FRAMES: dict[str, bytes] = {
+    "a negative id": msgspec.json.encode(frame([-1], 1)),
+    "an id of 33 bits": msgspec.json.encode(frame([2**32], 1)),
+    "a negative stop token": msgspec.json.encode(
+        frame([], 1, {"type": "stop", "matched": -1}),
+    ),
+    "a nested frame": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "invalid UTF-8": b'{"error": {"message": "\xff"}}',
+}
+
+
+@pytest.mark.parametrize("payload", INVALID_FRAMES.values(), ids=INVALID_FRAMES)
+def test_invalid_frames_are_engine_errors(payload: bytes) -> None:
+    with pytest.raises(EngineError, match="SGLang sent a frame that cannot be decoded"):
+        SglangFrameReader(make_request(), TOKENIZER).read([payload])

@@ -126,7 +126,7 @@ def salvage_chunk(data: str) -> ChatChunk:
     """Decode the valid parts of a chunk in which some fields have unexpected types."""
     try:
         value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return ChatChunk()
     chunk = _salvage_fields(value, ChatChunk)
     listed = value.get("choices") if isinstance(value, dict) else None

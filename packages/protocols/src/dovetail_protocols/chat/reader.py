@@ -97,7 +97,7 @@ class ChatReader:
         """Decode a chunk. Invalid fields are reported; valid ones are used."""
         try:
             return _decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             self._out.append(Diagnostic("malformed_chunk"))
             return salvage_chunk(data)
 

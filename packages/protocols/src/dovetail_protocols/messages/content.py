@@ -90,7 +90,7 @@ def _arguments(value: object) -> str:
     if isinstance(value, str):
         try:
             spelled = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             spelled = None
         if isinstance(spelled, dict):
             return value

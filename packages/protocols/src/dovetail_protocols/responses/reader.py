@@ -63,7 +63,7 @@ class ResponsesReader:
         """Decode a non-streaming response."""
         try:
             self._end(_decode_whole(body))
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             self._fail({"message": "The upstream server returned an invalid response."})
         return self._take_events()
 
@@ -88,7 +88,7 @@ class ResponsesReader:
             return
         try:
             frame = _decode(event.data)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             self._out.append(Diagnostic("malformed_chunk"))
             return
         take = _ON.get(frame.type or event.event)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -82,7 +83,7 @@ def _extract_message(content: bytes) -> str:
     """Return the message of an error body in the format of the server or of a proxy before it."""
     try:
         decoded: Any = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except FRAME_ERRORS:
         decoded = content.decode("utf-8", "replace").strip()
     for name in ("error", "message", "detail"):
         if isinstance(decoded, dict) and name in decoded:

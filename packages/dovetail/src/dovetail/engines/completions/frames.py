@@ -12,6 +12,7 @@ import msgspec
 from dovetail.engines.completions.errors import CompletionErrorBody, error_from_body
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import TOKEN_ID_PREFIX, UNKNOWN_LOGPROB
+from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import DovetailError, EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
@@ -31,8 +32,8 @@ class CompletionFrameChoice(msgspec.Struct, frozen=True, gc=False):
 
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    stop_reason: TokenId | str | None = None
+    token_ids: list[TokenId] | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
@@ -105,7 +106,7 @@ class CompletionFrameReader:
                 return self.finish()
             try:
                 frame = _decode(payload)
-            except msgspec.DecodeError as fault:
+            except FRAME_ERRORS as fault:
                 raise EngineError(
                     f"{self._server_name} sent a frame that cannot be decoded ({fault})"
                 ) from fault

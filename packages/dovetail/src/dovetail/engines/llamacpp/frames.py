@@ -14,6 +14,7 @@ import msgspec
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.llamacpp.request import LlamaCppErrorBody, error_from_body
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
+from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer
 
@@ -125,7 +126,7 @@ class LlamaCppFrame(msgspec.Struct, frozen=True):
     """
 
     content: str = ""
-    tokens: list[int] = msgspec.field(default_factory=list)
+    tokens: list[TokenId] = msgspec.field(default_factory=list)
     tokens_predicted: int = 0
     stop: bool = False
     stop_type: str = ""
@@ -168,7 +169,7 @@ class LlamaCppFrameReader:
     def _read_frame(self, data: bytes) -> TokenDelta | None:
         try:
             frame = msgspec.json.decode(data, type=LlamaCppFrame)
-        except msgspec.DecodeError as fault:
+        except FRAME_ERRORS as fault:
             raise EngineError(f"llama.cpp sent a frame that cannot be decoded ({fault})") from fault
         if frame.error is not None:
             raise error_from_body(frame.error)

@@ -6,6 +6,7 @@ import msgspec
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.sampling import check_top_logprobs
+from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -71,7 +72,7 @@ def error_from_status(status: int, content: bytes) -> DovetailError:
     """Return the error for a status other than 200."""
     try:
         fault = msgspec.json.decode(content, type=_ErrorResponse).error
-    except msgspec.DecodeError:
+    except FRAME_ERRORS:
         fault = LlamaCppErrorBody(code=status)
     return error_from_body(fault)
 

@@ -23,6 +23,7 @@ import msgspec
 from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai.errors import UpstreamRejection, error_from_rejection, parse_rejection
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
+from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
 from dovetail_protocols import ReasoningField
@@ -122,7 +123,7 @@ async def _fetch_json(endpoint: Endpoint, path: str) -> ModelCard:
 def _decode_object(content: bytes) -> ModelCard:
     try:
         decoded = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+    except FRAME_ERRORS:
         return {}
     return decoded if isinstance(decoded, dict) else {}
 

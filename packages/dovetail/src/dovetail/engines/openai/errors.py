@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -153,7 +154,7 @@ def _overflow_message(rejection: UpstreamRejection) -> str:
 def _decode_body(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+    except FRAME_ERRORS:
         return content.decode("utf-8", "replace")
 
 

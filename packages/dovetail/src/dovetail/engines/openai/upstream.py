@@ -34,6 +34,7 @@ from dovetail.engines.openai.tool_calls import (
     rewrite_call_ids,
 )
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
+from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.net.http_client import (
     ClientRequest,
     ClientResponse,
@@ -253,7 +254,7 @@ class OpenAIUpstream:
                 return parse_rejection(response.status, content)
         try:
             return msgspec.json.decode(content, type=_CountResponse).usage.prompt_tokens
-        except msgspec.DecodeError:
+        except FRAME_ERRORS:
             return None
 
     def _reasoning_field_label(self) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from dovetail.engines.engine import ConstraintSyntax, RemoteModel
 from dovetail.engines.sglang.frames import sglang_error_from_status
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
+from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import EngineError
 
@@ -72,7 +73,7 @@ async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | Non
             continue
         try:
             return msgspec.json.decode(content, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
+        except FRAME_ERRORS:
             continue
     return None
 

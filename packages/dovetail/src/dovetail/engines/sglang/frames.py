@@ -21,6 +21,7 @@ from dovetail.engines.completions.errors import (
 )
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
+from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import (
     ContextOverflow,
     DovetailError,
@@ -48,7 +49,7 @@ class SglangFinishReason(msgspec.Struct, frozen=True, gc=False):
     """How a turn ended. `matched` is the token or text that stopped it."""
 
     type: str = ""
-    matched: int | str | list[int] | None = None
+    matched: TokenId | str | list[int] | None = None
     message: str | None = None
     status_code: int | None = None
 
@@ -108,7 +109,7 @@ class SglangFrame(msgspec.Struct, frozen=True, gc=False):
 
 
 _decode_frame = msgspec.json.Decoder(SglangFrame).decode
-_decode_ids = msgspec.json.Decoder(list[int]).decode
+_decode_ids = msgspec.json.Decoder(list[TokenId]).decode
 _decode_token_logprobs = msgspec.json.Decoder(list[SglangLogprob] | None).decode
 _decode_top_logprobs = msgspec.json.Decoder(list[list[SglangLogprob] | None] | None).decode
 
@@ -162,7 +163,7 @@ class SglangFrameReader:
                 self.is_finished = True
                 raise sglang_error_from_body(frame.error)
             return self._to_delta(frame)
-        except msgspec.DecodeError as fault:
+        except FRAME_ERRORS as fault:
             raise EngineError(
                 f"{SERVER_NAME} sent a frame that cannot be decoded ({fault})"
             ) from fault

@@ -20,6 +20,7 @@ from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.completions.errors import error_from_status
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, RemoteModel
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
+from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.engines.token_stream import collect_token_ids
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import (
@@ -147,7 +148,7 @@ async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
         raise error_from_status(server_name, status, content)
     try:
         cards = msgspec.json.decode(content, type=_ModelList).data
-    except msgspec.DecodeError as fault:
+    except FRAME_ERRORS as fault:
         raise EngineError(f"{server_name} returned an invalid model list ({fault})") from fault
     if not cards:
         raise EngineUnavailable(f"{server_name} serves no model")
@@ -161,5 +162,5 @@ async def _fetch_version(endpoint: Endpoint) -> str:
             endpoint, ClientRequest("GET", "/version", timeouts=DISCOVERY_TIMEOUTS)
         )
         return msgspec.json.decode(content, type=_Version).version if status == 200 else ""
-    except (DovetailError, msgspec.DecodeError):
+    except (DovetailError, *FRAME_ERRORS):
         return ""
