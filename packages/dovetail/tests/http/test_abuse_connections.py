@@ -77,6 +77,18 @@ def test_unambiguous_requests_get_a_response() -> None:
     run(scene)
 
 
+def test_host_is_optional_in_http_1_0() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            async with await wire_to(stage, b"GET /live HTTP/1.0\r\n\r\n") as wire:
+                assert (await wire.reply()).status == 200
+            two_hosts = b"GET /live HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n"
+            async with await wire_to(stage, two_hosts) as wire:
+                assert (await wire.reply()).status == 400
+
+    run(scene)
+
+
 @pytest.mark.parametrize("handshake", [get(b"/v1/responses", SOCKET), post(SOCKET + LENGTH, b"")])
 def test_data_after_a_rejected_upgrade_is_ignored(
     handshake: bytes,

@@ -50,6 +50,14 @@ SMUGGLING = (
     Shape("a signed length", post(b"content-length: +5\r\n")),
     Shape("a negative length", post(b"content-length: -1\r\n")),
     Shape("a length in hex", post(b"content-length: 0x5\r\n")),
+    Shape("no host", post(LENGTH).replace(b"host: test\r\n", b"")),
+    Shape("two hosts", post(b"host: other\r\n" + LENGTH)),
+    Shape("twice the same host", post(b"Host: test\r\n" + LENGTH)),
+    Shape("a coding before chunks", post(b"transfer-encoding: gzip, chunked\r\n", chunks(BODY))),
+    Shape(
+        "a coding in its own header", post(b"transfer-encoding: gzip\r\n" + CHUNKED, chunks(BODY))
+    ),
+    Shape("no coding", post(b"transfer-encoding: identity\r\n", b"")),
     Shape("a length of no digits", post(b"content-length: \r\n")),
     Shape("a length beyond all numbers", post(b"content-length: " + b"9" * 30 + b"\r\n")),
     Shape("a length beyond all bodies", post(b"content-length: 18446744073709551615\r\n"), 413),

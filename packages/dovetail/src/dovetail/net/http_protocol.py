@@ -177,6 +177,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+        _check_framing_headers(self.headers, self.parser.get_http_version())
         if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self._refuse(b"429 Too Many Requests")
             raise ValueError("too many pipelined requests")  # stops the parser
@@ -287,6 +288,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.write(head + headers + b"\r\n")
             self.transport.close()
             self._start_stall_timer()
+
+
+def _check_framing_headers(headers: list[tuple[bytes, bytes]], version: str) -> None:
+    """Raise `ValueError`, which stops the parser, for headers that the parser does not check.
+
+    Without exactly one Host, a proxy and this server could route a request differently. Of the
+    transfer codings only `chunked` is decoded, so the body would be wrong with any other.
+    """
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise ValueError(f"the request must have one Host header, got {hosts}")
+    for name, value in headers:
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise ValueError("the only supported transfer coding is chunked")
 
 
 def raise_file_limit() -> None:
