@@ -260,3 +260,33 @@ def test_output_before_the_abort_is_recorded() -> None:
             assert ledger.sequence == 1
 
     run(scene)
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/v1/tokenize"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_body_that_is_arriving_when_the_drain_ends_gets_an_error(path: str, streams: bool) -> None:
+    """The drain does not wait for it, but its client learns that it may retry elsewhere."""
+
+    async def scene() -> None:
+        gate = asyncio.Event()
+        async with serving() as stage:
+            stage.engine.plan = halting(stage.engine, gate)
+            arriving, writer = await stage.connect()
+            body = json.dumps(BODIES.get(path, {"prompt": "Hi"})).encode()
+            writer.write(head("POST", path, len(body)) + body[:-1])
+            await until(lambda: stage.app.draining.arriving_requests == 1)
+            stop = Stop(stage)
+            if streams:
+                async with streaming(stage, "/v1/messages"):
+                    await stop.once()
+                    gate.set()
+            else:
+                await stop.once()
+            reply = await read_reply(arriving)
+            assert (reply.status, reply.headers["retry-after"]) == (503, "2")
+            assert reply.json["error"]["message"]
+            writer.close()
+            await stop.ended()
+            assert stage.app.draining.arriving_requests == 0
+
+    run(scene)

@@ -141,17 +141,15 @@ class App:
         self, exchange: ApiExchange, tracker: RequestTracker, path_route: Route | None
     ) -> None:
         """Handle a request. `path_route` is a route of its path, possibly of another method."""
+        codec = select_error_codec(exchange, path_route, self._codecs, self._chat)
         try:
             with convert_panics():
-                route = self.routes.match(exchange)
-                if route.needs_key:
-                    exchange.caller = self.options.keys.authenticate(exchange.headers)
-                    exchange.tenant = exchange.caller.tenant
-                await route.handler(exchange, tracker)
+                has_started = lambda: exchange.status is not None  # noqa: E731
+                async with self.draining.ensure_response(codec, has_started):
+                    await self._handle(exchange, tracker)
         except ClientDisconnected:
             tracker.on_disconnect()
         except Exception as error:
-            codec = select_error_codec(exchange, path_route, self._codecs, self._chat)
             failure = to_client_error(error)
             tracker.on_error(failure, error_status(failure, codec))
             if isinstance(failure, MemoryLimitReached):
@@ -159,6 +157,13 @@ class App:
             if exchange.status is not None:
                 raise  # the server aborts the connection: the response must not look complete
             await send_error(exchange, codec, failure)
+
+    async def _handle(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
+        route = self.routes.match(exchange)
+        if route.needs_key:
+            exchange.caller = self.options.keys.authenticate(exchange.headers)
+            exchange.tenant = exchange.caller.tenant
+        await route.handler(exchange, tracker)
 
     def _finish(
         self, exchange: ApiExchange, tracker: RequestTracker, response_body: bytes | None = None

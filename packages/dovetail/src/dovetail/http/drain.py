@@ -14,6 +14,8 @@ from dovetail_protocols import Codec
 
 _log = logging.getLogger(__name__)
 
+_STOPPED_MESSAGE = "The server stopped before the response was complete."
+
 
 class ServerDraining(HttpError):
     """The server is stopping. The status makes load balancers try another server.
@@ -37,18 +39,25 @@ class DrainController:
     started: Whether the server is draining.
     """
 
-    __slots__ = ("_active", "_start_callbacks", "started", "timeout")
+    __slots__ = ("_aborted", "_active", "_arriving", "_start_callbacks", "started", "timeout")
 
     def __init__(self, timeout: float = 300.0) -> None:
         self.timeout = timeout
         self.started = False
+        self._aborted = False
         self._active: dict[asyncio.Task[object] | None, _ActiveRequest] = {}
+        self._arriving: dict[asyncio.Task[object] | None, _ActiveRequest] = {}
         self._start_callbacks: list[Callable[[], None]] = []
 
     @property
     def active_requests(self) -> int:
         """Number of requests that have not finished."""
         return len(self._active)
+
+    @property
+    def arriving_requests(self) -> int:
+        """Number of requests that have neither a response nor been counted as active."""
+        return len(self._unanswered())
 
     def on_start(self, callback: Callable[[], None]) -> None:
         """Register a callback for the start of the drain."""
@@ -62,6 +71,27 @@ class DrainController:
         _log.warning("drain_started", extra={"fields": {"active_requests": self.active_requests}})
         for callback in self._start_callbacks:
             callback()
+
+    @asynccontextmanager
+    async def ensure_response(
+        self, codec: Codec, has_started: Callable[[], bool]
+    ) -> AsyncIterator[None]:
+        """Ensure that a request without a response at the end of the drain gets an error.
+
+        This is a request whose body is still arriving: the drain does not wait for it.
+        `has_started` returns whether a response was started.
+        """
+        task = asyncio.current_task()
+        request = self._arriving[task] = _ActiveRequest(task, codec, has_started)
+        try:
+            if self._aborted:
+                raise ServerDraining(_STOPPED_MESSAGE, codec)
+            yield
+        except asyncio.CancelledError:
+            request.raise_if_aborted()
+            raise
+        finally:
+            del self._arriving[task]
 
     @asynccontextmanager
     async def track(self, codec: Codec) -> AsyncIterator[None]:
@@ -96,23 +126,39 @@ class DrainController:
 
     def abort_all(self) -> None:
         """Abort all requests that are not completed. Their clients get an error."""
+        self._aborted = True
         unfinished = [request for request in self._active.values() if not request.completed]
+        unfinished += self._unanswered()
         if unfinished:
             _log.warning("requests_aborted", extra={"fields": {"requests": len(unfinished)}})
         for request in unfinished:
             request.abort()
+
+    def _unanswered(self) -> "list[_ActiveRequest]":
+        return [
+            request
+            for task, request in self._arriving.items()
+            if task not in self._active and not request.has_started()
+        ]
 
 
 class _ActiveRequest:
     """A request that a task handles.
 
     completed: Whether the response was generated completely, though perhaps not sent yet.
+    has_started: Returns whether a response was started.
     """
 
-    __slots__ = ("_aborted", "_codec", "_task", "completed")
+    __slots__ = ("_aborted", "_codec", "_task", "completed", "has_started")
 
-    def __init__(self, task: "asyncio.Task[object] | None", codec: Codec) -> None:
+    def __init__(
+        self,
+        task: "asyncio.Task[object] | None",
+        codec: Codec,
+        has_started: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._task = task
+        self.has_started = has_started
         self._codec = codec
         self._aborted = False
         self.completed = False
@@ -126,6 +172,4 @@ class _ActiveRequest:
         """Raise the error for the client if `abort` has cancelled the task."""
         if self._aborted and self._task is not None:
             self._task.uncancel()
-            raise ServerDraining(
-                "The server stopped before the response was complete.", self._codec
-            )
+            raise ServerDraining(_STOPPED_MESSAGE, self._codec)

@@ -244,9 +244,12 @@ class DrainingServer(uvicorn.Server):
             self._close_idle_connections()
         if self._signals > 1 and not self._aborted:
             self._deadline = monotonic()
-        if drain.active_requests and monotonic() < self._deadline:
+        unfinished = drain.active_requests + drain.arriving_requests
+        if monotonic() < self._deadline and (
+            drain.active_requests or (self._aborted and unfinished)
+        ):
             return False
-        if drain.active_requests and not self._aborted:
+        if unfinished and not self._aborted:
             self._aborted = True
             self._deadline = monotonic() + FINAL_WRITE_TIMEOUT_SECONDS
             drain.abort_all()
