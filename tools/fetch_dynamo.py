@@ -1,8 +1,9 @@
-"""Make a virtual environment with Dynamo's mocker, by package name, in .cache/dynamo/.
+"""Install Dynamo's mocker, by package name, in a virtual environment in .cache/dynamo/.
 
-The mocker serves SGLang's native `/generate` without a GPU. Its packages ask for far more than it
-imports, so they are installed without what they ask for; the rest is what it does import. SGLang
-itself comes along for the description of its protocol; nothing else of it works without a GPU.
+The mocker serves SGLang's native `/generate` endpoint without a GPU. Its packages declare many more
+dependencies than it imports, so they are installed without dependencies, and only the imported
+packages are added. SGLang is installed for the definition of its protocol only: the rest of it
+needs a GPU.
 """
 
 import subprocess
@@ -55,7 +56,7 @@ def run(*command: str) -> None:
     )
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise OSError(lines[-1] if lines else "it failed without a word")
+        raise OSError(lines[-1] if lines else "the command failed without output")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python tools/fetch_harnesses.py [NAME ...]
 
-`npm install` does the fetching, without running anything of the packages. The versions are those
-that the tests are known to pass with; DOVETAIL_HARNESS_VERSIONS=latest fetches the newest instead.
-What cannot be had costs one loud line; the tests that need it then skip, and say so.
+`npm install` downloads the packages without running their scripts. The versions are pinned to those
+that pass the tests; DOVETAIL_HARNESS_VERSIONS=latest downloads the newest instead. For a client that
+cannot be downloaded the tool prints a warning, and its tests are skipped with a reason.
 """
 
 import os
@@ -21,9 +21,9 @@ TIMEOUT = 600
 
 @dataclass(frozen=True)
 class Harness:
-    """A client: its package, and where its program lies among all that npm installs.
+    """A client: its npm package, and the path of its program below `node_modules`.
 
-    `node` is a version of Node.js to fetch beside a client that does not run on older ones.
+    `node`: the version of Node.js to install with a client that does not run on older versions.
     """
 
     package: str

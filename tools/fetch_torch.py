@@ -1,16 +1,16 @@
-"""Fetch torch and transformers for CPUs, by package name, in .cache/torch/venv/, for `make test`.
+"""Install torch and transformers for CPUs in .cache/torch/venv/, for `make test-transformers`.
 
-They have an environment of their own, as on many a GPU machine: Dovetail is not installed in it,
-only what its engine process imports. Triton's interpreter runs our kernels without a GPU.
+They have their own virtual environment, as on many GPU machines: it contains only the packages that
+the engine process imports, not Dovetail. Triton's interpreter runs our kernels without a GPU.
 """
 
 import sys
 
-from environments import CACHE, make  # type: ignore[import-not-found]  # it lies beside this
+from environments import CACHE, make  # type: ignore[import-not-found]  # in the same folder
 
 PACKAGES = (
     "transformers>=5.17",
-    "torch==2.13.0",  # a build for CPUs is at hand
+    "torch==2.13.0",  # available as a build for CPUs
     "triton",
     "accelerate",
     "llguidance",

