@@ -5,6 +5,8 @@ its visible text. A template that keeps reasoning would show a wrong splice in t
 """
 
 import json
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +40,12 @@ class Setup:
         self._output = output
         self.log = folder / "record"
         self._model = qwen_folder(folder / "model")
-        self._script = folder / "script.yaml"
+        self.script = folder / "script.yaml"
         rules = [
             {"times": 1, "text": reasoning_text(f"I am {name}.") + OUTPUTS[output]}
             for name in NAMES
         ]
-        self._script.write_text(json.dumps({"rules": [*rules, {"text": "Fine."}]}))
+        self.script.write_text(json.dumps({"rules": [*rules, {"text": "Fine."}]}))
 
     @contextmanager
     def serve(self, *more: str | Path) -> Iterator[Running]:
@@ -51,7 +53,7 @@ class Setup:
         template.write_text(TEMPLATE)
         keep = ("--custom-jinja-template", template) if self._output == "text" else ()
         with served(
-            *(self._model, "--engine", "scripted", "--script", self._script),
+            *(self._model, "--engine", "scripted", "--script", self.script),
             *("--served-model-name", NAME, "--http-host", "127.0.0.1"),
             *("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
             *("--data-dir", self.folder / "data", "--engine-option", f"record={self.log}"),
@@ -158,3 +160,40 @@ def test_a_deleted_ledger_counts_as_a_gap(tmp_path: Path) -> None:
         _ask(running, _continue(second))
         assert setup.prompted_names() == set()
         assert running.request("GET", "/health").json["stores"][0]["gap_at"] > 0
+
+
+def test_no_reasoning_of_a_lookalike_while_redis_is_frozen_and_after(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    """Two workers: a turn of one is unknown to the other while Redis does not respond."""
+    setup = Setup(tmp_path, "text")
+    rules = [
+        {
+            "when": {"text": f"Talk to {at}."},
+            "text": reasoning_text(f"I am {name}.") + OUTPUTS["text"],
+        }
+        for at, name in enumerate(NAMES)
+    ]
+    setup.script.write_text(json.dumps({"rules": rules}))
+    systems = [{"role": "system", "content": f"Talk to {at}."} for at in range(2)]
+    history = [*_hello(), {"role": "assistant", "content": OUTPUTS["text"]}]
+    history.append({"role": "user", "content": "so?"})
+    with setup.serve("--workers", "2", "--store", redis.url) as running:
+
+        def check(rounds: int = 4) -> None:
+            """Continue both sessions on both workers, with a new connection for each request."""
+            for _ in range(rounds):
+                for system, other in zip(systems, reversed(NAMES), strict=True):
+                    _ask(running, [system, *history])
+                    assert other not in setup.prompted_names()
+
+        _ask(running, [systems[0], *_hello()])
+        assert redis.process is not None
+        redis.process.send_signal(signal.SIGSTOP)
+        for system in (*systems, *systems):
+            _ask(running, [system, *_hello()])
+        check()
+        redis.process.send_signal(signal.SIGCONT)
+        for _ in range(10):
+            check(1)
+            time.sleep(0.3)

@@ -168,7 +168,7 @@ class Ledger:
                 await self._store.open_turn(turn)
         except (StoreError, TimeoutError) as error:
             self._open_timeout_seconds = REOPEN_TIMEOUT_SECONDS
-            self._store.record_gap(str(error) or type(error).__name__)
+            await self._store.record_gap(turn, str(error) or type(error).__name__)
         else:
             self._open_timeout_seconds = OPEN_TIMEOUT_SECONDS
 

@@ -121,7 +121,7 @@ class MemoryLedgerStore:
         """The time of the last gap; 0 if there is none."""
         return self.faults.gap_at
 
-    def record_gap(self, reason: str) -> None:
+    async def record_gap(self, turn: OpenTurn, reason: str) -> None:
         """Record that a turn is served although it could not be announced."""
         self.faults.record_gap(self._clock(), reason)
 

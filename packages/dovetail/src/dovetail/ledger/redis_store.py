@@ -9,10 +9,13 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import TypeVar, cast
 
 from dovetail.ledger.cache import estimate_entry_bytes
 from dovetail.ledger.entry import LedgerEntry
+from dovetail.ledger.redis_lease import RedisLease
 from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
     MAX_LISTED_SESSIONS,
@@ -37,6 +40,7 @@ from dovetail.storage.redis_client import RedisClient
 _SCAN_KEYS = 1000  # keys per SCAN step
 _MAX_PENDING_BYTES = 32 << 20  # entries that wait for Redis; the oldest are dropped first
 _INDEX_AGE_FACTOR = 4  # the chains of expired and lost turns are remembered this much longer
+_MAX_UNANNOUNCED_TURNS = 10_000
 _RETRY_INTERVAL_SECONDS = 1.0  # between attempts to store pending entries
 _LIST_TIMEOUT_SECONDS = 60.0  # for operations over many keys, outside requests
 
@@ -53,11 +57,13 @@ class RedisLedgerStore:
 
     __slots__ = (
         "_client",
+        "_lease",
         "_pending",
         "_prefix",
         "_redis",
         "_retry_task",
         "_ttl_ms",
+        "_unannounced",
     )
 
     def __init__(
@@ -68,6 +74,7 @@ class RedisLedgerStore:
         max_age: float = MAX_AGE_SECONDS,
         timeout: float | None = None,
         clock: Clock = time.monotonic,
+        folder: Path | None = None,
     ) -> None:
         self._client = RedisClient(url, name="ledger", prefix=prefix, timeout=timeout, clock=clock)
         self._redis = self._client.redis
@@ -79,6 +86,14 @@ class RedisLedgerStore:
             on_evict=lambda key, entry: self.faults.record_loss(),
         )
         self._retry_task: asyncio.Task[None] | None = None
+        self._unannounced: dict[str, OpenTurn] = {}  # by id
+        self._lease = RedisLease(
+            self._client,
+            prefix,
+            gap_ttl_ms=self._ttl_ms,
+            folder=folder,
+            can_renew=lambda: not self._pending and not self._unannounced,
+        )
 
     @property
     def is_degraded(self) -> bool:
@@ -128,10 +143,12 @@ class RedisLedgerStore:
 
     async def open_turn(self, turn: OpenTurn) -> None:
         """Announce a turn."""
+        await self._lease.ensure()
         _require_reply(await self._client.call(lambda: self._open_turn(turn)))
 
     async def close_turn(self, turn: OpenTurn) -> None:
         """Withdraw an announced turn."""
+        self._unannounced.pop(turn.id, None)
         key = self._open_key(turn.tenant, turn.chain_before)
         await self._client.call(lambda: self._redis.hdel(key, turn.id))
 
@@ -140,9 +157,20 @@ class RedisLedgerStore:
         """The time of the last gap; 0 if there is none."""
         return self.faults.gap_at
 
-    def record_gap(self, reason: str) -> None:
-        """Record that a turn is served although it could not be announced."""
+    async def record_gap(self, turn: OpenTurn, reason: str) -> None:
+        """Record that a turn is served although it could not be announced.
+
+        It is announced when the server is back. Until then the lease is not renewed.
+        """
         self.faults.record_gap(time.time(), reason)
+        self._unannounced[turn.id] = turn
+        if len(self._unannounced) > _MAX_UNANNOUNCED_TURNS:
+            del self._unannounced[next(iter(self._unannounced))]
+            self._lease.has_lost_turns = True
+        if self._lease.gap_file is not None:
+            self._lease.gap_file.record(time.time())
+        self._start_retrying()
+        await self._lease.wait_expired()
 
     async def put(self, entry: LedgerEntry) -> None:
         """Store an entry, or queue it as pending until the server is back."""
@@ -172,10 +200,16 @@ class RedisLedgerStore:
         if self._retry_task is not None:
             self._retry_task.cancel()
         await self._flush_pending()
+        await self._announce_late()
+        await self._lease.close()
         await self._client.close()
 
     async def _try_put(self, entry: LedgerEntry) -> bool:
-        return await self._client.call(lambda: self._put(entry)) is not None
+        if await self._client.call(lambda: self._put(entry)) is None:
+            return False
+        if closes_turn(entry):
+            self._unannounced.pop(entry.id, None)
+        return True
 
     def _defer(self, entry: LedgerEntry) -> None:
         key = (entry.tenant, entry.id)
@@ -183,13 +217,25 @@ class RedisLedgerStore:
             return
         self._pending.put(key, entry)
         self.faults.pending = len(self._pending)
-        if self._retry_task is None or self._retry_task.done():
-            self._retry_task = asyncio.create_task(self._retry_pending())
+        self._start_retrying()
 
-    async def _retry_pending(self) -> None:
-        while self._pending:
+    def _start_retrying(self) -> None:
+        if self._retry_task is None or self._retry_task.done():
+            self._retry_task = asyncio.create_task(self._retry())
+
+    async def _retry(self) -> None:
+        while self._pending or self._unannounced:
             await asyncio.sleep(_RETRY_INTERVAL_SECONDS)
             await self._flush_pending()
+            await self._announce_late()
+
+    async def _announce_late(self) -> None:
+        """Announce the turns that could not be announced, until one fails."""
+        for turn in list(self._unannounced.values()):
+            if not await self._client.call(partial(self._open_turn, turn)):
+                return
+            if self._unannounced.pop(turn.id, None) is None:  # stored or closed meanwhile
+                await self.close_turn(turn)
 
     async def _flush_pending(self) -> None:
         """Store pending entries until one fails. Safe to run concurrently."""
@@ -217,15 +263,19 @@ class RedisLedgerStore:
         return True
 
     async def _find_by_chain(self, index: str, opened: str) -> ChainLookup:
-        async with self._redis.pipeline(transaction=True) as pipe:
+        # In this order: a turn that is announced after the check has not been seen by any client.
+        async with self._redis.pipeline(transaction=False) as pipe:
+            self._lease.add_check(pipe)
             pipe.zrevrange(index, 0, MAX_LOOKUP_IDS - 1)
             pipe.hscan(opened, 0, count=MAX_LOOKUP_MARKS)
-            ids, (cursor, open_turns) = await pipe.execute()
+            *checked, ids, (cursor, open_turns) = await pipe.execute()
         marks = [TurnMark(id.decode(), session.decode()) for id, session in open_turns.items()]
         if cursor:  # there are more, of any session
             marks.insert(0, TurnMark("", ""))
         return ChainLookup(
-            tuple(id.decode() for id in ids), tuple(marks[:MAX_LOOKUP_MARKS]), exhaustive=False
+            tuple(id.decode() for id in ids),
+            tuple(marks[:MAX_LOOKUP_MARKS]),
+            self._lease.is_exhaustive(checked),
         )
 
     def _session_key(self, tenant: str, session: str) -> str:

@@ -195,8 +195,11 @@ class SqliteLedgerStore:
         self.faults.gap_at = self._gap_file.read()
         return self.faults.gap_at
 
-    def record_gap(self, reason: str) -> None:
+    async def record_gap(self, turn: OpenTurn, reason: str) -> None:
         """Record that a turn is served although it could not be announced."""
+        self._record_gap(reason)
+
+    def _record_gap(self, reason: str) -> None:
         self.faults.record_gap(self._bounds.now(), reason)
         self._gap_file.record(self._bounds.now())
 
@@ -233,7 +236,7 @@ class SqliteLedgerStore:
             (identity,) = self._connection.execute("SELECT value FROM identity").fetchone()
             used = self._connection.execute("SELECT 1 FROM sqlite_sequence").fetchone()
         except sqlite3.Error as error:  # a later operation fails, too, and is reported
-            self.record_gap(str(error))
+            self._record_gap(str(error))
             return
         if self._gap_file.bind(identity, is_new=used is None, now=now):
             self.faults.record_gap(now, "the ledger was replaced or upgraded")

@@ -122,8 +122,11 @@ class LedgerStore(Protocol):
     def gap_at(self) -> float:
         """The time at which a turn was last served without being announced; 0 if never."""
 
-    def record_gap(self, reason: str) -> None:
-        """Record that a turn is served although it could not be announced."""
+    async def record_gap(self, turn: OpenTurn, reason: str) -> None:
+        """Record that a turn is served although it could not be announced.
+
+        Returns when look-ups of all processes can notice it.
+        """
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """Mark entries as used: this restarts their age."""

@@ -91,7 +91,7 @@ def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
             raise ValueError(f"--store with a Redis URL requires: {install_command('redis')}")
         from dovetail.ledger.redis_store import RedisLedgerStore
 
-        return RedisLedgerStore(name)
+        return RedisLedgerStore(name, folder=folder)
     raise ValueError(f"--store must be sqlite, memory or a redis:// URL, got {name}")
 
 

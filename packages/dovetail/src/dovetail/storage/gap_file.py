@@ -37,12 +37,24 @@ class GapFile:
         """Return the time of the last gap."""
         return max(self._own_gap, self._read()[0])
 
+    @property
+    def identity(self) -> bytes:
+        """The identity of the store that the file is bound to; zeros if it is bound to none."""
+        return self._read()[1]
+
     def record(self, now: float) -> None:
         """Record a gap at `now`."""
         self._own_gap = max(self._own_gap, now)
         with self._locked():
             gap, identity = self._read()
             self._write(max(gap, now), identity)
+
+    def clear(self) -> None:
+        """Withdraw the gap: what was missing has been written."""
+        self._own_gap = self.NO_GAP
+        with self._locked():
+            _, identity = self._read()
+            self._write(self.NO_GAP, identity)
 
     def bind(self, identity: bytes, *, is_new: bool, now: float) -> bool:
         """Bind the file to a store. Returns whether it was bound to another, which is a gap.

@@ -1,0 +1,247 @@
+"""Leases by which several servers know that every turn of the others is announced in Redis.
+
+A server renews its lease while it can reach Redis and every turn that it serves is announced there.
+If a turn cannot be announced, the server waits until its lease has expired before it emits the
+first event. So a look-up that finds all leases valid knows all turns that clients have seen.
+
+Lease ends are absolute times of the Redis server: a renewal that a frozen server executes late has
+already expired. A lease that stays expired is removed and leaves a gap: the server may still be
+running without access to Redis.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dovetail.storage.gap_file import IDENTITY_BYTES, GapFile
+from dovetail.storage.redis_client import RedisClient
+
+LEASE_SECONDS = 2.0
+_RENEW_INTERVAL_SECONDS = 0.5
+_ABANDONED_SECONDS = 600.0  # an expired lease is removed after this time
+_MAX_SLOTS = 4096  # server processes per data folder
+
+
+class ProcessSlot:
+    """A number that this process has for itself in a data folder, and the gap file of the number.
+
+    A restarted process takes over the number of the crashed one, and with it its gap file.
+    """
+
+    __slots__ = ("_lock", "gap_file", "name")
+
+    def __init__(self, folder: Path) -> None:
+        place = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(_MAX_SLOTS):
+            lock = os.open(
+                folder / f"redis-{number}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+            )
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                continue
+            self._lock = lock
+            self.name = f"{socket.gethostname()}/{place}/{number}"
+            self.gap_file = GapFile(folder / f"redis-{number}.gap")
+            return
+        raise OSError(f"more than {_MAX_SLOTS} processes use the data folder {folder}")
+
+    def release(self) -> None:
+        self.gap_file.close()
+        os.close(self._lock)
+
+
+class RedisLease:
+    """The lease of this process. `can_renew`: whether all turns that it has served are announced.
+
+    Without a data folder, the process has a random name, and a crash always leaves a gap.
+    """
+
+    __slots__ = (
+        "_can_renew",
+        "_client",
+        "_clock_offset",
+        "_gap_key",
+        "_gap_ttl_ms",
+        "_lease_end",
+        "_members_key",
+        "_name",
+        "_run_id",
+        "_run_key",
+        "_slot",
+        "_task",
+        "has_lost_turns",
+    )
+
+    def __init__(
+        self,
+        client: RedisClient,
+        prefix: str,
+        *,
+        gap_ttl_ms: int,
+        folder: Path | None,
+        can_renew: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._members_key = f"{prefix}:members"
+        self._gap_key = f"{prefix}:gap"
+        self._run_key = f"{prefix}:run"
+        self._gap_ttl_ms = gap_ttl_ms
+        self._can_renew = can_renew
+        self._slot = ProcessSlot(folder) if folder is not None else None
+        self._name = self._slot.name if self._slot is not None else secrets.token_hex(8)
+        self._clock_offset: float | None = None  # server time minus monotonic time, at most
+        self._run_id: str | None = None  # of the Redis server
+        # Whether a turn was served that is not announced and never will be.
+        self.has_lost_turns = self.gap_file is not None and self.gap_file.read() != GapFile.NO_GAP
+        self._lease_end = 0.0  # the latest end that was sent, in server time
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def gap_file(self) -> GapFile | None:
+        return self._slot.gap_file if self._slot is not None else None
+
+    async def ensure(self) -> None:
+        """Acquire the lease on first use, and keep renewing it."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_renewing())
+            await self._client.call(self._renew)
+
+    async def wait_expired(self) -> None:
+        """Wait until every look-up sees that the lease has expired.
+
+        A lease that is renewed meanwhile does not matter: all turns are announced then.
+        """
+        end = self._lease_end
+        while self._clock_offset is not None:
+            left = end - (time.monotonic() + self._clock_offset)
+            if left < 0:
+                return
+            await asyncio.sleep(left + 0.001)
+
+    async def close(self) -> None:
+        """Give the lease up, if nothing is missing in Redis."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            if self._can_renew() and not self.has_lost_turns:
+                await self._client.call(
+                    lambda: self._client.redis.hdel(self._members_key, self._name)
+                )
+        if self._slot is not None:
+            self._slot.release()
+
+    def add_check(self, pipe: Any) -> None:
+        """Add the commands of `is_exhaustive` to a pipeline, before those of the look-up."""
+        pipe.time()
+        pipe.info("server")
+        pipe.hgetall(self._members_key)
+        pipe.mget(self._gap_key, self._run_key)
+
+    def is_exhaustive(self, replies: list[Any]) -> bool:
+        """Return whether all servers announce their turns, and Redis has lost none of them."""
+        now, info, members, (gap, run) = replies
+        return (
+            gap is None
+            and all(float(end) >= _to_seconds(now) for end in members.values())
+            and run is not None
+            and run.decode() == _run_id(info)
+            and self._run_id in (None, _run_id(info))
+        )
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEW_INTERVAL_SECONDS)
+            await self._client.call(self._renew)
+
+    async def _renew(self) -> bool:
+        """Renew the lease, unless a turn is missing in Redis. Report gaps first."""
+        await self._check_server()
+        if not self._can_renew():
+            return False
+        if self.has_lost_turns:
+            await self._report_gap()
+            self.has_lost_turns = False
+        if self._clock_offset is None:
+            self._set_clock(await self._client.redis.time())
+        self._lease_end = time.monotonic() + (self._clock_offset or 0.0) + LEASE_SECONDS
+        async with self._client.redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._members_key, self._name, repr(self._lease_end))
+            pipe.hgetall(self._members_key)
+            pipe.time()
+            _, members, now = await pipe.execute()
+        self._set_clock(now)
+        if self.gap_file is not None and self.gap_file.read() != GapFile.NO_GAP:
+            self.gap_file.clear()  # every turn has been announced meanwhile
+        await self._remove_abandoned(members, _to_seconds(now))
+        return True
+
+    async def _remove_abandoned(self, members: dict[bytes, bytes], now: float) -> None:
+        for name, end in members.items():
+            if float(end) < now - _ABANDONED_SECONDS:
+                await self._report_gap()
+                await self._client.redis.hdel(self._members_key, name)
+
+    async def _check_server(self) -> None:
+        """Report a gap if the server may have lost data: it was restarted, or evicts keys."""
+        async with self._client.redis.pipeline(transaction=False) as pipe:
+            pipe.info("server")
+            pipe.info("stats")
+            pipe.get(self._run_key)
+            server, stats, known = await pipe.execute()
+        run_id = _run_id(server)
+        stored = known.decode() if known is not None else None
+        if (
+            self._run_id not in (None, run_id)
+            or stored not in (None, run_id)
+            or not self._is_bound_to(run_id)
+            or _has_evicted(stats)
+        ):
+            await self._report_gap()
+        if stored != run_id:
+            await self._client.redis.set(self._run_key, run_id)
+        if self._run_id != run_id and self.gap_file is not None:
+            self.gap_file.bind(_digest(run_id), is_new=True, now=self.gap_file.read())
+        self._run_id = run_id
+
+    def _is_bound_to(self, run_id: str) -> bool:
+        """Return whether the last process of this slot used the same run of the server, or none."""
+        return self.gap_file is None or self.gap_file.identity in (
+            _digest(run_id),
+            bytes(IDENTITY_BYTES),
+        )
+
+    async def _report_gap(self) -> None:
+        """Make look-ups of all servers inexhaustive until every present entry has expired."""
+        await self._client.redis.set(self._gap_key, repr(time.time()), px=self._gap_ttl_ms)
+
+    def _set_clock(self, server_time: tuple[int, int]) -> None:
+        self._clock_offset = _to_seconds(server_time) - time.monotonic()
+
+
+def _to_seconds(server_time: tuple[int, int]) -> float:
+    seconds, microseconds = server_time
+    return seconds + microseconds / 1e6
+
+
+def _digest(run_id: str) -> bytes:
+    return hashlib.sha256(run_id.encode()).digest()[:IDENTITY_BYTES]
+
+
+def _has_evicted(stats: dict[str, Any]) -> bool:
+    return int(stats.get("evicted_keys", 0)) > 0
+
+
+def _run_id(info: dict[str, Any]) -> str:
+    return str(info.get("run_id", ""))
