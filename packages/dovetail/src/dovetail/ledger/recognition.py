@@ -6,6 +6,7 @@ and no handle decides, the client's copy is used: a wrong splice is worse than a
 same holds if a second candidate may exist that is not known.
 """
 
+import asyncio
 import re
 from array import array
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from dovetail.storage.lru import LruCache
 from dovetail_model import ReasoningBlock, ToolSpec, Turn
 
 ReplayPolicy = Literal["auto", "exact", "client"]
+_TURNS_PER_STEP = 256  # matched before other tasks can run
 _OWN_CALL_ID = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")
 
 
@@ -216,6 +218,7 @@ class TurnRecognizer:
         if resume:
             match = await self._revalidate(self._matches.resume(key, turns), scope)
         for at in range(len(match.steps), len(turns)):
+            await _pause_after(at)
             last = match.last
             digest = self._digests.get(turns[at])
             calls = last.call_count + len(self._digests.get(turns[at - 1]).call_ids) if last else 0
@@ -370,6 +373,7 @@ class TurnRecognizer:
         entries: dict[int, LedgerEntry] = {}
         indexes = [at for at in match.assistant_indexes if at >= scope.start]
         for at, later in zip_longest(indexes, indexes[1:]):
+            await _pause_after(at)
             turn = match.turns[at]
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is None and not await self._find_by_handles(self._digests.get(turn), scope):
@@ -380,6 +384,12 @@ class TurnRecognizer:
             if entry is not None:
                 entries[at] = entry
         return entries
+
+
+async def _pause_after(turn: int) -> None:
+    """Let other tasks run from time to time: long histories must not block other requests."""
+    if turn % _TURNS_PER_STEP >= _TURNS_PER_STEP - 2:  # assistant turns may all have odd indexes
+        await asyncio.sleep(0)
 
 
 def _has_same_ancestry(entry: LedgerEntry, step: MatchStep, scope: RecognitionScope) -> bool:

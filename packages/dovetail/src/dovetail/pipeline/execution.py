@@ -52,7 +52,7 @@ async def _create_runners(
     count = _choice_count(request)
     if isinstance(entry, UpstreamModel):
         return [UpstreamRunner(entry, request, new_call_id, observer, at) for at in range(count)]
-    prepared = await entry.preparer.prepare(request)
+    prepared = await entry.preparer.prepare(request, max_tokens=entry.context_length - 1)
     observer.on_prepared(prepared)
     limit = _max_output_tokens(entry, prepared)
     return [ChoiceRunner(entry, prepared, new_call_id, limit, observer, at) for at in range(count)]

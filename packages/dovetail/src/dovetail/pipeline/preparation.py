@@ -3,6 +3,7 @@
 Request ─normalize─▶ Request ─recognize─▶ known turns ─render─▶ Prompt(ids)
 """
 
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +26,9 @@ from dovetail.ledger.seal import Sealer
 from dovetail.ledger.store import OpenTurn
 from dovetail.models.loader import Model, RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
-from dovetail.pipeline.concurrency import MIN_OFFLOAD_SIZE, run_in_thread
+from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
+from dovetail.pipeline.token_bound import check_prompt_fits, count_text_chars
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import (
     PrefixDiagnostics,
@@ -52,6 +54,7 @@ from dovetail_model import (
 )
 
 CallIdFactory = Callable[[], str]
+_MIN_OFFLOAD_TURNS = 1000  # 1 to 10 ms of normalization
 MIN_WARM_TOKENS = 16  # the block size of an engine's prefix cache
 
 
@@ -86,7 +89,9 @@ class RequestPreparer(Protocol):
     emitted is closed instead.
     """
 
-    async def prepare(self, request: Request, harness: str = "") -> PreparedRequest: ...
+    async def prepare(
+        self, request: Request, harness: str = "", max_tokens: int | None = None
+    ) -> PreparedRequest: ...
 
     async def count_tokens(self, request: Request) -> int: ...
 
@@ -132,6 +137,9 @@ class ChatPreparer:
         self._clock = clock
         self._sealer = Sealer(keyring)
         self._normalizer = PromptNormalizer(self._settings.normalization)
+        # Used in threads, and therefore not shared with the event loop.
+        self._large_normalizer = PromptNormalizer(self._settings.normalization)
+        self._large_lock = threading.Lock()
         self._renderers = RendererCache(model)
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recognizer = TurnRecognizer(ledger, restorer, replay=self._settings.replay)
@@ -145,9 +153,15 @@ class ChatPreparer:
         self._owners: dict[str, TurnOwner] = {}
         self._prefix_diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
 
-    async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
-        """Prepare a request for the engine. `harness` names the client, for prefix diagnostics."""
-        request, prompt, owner, cleared = await self._render(request)
+    async def prepare(
+        self, request: Request, harness: str = "", max_tokens: int | None = None
+    ) -> PreparedRequest:
+        """Prepare a request for the engine. `harness` names the client, for prefix diagnostics.
+
+        Raises `ContextOverflow` if the prompt is certain to exceed `max_tokens`. The prompt may
+        exceed them nevertheless.
+        """
+        request, prompt, owner, cleared = await self._render(request, max_tokens)
         snapshot = _snapshot_prefix(request, prompt, harness, reasoning_cleared=cleared)
         return PreparedRequest(
             request, prompt, owner, snapshot, self._prefix_diagnostics.compare(snapshot)
@@ -167,8 +181,25 @@ class ChatPreparer:
         """Return the template switches of a request with tools and these reasoning settings."""
         return self._resolve_switches(thinking, tools=True)
 
-    async def _render(self, request: Request) -> tuple[Request, Prompt, TurnOwner, bool]:
-        request = self._normalizer.normalize(request)
+    async def _normalize(self, request: Request, max_tokens: int | None) -> Request:
+        """Normalize a request. A very large one is normalized in a thread, and checked."""
+        chars = count_text_chars(request)
+        if chars < MIN_HUGE_SIZE and len(request.turns) < _MIN_OFFLOAD_TURNS:
+            return self._normalizer.normalize(request)
+
+        def work() -> Request:
+            with self._large_lock:
+                normalized = self._large_normalizer.normalize(request)
+            if max_tokens is not None:
+                check_prompt_fits(normalized, self._model.tokenizer, max_tokens)
+            return normalized
+
+        return await run_in_thread(chars, work, min_size=0)
+
+    async def _render(
+        self, request: Request, max_tokens: int | None = None
+    ) -> tuple[Request, Prompt, TurnOwner, bool]:
+        request = await self._normalize(request, max_tokens)
         if not request.turns and not request.system:
             raise InvalidRequest("The request contains no messages.", param="messages")
         newest = request.turns[-1].blocks if request.turns else ()

@@ -38,7 +38,9 @@ class RawPreparer:
             model.tokenizer, model.stop_ids, None, None, model.fingerprint
         )
 
-    async def prepare(self, request: Request, harness: str = "") -> PreparedRequest:
+    async def prepare(
+        self, request: Request, harness: str = "", max_tokens: int | None = None
+    ) -> PreparedRequest:
         ids = array(TOKEN_ID_TYPECODE, await self._encode(request))
         if not ids:
             raise InvalidRequest("`prompt` must not be empty", param="prompt")

@@ -35,6 +35,7 @@ from dovetail_tokenizers import ControlTokenGuard, Tokenizer
 _MAX_CACHED_ITEM_BYTES = 1 << 20  # or characters; larger items are not cached
 _MAX_TOOLSETS_BYTES = 32 << 20  # total of the cached toolsets
 _MAX_TOOLSETS = 512
+_TURN_OVERHEAD_CHARS = 64  # rendering a turn takes as long as encoding so many characters
 
 
 class PromptRenderer:
@@ -106,11 +107,12 @@ class PromptRenderer:
         )
 
     def count_new_chars(self, request: Request, history: RecognizedHistory) -> int:
-        """Estimate the number of characters to encode for a prompt."""
+        """Estimate the number of characters to encode for a prompt, with an overhead per turn."""
         start = history.anchor_index or 0
         if history.base_prompt is not None and self._context.partial_renderer.supported:
             start = history.base_prompt[0]
         new = sum(_count_chars(block) for turn in request.turns[start:] for block in turn.blocks)
+        new += _TURN_OVERHEAD_CHARS * (len(request.turns) - start)
         if start:
             return new
         tools = self._toolset(request.tools).size

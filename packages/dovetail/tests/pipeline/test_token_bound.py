@@ -1,0 +1,178 @@
+"""The lower bound of a prompt's tokens: never too high, and checked before rendering."""
+
+import asyncio
+import gc
+import json
+import random
+import string
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from http_fixture import NAME, run, serving
+from real_models import TOKENIZERS
+
+from dovetail.pipeline.token_bound import (
+    check_prompt_fits,
+    count_text_chars,
+    max_visible_chars,
+    min_prompt_tokens,
+)
+from dovetail_model import ContextOverflow, Request, TextBlock, ToolResultBlock, ToolSpec, Turn
+from dovetail_tokenizers import Tokenizer, load_tokenizer
+
+BRIEF = ("qwen3", "gemma3", "mistral_tekken")  # one of each kind; the others run in long suites
+FOLDERS = [
+    pytest.param(path, marks=() if path.name in BRIEF else pytest.mark.long, id=path.name)
+    for path in (sorted(TOKENIZERS.iterdir()) if TOKENIZERS.is_dir() else ())
+    if path.name != "mistral_spm"  # in a format that is not loaded directly
+]
+TEXTS = (
+    "-" * 5000,
+    "=" * 999 + " " * 5000,
+    "e\u0301A\u030a" * 900,
+    "한국어 " * 500,
+    "ﬁ①Å" * 900,
+    "\t\n \r" * 999,
+    "http://example.com/?a=1&b=2 " * 300,
+    "antidisestablishmentarianism" * 100,
+)
+
+
+def requests(text: str) -> Iterator[Request]:
+    """A text in every part of a request that a prompt shows."""
+    block = TextBlock(text)
+    yield Request("m", turns=(Turn("user", (block,)),))
+    yield Request("m", turns=(Turn("tool", (ToolResultBlock("id", (block,)),)),))
+    yield Request("m", system=(block,))
+    yield Request("m", tools=(ToolSpec("f", description=text),))
+
+
+def vocabulary_texts(tokenizer: Tokenizer, seed: int) -> list[str]:
+    """The longest tokens, and random ones, repeated."""
+    ids = range(tokenizer.size)
+    longest = sorted(ids, key=lambda id: len(tokenizer.bytes_of(id)))[-20:]
+    chosen = [*longest, *random.Random(seed).sample(ids, 20)]
+    return [tokenizer.bytes_of(id).decode("utf-8", "ignore") * 50 for id in chosen]
+
+
+@pytest.mark.skipif(not FOLDERS, reason="no tokenizers: run `make tokenizers`")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_bound_is_never_too_high(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    letters = random.Random(1).choices(string.printable, k=5000)
+    for text in (*TEXTS, "".join(letters), *vocabulary_texts(tokenizer, seed=2)):
+        tokens = len(tokenizer.encode_plain(text))
+        assert all(min_prompt_tokens(request, tokenizer) <= tokens for request in requests(text))
+    assert 1 <= max_visible_chars(tokenizer) <= 256
+    assert min_prompt_tokens(next(requests("word " * 10_000)), tokenizer) > 0
+
+
+class UnknownTokenizer:
+    """A vocabulary that replaces long words by one unknown token."""
+
+    size = 2
+
+    def bytes_of(self, id: int) -> bytes:
+        return b"<unk>"
+
+    def is_control(self, id: int) -> bool:
+        return False
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [1]
+
+    def decode(self, ids: list[int]) -> str:
+        return "<unk>"
+
+
+def test_no_bound_with_unknown_tokens() -> None:
+    tokenizer = UnknownTokenizer()
+    request = next(requests("x" * 1000))
+    assert min_prompt_tokens(request, tokenizer) == 0  # type: ignore[arg-type]
+    check_prompt_fits(request, tokenizer, 1)  # type: ignore[arg-type]
+
+
+def test_text_of_assistant_turns_may_be_dropped() -> None:
+    request = Request("m", turns=(Turn("assistant", (TextBlock("x" * 1000),)),))
+    assert count_text_chars(request) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/messages", "messages"), ("/v1/responses", "input")]
+)
+def test_prompt_that_cannot_fit_is_rejected_before_rendering(
+    path: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the form of each API."""
+
+    def fail(*args: object) -> None:
+        raise AssertionError("the prompt was rendered")
+
+    monkeypatch.setattr("dovetail.prompt.renderer.PromptRenderer.render", fail)
+    body = {"model": NAME, "max_tokens": 9, field: [{"role": "user", "content": "x" * 2_000_000}]}
+
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await stage.request("POST", path, json.dumps(body).encode())
+            assert reply.status == 400
+            assert "2000000" in reply.json["error"]["message"]
+
+    run(scene)
+
+
+@pytest.fixture
+def _frozen() -> Iterator[None]:
+    """Exclude existing objects from garbage collection, as the server does when it starts."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_frozen")
+def test_long_history_is_prepared_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither normalization nor recognition of many turns blocks the event loop."""
+    main_thread = threading.get_ident()
+
+    def render(*args: object) -> None:
+        assert threading.get_ident() != main_thread
+        raise ContextOverflow("too long")
+
+    monkeypatch.setattr("dovetail.prompt.renderer.PromptRenderer.render", render)
+    turns = [{"role": role, "content": "x"} for _ in range(3000) for role in ("user", "assistant")]
+    body = {"model": NAME, "messages": [*turns, {"role": "user", "content": "x"}]}
+
+    async def scene() -> None:
+        async with serving() as stage:
+            longest, last = 0.0, time.perf_counter()
+            path, data = "/v1/chat/completions", json.dumps(body).encode()
+            request = asyncio.create_task(stage.request("POST", path, data))
+            while not request.done():
+                await asyncio.sleep(0)
+                now = time.perf_counter()
+                longest, last = max(longest, now - last), now
+            reply = await request
+            assert longest < 0.3  # the machine may be busy; all steps together take longer
+            assert reply.status == 400
+            assert reply.json["error"]["code"] == "context_length_exceeded"
+
+    run(scene)
+
+
+def test_overflow_states_the_limit() -> None:
+    class Bytes(UnknownTokenizer):
+        def bytes_of(self, id: int) -> bytes:
+            return b"x"
+
+        def encode_plain(self, text: str) -> list[int]:
+            self.text = text
+            return []
+
+        def decode(self, ids: list[int]) -> str:
+            return self.text
+
+    with pytest.raises(ContextOverflow, match="prompt is too long: 1000 tokens > 99 maximum"):
+        check_prompt_fits(next(requests("x" * 1000)), Bytes(), 99)  # type: ignore[arg-type]
