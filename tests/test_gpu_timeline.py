@@ -69,7 +69,7 @@ def test_mark_is_the_token_that_triggers_the_event() -> None:
     assert decoded["first opened"].endswith("<parameter=content>\n")
     assert decoded["second complete"].endswith("</parameter>\n</function>\n")
     assert decoded["end"].endswith("<|im_end|>")
-    with pytest.raises(ValueError, match="not enough for a call"):
+    with pytest.raises(ValueError, match="a call needs more than"):
         output.call("short", 20)
 
 

@@ -98,7 +98,7 @@ STARTS = [
     ),
     ([*scripted(), "--model-alias", "x"], "ALIAS=NAME"),
     ([*scripted(), "--model-alias", "x=y"], "'y'"),
-    ([*scripted(), "--store", "nope"], "--store nope"),
+    ([*scripted(), "--store", "nope"], "--store must be sqlite"),
     ([*scripted(), "--api-key-file", "nofile"], "nofile"),
     ([*scripted(), "--seal-key-file", "nofile"], "nofile"),
     ([*scripted(), "--http-host", "999.1.1.1"], "999.1.1.1"),

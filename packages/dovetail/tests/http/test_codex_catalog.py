@@ -370,7 +370,7 @@ def test_command_prints_the_catalog_of_a_server(tmp_path: Path) -> None:
         assert json.loads(dovetail(*command, "--api-key", "k", home=tmp_path).out)["models"] == made
         refused = dovetail(*command, home=tmp_path)
         assert (refused.status, refused.out) == (1, "")
-        assert "asks for a key" in refused.err
+        assert "requires an API key" in refused.err
 
 
 @pytest.mark.parametrize(
