@@ -52,7 +52,7 @@ def test_events_of_one_read_have_no_gap() -> None:
 def test_word_arrives_with_its_last_byte() -> None:
     seen = client.Seen(0, 0, [10, 20, 30], [9, 3, 5], [], b'"default"de f def')
     assert arrived(seen, "def") == 30
-    with pytest.raises(ValueError, match="never came"):
+    with pytest.raises(ValueError, match="did not arrive"):
         arrived(seen, "other")
 
 
@@ -118,7 +118,7 @@ def test_best_round_counts_and_targets_are_evaluated() -> None:
         False,
     ]
     assert found_targets[-1] == Target(
-        "2,000 slow streams: nothing lost", "1 lost, 36 KB a stream", False
+        "2,000 slow streams: nothing lost", "1 lost, 36 KB per stream", False
     )
     page = tables.result(found, 2, "0.1").numbers
     assert "| 500 plain tokens, 32 streams | chat | 25.0 | 60.0 | 0.42 |" in page

@@ -145,7 +145,7 @@ def test_stream_is_folded_into_blocks() -> None:
     assert call["input"] == {"timeout": 5000.0, "command": "cd /home/user/project && ls"}
     message = claude.results([reasoning, call], ["fine"])
     assert message["content"][0]["tool_use_id"] == "t1"
-    with pytest.raises(RuntimeError, match="broke off"):
+    with pytest.raises(RuntimeError, match="the stream failed"):
         claude.fold([{"type": "error", "error": "x"}])
 
 
