@@ -2,6 +2,11 @@
 
 import msgspec
 
+from dovetail_model import EngineUnavailable
+
+MAX_EVENT_BYTES = 16 << 20
+"""Maximum size of one event that is read. A server that sends a longer one is faulty."""
+
 
 class ServerEvent(msgspec.Struct, frozen=True):
     """One event as received."""
@@ -23,19 +28,25 @@ def comment(text: str) -> bytes:
 
 
 class SseReader:
-    """Reads a stream of frames in chunks of any size. Buffers at most one incomplete line."""
+    """Reads a stream of frames in chunks of any size. Buffers at most one incomplete event.
 
-    __slots__ = ("_data", "_event", "_line")
+    Raises `EngineUnavailable` if an incomplete event is larger than `max_bytes`.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_data", "_event", "_line", "_max_bytes", "_pending_bytes")
+
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
         self._line: list[bytes] = []
         self._event = ""
         self._data: list[str] = []
+        self._max_bytes = max_bytes
+        self._pending_bytes = 0  # of the incomplete event
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
         """Return the events that this chunk completes."""
         if b"\n" not in chunk:
             self._line.append(chunk)
+            self._add_pending(len(chunk))
             return []
         *lines, rest = b"".join([*self._line, chunk]).split(b"\n")
         self._line = [rest]
@@ -44,7 +55,19 @@ class SseReader:
             event = self._take(line.removesuffix(b"\r").decode("utf-8", "replace"))
             if event is not None:
                 found.append(event)
+        if found or not self._data:  # comments are not kept
+            self._pending_bytes = sum(map(len, self._data))
+            self._add_pending(len(rest))
+        else:
+            self._add_pending(len(chunk))
         return found
+
+    def _add_pending(self, count: int) -> None:
+        self._pending_bytes += count
+        if self._pending_bytes > self._max_bytes:
+            raise EngineUnavailable(
+                f"the server sent an event of more than {self._max_bytes} bytes"
+            )
 
     def _take(self, line: str) -> ServerEvent | None:
         if not line:

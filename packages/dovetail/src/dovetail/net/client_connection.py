@@ -13,8 +13,11 @@ import httptools
 
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-#: Maximum size of the status line and headers. A response with more is invalid.
+#: Maximum size of the status line and headers, and of any other data without a byte of a body, such
+#: as trailers. A response with more is invalid.
 MAX_HEAD_BYTES = 1 << 18
+#: Maximum size of one server-sent event. An engine that sends a longer one is faulty.
+MAX_EVENT_BYTES = 16 << 20
 
 
 class ResponseParser:
@@ -48,19 +51,26 @@ class ResponseParser:
 
         Raises `ValueError` on a protocol error.
         """
-        if not self.head_complete:
-            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:  # data after the response is ignored
                 raise ValueError(str(error)) from error
-        if not self.head_complete and self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError(f"status and headers are larger than {MAX_HEAD_BYTES} bytes")
         parts = self._parts
+        if not parts:
+            self._count_head_bytes(len(data))
+            return b""
+        self._head_bytes = 0
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         return body
+
+    def _count_head_bytes(self, count: int) -> None:
+        """Limit the data without a byte of a body, which the parser buffers."""
+        self._head_bytes += count
+        if self._head_bytes > MAX_HEAD_BYTES and not self.complete:
+            name = "trailers" if self.head_complete else "status and headers"
+            raise ValueError(f"{name} are larger than {MAX_HEAD_BYTES} bytes")
 
     def close(self) -> None:
         """End the input when the connection closes. Raises `ValueError` if data is missing."""
@@ -93,13 +103,17 @@ class ResponseParser:
 
 
 class SseDataReader:
-    """Extract the data of server-sent events from chunks. Names and comments are skipped."""
+    """Extract the data of server-sent events from chunks. Names and comments are skipped.
 
-    __slots__ = ("_data", "_line")
+    Raises `EngineUnavailable` for an event of more than `MAX_EVENT_BYTES`.
+    """
+
+    __slots__ = ("_data", "_line", "_pending_bytes")
 
     def __init__(self) -> None:
         self._line: list[bytes] = []  # parts of an incomplete line
         self._data: list[bytes] = []
+        self._pending_bytes = 0  # received since the last complete event
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the data of all events that this chunk completes."""
@@ -115,6 +129,11 @@ class SseDataReader:
         return self._split_lines(chunk)
 
     def _split_lines(self, chunk: bytes) -> list[bytes]:
+        self._pending_bytes += len(chunk)
+        if self._pending_bytes > MAX_EVENT_BYTES:
+            raise EngineUnavailable(
+                f"the engine sent an event of more than {MAX_EVENT_BYTES} bytes"
+            )
         if b"\n" not in chunk:
             self._line.append(chunk)
             return []
@@ -124,6 +143,8 @@ class SseDataReader:
         self._line = [rest] if rest else []
         events: list[bytes] = []
         data = self._data
+        if not data:  # comments and empty lines are not kept
+            self._pending_bytes = len(rest)
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
@@ -131,6 +152,7 @@ class SseDataReader:
             elif data and not line:
                 events.append(data[0] if len(data) == 1 else b"\n".join(data))
                 data.clear()
+                self._pending_bytes = len(rest)
         return events
 
 
