@@ -13,6 +13,7 @@
     │   ├── RateLimited        too many requests for this key
     │   └── Unsupported        the feature is known but not supported
     ├── EngineError        the model server is at fault
+    │   ├── InvalidEngineResponse  the engine's response is not one of its API
     │   ├── EngineUnavailable  the engine is unreachable or has crashed
     │   ├── EngineTimeout      the engine did not respond in time
     │   └── Overloaded         the engine has no capacity left
@@ -93,6 +94,10 @@ class Unsupported(ClientError):
 
 class EngineError(DovetailError):
     kind = "engine"
+
+
+class InvalidEngineResponse(EngineError):
+    kind = "engine_response"
 
 
 class EngineUnavailable(EngineError):

@@ -22,6 +22,7 @@ ERROR_KINDS: dict[str, tuple[int, str, str | None]] = {
     "too_large": (413, _REQUEST, "request_too_large"),
     "rate_limited": (429, "rate_limit_error", "rate_limit_exceeded"),
     "engine": (500, _SERVER, "engine_error"),
+    "engine_response": (502, _SERVER, "bad_gateway"),
     "engine_unavailable": (503, _SERVER, "service_unavailable"),
     "overloaded": (503, _SERVER, "server_is_overloaded"),
     "engine_timeout": (504, _SERVER, "timeout"),

@@ -18,6 +18,7 @@ _KINDS: dict[str, tuple[int, str]] = {
     "rate_limited": (429, "rate_limit_error"),
     "unsupported": (400, "invalid_request_error"),
     "engine": (500, "api_error"),
+    "engine_response": (502, "api_error"),
     "engine_unavailable": (503, "overloaded_error"),
     "engine_timeout": (503, "api_error"),
     "overloaded": (529, "overloaded_error"),

@@ -9,6 +9,7 @@ import msgspec
 from dovetail.engines.completions.errors import error_from_status, is_priority_rejection
 from dovetail.engines.completions.frames import CompletionFrameReader
 from dovetail.engines.engine import ConstraintSyntax, EngineRequest, TokenSink
+from dovetail.engines.redaction import Redactor
 from dovetail.engines.sampling import explicit_sampling_fields
 from dovetail.engines.token_ids import PromptEncoder, pack_token_ids
 from dovetail.engines.token_stream import TokenStreamReader
@@ -129,6 +130,7 @@ class CompletionsClient:
         "_extra_fields",
         "_model",
         "_prompt_encoder",
+        "_redactor",
         "_server_name",
         "_supports_priority",
         "_timeouts",
@@ -148,6 +150,7 @@ class CompletionsClient:
         extra_fields: Mapping[str, Any] | None = None,
     ) -> None:
         self._endpoint = endpoint
+        self._redactor = Redactor(endpoint)
         self._model = model
         self._server_name = server_name
         self._timeouts = timeouts
@@ -164,14 +167,15 @@ class CompletionsClient:
 
         Cancelling closes the connection, which aborts the generation.
         """
-        with_priority = self._supports_priority and request.priority != 0
-        try:
-            await self._stream(request, sink, with_priority)
-        except ClientError as error:
-            if not (with_priority and is_priority_rejection(error)):
-                raise
-            self._disable_priority(error)
-            await self._stream(request, sink, False)
+        with self._redactor.clean_client_errors():
+            with_priority = self._supports_priority and request.priority != 0
+            try:
+                await self._stream(request, sink, with_priority)
+            except ClientError as error:
+                if not (with_priority and is_priority_rejection(error)):
+                    raise
+                self._disable_priority(error)
+                await self._stream(request, sink, False)
 
     def abort_all(self) -> None:
         """Abort every running stream. Each of them fails with an error."""

@@ -14,6 +14,7 @@ from dovetail_model import (
     DovetailError,
     EngineError,
     EngineUnavailable,
+    InvalidEngineResponse,
     InvalidRequest,
     Overloaded,
 )
@@ -55,6 +56,8 @@ def is_priority_rejection(error: DovetailError) -> bool:
 
 
 def _classify_error(server_name: str, status: int, message: str) -> DovetailError:
+    if status < 400:
+        return InvalidEngineResponse(f"{server_name} returned the unexpected status {status}")
     if status >= 500:
         return _classify_server_error(server_name, status, message)
     if status in (401, 403):

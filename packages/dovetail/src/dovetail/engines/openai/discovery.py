@@ -69,12 +69,17 @@ async def list_models(endpoint: Endpoint) -> list[ModelCard]:
     if status != 200:
         raise error_from_rejection(server_name, "", parse_rejection(status, content))
     listing = _decode_object(content)
-    cards = [card for card in _list(listing, "data") if card.get("id")]
+    cards = parse_model_list(content)
     if not cards and "data" not in listing:
         raise EngineError(f"{server_name} returned an invalid model list")
     if not cards:
         raise EngineUnavailable(f"{server_name} serves no model yet")
     return cards
+
+
+def parse_model_list(content: bytes) -> list[ModelCard]:
+    """Return the models in a response of `/v1/models`; an empty list if it is malformed."""
+    return [card for card in _list(_decode_object(content), "data") if card.get("id")]
 
 
 async def find_context_length(

@@ -19,12 +19,14 @@ from dovetail_model import (
     EngineTimeout,
     EngineUnavailable,
     Failure,
+    InvalidEngineResponse,
     InvalidRequest,
     Overloaded,
     error_from_failure,
 )
 
 _MAX_QUOTE_CHARS = 500
+_MAX_RETRY_AFTER_SECONDS = 86_400.0  # longer delays are ignored, as are infinite ones
 
 #: Codes and phrases for a prompt that does not fit: OpenAI, vLLM, llama.cpp, SGLang, LM Studio,
 #: Ollama, TRT-LLM and LiteLLM, in this order, if they differ.
@@ -102,6 +104,8 @@ def error_from_rejection(
 ) -> DovetailError:
     """Return the error for a status other than 200."""
     status, message = rejection.status, rejection.message
+    if status < 400:
+        return InvalidEngineResponse(f"{server_name} returned the unexpected status {status}")
     if rejection.is_context_overflow:
         return ContextOverflow(_overflow_message(rejection))
     if status in (401, 403):
@@ -160,6 +164,7 @@ def _decode_body(content: bytes) -> Any:
 
 def _parse_retry_after(text: str | None) -> float | None:
     try:
-        return float(text) if text is not None else None
+        seconds = float(text) if text is not None else -1.0
     except ValueError:
         return None  # a date: clients use their own delay
+    return seconds if 0 <= seconds <= _MAX_RETRY_AFTER_SECONDS else None

@@ -20,6 +20,7 @@ from dovetail.engines.openai.discovery import (
     find_context_length,
     list_models,
     log_probe_result,
+    parse_model_list,
     probe_reasoning_field,
     unknown_result,
 )
@@ -33,6 +34,7 @@ from dovetail.engines.openai.tool_calls import (
     call_id_format,
     rewrite_call_ids,
 )
+from dovetail.engines.redaction import Redactor
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.net.http_client import (
@@ -75,7 +77,8 @@ class OpenAIUpstream:
         self._names = frozenset(remote.names)
         self._is_dovetail = remote.version == DOVETAIL_OWNER
         self._options = options = options or OpenAIOptions()
-        self._server_name = f"the upstream at {endpoint}"
+        self._server_name = "the upstream"  # clients must not see its address
+        self._redactor = Redactor(endpoint)
         self._timeouts = Timeouts(read=options.timeout)
         self._extra_fields = options.extra_fields()
         self._syntax = ModelSyntax(options, remote.name) if options.raw else None
@@ -101,6 +104,42 @@ class OpenAIUpstream:
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
         """Yield batches of events as they arrive. Closing the generator closes the connection."""
+        with self._redactor.clean_errors():
+            async with aclosing(self._stream(request)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    async def health(self) -> EngineHealth:
+        """Return whether the server responds, and what was detected about it."""
+        facts = {
+            "api": self._api or "not known yet",
+            "model": self._model,
+            "raw": self._syntax is not None,
+            "reasoning_field": self._reasoning_field_label(),
+            "exact_turns": False,
+            "not_carried": dict(self._not_carried),
+            "fields_refused": self._adaptations.dropped_fields,
+        }
+        try:
+            client_request = ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
+            status, content = await fetch(self._endpoint, client_request)
+        except DovetailError as error:
+            return EngineHealth(False, self._redactor.clean(error.message), facts)
+        if status == 200:
+            missing = self._is_model_missing(content)
+            detail = f"the server does not serve {self._model!r} any more" if missing else ""
+            return EngineHealth(not missing, detail, facts)
+        if status in _UNSUPPORTED_STATUSES:
+            return EngineHealth(True, "", facts)
+        error = error_from_rejection(
+            self._server_name, self._model, parse_rejection(status, content)
+        )
+        return EngineHealth(False, self._redactor.clean(error.message), facts)
+
+    async def stop(self) -> None:
+        """Do nothing: each response has its own connection."""
+
+    async def _stream(self, request: Request) -> AsyncGenerator[list[Event]]:
         api, dialect = await self._ensure_probed()
         unlimited = self._is_limit_beyond_context(request)
         learned: set[str] = set()
@@ -123,9 +162,9 @@ class OpenAIUpstream:
                         async for batch in batches:
                             yield batch
                     return
-                rejection = parse_rejection(
-                    response.status, await response.read(), response.headers
-                )
+                # Before the message is truncated, which could leave a part of a secret.
+                content = self._redactor.clean_bytes(await response.read())
+                rejection = parse_rejection(response.status, content, response.headers)
             if not unlimited and is_limit_too_large(fields, rejection):
                 unlimited = True
             elif more := self._adaptations.learn_from_rejection(fields, rejection):
@@ -135,32 +174,6 @@ class OpenAIUpstream:
                 raise error_from_rejection(self._server_name, self._model, rejection)
         self._adaptations.revert(learned)
         raise EngineError(f"{self._server_name} rejected the request after {MAX_ATTEMPTS} attempts")
-
-    async def health(self) -> EngineHealth:
-        """Return whether the server responds, and what was detected about it."""
-        facts = {
-            "api": self._api or "not known yet",
-            "model": self._model,
-            "raw": self._syntax is not None,
-            "reasoning_field": self._reasoning_field_label(),
-            "exact_turns": False,
-            "not_carried": dict(self._not_carried),
-            "fields_refused": self._adaptations.dropped_fields,
-        }
-        try:
-            client_request = ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
-            status, content = await fetch(self._endpoint, client_request)
-        except DovetailError as error:
-            return EngineHealth(False, error.message, facts)
-        if status == 200 or status in _UNSUPPORTED_STATUSES:
-            return EngineHealth(True, "", facts)
-        rejection = parse_rejection(status, content)
-        return EngineHealth(
-            False, error_from_rejection(self._server_name, self._model, rejection).message, facts
-        )
-
-    async def stop(self) -> None:
-        """Do nothing: each response has its own connection."""
 
     async def _events(
         self, response: ClientResponse, reader: UpstreamResponseReader
@@ -175,6 +188,16 @@ class OpenAIUpstream:
                 if reader.is_finished:
                     return
         yield reader.finish()
+
+    def _is_model_missing(self, listing: bytes) -> bool:
+        """Return whether a server that listed the model lists only other models now.
+
+        Some servers accept names that they do not list, so a model that was never listed is not
+        expected in the list.
+        """
+        if self._model not in self._names:
+            return False
+        return self._model not in {str(card["id"]) for card in parse_model_list(listing)}
 
     def _create_reader(
         self, request: Request, api: UpstreamApi, not_carried: Sequence[str], unlimited: bool
@@ -238,7 +261,7 @@ class OpenAIUpstream:
         try:
             result = await probe_reasoning_field(self._count_prompt_tokens, self._model)
         except DovetailError as error:
-            result = unknown_result(error.message)
+            result = unknown_result(self._redactor.clean(error.message))
         log_probe_result(str(self._endpoint), result)
         return result
 
