@@ -57,7 +57,7 @@ class DrainController:
     @property
     def arriving_requests(self) -> int:
         """Number of requests that have neither a response nor been counted as active."""
-        return len(self._unanswered())
+        return len(self._without_response())
 
     def on_start(self, callback: Callable[[], None]) -> None:
         """Register a callback for the start of the drain."""
@@ -128,13 +128,13 @@ class DrainController:
         """Abort all requests that are not completed. Their clients get an error."""
         self._aborted = True
         unfinished = [request for request in self._active.values() if not request.completed]
-        unfinished += self._unanswered()
+        unfinished += self._without_response()
         if unfinished:
             _log.warning("requests_aborted", extra={"fields": {"requests": len(unfinished)}})
         for request in unfinished:
             request.abort()
 
-    def _unanswered(self) -> "list[_ActiveRequest]":
+    def _without_response(self) -> "list[_ActiveRequest]":
         return [
             request
             for task, request in self._arriving.items()
