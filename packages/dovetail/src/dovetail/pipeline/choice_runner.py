@@ -7,7 +7,6 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import nan
 
 import msgspec
@@ -16,6 +15,7 @@ from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, to_pu
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.guided_decoding import OutputPhase
+from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import TokenModel
@@ -37,21 +37,6 @@ from dovetail_model import (
 )
 
 WARM_PRIORITY = -100  # of prefill requests that no client waits for
-
-
-@dataclass(frozen=True)
-class RequestObserver:
-    """Callbacks of a request for metrics, logs and headers."""
-
-    on_prepared: Callable[[PreparedRequest], None] = lambda prepared: None
-    on_note: Callable[[str], None] = lambda note: None
-    on_inexact: Callable[[], None] = lambda: None
-    on_migrated: Callable[[int], None] = lambda carried: None
-    on_upstream_request: Callable[[int], None] = lambda turns: None
-    on_replica_assigned: Callable[[int], None] = lambda replica: None
-    on_choice_finished: Callable[[int, Usage, bool], None] = lambda choice, usage, cached_known: (
-        None
-    )
 
 
 class ChoiceRunner:

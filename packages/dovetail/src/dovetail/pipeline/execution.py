@@ -6,8 +6,9 @@ Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─
 
 from collections.abc import Callable, Sequence
 
-from dovetail.pipeline.choice_runner import ChoiceRunner, RequestObserver
+from dovetail.pipeline.choice_runner import ChoiceRunner
 from dovetail.pipeline.concurrency import run_all
+from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel

@@ -12,8 +12,8 @@ import msgspec
 from dovetail.engines.engine import to_public_error
 from dovetail.ledger.entry import EntrySpan, create_entry_id
 from dovetail.ledger.seal import SealPayload
-from dovetail.pipeline.choice_runner import RequestObserver
 from dovetail.pipeline.concurrency import signal_slow_start
+from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.registry import UpstreamModel
 from dovetail.pipeline.sinks import EventSink

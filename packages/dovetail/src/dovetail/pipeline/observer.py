@@ -1,0 +1,22 @@
+"""Callbacks with which the HTTP layer observes a request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail.pipeline.preparation import PreparedRequest
+from dovetail_model import Usage
+
+
+@dataclass(frozen=True)
+class RequestObserver:
+    """Callbacks of a request for metrics, logs and headers."""
+
+    on_prepared: Callable[[PreparedRequest], None] = lambda prepared: None
+    on_note: Callable[[str], None] = lambda note: None
+    on_inexact: Callable[[], None] = lambda: None
+    on_migrated: Callable[[int], None] = lambda carried: None
+    on_upstream_request: Callable[[int], None] = lambda turns: None
+    on_replica_assigned: Callable[[int], None] = lambda replica: None
+    on_choice_finished: Callable[[int, Usage, bool], None] = lambda choice, usage, cached_known: (
+        None
+    )
