@@ -24,7 +24,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.seal import Sealer
 from dovetail.net.http_client import Endpoint
 from dovetail.pipeline.registry import ModelRegistry, UpstreamModel
-from dovetail.prompt.normalization import NormalizationOptions, PromptNormalizer
+from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import DovetailError, InvalidEngineResponse
 
 KEY = "sk-upstream-secret-0123456789"

@@ -131,10 +131,9 @@ class OpenAIUpstream:
             return EngineHealth(not missing, detail, facts)
         if status in _UNSUPPORTED_STATUSES:
             return EngineHealth(True, "", facts)
-        error = error_from_rejection(
-            self._server_name, self._model, parse_rejection(status, content)
-        )
-        return EngineHealth(False, self._redactor.clean(error.message), facts)
+        rejection = parse_rejection(status, content)
+        rejected = error_from_rejection(self._server_name, self._model, rejection)
+        return EngineHealth(False, self._redactor.clean(rejected.message), facts)
 
     async def stop(self) -> None:
         """Do nothing: each response has its own connection."""
