@@ -142,7 +142,8 @@ def test_port_in_use_is_reported_before_the_model_loads(place: Path) -> None:
         ran = dovetail("serve", "nothing", "--http-port", str(port), home=place)
     assert ran.status == 1
     assert ran.err == (
-        f"dovetail serve: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+        f"dovetail serve: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "set another port with --http-port\n"
     )
 
 

@@ -200,7 +200,7 @@ def test_start_requires_one_replica() -> None:
         assert await generate(pool) == 0
         health = await pool.health()
         assert health.ready
-        assert health.detail == "1 of 2 replicas are ready; 0: nobody there"
+        assert health.detail == "1 of 2 replicas are ready; replica 0: nobody there"
         await pool.stop()
         up.ready = False
         with pytest.raises(EngineUnavailable, match="nobody there"):

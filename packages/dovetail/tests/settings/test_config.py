@@ -94,26 +94,32 @@ def test_reserved_variables_are_ignored() -> None:
     ("flags", "environment", "file", "expected"),
     [
         ({}, {"DOVETAIL_NOPE": "1"}, None, "DOVETAIL_NOPE.*'nope'"),
-        ({}, {"DOVETAIL_HTTP_PORT": "abc"}, None, "http_port.*environment"),
-        ({}, {"DOVETAIL_LOG_PREFIX": "perhaps"}, None, "log_prefix.*environment"),
-        ({"replay": "x"}, {}, None, "replay.*flag.*'auto', 'exact', 'client'.*'x'"),
+        ({}, {"DOVETAIL_HTTP_PORT": "abc"}, None, "DOVETAIL_HTTP_PORT: must be an integer, got"),
+        (
+            {},
+            {"DOVETAIL_LOG_PREFIX": "perhaps"},
+            None,
+            "DOVETAIL_LOG_PREFIX: must be true or false",
+        ),
+        ({"replay": "x"}, {}, None, "--replay: .*'auto', 'exact', 'client'.*'x'"),
         ({"default_thinking_mode": "on"}, {}, None, "'enabled', 'disabled'"),
-        ({"chat_template_kwargs": "{"}, {}, None, "chat_template_kwargs.*flag.*JSON"),
-        ({"chat_template_kwargs": "[1]"}, {}, None, "chat_template_kwargs.*flag"),
+        ({"chat_template_kwargs": "{"}, {}, None, "--chat-template-kwargs: .*JSON"),
+        ({"chat_template_kwargs": "[1]"}, {}, None, "--chat-template-kwargs: "),
         ({}, {}, "nope = 1", r"dovetail\.toml.*'nope'"),
         ({}, {}, "[http]\nnope = 1", r"dovetail\.toml.*'nope'"),
-        ({}, {}, "model = ", r"dovetail\.toml"),
-        ({}, {}, "http-port = 'abc'", r"http_port.*dovetail\.toml"),
+        ({}, {}, "http-prot = 1", r"dovetail\.toml.*did you mean 'http_port'"),
+        ({}, {}, "model = ", r"dovetail\.toml is not valid TOML"),
+        ({}, {}, "http-port = 'abc'", r"http_port \(dovetail\.toml\): must be an integer"),
         ({}, {}, "served-model-name = 1", r"served_model_name.*dovetail\.toml"),
-        ({"replicas": -3}, {}, None, "replicas.*flag.*>= 1, got -3"),
-        ({}, {"DOVETAIL_TEMPERATURE": "nan"}, None, "temperature.*environment.*>= 0"),
-        ({"engine_wait": float("inf")}, {}, None, "engine_wait"),
+        ({"replicas": -3}, {}, None, "--replicas: .*>= 1, got -3"),
+        ({}, {"DOVETAIL_TEMPERATURE": "nan"}, None, "DOVETAIL_TEMPERATURE: .*>= 0"),
+        ({"engine_wait": float("inf")}, {}, None, "--engine-wait"),
         ({}, {}, "max-concurrent-requests = 0", "max_concurrent_requests.*>= 1"),
-        ({"rate_limit_requests": 0}, {}, None, "rate_limit_requests.*>= 1"),
-        ({}, {"DOVETAIL_RATE_LIMIT_TOKENS": "0"}, None, "rate_limit_tokens.*>= 1"),
+        ({"rate_limit_requests": 0}, {}, None, "--rate-limit-requests: .*>= 1"),
+        ({}, {"DOVETAIL_RATE_LIMIT_TOKENS": "0"}, None, "DOVETAIL_RATE_LIMIT_TOKENS: .*>= 1"),
         ({}, {}, "script = 3", r"script.*dovetail\.toml"),
-        ({"slots": 2}, {}, "[[models]]\nmodel = 'm'", r"slots.*flag.*\[\[models\]\]"),
-        ({}, {"DOVETAIL_ENGINE": "vllm"}, "[[models]]\nmodel = 'm'", "engine.*environment"),
+        ({"slots": 2}, {}, "[[models]]\nmodel = 'm'", r"--slots: .*\[\[models\]\]"),
+        ({}, {"DOVETAIL_ENGINE": "vllm"}, "[[models]]\nmodel = 'm'", "DOVETAIL_ENGINE: "),
         ({}, {}, "models = 1", r"models.*dovetail\.toml.*\[\[models\]\]"),
         ({}, {}, "[[models]]\nhttp-port = 1", r"dovetail\.toml, model 1.*'http_port'"),
         ({}, {}, "[[models]]\nslots = 'many'", r"slots.*dovetail\.toml, model 1"),
@@ -180,13 +186,14 @@ def test_passwords_in_urls_are_masked() -> None:
     ],
 )
 def test_out_of_range_numbers_are_rejected(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} \(flag\): must be [<>]=? \S+, got"):
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=rf"{flag}: must be [<>]=? \S+, got"):
         load_config({name: value}, {})
 
 
 def test_empty_key_is_rejected() -> None:
     """The key is empty for `--api-key "$KEY"` with an unset variable."""
-    with pytest.raises(ConfigError, match=r"api_key \(flag\): must not be empty"):
+    with pytest.raises(ConfigError, match="--api-key: must not be empty"):
         load_config({"api_key": [""]}, {})
 
 

@@ -198,7 +198,7 @@ def test_truncated_line_is_skipped_and_foreign_files_are_rejected(tmp_path: Path
 
 def test_an_unwritable_trace_is_reported_immediately(tmp_path: Path) -> None:
     config = Config(trace_file=tmp_path / "missing" / "trace.jsonl")
-    with pytest.raises(OSError, match=r"the trace .* cannot be written: No such file"):
+    with pytest.raises(OSError, match=r"--trace-file .* cannot be written: No such file"):
         open_recorders(config, Metrics())
     assert open_recorders(Config(), Metrics()) == []
     with pytest.raises(ValueError, match="requires --trace-file"):

@@ -216,4 +216,4 @@ def test_an_unwritable_trace_stops_the_startup(tmp_path: Path) -> None:
         "serve", *_arguments(tmp_path), "--http-port", "0", "--trace-file", "no/t", home=tmp_path
     )
     assert ran.status == 1
-    assert "dovetail serve: the trace no/t cannot be written" in ran.err
+    assert "dovetail serve: --trace-file no/t cannot be written" in ran.err

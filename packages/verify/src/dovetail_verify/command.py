@@ -74,7 +74,7 @@ def build_command(program: str, local: LocalServer | None = None) -> Callable[..
     url_help = f"{_URL_HELP} Without a URL: {local.description}." if local else _URL_HELP
 
     def verify(  # noqa: PLR0913 - each is a flag
-        url: Annotated[str, typer.Argument(help=url_help)] = "",
+        url: Annotated[str, typer.Argument(metavar="URL", help=url_help)] = "",
         model: Annotated[
             str | None,
             typer.Option(help="Model to use; by default the first one that the server lists."),
@@ -85,7 +85,9 @@ def build_command(program: str, local: LocalServer | None = None) -> Callable[..
         only: Annotated[
             list[str] | None,
             typer.Option(
-                help="Checks to run: ids, clauses or patterns (messages.stream, CC-4, *.ids.*)."
+                metavar="PATTERN",
+                help="Checks to run: ids, clauses or patterns (messages.stream, CC-4, *.ids.*). "
+                "Repeatable.",
             ),
         ] = None,
         timeout: Annotated[
@@ -118,10 +120,11 @@ def build_command(program: str, local: LocalServer | None = None) -> Callable[..
             typer.Option(metavar="FAMILY", help="Print the script for a model family and exit."),
         ] = None,
     ) -> None:
-        """Check whether a server meets the requirements of agent harnesses.
+        """Check a server against the requirements of agent harnesses.
 
         A failed check is reported with its clause, the request, the response, and what a user of an
-        agent notices. The exit status is 1 if a check failed.
+        agent notices. The exit status is 1 if a check failed, and 2 if the server could not be
+        checked.
         """
         with _exit_on_error(program):
             if print_script is not None:

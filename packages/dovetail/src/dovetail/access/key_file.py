@@ -21,7 +21,10 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _TENANT = re.compile(r"[^\s:\x00-\x1f\x7f]{1,128}")
 _COUNT = re.compile(r"[1-9][0-9]{0,14}")
 _LIMITS = ("requests", "tokens", "concurrent")
-_FORM = "expected tenant:sha256 (the tenant must not contain spaces, colons or #)"
+_FORM = (
+    "expected tenant:sha256: a tenant name without spaces, colons and #, "
+    "and a hash of 64 hexadecimal digits"
+)
 
 
 class KeyFileError(ValueError):
@@ -114,7 +117,7 @@ def _apply_option(key: ApiKey, name: str, value: str, word: str) -> ApiKey:
     if word == "admin":
         return replace(key, admin=True)
     raise ValueError(
-        "unknown option after the hash; expected requests=, tokens=, concurrent=, expires= or admin"
+        "unknown word after the hash; expected requests=, tokens=, concurrent=, expires= or admin"
     )
 
 

@@ -39,11 +39,12 @@ def catalog(
         typer.Option(help="A running Dovetail server to query, instead of MODEL and settings."),
     ] = None,
 ) -> None:
-    """Print the model catalog for Codex: `dovetail catalog codex --url URL > catalog.json`.
+    """Print the model catalog for Codex.
 
-    Codex reads the file that its setting model_catalog_json names. With --url the catalog lists the
-    models of a running server; pass its key with --api-key. Otherwise it lists the models that
-    `dovetail serve` would serve with the same arguments; no engine is started.
+    Example: `dovetail catalog codex --url URL > catalog.json`. Codex reads the file that its
+    setting model_catalog_json names. With --url the catalog lists the models of a running server;
+    pass its key with --api-key. Otherwise it lists the models that `dovetail serve` would serve
+    with the same arguments; no engine is started.
     """
     if harness != HARNESS:
         raise typer.BadParameter(f"there is no catalog format for {harness!r}, only for {HARNESS}")

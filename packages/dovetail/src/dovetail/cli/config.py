@@ -14,9 +14,10 @@ _MAX_LINE_CHARS = 10_000  # line width when the output is not a terminal
 
 @with_settings
 def config(settings: LoadedConfig) -> None:
-    """Print the effective settings and the source of each: default, file, environment or flag.
+    """Print the effective settings and the source of each.
 
-    Accepts the same flags as `dovetail serve`. Keys are masked.
+    The source is the default, the file, the environment or a flag. Accepts the same flags as
+    `dovetail serve`. Keys are masked.
     """
     table = Table(box=None, header_style="bold")
     for title in ("setting", "value", "from"):

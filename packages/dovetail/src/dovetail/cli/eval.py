@@ -35,7 +35,8 @@ _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def evaluate(  # noqa: PLR0913 - each is a flag
     url: Annotated[
-        str, typer.Argument(help="The server to evaluate, such as http://127.0.0.1:8000.")
+        str,
+        typer.Argument(metavar="URL", help="Server to evaluate, such as http://127.0.0.1:8000."),
     ] = "",
     model: Annotated[
         str | None, typer.Option(help="Model name on the server; by default the first listed.")
@@ -64,16 +65,25 @@ def evaluate(  # noqa: PLR0913 - each is a flag
     api: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="API",
             help="API to evaluate with Dovetail: messages, responses or chat. Repeatable; all by "
-            "default."
+            "default.",
         ),
     ] = None,
     off: Annotated[
-        bool, typer.Option(help="Evaluate the server without Dovetail, too, as the baseline.")
+        bool,
+        typer.Option(
+            show_default=False,
+            help="Evaluate the server without Dovetail, too, as the baseline (the default). "
+            "--no-off skips the baseline.",
+        ),
     ] = True,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(help="Run only tasks whose name matches (* and ? are wildcards). Repeatable."),
+        typer.Option(
+            metavar="PATTERN",
+            help="Run only tasks whose name matches (* and ? are wildcards). Repeatable.",
+        ),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="How many times to run each task.")] = 1,
     turns: Annotated[int, typer.Option(min=1, help="Maximum number of requests per task.")] = 12,
@@ -92,7 +102,7 @@ def evaluate(  # noqa: PLR0913 - each is a flag
     ] = None,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks and exit.")] = False,
 ) -> None:
-    """Run agent tasks on your server, with and without Dovetail in front of it.
+    """Run agent tasks on your server, with and without Dovetail.
 
     Runs eight small tool-calling tasks, each with one correct result, in a scratch folder. The exit
     status is 0 if there were no protocol errors, whatever the model solved; 1 if there were

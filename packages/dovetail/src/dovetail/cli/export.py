@@ -29,7 +29,7 @@ def export(  # noqa: PLR0913 - each is a flag
     name: Annotated[
         str,
         typer.Argument(
-            metavar="[SESSION]",
+            metavar="SESSION",
             help="Session to export; or the id of a response, message or tool call, to export its "
             "turn and all turns before it.",
         ),
@@ -54,7 +54,7 @@ def export(  # noqa: PLR0913 - each is a flag
     ] = None,
     config: Annotated[Path | None, typer.Option(help="The server's TOML settings file.")] = None,
 ) -> None:
-    """Export a session from the ledger as JSON lines of token ids, for training.
+    """Export a session from the ledger as token ids, for training.
 
     Each line is an uninterrupted sequence of turns: the token ids of prompt and output, a mask of
     the tokens that the model sampled, and their logprobs if they were stored. No tokenizer is

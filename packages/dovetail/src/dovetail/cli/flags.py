@@ -88,7 +88,7 @@ def _flag_help(text: str, default: Any) -> str:
 
 def _build_flag(name: str, kind: Any, help: str) -> Any:
     if name == "model":
-        return Annotated[str | None, typer.Argument(help=help, metavar="[MODEL]")]
+        return Annotated[str | None, typer.Argument(help=help, metavar="MODEL")]
     flag = f"--{name.replace('_', '-')}"
     if kind is bool:
         return Annotated[

@@ -40,7 +40,7 @@ def inspect(
         Path | None, typer.Option(help="Chat template file to use instead of the model's own.")
     ] = None,
 ) -> None:
-    """Show how Dovetail would prompt a model and parse its output, without serving it.
+    """Show how Dovetail prompts a model and parses its output.
 
     Loads the tokenizer and the chat template, probes how the template renders tools, reasoning and
     earlier turns, selects the parsers, and tests that they parse what the template renders. No

@@ -27,7 +27,7 @@ _LimitWords = Annotated[
     typer.Argument(
         help="Limits that differ from the server's settings, such as requests=60 tokens=100000 "
         "concurrent=8 expires=2027-01-31 admin. The value none removes a limit.",
-        metavar="[WORDS]...",
+        metavar="WORDS",
     ),
 ]
 _KeyFileOption = Annotated[
@@ -66,7 +66,7 @@ def new(
 
 
 @app.command("check")
-def check(file: Annotated[Path, typer.Argument(help="Key file.")]) -> None:
+def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="Key file.")]) -> None:
     """Validate a key file as the server does, and list its keys with tenants and limits."""
     try:
         keys = read_keys(file, RateLimits(_UNSET, _UNSET, _UNSET))

@@ -49,7 +49,7 @@ def launch(  # noqa: PLR0913 - each is a flag
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGS]", help="Arguments to pass to the harness."),
+        typer.Argument(metavar="-- ARGS", help="Arguments to pass to the harness."),
     ] = None,
     url: Annotated[
         str | None,
@@ -136,6 +136,8 @@ def _select_server(
         _print_message(found.describe_missing_model(wanted.model))
     built_in = find_builtin_window(settings.config, wanted.model)
     if built_in is not None:
+        if found is None:
+            _print_message(f"no Dovetail server at {' or '.join(_candidate_urls(settings))}")
         for other in others:  # likely a better engine than the built-in model
             _print_message(other)
         _check_window(wanted.harness, *built_in)  # before it is downloaded

@@ -13,7 +13,8 @@ from dovetail_parsers import Parser, resolve_family
 
 def parse(
     file: Annotated[
-        Path | None, typer.Argument(help="File with the raw output; standard input by default.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="File with the raw output; standard input by default."),
     ] = None,
     tool_call_parser: Annotated[
         str | None, typer.Option(help="Tool call parser, or a model id to select it by.")
@@ -29,10 +30,10 @@ def parse(
         bool, typer.Option("--events", help="Print the streaming events instead.")
     ] = False,
 ) -> None:
-    """Parse a model's raw output into reasoning, text and tool calls, in order.
+    """Parse raw model output into reasoning, text and tool calls.
 
-    Prints one JSON object per line: a block, or with --events an event as it is streamed to
-    clients.
+    Prints one JSON object per line, in the order of the output: a block, or with --events an event
+    as it is streamed to clients.
     """
     try:
         text = file.read_text("utf-8") if file is not None else sys.stdin.read()

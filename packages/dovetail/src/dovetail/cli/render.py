@@ -36,10 +36,13 @@ def render(  # noqa: PLR0913 - each is a flag
     model: Annotated[
         str,
         typer.Argument(
-            help="A built-in name, a GGUF file, a model folder, or a Hugging Face Hub id."
+            metavar="MODEL",
+            help="A built-in name, a GGUF file, a model folder, or a Hugging Face Hub id.",
         ),
     ],
-    request: Annotated[Path, typer.Argument(help="File with the request body, as JSON.")],
+    request: Annotated[
+        Path, typer.Argument(metavar="REQUEST", help="File with the request body, as JSON.")
+    ],
     api: Annotated[ApiChoice, typer.Option(help="API of the request.")] = ApiChoice.messages,
     tool_call_parser: Annotated[
         str | None, typer.Option(help="Tool call parser; by default detected from the model.")
@@ -53,9 +56,10 @@ def render(  # noqa: PLR0913 - each is a flag
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ids: Annotated[bool, typer.Option("--ids", help="Print the token ids, too.")] = False,
 ) -> None:
-    """Print the prompt of a request, with control tokens, and which tokens the ledger provided.
+    """Print the prompt of a request, with control tokens.
 
-    With --data-dir, turns that a server recorded there are reused as the server would do.
+    Marks the tokens that the ledger provided. With --data-dir, turns that a server recorded there
+    are reused as the server would do.
     """
     try:
         loaded = find_and_load_model(

@@ -38,8 +38,9 @@ _log = logging.getLogger(__name__)
 
 @with_settings
 def serve(settings: LoadedConfig) -> None:
-    """Serve a model over the Messages, Responses and Chat Completions APIs.
+    """Serve a model over the Anthropic and OpenAI APIs.
 
+    The APIs are Anthropic Messages, OpenAI Responses and OpenAI Chat Completions.
     MODEL is a built-in name (smollm2), a GGUF file, a model folder or a Hugging Face Hub id. Flags
     override DOVETAIL_* environment variables, which override the settings file (dovetail.toml in
     the working folder by default); `dovetail config` prints the result.

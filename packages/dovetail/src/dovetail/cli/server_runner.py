@@ -1,6 +1,7 @@
 """Build and run one server in this process."""
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -106,6 +107,8 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
         if listener is not None:
             listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            reason = f"{reason}; set another port with --http-port"
         raise OSError(f"cannot listen on {host} port {port}: {reason}") from error
     return listener
 

@@ -15,18 +15,23 @@ def tokenize(
     model: Annotated[
         str,
         typer.Argument(
-            help="A built-in name, a GGUF file, a model folder, or a Hugging Face Hub id."
+            metavar="MODEL",
+            help="A built-in name, a GGUF file, a model folder, or a Hugging Face Hub id.",
         ),
     ],
     text: Annotated[
-        str | None, typer.Argument(help="Text to tokenize; standard input by default.")
+        str | None,
+        typer.Argument(metavar="TEXT", help="Text to tokenize; standard input by default."),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Encode the names of control tokens as plain text.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the ids, as JSON.")] = False,
 ) -> None:
-    """Print the tokens of a text, one per line: id, text, and `control` for control tokens."""
+    """Print the tokens of a text.
+
+    Each line has an id, its text, and `control` if it is a control token.
+    """
     try:
         tokenizer = find_and_load_model(model).tokenizer
     except (ModelLoadError, ModelUnavailableError) as error:

@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 TraceFilesArgument = Annotated[
-    list[Path], typer.Argument(help="Trace files, plain or compressed (.gz).")
+    list[Path], typer.Argument(metavar="FILE", help="Trace files, plain or compressed (.gz).")
 ]
 SessionOption = Annotated[
     str | None, typer.Option(help="Include only this session and its subagents.")

@@ -41,10 +41,10 @@ SWITCH_INTERVAL_SECONDS = 0.0005  # how long the observer thread may block the r
 
 def watch(  # noqa: PLR0913 - each is a flag
     url: Annotated[
-        str, typer.Argument(help="The server to watch, such as http://127.0.0.1:8000.")
+        str, typer.Argument(metavar="URL", help="Server to watch, such as http://127.0.0.1:8000.")
     ] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.")] = 8001,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -78,11 +78,12 @@ def watch(  # noqa: PLR0913 - each is a flag
         Path | None, typer.Option("--json", help="Write the summary to this file, too, as JSON.")
     ] = None,
 ) -> None:
-    """Relay traffic to an unmodified server and report on its prefix cache use.
+    """Relay traffic to a server and report on its prefix cache use.
 
-    Point the client at the address that is printed. Bytes are relayed unchanged in both directions.
-    One line per exchange reports how many prompt tokens the server had to prefill again and why.
-    The summary is printed at the end (Ctrl-C), or at any time on SIGUSR1.
+    Point the client at the address that is printed. The server stays unmodified, and bytes are
+    relayed unchanged in both directions. One line per exchange reports how many prompt tokens the
+    server had to prefill again and why. The summary is printed at the end (Ctrl-C), or at any time
+    on SIGUSR1.
     """
     flags = _WatchFlags(
         url=url,

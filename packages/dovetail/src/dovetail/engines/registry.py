@@ -78,12 +78,22 @@ def create_engine(name: str, setup: EngineSetup) -> TokenEngine:
     """Create the engine of that name. Raise `EngineSetupError` if it is unknown or unusable."""
     path = ENGINES.get(name, name)
     if ":" not in path:
-        known = ", ".join(sorted((*ENGINES, *UPSTREAMS)))
-        raise EngineSetupError(
-            f"unknown engine {name!r}: use {known}, or module:function of your own engine"
-        )
+        raise _unknown_engine(name)
     create: Callable[[EngineSetup], TokenEngine] = _load_factory(name, path)
     return create(setup)
+
+
+def require_known_engine(name: str) -> None:
+    """Raise `EngineSetupError` unless the name is a value of `--engine`, or `module:function`."""
+    if ":" not in name and name not in ("auto", *ENGINES, *UPSTREAMS):
+        raise _unknown_engine(name)
+
+
+def _unknown_engine(name: str) -> EngineSetupError:
+    known = ", ".join(sorted((*ENGINES, *UPSTREAMS)))
+    return EngineSetupError(
+        f"unknown engine {name!r}: use {known}, or module:function of your own engine"
+    )
 
 
 def create_upstream(name: str, setup: UpstreamSetup) -> UpstreamEngine:
@@ -105,7 +115,10 @@ def parse_options(options: Mapping[str, Any], options_type: type[OptionsT]) -> O
     try:
         return msgspec.convert(options, options_type, strict=False)
     except msgspec.ValidationError as error:
-        raise EngineSetupError(f"the engine's options are invalid: {error}") from error
+        known = ", ".join(one.name for one in msgspec.structs.fields(options_type))
+        raise EngineSetupError(
+            f"the engine's options are invalid: {error}. Known options: {known}"
+        ) from error
 
 
 def _load_factory(name: str, path: str) -> Any:

@@ -100,11 +100,11 @@ class RouteTable:
 
     def _suggest_path(self, path: str) -> str:
         """Suggest a path with or without `/v1`, which some clients add to the base URL."""
-        for candidate in (path.removeprefix("/v1"), f"/v1{path}"):
-            if candidate != path and self.find(candidate) is not None:
-                return (
-                    f" Did you mean {candidate}? Add /v1 to the base URL or remove it accordingly."
-                )
+        shorter = path.removeprefix("/v1")
+        if shorter != path and self.find(shorter) is not None:
+            return f" Did you mean {shorter}? Remove /v1 from the base URL of the client."
+        if self.find(f"/v1{path}") is not None:
+            return f" Did you mean /v1{path}? Add /v1 to the base URL of the client."
         return ""
 
 

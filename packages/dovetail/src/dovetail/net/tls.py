@@ -93,9 +93,9 @@ def _new_context() -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    for path in (cert, key):
+    for flag, path in (("--tls-cert-path", cert), ("--tls-key-path", key)):
         if not path.is_file():
-            raise CertificateError(f"file not found: {path}")
+            raise CertificateError(f"{flag}: file not found: {path}")
     password_requested: list[bool] = []
 
     def password() -> str:

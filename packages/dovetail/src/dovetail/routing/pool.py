@@ -146,7 +146,9 @@ class ReplicaPool:
             return states[0]
         ready = sum(state.ready for state in states)
         not_ready = [
-            f"{index}: {state.detail}" for index, state in enumerate(states) if not state.ready
+            f"replica {index}: {state.detail}"
+            for index, state in enumerate(states)
+            if not state.ready
         ]
         detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *not_ready])
         return EngineHealth(

@@ -18,6 +18,7 @@ from dovetail.engines.registry import (
     create_engine,
     create_upstream,
     discover_model,
+    require_known_engine,
 )
 from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
@@ -42,9 +43,11 @@ def discover_remote_engine(config: Config) -> RemoteEngine | None:
     """Query the addresses of a remote engine. Returns None for local engines."""
     name = config.engine
     if name not in REMOTE_ENGINES:
+        require_known_engine(name)
         if config.engine_url and ":" not in name:
             raise EngineSetupError(
-                f"--engine-url cannot be combined with the local engine {name!r}"
+                f"--engine-url cannot be combined with the local engine {name!r}; "
+                f"set --engine to one of {', '.join(REMOTE_ENGINES)}"
             )
         return None
     if not config.engine_url:

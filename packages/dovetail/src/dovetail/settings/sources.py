@@ -3,10 +3,11 @@
 Later sources override earlier ones: defaults < TOML file < environment (DOVETAIL_...) < flags
 """
 
+import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -108,9 +109,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         parsed = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {path}: {reason}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     found: dict[str, Any] = {}
     for name, value in parsed.items():
         key = name.replace("-", "_")
@@ -120,8 +122,14 @@ def _read_file(path: Path) -> dict[str, Any]:
             found[key] = value
     for name in found:
         if name not in _TYPES:
-            raise ConfigError(f"{path}: unknown setting {name!r}")
+            raise ConfigError(f"{path}: unknown setting {name!r}{_suggest_name(name, _TYPES)}")
     return found
+
+
+def _suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the setting that was probably meant, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -131,7 +139,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in _TYPES:
-            raise ConfigError(f"{variable}: unknown setting {name!r}")
+            raise ConfigError(f"{variable}: unknown setting {name!r}{_suggest_name(name, _TYPES)}")
         found[name] = _parse_env_value(name, text)
     return found
 
@@ -153,7 +161,8 @@ def _convert_value(name: str, value: Any, origin: str) -> Any:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ConfigError(f"{name} ({origin}): must be a JSON object: {error}") from error
+            label = _label(name, origin)
+            raise ConfigError(f"{label}: must be a JSON object: {error}") from error
     if isinstance(value, Path):
         return value
     if get_origin(_TYPES[name]) is tuple and isinstance(value, str):
@@ -162,18 +171,38 @@ def _convert_value(name: str, value: Any, origin: str) -> Any:
         typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         choices = [repr(one) for one in literal_values(_TYPES[name])]
-        problem = f"must be one of {', '.join(choices)}, got {value!r}" if choices else str(error)
-        raise ConfigError(f"{name} ({origin}): {problem}") from error
+        problem = (
+            f"must be one of {', '.join(choices)}, got {value!r}"
+            if choices
+            else _describe_type_error(name, value) or str(error)
+        )
+        raise ConfigError(f"{_label(name, origin)}: {problem}") from error
     minimum = _MIN_VALUES.get(name)
     if minimum is not None and typed is not None and not minimum <= typed < _MAX_NUMBER:
         bound = f"< {_MAX_NUMBER:g}" if typed >= minimum else f">= {minimum}"
-        raise ConfigError(f"{name} ({origin}): must be {bound}, got {value!r}")
+        raise ConfigError(f"{_label(name, origin)}: must be {bound}, got {value!r}")
     maximum = _MAX_VALUES.get(name)
     if maximum is not None and typed is not None and typed > maximum:
-        raise ConfigError(f"{name} ({origin}): must be <= {maximum}, got {value!r}")
+        raise ConfigError(f"{_label(name, origin)}: must be <= {maximum}, got {value!r}")
     if name == "api_key" and "" in typed:  # an unset shell variable must not open the server
-        raise ConfigError(f"{name} ({origin}): must not be empty")
+        raise ConfigError(f"{_label(name, origin)}: must not be empty")
     return typed
+
+
+def _describe_type_error(name: str, value: Any) -> str | None:
+    """Return what a number or a switch must be; None for other settings, which may be secrets."""
+    kinds = {_TYPES[name], *get_args(_TYPES[name])}
+    for kind, words in ((bool, "true or false"), (int, "an integer"), (float, "a number")):
+        if kind in kinds:
+            return f"must be {words}, got {value!r}"
+    return None
+
+
+def _label(name: str, origin: str) -> str:
+    """Return a setting as the user wrote it: as a flag, a variable or a key of a file."""
+    if origin == "flag":
+        return "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+    return f"{ENV_PREFIX}{name.upper()}" if origin == "environment" else f"{name} ({origin})"
 
 
 def _reject_per_model_flags(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
@@ -184,7 +213,7 @@ def _reject_per_model_flags(values: Mapping[str, Any], origins: Mapping[str, str
         # Keys do not belong in a file, and one key may be valid for all models.
         if name in _PER_MODEL - set(SECRET_SETTINGS) and origin in ("flag", "environment"):
             raise ConfigError(
-                f"{name} ({origin}): cannot be combined with [[models]]; set it per model"
+                f"{_label(name, origin)}: cannot be combined with [[models]]; set it per model"
             )
 
 
@@ -198,7 +227,10 @@ def _convert_model_tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]
         settings = {name.replace("-", "_"): one for name, one in table.items()}
         for name in settings:
             if name not in _PER_MODEL:
-                raise ConfigError(f"{table_origin}: unknown per-model setting {name!r}")
+                raise ConfigError(
+                    f"{table_origin}: unknown per-model setting {name!r}"
+                    f"{_suggest_name(name, _PER_MODEL)}"
+                )
         tables.append(
             {name: _convert_value(name, one, table_origin) for name, one in settings.items()}
         )

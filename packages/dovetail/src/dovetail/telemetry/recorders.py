@@ -32,7 +32,7 @@ def _open_trace(config: Config, metrics: Metrics) -> TraceWriter:
         file = TraceFile(config.trace_file, config.trace_max_bytes, config.trace_keep)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OSError(f"the trace {config.trace_file} cannot be written: {reason}") from error
+        raise OSError(f"--trace-file {config.trace_file} cannot be written: {reason}") from error
     fields = {"file": str(file.path), "payloads": config.trace_payloads}
     level = logging.WARNING if config.trace_payloads else logging.INFO
     _log.log(level, "trace_opened", extra={"fields": fields})

@@ -9,6 +9,7 @@ server, and a client that closes its half is treated as disconnected, since TLS 
 """
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,7 +59,15 @@ class TcpRelay:
     async def listen(self, host: str, port: int) -> str:
         """Start listening and return the address. Port 0 selects a free port."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
+        try:
+            self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OSError(
+                f"cannot listen on {host} port {port}: Address already in use; "
+                "set another port with --port"
+            ) from error
         name, number = self._server.sockets[0].getsockname()[:2]
         return f"http://{f'[{name}]' if ':' in name else name}:{number}"
 
