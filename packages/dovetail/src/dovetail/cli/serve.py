@@ -170,7 +170,8 @@ def _print_examples(address: str, name: str, window: int, needs_key: bool) -> No
             f"curl -s {address}{path}{key} -H 'content-type: application/json' "
             f"-d {shlex.quote(json.dumps(body))}"
         )
-    typer.echo("\n" + "\n".join(_launch_commands(address, window, needs_key)) + "\n")
+    commands = _launch_commands(address, window, needs_key)
+    typer.echo("\n".join(["", *commands, ""] if commands else [""]))
     sys.stdout.flush()
 
 

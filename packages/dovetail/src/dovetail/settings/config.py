@@ -89,8 +89,7 @@ class Config:
     )
     recovery_wait: float = _model_setting(
         30.0,
-        "Seconds that an interrupted response waits for its only replica to recover before it "
-        "fails.",
+        "Seconds that an interrupted response waits for a replica to recover before it fails.",
     )
     script: Path | None = _model_setting(None, "Script for the scripted engine.")
     threads: int | None = _model_setting(None, "CPU threads of the embedded engine.")
@@ -147,7 +146,11 @@ class Config:
     )
 
     # Storage
-    data_dir: Path | None = _setting(None, "Folder for model weights, keys and the ledger.")
+    data_dir: Path | None = _setting(
+        None,
+        "Folder for model weights, keys and the ledger (default: the variable DOVETAIL_HOME, "
+        "otherwise ~/.local/share/dovetail).",
+    )
     store: str = _setting("sqlite", "Storage of the ledger: sqlite, memory, or a redis:// URL.")
     seal_key_file: Path | None = _setting(
         None,
@@ -159,10 +162,12 @@ class Config:
         "Request the logprob of each token from the engine and store it for `dovetail export`.",
     )
     responses_max_bytes: int = _setting(
-        256 << 20, "Maximum total size of stored responses in bytes. The oldest are deleted first."
+        256 << 20,
+        "Maximum total size of stored responses in bytes. The least "
+        "recently used are deleted first.",
     )
     responses_max_age: float = _setting(
-        30 * 86_400.0, "Seconds after which a stored response is deleted."
+        30 * 86_400.0, "Seconds since its last use after which a stored response is deleted."
     )
 
     # HTTP

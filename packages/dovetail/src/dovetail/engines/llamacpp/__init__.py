@@ -26,4 +26,9 @@ def _missing_gguf_message(folder: Path | None) -> str:
     found = sorted(folder.glob("*.gguf")) if folder is not None else []
     if found:
         return f"{wanted}: select one of the files in {folder}, such as {found[0].name}"
-    return f"{wanted}, but the folder {folder} has none" if folder is not None else wanted
+    if folder is None:
+        return wanted
+    return (
+        f"{wanted}, but the folder {folder} has none; "
+        "to run a folder of weights, set --engine transformers"
+    )
