@@ -136,11 +136,10 @@ def _select_server(
         _print_message(found.describe_missing_model(wanted.model))
     built_in = find_builtin_window(settings.config, wanted.model)
     if built_in is not None:
-        if found is None:
-            _print_message(f"no Dovetail server at {' or '.join(_candidate_urls(settings))}")
         for other in others:  # likely a better engine than the built-in model
             _print_message(other)
-        _check_window(wanted.harness, *built_in)  # before it is downloaded
+        looked_at = "" if found or server_flag else " or ".join(_candidate_urls(settings))
+        _check_window(wanted.harness, *built_in, looked_at)  # before it is downloaded
     arguments = build_serve_arguments(settings, wanted.model)
     if wanted.print_only:
         command_line = " ".join(map(shlex.quote, arguments))
@@ -199,7 +198,8 @@ def _select_api(harness: Harness, name: str | None) -> str:
     raise LaunchError(f"--api must be one of {supported} for {harness.title}, got {name!r}")
 
 
-def _check_window(harness: Harness, model: str, window: int | None) -> None:
+def _check_window(harness: Harness, model: str, window: int | None, looked_at: str = "") -> None:
+    """Raise LaunchError if the window is too small; `looked_at` names URLs without a server."""
     min_tokens = harness.min_context_tokens
     if window is None or window >= min_tokens:
         return
@@ -208,6 +208,7 @@ def _check_window(harness: Harness, model: str, window: int | None) -> None:
         f"{min_tokens:,} tokens for its own prompt and its work, got {window:,}. Serve a model "
         "with a larger context (--model, or --engine vllm --engine-url URL), or raise "
         "--context-length if the model supports it"
+        + (f". No Dovetail server responds at {looked_at}; --url uses another" if looked_at else "")
     )
 
 
