@@ -37,7 +37,7 @@ REMOTE_ENGINES: Mapping[str, str] = {
 #: The extra of this package that installs the dependencies of an engine.
 ENGINE_EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
 
-OptionsT = TypeVar("OptionsT")
+OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
 
 
 class EngineSetupError(Exception):
