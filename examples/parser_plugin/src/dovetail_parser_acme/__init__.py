@@ -1,6 +1,6 @@
 """The output format of the Acme models: JSON calls between `<acme_call>` tags, `<why>` reasoning.
 
-The tables are all there is to write. The parser, the writer, detection by model id and chat
+You write only the tables. The parser, the writer, detection by model id and chat
 template, and the grammars for guided decoding are derived from them.
 """
 
