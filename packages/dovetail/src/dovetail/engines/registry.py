@@ -133,7 +133,10 @@ def _load_factory(name: str, path: str) -> Any:
 
 def _missing_module_message(name: str, module: str, missing: str) -> str:
     if module == missing or module.startswith(f"{missing}."):
-        return f"the module {module} of the engine {name!r} does not exist"
+        return (
+            f"the module {module} of the engine {name!r} cannot be imported: "
+            "install its package, or add its folder to PYTHONPATH"
+        )
     extra = ENGINE_EXTRAS.get(name)
     remedy = install_command(extra) if extra else f"install {missing}"
     return f"the engine {name!r} requires the package {missing}: {remedy}"
