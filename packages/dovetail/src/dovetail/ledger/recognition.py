@@ -136,11 +136,8 @@ class TurnRecognizer:
     async def resolve(self, match: HistoryMatch, scope: RecognitionScope) -> RecognizedHistory:
         """Decide which tokens of a matched history can be reused."""
         notes = list(match.notes)
-        chains = (
-            (match.last.chain, match.last.lineage)
-            if match.last is not None
-            else (EMPTY_CHAIN, EMPTY_CHAIN)
-        )
+        last = match.last
+        chains = (last.chain, last.lineage) if last is not None else (EMPTY_CHAIN, EMPTY_CHAIN)
         history = RecognizedHistory(*chains, digests=tuple(match.chains), start=scope.start)
         if self._replay == "client":
             return (await self._add_parent(history, match, scope)).without_entries()
@@ -181,12 +178,10 @@ class TurnRecognizer:
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is not None and _has_same_ancestry(entry, match.steps[at], scope):
                 prompt = await self._load_prompt(entry, parent, token_ids)
+                if not prompt:
+                    return history
                 calls = match.steps[at].call_count
-                return (
-                    replace(history, base_prompt=(at, prompt), call_count=calls)
-                    if prompt
-                    else history
-                )
+                return replace(history, base_prompt=(at, prompt), call_count=calls)
         return history
 
     async def _load_prompt(
