@@ -129,7 +129,7 @@ def split_messages(frames: bytes, suffix: bytes = b"") -> list[bytes]:
         at = frame.find(_DATA)
         if at < 0:
             continue
-        data = frame[at + 7 :]
+        data = frame[at + len(_DATA) :]
         if not data.startswith(_TYPE_FIELD):  # the type is only in the name of the event
             name = frame[:at].removeprefix(_EVENT)
             data = _TYPE_FIELD + msgspec.json.encode(name.decode()) + b"," + data[1:]
@@ -142,11 +142,11 @@ def single_message(frames: bytes) -> bytes | None:
     at = frames.find(b"\n")
     if frames.rfind(b"\n", 0, -2) != at or not frames.startswith(_DATA_WITH_TYPE, at):
         return None
-    return frames[at + 7 : -2]
+    return frames[at + len(_DATA) : -2]
 
 
 def encode_stream_suffix(stream_id: str | None) -> bytes:
-    """Encode the suffix that adds a stream id to each event."""
+    """Encode the `suffix` argument that adds a stream id to each message; empty without an id."""
     return b"" if stream_id is None else b',"stream_id":' + msgspec.json.encode(stream_id) + b"}"
 
 
