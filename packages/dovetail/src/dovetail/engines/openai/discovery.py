@@ -5,7 +5,9 @@ All servers have `/v1/models`, but few report the context length there, and the 
 | server | where |
 |---|---|
 | vLLM, SGLang, Dovetail | `max_model_len` |
-| OpenRouter, Together | `context_length`; Groq `context_window`, Mistral `max_context_length` |
+| OpenRouter, Together | `context_length` |
+| Groq | `context_window` |
+| Mistral | `max_context_length` |
 | llama.cpp | `/props`: the length of a slot; `meta.n_ctx_train` is the model's maximum |
 | LM Studio | `/api/v0/models`: `loaded_context_length`, else `max_context_length` |
 | Ollama | `/api/ps`: the length of a loaded model; `/api/show` is its maximum |
@@ -160,7 +162,8 @@ _log = logging.getLogger(__name__)
 PROBE_REASONING = " ".join(
     f"Consider stone {number}, then the river and the mill." for number in range(6)
 )
-# the probe's reasoning has twice as many tokens, additional markup has fewer
+#: A prompt that grows by this many tokens contains the probe's reasoning. The reasoning has about
+#: twice as many tokens; markup that a template adds for a field has fewer.
 MIN_GROWTH_TOKENS = 40
 _CALL = {
     "id": "call_probe",
@@ -236,7 +239,7 @@ def log_probe_result(server: str, result: ReasoningFieldResult) -> None:
 
 
 def _has_grown(baseline: int, found: int | UpstreamRejection | None) -> bool:
-    """Return whether the reasoning is in the prompt. A server that rejects a field ignores it."""
+    """Return whether the prompt contains the reasoning. A rejected field counts as not read."""
     return isinstance(found, int) and found - baseline >= MIN_GROWTH_TOKENS
 
 
