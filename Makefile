@@ -99,7 +99,7 @@ lint: .venv/.dev  ## check format, lint, sizes and vocabulary, which takes secon
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_vocabulary.py
 
-check: lint  ## run lint, and check types and imports
+check: lint  ## run lint, and check types and import layers, which takes a minute
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -141,6 +141,6 @@ docs-site: .venv/.docs  ## build the documentation site in build/site; a dead li
 wheels: .venv/.dev  ## build the wheels into dist/, and test each alone in a clean venv
 	$(BIN)/python tools/wheels.py dist
 
-clean:  ## remove all build results, including .venv
+clean:  ## remove all build results, including .venv but not .cache
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

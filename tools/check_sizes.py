@@ -53,7 +53,7 @@ def main(root: Path) -> int:
         for source in sources:
             if source.lines > limit:
                 path = source.path.relative_to(root)
-                failures.append(f"{path}: {source.lines} lines, limit {limit}")
+                failures.append(f"{path}: {source.lines} lines, limit {limit}: split it")
         if package == APPLICATION:
             failures += fragments(folder, sources)
         notes += [note for source in sources for note in notes_on(source, root)]
@@ -90,7 +90,10 @@ def fragments(folder: Path, sources: list[Source]) -> Iterator[str]:
         if source.lines >= FRAGMENT_LINES or relative.name in ENTRY_POINTS:
             continue
         if not {*REGISTERED} & {*relative.parts} and importers[".".join(relative.parts)] < 2:
-            yield f"{relative}.py: {source.lines} lines and fewer than two importers: merge it"
+            yield (
+                f"{relative}.py: {source.lines} lines, minimum {FRAGMENT_LINES} unless two modules "
+                "import it: merge it into the module that imports it"
+            )
 
 
 def imported_modules(path: Path) -> set[str]:
