@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dovetail_parsers.families import solar
+from dovetail_parsers.families import FAMILIES, solar
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
@@ -97,6 +97,14 @@ def test_links_of_a_page_resolve(page: Path) -> None:
 
 def test_tutorial_builds_the_real_family() -> None:
     assert run_page(ROOT / "docs" / "adding-a-family.md")["FAMILY"] == solar.FAMILY
+
+
+def test_guided_decoding_lists_every_family_with_tool_calls() -> None:
+    page = (ROOT / "docs" / "guided-decoding.md").read_text(encoding="utf-8")
+    table = page.partition("| notation of calls | families |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[2] for row in table.strip().splitlines()[1:]]
+    listed = [name.strip() for cell in cells for name in cell.split(",")]
+    assert sorted(listed) == sorted(family.name for family in FAMILIES if family.tools)
 
 
 def inline_code() -> Iterator[tuple[str, str]]:
