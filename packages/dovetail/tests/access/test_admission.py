@@ -144,3 +144,21 @@ def test_cancelled_requests_leave_no_queue_entries() -> None:
         assert order == ["inside", "stays"]
 
     scene(play)
+
+
+def test_capacity_limits_running_requests() -> None:
+    async def play() -> None:
+        files, order = [2], list[str]()
+        admission = AdmissionController(10, max_queued=10, capacity=lambda: files[0])
+        held = [HeldRequest(admission, order, name) for name in "abc"]
+        await poll_until(lambda: admission.queued == 1)
+        assert admission.running == 2
+        files[0] = 3
+        held.append(HeldRequest(admission, order, "d"))
+        await poll_until(lambda: admission.running == 3)
+        for one in held:
+            one.leave.set()
+        await asyncio.gather(*(one.task for one in held))
+        assert (admission.running, admission.queued) == (0, 0)
+
+    scene(play)

@@ -15,7 +15,7 @@ from http_fixture import NAME, Plan, Stage, run, serving
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import memory
 from dovetail.http.options import HttpOptions
-from dovetail.net import http_protocol
+from dovetail.net import http_protocol, open_files
 from dovetail.net.http_protocol import ConnectionTimeouts
 
 STREAMED = BODY.replace(b"{", b'{"stream":true,', 1)
@@ -272,7 +272,9 @@ def test_idle_connections_leave_file_descriptors_free(monkeypatch: pytest.Monkey
 
 def test_connection_limit_follows_the_file_limit() -> None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert http_protocol.max_connections() == soft - http_protocol.RESERVED_FILES
+    connections, engines = open_files.max_connections(), open_files.max_engine_connections()
+    assert connections + engines == soft - open_files.RESERVED_FILES
+    assert connections >= engines
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses"])
@@ -303,12 +305,12 @@ def test_concurrent_bodies_share_a_memory_limit(path: bytes) -> None:
 
 def test_server_raises_its_file_limit() -> None:
     code = (
-        "import resource as r; from dovetail.net import http_protocol as c;"
+        "import resource as r; from dovetail.net import open_files as c;"
         "r.setrlimit(r.RLIMIT_NOFILE, (100, 900)); c.raise_file_limit();"
         "print(r.getrlimit(r.RLIMIT_NOFILE), c.max_connections())"
     )
     first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert first.stdout == "(900, 900) 836\n"
+    assert first.stdout == "(900, 900) 418\n"
 
 
 async def _thinks(request: EngineRequest) -> AsyncGenerator[TokenDelta]:

@@ -16,11 +16,13 @@ QueuePosition = tuple[float, float, float, int]
 class AdmissionController:
     """Admit requests up to a limit and queue the others, the most urgent first.
 
-    Up to `max_running` requests run concurrently. Up to `max_queued` requests wait, each for at
-    most `queue_timeout` seconds. `on_rejected` is called for each rejected request.
+    Up to `max_running` requests run concurrently, and at most `capacity()`, which may change. Up to
+    `max_queued` requests wait, each for at most `queue_timeout` seconds. `on_rejected` is called
+    for each rejected request.
     """
 
     __slots__ = (
+        "_capacity",
         "_max_queued",
         "_max_running",
         "_on_rejected",
@@ -37,8 +39,10 @@ class AdmissionController:
         max_queued: int = 0,
         queue_timeout: float = 60.0,
         on_rejected: Callable[[], None] = lambda: None,
+        capacity: Callable[[], int] | None = None,
     ) -> None:
         self._max_running = max_running
+        self._capacity = capacity
         self._max_queued = max_queued
         self._queue_timeout = queue_timeout
         self._on_rejected = on_rejected
@@ -50,7 +54,9 @@ class AdmissionController:
     @asynccontextmanager
     async def admit(self, codec: Codec, hints: Hints) -> AsyncIterator[None]:
         """Hold a slot for one request while the block runs."""
-        if self.running < self._max_running:
+        if self.running < self._max_running and (
+            self._capacity is None or self.running < self._capacity()
+        ):
             self.running += 1
         else:
             await self._wait(codec, hints)

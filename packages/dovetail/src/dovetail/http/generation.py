@@ -21,6 +21,7 @@ from dovetail.http.responses.conversation import ConversationResolver, ResponseS
 from dovetail.http.responses.run import read_chunks, send_stream
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, ClientDisconnected, DisconnectGuard
+from dovetail.net.open_files import max_engine_connections
 from dovetail.pipeline.choice_runner import warm_prefix
 from dovetail.pipeline.execution import require_token_model, run_request
 from dovetail.pipeline.raw import to_raw_model
@@ -71,6 +72,7 @@ class GenerationEndpoint:
             options.max_queued,
             options.queue_timeout,
             on_rejected=lambda: metrics.count_rate_limited("busy"),
+            capacity=max_engine_connections,
         )
         self._raw_models = {
             entry.name: to_raw_model(entry)

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import h11
 
 from dovetail.net.client_connection import ClientConnection, DrainChunks, PushChunk
+from dovetail.net.open_files import engine_connections, is_file_shortage
 from dovetail.net.trace_context import propagation_headers
 from dovetail_model import EngineTimeout, EngineUnavailable
 
@@ -151,11 +152,14 @@ async def send_request(
     endpoint: Endpoint, request: ClientRequest, connections: ConnectionGroup | None = None
 ) -> AsyncIterator[ClientResponse]:
     """Send a request and yield the response. Leaving the block closes the connection."""
-    connection = await _connect(endpoint, request.timeouts)
-    with (connections or ConnectionGroup()).track(connection):
-        connection.send(_encode_request(str(endpoint), endpoint, request))
-        await connection.read_head()
-        yield ClientResponse(connection)
+    if request.method != "GET":  # health checks use reserved files
+        engine_connections.check_capacity()
+    with engine_connections.reserve():
+        connection = await _connect(endpoint, request.timeouts)
+        with (connections or ConnectionGroup()).track(connection):
+            connection.send(_encode_request(str(endpoint), endpoint, request))
+            await connection.read_head()
+            yield ClientResponse(connection)
 
 
 async def fetch(endpoint: Endpoint, request: ClientRequest) -> tuple[int, bytes]:
@@ -224,5 +228,7 @@ async def _connect(endpoint: Endpoint, timeouts: Timeouts) -> ClientConnection:
     except TimeoutError as error:
         raise EngineTimeout(f"no connection to {name} within {timeouts.connect:g} s") from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_file_shortage(error):
+            raise engine_connections.shortage() from error
         raise EngineUnavailable(f"no connection to {name} ({_describe_error(error)})") from error
     return connection

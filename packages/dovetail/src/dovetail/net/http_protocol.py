@@ -6,10 +6,8 @@ without closing the connection.
 """
 
 import asyncio
-import resource
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +15,12 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from dovetail.net.open_files import max_connections
 from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION, DirectWriter
 
 MAX_HEADER_BYTES = 64 << 10  # also of trailers, and of other data that is not part of a body
 MAX_HEADERS = 512
 MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the running one
-MAX_OPEN_FILES = 65536  # requested from the operating system, if permitted
-RESERVED_FILES = 64  # file descriptors reserved for engines, stores and logs
 #: Status of a refused connection -> `reason` in the metrics. The application counts 426.
 _REASONS = {
     b"400": "malformed",
@@ -302,21 +299,6 @@ def _check_framing_headers(headers: list[tuple[bytes, bytes]], version: str) -> 
     for name, value in headers:
         if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             raise ValueError("the only supported transfer coding is chunked")
-
-
-def raise_file_limit() -> None:
-    """Raise the limit of open files if permitted: each client needs one, and 1024 are too few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < target:
-        with suppress(OSError, ValueError):  # a sandbox may not allow it
-            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
-
-
-def max_connections() -> int:
-    """Return the maximum number of connections, derived from the limit of open files."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft - RESERVED_FILES
 
 
 def _enable_keepalive(transport: asyncio.Transport, timeouts: ConnectionTimeouts) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from dovetail.engines.engine import EngineHealth, TokenDelta, TokenEngine, TokenSink, check_health
+from dovetail.net.open_files import FileShortage, engine_connections
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
 BACKOFF_SECONDS = 1.0
@@ -95,6 +96,8 @@ class Replica:
         except (EngineUnavailable, EngineTimeout) as fault:
             self.mark_down(fault)
             raise
+        except FileShortage:
+            raise  # not a fault of the replica
         except EngineError:
             self.last_rejection = monotonic()
             raise
@@ -132,6 +135,8 @@ class Replica:
         if (await self.health()).ready or (await self.health()).ready:
             self.last_activity = monotonic()
             return
+        if engine_connections.had_shortage:
+            return  # the checks may have failed in this process
         self.mark_down(EngineUnavailable("the replica emits no tokens and fails its health check"))
         await self.engine.stop()
 

@@ -22,9 +22,8 @@ from dovetail.net.http_protocol import (
     DEFAULT_TIMEOUTS,
     BoundedHttpProtocol,
     ConnectionTimeouts,
-    max_connections,
-    raise_file_limit,
 )
+from dovetail.net.open_files import max_connections, raise_file_limit
 from dovetail.net.tls import TlsCertificate
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics

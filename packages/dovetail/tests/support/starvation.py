@@ -1,0 +1,241 @@
+"""Scenarios in which one client tries to use all resources of a server.
+
+Each scenario runs a real server in front of a scripted engine in another process, and returns what
+it measured. Tests run small forms of them.
+"""
+
+import asyncio
+import gzip
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import ascii_letters
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import brotli  # type: ignore[import-untyped]
+import zstandard
+from server_process import NAME, Running, qwen_folder, served
+
+PATH = "/v1/chat/completions"
+MAX_EXTRA_GAP_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class ScenarioResult:
+    """The outcome of a scenario.
+
+    figures: What was measured, by name.
+    """
+
+    name: str
+    passed: bool
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def paced_server(words: int, rate: float, *arguments: str) -> Iterator[Running]:
+    """A server whose engine, in another process, generates `rate` tokens per second and stream."""
+    with TemporaryDirectory(prefix="dovetail-starvation-") as scratch:
+        folder = Path(scratch)
+        script = folder / "script.yaml"
+        script.write_text(json.dumps([{"text": " ".join(["word"] * words)}]))
+        model = qwen_folder(folder / "model")
+        command = [sys.executable, "-m", "dovetail.engines.scripted", "--script", script]
+        options = ["--model", model, "--served-model-name", NAME, "--port", "0"]
+        engine = subprocess.Popen(
+            list(map(str, [*command, *options, "--decode-rate", rate])),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with engine:
+            assert engine.stdout is not None
+            url = engine.stdout.readline().split()[-1]
+            tokenizer = ("--tokenizer", str(model))
+            try:
+                with served("--engine", "vllm", "--engine-url", url, *tokenizer, *arguments) as run:
+                    yield run
+            finally:
+                engine.terminate()
+
+
+@dataclass
+class StreamOutcome:
+    """A streaming request.
+
+    longest_gap: The longest time between two reads, in seconds.
+    """
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    completed: bool = False
+    longest_gap: float = 0.0
+
+
+async def stream(running: Running) -> StreamOutcome:
+    """Send a streaming request and read it to its end."""
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    reader, writer = await _post(running, json.dumps(body).encode())
+    outcome = StreamOutcome()
+    try:
+        outcome.status, outcome.headers = await _read_head(reader)
+        last, tail = time.perf_counter(), b""
+        while data := await reader.read(1 << 16):
+            now = time.perf_counter()
+            outcome.longest_gap, last = max(outcome.longest_gap, now - last), now
+            tail = (tail + data)[-64:]
+            if b"[DONE]" in tail:
+                outcome.completed = True
+                break
+    except (OSError, asyncio.IncompleteReadError):
+        pass
+    finally:
+        writer.close()
+    return outcome
+
+
+async def post(running: Running, body: bytes, encoding: str) -> int:
+    """Send a body and return the status of the response."""
+    reader, writer = await _post(running, body, encoding)
+    try:
+        return (await _read_head(reader))[0]
+    finally:
+        writer.close()
+
+
+async def _post(
+    running: Running, body: bytes, encoding: str = "identity"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = running.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        f"content-encoding: {encoding}\r\ncontent-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers
+
+
+def few_open_files(streams: int = 300, files: int = 256) -> ScenarioResult:
+    """More streams than there are files: each completes or is refused with Retry-After."""
+    with paced_server(60, 20) as running:
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (files, files))
+
+        async def attack() -> list[StreamOutcome]:
+            return await asyncio.gather(*(stream(running) for _ in range(streams)))
+
+        outcomes = asyncio.run(attack())
+        ready = running.request("GET", "/ready").status == 200
+        log = running.log.read_text()
+    admitted = [one for one in outcomes if one.status == 200]
+    refused = [one for one in outcomes if one.status in (429, 503)]
+    failed = streams - len(refused) - sum(one.completed for one in admitted)
+    marked_down = "replica_failed" in log
+    return ScenarioResult(
+        "few_open_files",
+        not failed
+        and not marked_down
+        and ready
+        and len(admitted) >= (files - 64) // 4
+        and all("retry-after" in one.headers for one in refused),
+        {
+            "streams": streams,
+            "completed": len(admitted),
+            "refused": len(refused),
+            "failed": failed,
+            "engine_marked_down": marked_down,
+            "statuses": dict(Counter(one.status for one in outcomes)),
+        },
+    )
+
+
+def many_tools(count: int = 900_000) -> bytes:
+    tool = b'{"type":"function","function":{"name":"f%d","parameters":{}}}'
+    tools = b",".join(tool % at for at in range(count))
+    message = b'{"role":"user","content":"x"}'
+    return b'{"model":"%b","messages":[%b],"tools":[%b]}' % (NAME.encode(), message, tools)
+
+
+def many_messages(count: int = 2_000_000) -> bytes:
+    letters = random.Random(0).choices(ascii_letters.encode(), k=count)
+    messages = b",".join(b'{"role":"user","content":"%c"}' % letter for letter in letters)
+    return b'{"model":"%b","messages":[%b]}' % (NAME.encode(), messages)
+
+
+def unknown_field(size: int = 62_000_000) -> bytes:
+    values = b"1," * (size // 2)
+    message = b'{"role":"user","content":"x"}'
+    return b'{"model":"%b","messages":[%b],"x":[%b1]}' % (NAME.encode(), message, values)
+
+
+def long_text(size: int = 60_000_000) -> bytes:
+    return b'{"model":"%b","messages":[{"role":"user","content":"%b"}]}' % (
+        NAME.encode(),
+        b"word " * (size // 5),
+    )
+
+
+#: Name -> encoding, how often it is sent, and a function that creates the body.
+LARGE_BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
+    "tools": ("identity", 1, many_tools),
+    "tools_zstd": ("zstd", 2, lambda: zstandard.compress(many_tools())),
+    "messages_zstd": ("zstd", 2, lambda: zstandard.compress(many_messages())),
+    "unknown_field_zstd": ("zstd", 16, lambda: zstandard.compress(unknown_field())),
+    "unknown_field": ("identity", 2, lambda: unknown_field(20_000_000)),
+    "bomb_brotli": ("br", 16, lambda: bytes(brotli.compress(b" " * 64_000_000, quality=5))),
+    "text_gzip": ("gzip", 1, lambda: gzip.compress(long_text())),
+}
+
+
+def large_bodies(name: str, streams: int = 30, rate: float = 20.0) -> ScenarioResult:
+    """Bodies that are expensive to decode arrive while other clients stream."""
+    encoding, repeats, create = LARGE_BODIES[name]
+    body = create()
+    with paced_server(int(rate * 8), rate) as running:
+
+        async def measure(attack: bool) -> tuple[float, Counter[int], bool]:
+            tasks = [asyncio.create_task(stream(running)) for _ in range(streams)]
+            await asyncio.sleep(1.0)
+            sent = (post(running, body, encoding) for _ in range(repeats if attack else 0))
+            statuses = Counter(await asyncio.gather(*sent))
+            outcomes = await asyncio.gather(*tasks)
+            gap = max(one.longest_gap for one in outcomes)
+            return gap, statuses, all(one.completed for one in outcomes)
+
+        baseline, _, _ = asyncio.run(measure(False))
+        before = _resident_bytes(running)
+        gap, statuses, completed = asyncio.run(measure(True))
+        time.sleep(1.0)
+        after = _resident_bytes(running)
+    return ScenarioResult(
+        f"large_bodies/{name}",
+        completed and gap - baseline <= MAX_EXTRA_GAP_SECONDS and after - before < 256 << 20,
+        {
+            "body_bytes": len(body),
+            "sent": repeats,
+            "statuses": dict(statuses),
+            "baseline_gap_ms": round(baseline * 1000),
+            "gap_ms": round(gap * 1000),
+            "resident_growth_mb": round((after - before) / 1e6),
+        },
+    )
+
+
+def _resident_bytes(running: Running) -> int:
+    pages = int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
