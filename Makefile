@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-harness test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs docs-site wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs docs-site wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -57,7 +57,7 @@ PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 
 # The transformers engine has a separate suite, since torch and triton take 2 GB.
 test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto  ## run the tests of all packages, with the real Claude Code and Codex; TESTS="packages/parsers"
-	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers" $(TESTS)
+	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers and not browser" $(TESTS)
 	$(if $(TESTS),,$(BIN)/python -m pytest -m "registry and not long" tests)
 
 TORCH := $(CURDIR)/.cache/torch/venv/bin/python
@@ -65,13 +65,17 @@ test-transformers: .venv/.dev .cache/.tokenizers .cache/.torch  ## test the tran
 	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -rs -m transformers packages/dovetail/tests tests
 
 soak: .venv/.dev .cache/.tokenizers  ## run the long tests: 10,000 malformed requests, 20,000 streams, 500 turns, workers
-	$(PYTEST) -m "long and not registry and not vllm and not transformers and not sglang" packages tests
+	$(PYTEST) -m "long and not registry and not vllm and not transformers and not sglang and not browser" packages tests
 	$(BIN)/python -m pytest -m "registry and long" tests
+
+# Uses the Chromium on PATH, or the program in DOVETAIL_BROWSER.
+test-browser: .venv/.dev  ## load hostile web pages in a real Chromium
+	$(PYTEST) -rs -m browser packages/dovetail/tests
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions of real clients, and print a table of the runs
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
 
-test-all: check test soak test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more
+test-all: check test soak test-browser test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py

@@ -163,7 +163,7 @@ def test_body_without_content_length_is_bounded() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(max_body_bytes=LIMIT)) as stage:
             reader, writer = await stage.connect()
-            lines = b"host: test\r\ntransfer-encoding: chunked\r\n\r\n"
+            lines = b"host: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
             writer.write(b"POST /v1/messages HTTP/1.1\r\n" + lines)
             piece = b" " * (LIMIT // 4)
             for _ in range(6):

@@ -252,7 +252,7 @@ def _chat(client: anthropic.Anthropic) -> str:
 def _refuses_plain_http(running: Running) -> None:
     host, port = running.url.removeprefix("https://").split(":")
     with socket.create_connection((host, int(port)), TIMEOUT_SECONDS) as plain:
-        plain.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        plain.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"HTTP/1.1 200" not in plain.recv(1000)
 
 

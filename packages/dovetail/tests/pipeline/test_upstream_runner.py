@@ -219,7 +219,9 @@ def test_disconnect_cancels_the_upstream_stream() -> None:
             body = json.dumps(
                 {"model": NAME, "messages": [{"role": "user", "content": "?"}], "stream": True}
             ).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+            head = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}"
+            )
             writer.write(head.encode() + b"\r\n\r\n" + body)
             await reader.readuntil(b"Sunny.")
             writer.close()

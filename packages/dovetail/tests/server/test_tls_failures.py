@@ -115,7 +115,7 @@ def test_each_failure_is_logged_and_counted(
 ) -> None:
     async def scene() -> None:
         async with secured(tmp_path) as (stage, authority):
-            await send_raw(stage, b"GET /?secret HTTP/1.1\r\nhost: x\r\n\r\n")
+            await send_raw(stage, b"GET /?secret HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await failed(stage, "plain_http")
             await send_raw(stage, b"SSH-2.0-some\r\n")
             await failed(stage, "not_tls")

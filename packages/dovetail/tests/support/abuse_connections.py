@@ -21,11 +21,11 @@ def chunks(*parts: bytes, trailers: bytes = b"") -> bytes:
 
 
 def post(headers: bytes, body: bytes = BODY, *, path: bytes = b"/v1/chat/completions") -> bytes:
-    return b"POST " + path + b" HTTP/1.1\r\nhost: test\r\n" + headers + b"\r\n" + body
+    return b"POST " + path + b" HTTP/1.1\r\nhost: localhost\r\n" + headers + b"\r\n" + body
 
 
 def get(path: bytes = b"/live", headers: bytes = b"") -> bytes:
-    return b"GET " + path + b" HTTP/1.1\r\nhost: test\r\n" + headers + b"\r\n"
+    return b"GET " + path + b" HTTP/1.1\r\nhost: localhost\r\n" + headers + b"\r\n"
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ GARBAGE = (
     Shape("a line without a colon", post(LENGTH + b"nothing\r\n")),
     Shape("a value without a name", post(LENGTH + b": b\r\n")),
     Shape("a path in UTF-8", get("/v1/ü".encode())),
-    Shape("no path", b"GET  HTTP/1.1\r\nhost: test\r\n\r\n"),
-    Shape("an unknown method", b"BREW /live HTTP/1.1\r\nhost: test\r\n\r\n"),
-    Shape("a method in small letters", b"get /live HTTP/1.1\r\nhost: test\r\n\r\n"),
-    Shape("an unknown version", b"GET /live HTTP/9.9\r\nhost: test\r\n\r\n"),
+    Shape("no path", b"GET  HTTP/1.1\r\nhost: localhost\r\n\r\n"),
+    Shape("an unknown method", b"BREW /live HTTP/1.1\r\nhost: localhost\r\n\r\n"),
+    Shape("a method in small letters", b"get /live HTTP/1.1\r\nhost: localhost\r\n\r\n"),
+    Shape("an unknown version", b"GET /live HTTP/9.9\r\nhost: localhost\r\n\r\n"),
     Shape("HTTP/2 without asking", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    Shape("a proxy's request", b"CONNECT example:443 HTTP/1.1\r\nhost: test\r\n\r\n"),
+    Shape("a proxy's request", b"CONNECT example:443 HTTP/1.1\r\nhost: localhost\r\n\r\n"),
     Shape("TLS where there is none", bytes.fromhex("16030102000100") + bytes(200)),
     Shape("random bytes", bytes(range(128, 256)) * 4),
-    Shape("a star", b"OPTIONS * HTTP/1.1\r\nhost: test\r\n\r\n", 404),
-    Shape("TRACE", b"TRACE / HTTP/1.1\r\nhost: test\r\n\r\n", 405),
+    Shape("a star", b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
+    Shape("TRACE", b"TRACE / HTTP/1.1\r\nhost: localhost\r\n\r\n", 405),
     Shape("a path of control characters", get(b"/%00%ff%0d%0ax-evil:%201"), 404),
     Shape("a way out of the folder", get(b"/v1/models/..%2f..%2fetc%2fpasswd"), 404),
 )

@@ -221,7 +221,7 @@ class Reply:
 
 def head(method: str, path: str, length: int, headers: dict[str, str] | None = None) -> bytes:
     named = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
-    lines = {"host": "test", "content-length": str(length), "connection": "close", **named}
+    lines = {"host": "localhost", "content-length": str(length), "connection": "close", **named}
     text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{method} {path} HTTP/1.1\r\n{text}\r\n".encode()
 

@@ -90,7 +90,7 @@ async def _client(url: str, todo: Any, done: Done) -> None:
 
 def _request(api: Api, number: int) -> bytes:
     body = json.dumps({**api.body(number), "model": NAME, "stream": True}).encode()
-    head = f"POST {api.path} HTTP/1.1\r\nhost: soak\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST {api.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     return f"{head}x-claude-code-session-id: session-{number}\r\n\r\n".encode() + body
 
 

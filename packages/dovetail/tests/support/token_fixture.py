@@ -136,7 +136,7 @@ async def tapped(path: str) -> AsyncIterator[Tap]:
     async with listener, serving(registry=ModelRegistry([entry], {})) as stage:
         body = json.dumps({"model": NAME, "stream": True, **REQUEST_BODIES[path]}).encode()
         tap.client, writer = await stage.connect()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         try:
             yield tap

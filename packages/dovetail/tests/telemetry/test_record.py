@@ -135,7 +135,9 @@ def test_output_before_a_disconnect_is_counted(stream: bool) -> None:
             stage.engine.plan = play
             _, writer = await stage.connect()
             sent = json.dumps(body("/v1/chat/completions", stream=stream)).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}"
+            head = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(sent)}"
+            )
             writer.write(head.encode() + b"\r\n\r\n" + sent)
             await generated.wait()
             writer.close()
@@ -161,7 +163,9 @@ def test_reasoning_span_ends_at_a_disconnect() -> None:
             stage.engine.plan = play
             reader, writer = await stage.connect()
             sent = json.dumps(body("/v1/messages", stream=True)).encode()
-            head = f"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
+            head = (
+                f"POST /v1/messages HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(sent)}\r\n\r\n"
+            )
             writer.write(head.encode() + sent)
             await reader.readuntil(b", so")
             writer.close()

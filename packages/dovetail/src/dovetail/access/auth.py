@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b, sha256
-from ipaddress import ip_address
 from pathlib import Path
 
+from dovetail.access.browser import is_loopback
 from dovetail.access.key_file import ApiKey, EmptyKeyFileError, KeyFileError, read_keys
 from dovetail.access.limits import NO_LIMITS, RateLimits
 from dovetail.settings.file_version import FileVersion, get_file_version, is_recently_changed
@@ -207,7 +207,7 @@ def extract_keys(headers: Mapping[str, str]) -> list[str]:
 
 def exposure_warning(host: str, keys: ApiKeys) -> str | None:
     """Return a warning if the server accepts requests from other machines without a key."""
-    if keys or _is_loopback(host):
+    if keys or is_loopback(host):
         return None
     return (
         f"listening on {host} without API keys: any client that can reach this address can use the "
@@ -223,10 +223,3 @@ def _unauthenticated(message: str, reason: str) -> Unauthenticated:
 
 def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

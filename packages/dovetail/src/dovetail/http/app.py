@@ -86,6 +86,7 @@ class App:
             self.draining,
             self.metrics,
             self.options.max_body_bytes,
+            self.options.browser_policy,
             self.options.websocket_options,
         )
         self.routes = RouteTable(self._build_routes(), self._websocket_routes())
@@ -96,7 +97,9 @@ class App:
             self.options.client_addresses.set_client(scope)
         match scope["type"]:
             case "http":
-                await self._respond(ApiExchange(scope, receive, send))
+                exchange = ApiExchange(scope, receive, send)
+                exchange.extra_headers += self.options.browser_policy.cors_headers(exchange.headers)
+                await self._respond(exchange)
             case "lifespan":
                 await self._run_lifespan(receive, send)
             case "websocket":
@@ -159,11 +162,30 @@ class App:
             await send_error(exchange, codec, failure)
 
     async def _handle(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
+        if await self._check_browser(exchange):
+            return
         route = self.routes.match(exchange)
         if route.needs_key:
             exchange.caller = self.options.keys.authenticate(exchange.headers)
             exchange.tenant = exchange.caller.tenant
         await route.handler(exchange, tracker)
+
+    async def _check_browser(self, exchange: ApiExchange) -> bool:
+        """Reject requests of foreign web pages. Returns whether the request was a preflight.
+
+        Messages of a WebSocket were checked with its handshake.
+        """
+        if exchange.transport == "websocket" and not exchange.is_upgrade:
+            return False
+        policy, headers = self.options.browser_policy, exchange.headers
+        has_keys = bool(self.options.keys)
+        policy.require_host(headers, has_keys=has_keys)
+        if policy.is_preflight(exchange.method, headers):
+            lines = policy.preflight_headers(headers)
+            await exchange.respond(204, b"", headers=lines)
+            return True
+        policy.require_origin(headers, has_keys=has_keys)
+        return False
 
     def _finish(
         self, exchange: ApiExchange, tracker: RequestTracker, response_body: bytes | None = None

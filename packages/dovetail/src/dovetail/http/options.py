@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dovetail.access.auth import ApiKeys
+from dovetail.access.browser import BrowserPolicy, is_loopback
 from dovetail.access.key_file import KeyFileError
 from dovetail.access.limits import LimitStore, MemoryLimitStore, RateLimits
 from dovetail.http.codex_catalog import read_profile
@@ -73,6 +74,7 @@ class HttpOptions:
     keys: API keys.
     limit_store: Rate limit states of the keys.
     client_addresses: Resolves client addresses behind proxies.
+    browser_policy: Hosts and origins that may use the server.
     max_body_bytes: Maximum size of a body, both as received and after decompression.
     request_limits: Maximum numbers of tools, messages, blocks and JSON values of a request.
     max_concurrent: Requests that run concurrently.
@@ -95,6 +97,7 @@ class HttpOptions:
     keys: ApiKeys = field(default_factory=ApiKeys)
     limit_store: LimitStore = field(default_factory=MemoryLimitStore)
     client_addresses: ClientAddressResolver = field(default_factory=ClientAddressResolver)
+    browser_policy: BrowserPolicy = field(default_factory=BrowserPolicy)
     max_body_bytes: int = 64 << 20
     request_limits: RequestLimits = DEFAULT_LIMITS
     max_concurrent: int = 1024
@@ -139,6 +142,11 @@ def build_http_options(
         keys=keys,
         limit_store=MemoryLimitStore() if limit_store is None else limit_store,
         client_addresses=ClientAddressResolver(config.trusted_proxy, enabled=config.log_peers),
+        browser_policy=BrowserPolicy(
+            config.allowed_host,
+            config.allowed_origin,
+            exposed=not is_loopback(config.http_host),
+        ),
         max_body_bytes=config.max_body_bytes,
         request_limits=RequestLimits(
             max_tools=config.max_tools,

@@ -198,6 +198,17 @@ class Config:
         "Address or network (10.0.0.0/8) of a reverse proxy whose X-Forwarded-For header is "
         "trusted. It determines the client address in the log.",
     )
+    allowed_host: tuple[str, ...] = _setting(
+        (),
+        "Host name that clients may use for this server besides localhost (example.org, "
+        "*.example.org, or * for all). Without API keys, requests for other names are rejected; "
+        "with keys, only if this is set.",
+    )
+    allowed_origin: tuple[str, ...] = _setting(
+        (),
+        "Origin of web pages that may use this server (https://app.example.org, or * for all), "
+        "with CORS. Without API keys, requests from other origins are rejected.",
+    )
     metrics_need_key: bool = _setting(False, "Require an admin API key for /metrics.")
     max_body_bytes: int = _setting(
         64 << 20, "Maximum size of a request body in bytes, after decompression."

@@ -185,7 +185,7 @@ def test_no_websocket_opens_while_a_response_is_pending() -> None:
             stage.engine.plan = stage.engine.script("Hello.")
             body = json.dumps({"model": NAME, "input": "Hi"}).encode()
             reader, writer = await stage.connect()
-            first = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+            first = b"POST /v1/responses HTTP/1.1\r\nhost: [::1]\r\ncontent-length: %d\r\n\r\n%b"
             writer.write(first % (len(body), body) + HANDSHAKE + b"\r\n")
             reply = await read_reply(reader)
             assert reply.status == 200

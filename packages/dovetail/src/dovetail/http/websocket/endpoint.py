@@ -1,5 +1,6 @@
 """Accept WebSockets, serve them, and close them when the server drains."""
 
+from dovetail.access.browser import BrowserPolicy, forbidden_origin
 from dovetail.http.drain import DrainController, ServerDraining
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
@@ -8,7 +9,6 @@ from dovetail.http.websocket.session import ExchangeHandler, WebSocketContext, W
 from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.responses.connection_cache import ConnectionCache, ConnectionCacheBudget
 from dovetail.telemetry.metrics import Metrics
-from dovetail_model import Forbidden
 from dovetail_protocols import RESPONSES
 
 WEBSOCKET_PATH = "/v1/responses"
@@ -27,6 +27,7 @@ class WebSocketEndpoint:
     """Serve WebSockets with `serve`; `accept` is the route handler of the handshake."""
 
     __slots__ = (
+        "_browser_policy",
         "_draining",
         "_local_budget",
         "_max_message_bytes",
@@ -42,8 +43,10 @@ class WebSocketEndpoint:
         draining: DrainController,
         metrics: Metrics,
         max_message_bytes: int,
+        browser_policy: BrowserPolicy,
         options: WebSocketOptions = DEFAULT_WEBSOCKET_OPTIONS,
     ) -> None:
+        self._browser_policy = browser_policy
         self._options = options
         self._respond = respond
         self._draining = draining
@@ -78,10 +81,11 @@ class WebSocketEndpoint:
     async def accept(self, exchange: ApiExchange) -> None:
         if self._draining.started:
             raise ServerDraining("The server is stopping and accepts no new WebSockets.", RESPONSES)
-        if "origin" in exchange.headers:
+        origin = exchange.headers.get("origin")
+        if origin is not None and not self._browser_policy.is_allowed_origin(origin):
             # Browsers allow any web page to open a WebSocket to any server and to read its
-            # messages, so the server has to reject them.
-            raise Forbidden("Web pages may not open WebSockets: remove the Origin header.")
+            # messages, so the server has to reject them, also if it has keys.
+            raise forbidden_origin(origin)
         if len(self._sessions) >= self._options.max_connections:
             raise TooManyWebSockets("Too many WebSockets are open; use HTTP.", retry_after=5.0)
         exchange.status = SWITCHING_PROTOCOLS
