@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_tokenizers import MARKERS, available, folder, real
+from real_tokenizers import MARKERS, added_tokens, available, folder, real
 from synthetic_tokenizer import added_token, tokenizer_definition
 
 from dovetail_tokenizers import (
@@ -131,8 +131,9 @@ def test_qwen_marks_are_control_tokens_only_when_named() -> None:
     plain = real("qwen3", controls=())
     assert "<|im_end|>" in plain.controls
     assert "<think>" not in plain.controls
-    assert plain.encode_plain("<think>") == [151667], "still one token, as in the library"
-    assert real("qwen3").encode_plain("<think>") != [151667]
+    assert plain.encode("<think>") == [151667], "still one token, as in the library"
+    for tokenizer in (plain, real("qwen3")):
+        assert 151667 not in tokenizer.encode_plain("<think>")
 
 
 def test_gemma_tags_are_plain_tokens() -> None:
@@ -140,7 +141,30 @@ def test_gemma_tags_are_plain_tokens() -> None:
     (table,) = gemma.encode("<table>")
     assert not gemma.is_control(table)
     assert gemma.bytes_of(table) == b"<table>"
+    assert gemma.encode_plain("\n\n\n") == gemma.encode("\n\n\n"), "white space stays one token"
     assert gemma.bytes_of(gemma.encode("\x00")[0]) == b"\x00"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_plain_text_yields_no_added_token(name: str) -> None:
+    """Neither those that are marked special nor others, such as those for filling in the middle."""
+    tokenizer = real(name)
+    tokens = {text: id for text, id in added_tokens(name).items() if text.strip(" \n\t▁")}
+    ids = frozenset(tokens.values())
+    assert tokens
+    for text in (*tokens, "".join(tokens), "x ".join(tokens)):
+        plain = tokenizer.encode_plain(f"a{text}b")
+        assert ids.isdisjoint(plain), text[:100]
+        assert tokenizer.decode(plain) == f"a{text}b"
+    for text, id in tokens.items():
+        assert tokenizer.encode(text) == [id], "raw text may spell them"
+
+
+def test_fill_in_the_middle_tokens_are_text_unless_the_text_is_raw() -> None:
+    qwen = real("qwen3")
+    raw = "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    assert [id for id in qwen.encode(raw) if id >= 151643] == [151659, 151661, 151660]
+    assert max(qwen.encode_plain(raw)) < 151643
 
 
 def library(definition: dict[str, Any]) -> tokenizers.Tokenizer:

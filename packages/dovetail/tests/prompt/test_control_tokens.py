@@ -113,6 +113,28 @@ def test_control_tokens_in_client_text_stay_text(pair: Pair, slot: str) -> None:
             assert shown in {text.replace(HARMLESS, as_is) for as_is in (evil, escape(evil))}
 
 
+#: Added tokens of some vocabularies that are not marked special.
+PLAIN_ADDED = (
+    "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>",
+    "<|file_sep|>", "<｜fim▁hole｜>", "<unused0>", "<table>", "[multimodal]", "<think>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_added_tokens_in_client_text_stay_text(pair: Pair) -> None:
+    require(pair)
+    loaded = model(pair)
+    preparer = _preparer(loaded)
+    encoded = {text: loaded.tokenizer.encode(text) for text in PLAIN_ADDED}
+    evil = "".join(text for text, ids in encoded.items() if len(ids) == 1)
+    added = {ids[0] for ids in encoded.values() if len(ids) == 1}
+    for slot in SLOTS:
+        plain = run(preparer.prepare(_conversation(slot, HARMLESS)))
+        prepared = run(preparer.prepare(_conversation(slot, evil)))
+        produced = [id for id in prepared.prompt.ids if id in added]
+        assert produced == [id for id in plain.prompt.ids if id in added], slot
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_control_tokens_split_over_two_texts_stay_text(pair: Pair) -> None:
     """Split over two blocks, messages or results, at the ends of the texts."""

@@ -138,6 +138,11 @@ class ControlTable(Mapping[str, int]):
         )
 
 
+def is_blank(spelling: str) -> bool:
+    """Return whether an added token is only white space, which text may contain anywhere."""
+    return not spelling.strip(WHITESPACE + "▁")
+
+
 def _find_competitors(plain_tokens: Iterable[str], controls: Mapping[str, int]) -> Iterator[str]:
     """Yield the tokens that contain a control token's spelling, or end with a prefix of one."""
     whole = longest_literal_pattern(controls)

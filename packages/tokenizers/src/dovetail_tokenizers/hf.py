@@ -1,13 +1,14 @@
 """Tokenizers in the format of the `tokenizers` library (`tokenizer.json`). Extra: [hf].
 
-The library's tokenizer is built from a modified definition in which every control token has a
-secret name. No text can then spell a control token, neither as an added token nor through the
-model's vocabulary. This module finds the control tokens in a template's text and the library
-encodes the text between them. A text that is not the first follows a secret anchor token, so that
-the library treats it as text in the middle of a string. The words of byte-level vocabularies recur
-and are cached, so most texts do not reach the library.
+The library's tokenizer is built from a modified definition in which every added token has a secret
+name, whether it is marked special or not. No text can then spell an added token, neither as such
+nor through the model's vocabulary. This module finds the added tokens in a text that may spell
+them, and the library encodes the text between them. Only runs of white space remain what they are:
+some vocabularies have added tokens for them, and they control nothing. A text that is not the first
+follows a secret anchor token, so that the library treats it as text in the middle of a string. The
+words of byte-level vocabularies recur and are cached, so most texts do not reach the library.
 
-Control tokens are searched in the original text, before normalization. The library does the same
+Added tokens are searched in the original text, before normalization. The library does the same
 for tokens with `normalized: false`, which is nearly all of them; for the others the result is the
 same unless the normalizer changes their spelling.
 
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dovetail_tokenizers.control import AddedTokenFlags, ControlTable
+from dovetail_tokenizers.control import AddedTokenFlags, ControlTable, is_blank
 from dovetail_tokenizers.encoding import (
     convert_panics,
     decode_ids,
@@ -44,6 +45,7 @@ class HfTokenizer:
     """A tokenizer read from a `tokenizer.json`."""
 
     __slots__ = (
+        "_added",
         "_anchor",
         "_bytes",
         "_inner",
@@ -60,13 +62,14 @@ class HfTokenizer:
         """`controls` names added tokens to treat as control tokens although not marked special."""
         added = definition.get("added_tokens") or []
         self.controls = _control_table(added, frozenset(controls))
+        self._added = _added_table(added)
         self._names = _names(definition, added)
         self.size = len(self._names)
         self._bytes: list[bytes | None] = [None] * self.size
         self._read_spelling = spelling_reader(definition, {token["id"] for token in added})
         secret = secrets.token_hex(16)
         self._anchor = f"{secret}-"
-        self._inner = _load(_hide_controls(definition, self.controls, secret))
+        self._inner = _load(_hide_added(definition, self._added, secret))
         self._renumbered = self._find_renumbered(added, secret)
         self._word_encoder = self._build_word_encoder(definition, added)
         self._long_texts = LongTextCache()
@@ -82,7 +85,7 @@ class HfTokenizer:
         return cls.from_json(Path(path).read_bytes(), controls)
 
     def encode(self, text: str) -> list[int]:
-        return encode_parts(self, self.controls, text)
+        return encode_parts(self, self._added, text)
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
         if len(text) >= MIN_LONG_CHARS:
@@ -157,14 +160,14 @@ class HfTokenizer:
             spelling = word.encode().decode("latin-1").translate(spelled)
             return self._restore_ids([token.id for token in tokenize(spelling)])
 
-        plain = [token["content"] for token in added if token["content"] not in self.controls]
-        return WordEncoder(*known, merge, added=plain)
+        blank = [token["content"] for token in added if token["content"] not in self._added]
+        return WordEncoder(*known, merge, added=blank)
 
     def _find_renumbered(self, added: list[dict[str, Any]], secret: str) -> dict[int, int]:
         """Map the library's ids of added tokens to the definition's: they differ after gaps."""
         renumbered = {}
         for token in added:
-            name = _hidden_name(token["content"], self.controls, secret)
+            name = _hidden_name(token["content"], self._added, secret)
             given = self._inner.token_to_id(name)
             if given is not None and given != token["id"]:
                 renumbered[given] = token["id"]
@@ -173,14 +176,24 @@ class HfTokenizer:
 
 def _control_table(added: list[dict[str, Any]], named: frozenset[str]) -> ControlTable:
     chosen = [token for token in added if token.get("special") or token["content"] in named]
-    ids = {token["content"]: token["id"] for token in chosen}
+    return _table(chosen, (token["content"] for token in added))
+
+
+def _added_table(added: list[dict[str, Any]]) -> ControlTable:
+    """Return the added tokens that plain text must not become."""
+    chosen = [token for token in added if token.get("special") or not is_blank(token["content"])]
+    return _table(chosen, (token["content"] for token in added))
+
+
+def _table(tokens: list[dict[str, Any]], plain_tokens: Iterable[str]) -> ControlTable:
+    ids = {token["content"]: token["id"] for token in tokens}
     flags = {
         token["content"]: AddedTokenFlags(
             bool(token.get("lstrip")), bool(token.get("rstrip")), bool(token.get("single_word"))
         )
-        for token in chosen
+        for token in tokens
     }
-    return ControlTable(ids, flags, (token["content"] for token in added))
+    return ControlTable(ids, flags, plain_tokens)
 
 
 def _names(definition: Definition, added: list[dict[str, Any]]) -> list[str]:
@@ -194,20 +207,20 @@ def _names(definition: Definition, added: list[dict[str, Any]]) -> list[str]:
     return [named.get(id, "") for id in range(max(named, default=-1) + 1)]
 
 
-def _hidden_name(name: str, controls: ControlTable, secret: str) -> str:
-    return f"{secret}+{controls[name]}" if name in controls else name
+def _hidden_name(name: str, hidden: ControlTable, secret: str) -> str:
+    return f"{secret}+{hidden[name]}" if name in hidden else name
 
 
-def _hide_controls(definition: Definition, controls: ControlTable, secret: str) -> dict[str, Any]:
-    """Return the definition with secret names for control tokens, and with the anchor token."""
+def _hide_added(definition: Definition, hidden: ControlTable, secret: str) -> dict[str, Any]:
+    """Return the definition with secret names for added tokens, and with the anchor token."""
     plain_edges = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
     added = []
     for token in definition.get("added_tokens") or []:
-        if token["content"] in controls:
+        if token["content"] in hidden:
             token = {
                 **token,
                 **plain_edges,
-                "content": _hidden_name(token["content"], controls, secret),
+                "content": _hidden_name(token["content"], hidden, secret),
             }
         added.append(token)
     top = max((token["id"] for token in added), default=-1)
@@ -215,28 +228,28 @@ def _hide_controls(definition: Definition, controls: ControlTable, secret: str) 
     return {
         **definition,
         "added_tokens": [*added, anchor],
-        "model": _hide_in_model(definition["model"], controls, secret),
+        "model": _hide_in_model(definition["model"], hidden, secret),
         "post_processor": None,
         "truncation": None,
         "padding": None,
     }
 
 
-def _hide_in_model(model: Definition, controls: ControlTable, secret: str) -> dict[str, Any]:
-    hidden = dict(model)
+def _hide_in_model(model: Definition, hidden: ControlTable, secret: str) -> dict[str, Any]:
+    changed = dict(model)
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
-        inside = [name for name in controls if name in vocabulary]
-        hidden["vocab"] = renamed = dict(vocabulary)  # most of 150,000 names stay as they are
+        inside = [name for name in hidden if name in vocabulary]
+        changed["vocab"] = renamed = dict(vocabulary)  # most of 150,000 names stay as they are
         for name in inside:
-            renamed[_hidden_name(name, controls, secret)] = renamed.pop(name)
+            renamed[_hidden_name(name, hidden, secret)] = renamed.pop(name)
         if inside and "merges" in model:
-            hidden["merges"] = _merges_without(model["merges"], frozenset(inside))
+            changed["merges"] = _merges_without(model["merges"], frozenset(inside))
     else:
-        hidden["vocab"] = [[_hidden_name(e[0], controls, secret), e[1]] for e in vocabulary]
+        changed["vocab"] = [[_hidden_name(e[0], hidden, secret), e[1]] for e in vocabulary]
     if model.get("unk_token"):
-        hidden["unk_token"] = _hidden_name(model["unk_token"], controls, secret)
-    return hidden
+        changed["unk_token"] = _hidden_name(model["unk_token"], hidden, secret)
+    return changed
 
 
 def _merges_without(merges: list[Any], removed: frozenset[str]) -> list[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from dovetail_tokenizers.control import ControlTable
+from dovetail_tokenizers.control import ControlTable, is_blank
 from dovetail_tokenizers.encoding import (
     convert_panics,
     decode_ids,
@@ -40,9 +40,10 @@ class TiktokenTokenizer:
     """A byte-pair tokenizer defined by ranks, run by the `tiktoken` library."""
 
     __slots__ = (
+        "_added",
+        "_blank",
         "_encoding",
         "_normal_form",
-        "_ordinary",
         "_texts",
         "_tokens",
         "controls",
@@ -58,12 +59,21 @@ class TiktokenTokenizer:
         ordinary: Mapping[str, int] | None = None,
         normal_form: NormalForm | None = None,
     ) -> None:
-        """`specials` are control tokens; `ordinary` are added tokens that text may spell."""
-        self._ordinary = ControlTable(ordinary or {})
-        self.controls = ControlTable(specials, plain_tokens=self._ordinary)
+        """`specials` are control tokens; `ordinary` are the other added tokens."""
+        ordinary = ordinary or {}
+        self._blank = ControlTable({text: id for text, id in ordinary.items() if is_blank(text)})
+        self.controls = ControlTable(specials, plain_tokens=ordinary)
+        self._added = ControlTable(
+            {
+                text: id
+                for text, id in (*ordinary.items(), *specials.items())
+                if text not in self._blank
+            },
+            plain_tokens=ordinary,
+        )
         self._normal_form = normal_form
         self._tokens = {id: token for token, id in ranks.items()}
-        for text, id in (*self._ordinary.items(), *self.controls.items()):
+        for text, id in (*ordinary.items(), *self.controls.items()):
             self._tokens[id] = text.encode()
         self.size = max(self._tokens, default=-1) + 1
         self._texts = LongTextCache()
@@ -104,7 +114,7 @@ class TiktokenTokenizer:
         return cls(ranks, config["pattern"], specials)
 
     def encode(self, text: str) -> list[int]:
-        return encode_parts(self, self.controls, text)
+        return encode_parts(self, self._added, text)
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
         return self.pack_plain(text, first=first).tolist()
@@ -119,9 +129,9 @@ class TiktokenTokenizer:
 
     def _encode_with_library(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part, added in self._ordinary.split(replace_lone_surrogates(text)):
-            if added is not None:
-                ids.append(added)
+        for part, blank in self._blank.split(replace_lone_surrogates(text)):
+            if blank is not None:
+                ids.append(blank)
                 continue
             if self._normal_form:
                 part = unicodedata.normalize(self._normal_form, part)

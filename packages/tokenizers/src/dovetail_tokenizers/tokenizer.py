@@ -27,10 +27,10 @@ class Tokenizer(Protocol):
         """The largest id plus one."""
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text in which the spelling of a control token means that token."""
+        """Encode a text in which the spelling of an added token means that token."""
 
     def encode_plain(self, text: str, *, first: bool = False) -> list[int]:
-        """Encode a text without producing control tokens.
+        """Encode a text without producing added tokens, special or not, except white space.
 
         `first` states that the text is at the beginning of the prompt, which matters for tokenizers
         that add a space before the first word.

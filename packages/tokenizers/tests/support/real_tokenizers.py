@@ -1,6 +1,7 @@
 """Real tokenizers for tests, downloaded by tools/fetch_tokenizers.py."""
 
 import functools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def folder(name: str) -> Path:
     if not (home / COMPLETE).exists():
         pytest.skip(f"no tokenizer {name}: run tools/fetch_tokenizers.py")
     return home
+
+
+def added_tokens(name: str) -> dict[str, int]:
+    """Return the added tokens of a downloaded tokenizer as its files list them, special or not."""
+    home = folder(name)
+    if (home / "tokenizer.json").is_file():
+        listed = json.loads((home / "tokenizer.json").read_bytes())["added_tokens"]
+        return {token["content"]: token["id"] for token in listed}
+    if (home / "tokenizer_config.json").is_file():
+        config = json.loads((home / "tokenizer_config.json").read_bytes())
+        return {token["content"]: int(id) for id, token in config["added_tokens_decoder"].items()}
+    return dict(real(name).controls)
 
 
 def real(name: str, controls: Iterable[str] = MARKERS) -> Tokenizer:
