@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from http_fixture import NAME, run, serving
-from websocket_fixture import refusal, request_response, socket_to, text_of
+from http_fixture import NAME, read_reply, run, serving
+from websocket_fixture import HANDSHAKE, refusal, request_response, socket_to, text_of
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.browser import BrowserPolicy
@@ -23,7 +23,7 @@ def error_type(body: Any) -> str:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_foreign_page_cannot_generate(path: str) -> None:
-    """A body of text/plain is sent without asking the server first."""
+    """Browsers send a body of text/plain without a preflight request."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -64,8 +64,11 @@ def test_foreign_page_cannot_read_models_or_metrics() -> None:
 def test_foreign_host_cannot_open_a_websocket() -> None:
     async def scene() -> None:
         async with serving() as stage:
-            status, _, body = await refusal(stage, host="evil.example")
-            assert (status, error_type(body)) == (403, "invalid_request_error")
+            reader, writer = await stage.connect()
+            writer.write(HANDSHAKE.replace(b"[::1]", b"evil.example") + b"\r\n")
+            reply = await read_reply(reader)
+            assert (reply.status, error_type(reply.json)) == (403, "invalid_request_error")
+            writer.close()
 
     run(scene)
 

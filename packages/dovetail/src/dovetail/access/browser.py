@@ -1,7 +1,7 @@
 """Protect the server from web pages that run in a browser on the same machine or network.
 
-A browser sends requests of any page to any address. Without API keys, only two headers tell a page
-from a program: `Origin`, which a page cannot change, and `Host`, which is the name of the page if
+A browser sends requests of any page to any address. Without API keys, only two headers
+distinguish a page from a program: `Origin`, which a page cannot change, and `Host`, which is the name of the page if
 its DNS entry was changed to the server's address (DNS rebinding). Pages cannot read keys, so a key
 is sufficient protection by itself.
 """
@@ -109,7 +109,7 @@ class BrowserPolicy:
         return lines
 
     def is_preflight(self, method: str, headers: Headers) -> bool:
-        """Return whether a browser asks if a page of an allowed origin may send a request."""
+        """Return whether a request is the preflight of a page of an allowed origin."""
         return (
             method == "OPTIONS"
             and "access-control-request-method" in headers
@@ -129,7 +129,7 @@ class BrowserPolicy:
 
 
 def forbidden_origin(origin: str) -> Forbidden:
-    """Return the error for a request of a web page. `origin` is what the browser tells about it."""
+    """Return the error for a request of a web page. `origin` is what the browser sent about it."""
     error = Forbidden(
         f"Web pages may not use this server: the request was sent by a page of {origin[:256]!r}. "
         "Add its origin to --allowed-origin to allow it."
