@@ -1,9 +1,9 @@
 """Protect the server from web pages that run in a browser on the same machine or network.
 
-A browser sends requests of any page to any address. Without API keys, only two headers
-distinguish a page from a program: `Origin`, which a page cannot change, and `Host`, which is the name of the page if
-its DNS entry was changed to the server's address (DNS rebinding). Pages cannot read keys, so a key
-is sufficient protection by itself.
+A browser sends requests of any page to any address. Without API keys, only two headers distinguish
+a page from a program: `Origin`, which a page cannot change, and `Host`, which is the name of the
+page if its DNS entry was changed to the server's address (DNS rebinding). Pages cannot read keys,
+so a key is sufficient protection by itself.
 """
 
 from collections.abc import Iterable, Mapping
