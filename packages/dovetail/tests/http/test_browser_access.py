@@ -51,7 +51,7 @@ def test_foreign_page_cannot_read_models_or_metrics() -> None:
         async with serving() as stage:
             for path in ("/v1/models", "/metrics", "/health", "/openapi.json", "/", "/v1/nothing"):
                 for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
-                    assert (await stage.request("GET", path, **headers)).status == 403
+                    assert (await stage.request("GET", path, b"", **headers)).status == 403
                 assert (await stage.request("GET", path)).status in (200, 404)
             preflight = await stage.request(
                 "OPTIONS", "/v1/messages", origin=APP, access_control_request_method="POST"
@@ -110,8 +110,8 @@ def test_key_replaces_the_checks() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(keys=ApiKeys(["secret"]))) as stage:
             foreign = {"origin": "https://evil.example", "host": "models.example"}
-            assert (await stage.request("GET", "/v1/models", **foreign)).status == 401
-            reply = await stage.request("GET", "/v1/models", x_api_key="secret", **foreign)
+            assert (await stage.request("GET", "/v1/models", b"", **foreign)).status == 401
+            reply = await stage.request("GET", "/v1/models", b"", x_api_key="secret", **foreign)
             assert reply.status == 200
             assert "access-control-allow-origin" not in reply.headers
             assert (await refusal(stage, authorization="Bearer secret", origin=APP))[0] == 403
