@@ -100,7 +100,7 @@ def test_too_long_stop_sequences_are_reported() -> None:
                 for stream in (False, True):
                     reply = await stage.request("POST", path, {**body, "stream": stream})
                     assert reply.status == 400, (path, reply.body)
-                    assert "stop sequences" in reply.json["error"]["message"]
+                    assert "Stop sequences" in reply.json["error"]["message"]
             assert not stage.engine.requests
 
     run(scene)

@@ -257,7 +257,7 @@ def test_output_before_the_abort_is_recorded() -> None:
                 Stop(stage).send()
                 assert b"overloaded_error" in await reader.read()
             ledger = stage.app.service.entries[0].preparer._ledger  # type: ignore[union-attr]
-            assert ledger.sequence == 1
+            assert ledger.sequence == 2  # the turn was opened and recorded
 
     run(scene)
 
