@@ -1,6 +1,6 @@
 """Run crash histories: no prompt may contain reasoning of another conversation.
 
-Processes crash at every step of a turn, and stores lag, fail, lose answers and return. Prints the
+Processes crash at every step of a turn, and stores lag, fail, lose responses and return. Prints the
 seed, and the cost in splices that were missed.
 """
 

@@ -19,7 +19,7 @@ def test_no_reasoning_of_another_conversation(seed: int) -> None:
     asyncio.run(run_history(seed))
 
 
-def test_most_turns_are_still_spliced() -> None:
+def test_turns_are_still_spliced() -> None:
     result = run(50, 0)
     assert result.wrong == 0
     assert result.crashes > 40

@@ -33,7 +33,7 @@ def redis() -> Iterator[RedisServer]:
 
 
 class Setup:
-    """The files of a server whose first answers look the same and differ in their reasoning."""
+    """The files of a server whose first responses look the same and differ in their reasoning."""
 
     def __init__(self, folder: Path, output: str) -> None:
         self.folder = folder
@@ -68,23 +68,23 @@ class Setup:
         return {name for name in NAMES if name in prompt}
 
 
-def _ask(running: Running, messages: list[Message], **headers: str) -> Message:
+def _request(running: Running, messages: list[Message], **headers: str) -> Message:
     body = {"model": NAME, "messages": messages, "tools": TOOLS}
-    answer: Message = running.post("/v1/chat/completions", body, **headers)["choices"][0]["message"]
-    return answer
+    reply: Message = running.post("/v1/chat/completions", body, **headers)["choices"][0]["message"]
+    return reply
 
 
 def _hello() -> list[Message]:
     return [{"role": "user", "content": "hello"}]
 
 
-def _continue(answer: Message) -> list[Message]:
+def _continue(reply: Message) -> list[Message]:
     """The next request of a client that drops reasoning and makes call ids of its own."""
-    if not answer.get("tool_calls"):
-        replayed: Message = {"role": "assistant", "content": answer["content"]}
+    if not reply.get("tool_calls"):
+        replayed: Message = {"role": "assistant", "content": reply["content"]}
         return [*_hello(), replayed, {"role": "user", "content": "so?"}]
-    call = {**answer["tool_calls"][0], "id": "mine-1"}
-    replayed = {"role": "assistant", "content": answer.get("content"), "tool_calls": [call]}
+    call = {**reply["tool_calls"][0], "id": "mine-1"}
+    replayed = {"role": "assistant", "content": reply.get("content"), "tool_calls": [call]}
     return [*_hello(), replayed, {"role": "tool", "tool_call_id": "mine-1", "content": "a.txt"}]
 
 
@@ -97,11 +97,11 @@ def _kill(running: Running) -> None:
 def test_no_reasoning_of_a_lookalike_after_a_crash(tmp_path: Path, output: str) -> None:
     setup = Setup(tmp_path, output)
     with setup.serve() as running:
-        _ask(running, _hello())
-        second = _ask(running, _hello())
+        _request(running, _hello())
+        second = _request(running, _hello())
         _kill(running)
     with setup.serve() as running:
-        _ask(running, _continue(second))
+        _request(running, _continue(second))
         assert setup.prompted_names() == set()
 
 
@@ -109,55 +109,55 @@ def test_no_reasoning_of_a_lookalike_after_a_crash(tmp_path: Path, output: str) 
 def test_turn_survives_a_crash_right_after_its_end(tmp_path: Path, output: str) -> None:
     setup = Setup(tmp_path, output)
     with setup.serve() as running:
-        first = _ask(running, _hello())
+        first = _request(running, _hello())
         _kill(running)
     with setup.serve() as running:
-        _ask(running, _continue(first))
+        _request(running, _continue(first))
         assert setup.prompted_names() == {NAMES[0]}
 
 
-def test_a_crash_in_the_middle_of_an_answer_makes_its_place_ambiguous(tmp_path: Path) -> None:
+def test_a_crash_in_the_middle_of_a_response_makes_its_place_ambiguous(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "text")
     with setup.serve() as running:
-        first = _ask(running, _hello())
+        first = _request(running, _hello())
         body = {"model": NAME, "messages": _hello(), "tools": TOOLS, "stream": True}
         with running.open("POST", "/v1/chat/completions", body) as response:
             response.readline()
             _kill(running)
     with setup.serve() as running:
-        _ask(running, _continue(first))
+        _request(running, _continue(first))
         assert setup.prompted_names() <= {NAMES[0]}
 
 
 def test_session_id_finds_the_turn_of_its_session(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "text")
     with setup.serve() as running:
-        answers = [_ask(running, _hello(), x_session_id=name) for name in NAMES]
+        replies = [_request(running, _hello(), x_session_id=name) for name in NAMES]
         _kill(running)
     with setup.serve() as running:
-        for name, answer in zip(NAMES, answers, strict=True):
-            _ask(running, _continue(answer), x_session_id=name)
+        for name, reply in zip(NAMES, replies, strict=True):
+            _request(running, _continue(reply), x_session_id=name)
             assert setup.prompted_names() == {name}
 
 
 def test_a_ledger_in_memory_needs_a_session_id(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "text")
     with setup.serve("--store", "memory") as running:
-        first = _ask(running, _hello(), x_session_id="s")
-        _ask(running, _continue(first))
+        first = _request(running, _hello(), x_session_id="s")
+        _request(running, _continue(first))
         assert setup.prompted_names() == set()
-        _ask(running, _continue(first), x_session_id="s")
+        _request(running, _continue(first), x_session_id="s")
         assert setup.prompted_names() == {NAMES[0]}
 
 
 def test_a_deleted_ledger_counts_as_a_gap(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "text")
     with setup.serve() as running:
-        _ask(running, _hello())
+        _request(running, _hello())
     (tmp_path / "data" / "turns.sqlite").unlink()
     with setup.serve() as running:
-        second = _ask(running, _hello())
-        _ask(running, _continue(second))
+        second = _request(running, _hello())
+        _request(running, _continue(second))
         assert setup.prompted_names() == set()
         assert running.request("GET", "/health").json["stores"][0]["gap_at"] > 0
 
@@ -184,15 +184,15 @@ def test_no_reasoning_of_a_lookalike_while_redis_is_frozen_and_after(
         def check() -> None:
             """Continue the second sessions: each request may reach either worker."""
             for greeting in greetings:
-                _ask(running, [second, greeting, *replayed])
+                _request(running, [second, greeting, *replayed])
                 assert setup.prompted_names() <= {NAMES[1]}
 
         for greeting in greetings:
-            _ask(running, [first, greeting])
+            _request(running, [first, greeting])
         assert redis.process is not None
         redis.process.send_signal(signal.SIGSTOP)
         for greeting in greetings:
-            _ask(running, [second, greeting])
+            _request(running, [second, greeting])
         for _ in range(3):
             check()
         redis.process.send_signal(signal.SIGCONT)

@@ -2,7 +2,7 @@
 
 Every turn has reasoning of its own, which its client drops; the visible texts are few, so that many
 conversations look the same. Processes crash at every step of a turn, writes are refused, delayed,
-or executed without an answer, and entries expire. No prompt may contain reasoning of another
+or executed without a response, and entries expire. No prompt may contain reasoning of another
 conversation. `run` is the entry point; a failure names the seed of its history.
 """
 
@@ -30,8 +30,8 @@ USERS = ("hi", "more")
 TEXTS = ("ok", "ok then")
 T = TypeVar("T")
 
-Mode = Literal["ok", "refuse", "lose_answer", "lag"]
-MODES: tuple[Mode, ...] = ("ok", "ok", "ok", "ok", "refuse", "lose_answer", "lag")
+Mode = Literal["ok", "refuse", "lose_response", "lag"]
+MODES: tuple[Mode, ...] = ("ok", "ok", "ok", "ok", "refuse", "lose_response", "lag")
 CrashPoint = Literal[
     "none", "before_open", "after_open", "after_first_event", "before_commit", "after_commit"
 ]
@@ -52,7 +52,7 @@ class Result:
 
     `turns`: replayed turns with dropped reasoning.
     `spliced`: those whose reasoning was found again.
-    `missed`: those that were stored, but not spliced, because they could not be told apart from
+    `missed`: those that were stored, but not spliced, because they could not be distinguished from
     others or because it was not certain that there were no others.
     `unverified`: those of the missed turns without a known lookalike.
     """
@@ -126,15 +126,15 @@ class FaultyStore(MemoryLedgerStore):
 
     async def _read(self, operation: Callable[[], Awaitable[T]]) -> T:
         if self.dead or self.mode != "ok":
-            raise StoreError("no answer")
+            raise StoreError("no response")
         return await operation()
 
     async def _write(self, operation: Callable[[], Awaitable[None]]) -> None:
         if self.dead or self.mode == "refuse":
             raise StoreError("refused")
         await operation()
-        if self.mode == "lose_answer":
-            raise StoreError("no answer")
+        if self.mode == "lose_response":
+            raise StoreError("no response")
 
 
 @dataclass
@@ -196,7 +196,7 @@ class History:
                 process.store.set_mode(dice.choice(MODES))
         if dice.random() < 0.05:
             self._now += MAX_AGE * 0.6
-        # A client that is away for so long that the gaps of its time are forgotten is not covered.
+        # A client that is away for so long that the gaps of its time have expired is not covered.
         self._conversations = [
             one for one in self._conversations if self._now - one.started < MAX_AGE
         ]
@@ -231,8 +231,8 @@ class History:
             self._processes[at] = self._start()
         conversation.own.add(number)
         if seen:
-            answer = Turn("assistant", (TextBlock(seen),))
-            conversation.turns += [question, answer]
+            reply = Turn("assistant", (TextBlock(seen),))
+            conversation.turns += [question, reply]
             conversation.numbers.append(number)
 
     async def _generate(self, process: Process, prepared: PreparedRequest) -> tuple[int, str, bool]:

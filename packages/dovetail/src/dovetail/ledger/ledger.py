@@ -159,7 +159,7 @@ class Ledger:
         """Announce a turn to the store before the first event of it is emitted.
 
         A turn that cannot be announced is served all the same, but the gap is recorded: until it
-        has passed, nobody can rely on knowing all turns. Only the first failure waits long.
+        has passed, look-ups are not exhaustive. Only the first failure waits long.
         """
         self.sequence += 1
         self._last_sequence.put((turn.tenant, turn.chain_before), self.sequence)

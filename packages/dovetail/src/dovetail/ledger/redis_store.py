@@ -39,7 +39,7 @@ from dovetail.storage.redis_client import RedisClient
 
 _SCAN_KEYS = 1000  # keys per SCAN step
 _MAX_PENDING_BYTES = 32 << 20  # entries that wait for Redis; the oldest are dropped first
-_INDEX_AGE_FACTOR = 4  # the chains of expired and lost turns are remembered this much longer
+_INDEX_AGE_FACTOR = 4  # the chains of expired and lost turns are stored this much longer
 _MAX_UNANNOUNCED_TURNS = 10_000
 _RETRY_INTERVAL_SECONDS = 1.0  # between attempts to store pending entries
 _LIST_TIMEOUT_SECONDS = 60.0  # for operations over many keys, outside requests

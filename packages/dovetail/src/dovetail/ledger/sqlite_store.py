@@ -227,7 +227,7 @@ class SqliteLedgerStore:
         self._gap_file.close()
 
     def _bind_gap_file(self) -> None:
-        """Record a gap if the file beside the database belongs to another one.
+        """Record a gap if the file next to the database belongs to another one.
 
         The database was then deleted, moved aside, or used by a version that announced no turns.
         """

@@ -39,7 +39,7 @@ class SessionStats(msgspec.Struct, frozen=True):
 
 
 class OpenTurn(msgspec.Struct, frozen=True):
-    """A turn that is being generated. Until it is stored, nobody knows how it will look.
+    """A turn that is being generated. Until it is stored, its visible text is unknown.
 
     `session`: the session that the client named, as stored in entries; empty if it named none.
     """

@@ -1,4 +1,4 @@
-"""A small file beside a store that holds the time of its last gap: a write that was lost.
+"""A small file next to a store that holds the time of its last gap: a write that was lost.
 
 It is created in advance and overwritten in place, so that a gap can be recorded on a full disk.
 """
