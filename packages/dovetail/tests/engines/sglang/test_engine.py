@@ -239,7 +239,7 @@ def test_read_timeout() -> None:
     async def main() -> None:
         server = FakeSglang(halt=1)
         async with running(server, silence=0.05) as engine:
-            with pytest.raises(EngineTimeout, match="silent"):
+            with pytest.raises(EngineTimeout, match="sent no data"):
                 await generate(engine, make_request())
             await server.abort_received.wait()
 
