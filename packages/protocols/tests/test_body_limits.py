@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail_model import InvalidRequest, Request, TextBlock, ToolResultBlock, ToolSpec, Turn
-from dovetail_protocols import RequestLimits, check_body, check_request, count_values_at_most
+from dovetail_protocols import RequestLimits, check_body, check_request, count_values_up_to
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a,"[{\\é\n', max_size=200),
@@ -36,7 +36,7 @@ def test_values_are_counted_exactly(body: dict[str, Any], ascii: bool) -> None:
     check_body(data, RequestLimits(max_values=count))
     with pytest.raises(InvalidRequest, match="at most"):
         check_body(data, RequestLimits(max_values=count - 1))
-    assert count_values_at_most(data) > count
+    assert count_values_up_to(data) > count
 
 
 @pytest.mark.parametrize("text", ["x" * 200_000, '"' * 200_000, "\\" * 100_001, '[",{' * 50_000])

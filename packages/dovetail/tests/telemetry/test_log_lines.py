@@ -26,7 +26,7 @@ def test_long_values_are_shortened(formatter: logging.Formatter) -> None:
     assert "400" in line
 
 
-def test_error_at_the_end_of_a_long_traceback_is_kept() -> None:
+def test_error_at_the_end_of_a_long_traceback_is_logged() -> None:
     def fail(depth: int) -> None:
         fail(depth - 1)
 

@@ -5,7 +5,7 @@ from dovetail_protocols.body_limits import (
     RequestLimits,
     check_body,
     check_request,
-    count_values_at_most,
+    count_values_up_to,
 )
 from dovetail_protocols.chat import CODEC as CHAT
 from dovetail_protocols.chat import ChatCodec, ChatReader, build_chat_request
@@ -90,7 +90,7 @@ __all__ = [
     "check_body",
     "check_request",
     "complete_item",
-    "count_values_at_most",
+    "count_values_up_to",
     "decode_count",
     "encode_count",
     "encode_input_tokens",

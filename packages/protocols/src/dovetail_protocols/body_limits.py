@@ -47,7 +47,7 @@ class RequestLimits(msgspec.Struct, frozen=True):
 DEFAULT_LIMITS = RequestLimits()
 
 
-def count_values_at_most(body: bytes) -> int:
+def count_values_up_to(body: bytes) -> int:
     """Return an upper bound of the number of JSON values: text may contain commas, too."""
     total = 1
     for start in range(0, len(body), _WINDOW_BYTES):

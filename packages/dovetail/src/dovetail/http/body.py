@@ -17,7 +17,7 @@ from dovetail.http.memory import reserve_memory
 from dovetail.net.exchange import ClientDisconnected
 from dovetail.pipeline.concurrency import run_in_body_thread
 from dovetail_model import RequestTooLarge
-from dovetail_protocols import DEFAULT_LIMITS, RequestLimits, check_body, count_values_at_most
+from dovetail_protocols import DEFAULT_LIMITS, RequestLimits, check_body, count_values_up_to
 
 _MAX_GZIP_MEMBERS = 16
 _OUTPUT_CHUNK_BYTES = 1 << 18  # decompressed at a time
@@ -69,7 +69,7 @@ async def read_body(
 async def run_decoder(body: bytes, decode: Callable[[], T]) -> T:
     """Decode a body, in a thread if that takes long."""
     if len(body) < _MIN_CHECKED_BYTES or (
-        len(body) <= _MAX_INLINE_DECODE_BYTES and count_values_at_most(body) <= _MAX_INLINE_VALUES
+        len(body) <= _MAX_INLINE_DECODE_BYTES and count_values_up_to(body) <= _MAX_INLINE_VALUES
     ):
         return decode()
     return await run_in_body_thread(len(body), decode)
@@ -95,7 +95,7 @@ async def _decompress_in_steps(exchange: ApiExchange, decompression: "Decompress
 
 async def _check_content(body: bytes, limits: RequestLimits) -> None:
     """Check the content of a body that may take long to decode."""
-    if len(body) <= _MAX_UNCHECKED_BYTES and count_values_at_most(body) <= _MAX_UNCHECKED_VALUES:
+    if len(body) <= _MAX_UNCHECKED_BYTES and count_values_up_to(body) <= _MAX_UNCHECKED_VALUES:
         return
     await run_in_body_thread(len(body), lambda: check_body(body, limits))
 
