@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli.unknown_flags import HintingCommand, LaunchCommand
+
 #: In the order of the help. Each is a function in the module of the same name.
 COMMANDS = (
     *("serve", "launch", "catalog", "verify", "eval", "config", "chat", "demo", "export"),
@@ -39,7 +41,8 @@ def build_app(names: Iterable[str] = ALL_COMMANDS) -> typer.Typer:
             app.add_typer(module.app, name=name)
         else:
             function = getattr(module, _FUNCTIONS.get(command, command))
-            app.command(name, hidden=name in ALIASES)(function)
+            kind = LaunchCommand if command == "launch" else HintingCommand
+            app.command(name, cls=kind, hidden=name in ALIASES)(function)
     return app
 
 
