@@ -190,6 +190,26 @@ def test_server_that_is_not_sglang() -> None:
         found({"/v1/models": {"data": "what"}})
 
 
+VLLM_CARD = {"id": "tiny", "root": "tiny", "max_model_len": 8192}
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"/v1/models": {"data": [{**VLLM_CARD, "owned_by": "vllm"}]}},
+        {"/v1/models": {"data": [VLLM_CARD]}, "/version": {"version": "0.32.0"}},
+    ],
+)
+def test_vllm_is_rejected_with_the_engine_to_use(paths: dict[str, Json]) -> None:
+    """Its model list is sufficient for discovery, but every request would fail."""
+    with pytest.raises(EngineSetupError, match=r"http://.* is vLLM: use --engine vllm"):
+        found(paths)
+
+
+def test_sglang_with_a_version_is_accepted() -> None:
+    assert found({**PATHS, "/version": {"version": "1"}}).name == "tiny"
+
+
 XGRAMMAR: tuple[ConstraintSyntax, ...] = ("structural_tag", "ebnf", "json_schema")
 
 

@@ -95,6 +95,16 @@ def test_server_that_is_not_vllm(response: bytes, kind: type[DovetailError], wor
     run_async(check)
 
 
+def test_sglang_is_rejected_with_the_engine_to_use() -> None:
+    async def check() -> None:
+        models = listed({**BASE, "owned_by": "sglang"})
+        async with fake_server(paths(_v1_models=models)) as endpoint:
+            with pytest.raises(EngineSetupError, match="is SGLang: use --engine sglang"):
+                await discover(endpoint)
+
+    run_async(check)
+
+
 def test_no_server() -> None:
     async def check() -> None:
         with pytest.raises(EngineUnavailable, match="is vLLM running there"):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail.engines.engine import ConstraintSyntax, RemoteModel
+from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.sglang.frames import sglang_error_from_status
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.engines.token_ids import FRAME_ERRORS
@@ -39,10 +40,15 @@ HEALTH_PATHS = ("/ready", *MODEL_INFO_PATHS, "/health")
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """Return the model that the server serves. Raise an `EngineError` if it is not SGLang."""
+    """Return the model that the server serves.
+
+    Raise an `EngineError` if it reports no model, and `EngineSetupError` if it is vLLM.
+    """
     model = await fetch_json(endpoint, *MODEL_INFO_PATHS) or {}
     server = await fetch_json(endpoint, *SERVER_INFO_PATHS) or {}
     cards = await _list_model_cards(endpoint)
+    if not (model or server) and await _is_vllm(endpoint, cards):
+        raise EngineSetupError(f"the server at {endpoint} is vLLM: use --engine vllm")
     # Adapters are separate models, which `/generate` selects by path.
     names = tuple(str(c["id"]) for c in cards if c.get("id") and not c.get("parent"))
     path = _text(model, "model_path") or _text(server, "model_path")
@@ -91,6 +97,13 @@ async def _list_model_cards(endpoint: Endpoint) -> list[Mapping[str, Any]]:
     listing = await fetch_json(endpoint, MODEL_LIST_PATH) or {}
     cards = listing.get("data")
     return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+
+
+async def _is_vllm(endpoint: Endpoint, cards: list[Mapping[str, Any]]) -> bool:
+    """Return whether the server is vLLM, which has no `/generate` but a list of models, too."""
+    if any(card.get("owned_by") == "vllm" for card in cards):
+        return True
+    return _text(await fetch_json(endpoint, "/version") or {}, "version") is not None
 
 
 def _text(info: Mapping[str, Any], name: str) -> str | None:

@@ -19,6 +19,7 @@ import msgspec
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.completions.errors import error_from_status
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, RemoteModel
+from dovetail.engines.registry import EngineSetupError
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.engines.token_stream import collect_token_ids
@@ -102,6 +103,7 @@ class VllmModelCard(msgspec.Struct, frozen=True):
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
+    owned_by: str | None = None
 
 
 class _ModelList(msgspec.Struct, frozen=True):
@@ -113,8 +115,13 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """Return the server's model with all its names. Adapters are separate models."""
+    """Return the server's model with all its names. Adapters are separate models.
+
+    Raise `EngineSetupError` if the server is SGLang, which would not return token ids.
+    """
     cards = await list_models(endpoint)
+    if any(card.owned_by == "sglang" for card in cards):
+        raise EngineSetupError(f"the server at {endpoint} is SGLang: use --engine sglang")
     first = next((card for card in cards if card.parent is None), cards[0])
     return RemoteModel(
         name=first.id,
