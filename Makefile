@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz docs docs-site wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -131,6 +131,10 @@ fuzz: .venv/.dev .cache/.tokenizers  ## fuzz every parser family with mutated ou
 	$(BIN)/python tools/fuzz.py
 	$(BIN)/python tools/fuzz_requests.py
 	$(BIN)/python tools/fuzz_turns.py
+
+# Every scenario has a time limit. The exit status is 1 if one fails.
+attack: .venv/.dev .cache/.tokenizers  ## attack real servers from outside, and print a table of promises; ARGS="--quick --seed 1 --only NAME"
+	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/attack.py $(ARGS)
 
 docs: .venv/.dev .cache/.tokenizers  ## regenerate the pages, tables and the dashboard that are derived from the code
 	$(BIN)/python tools/render_models_doc.py

@@ -1,0 +1,57 @@
+"""What a scenario of `make attack` is, and what it returns."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Result = Literal["passed", "FAILED", "skipped"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a scenario does.
+
+    seed: Determines every random choice of a scenario.
+    quick: Run the small form.
+    histories: Number of crash histories.
+    """
+
+    seed: int
+    quick: bool = False
+    histories: int = 2_000
+
+    def scale(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a scenario.
+
+    figures: What was measured, by name.
+    details: What a reader of a failure needs, in full.
+    """
+
+    result: Result
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An attack and the promise that it must not break.
+
+    name: Used by `--only`.
+    promise: What holds, as a sentence without its period.
+    run: Carries the attack out, in a process of its own.
+    limit_seconds: The process is killed after this time, and the scenario has failed.
+    """
+
+    name: str
+    promise: str
+    run: Callable[[Effort], Outcome]
+    limit_seconds: float = 180.0
+
+
+def judge(passed: bool, details: str = "", **figures: Any) -> Outcome:
+    return Outcome("passed" if passed else "FAILED", figures, details)

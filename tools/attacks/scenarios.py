@@ -1,0 +1,115 @@
+"""The scenarios of `make attack`, in the order of their run."""
+
+from tools.attacks.live import starvation
+from tools.attacks.scenario import Scenario
+from tools.attacks.suites import run_tests
+
+PROTOCOLS = "packages/protocols/tests"
+TOKENIZERS = "packages/tokenizers/tests"
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario(
+        "crash-recovery",
+        "No prompt has reasoning of another conversation after SIGKILL or while Redis is frozen",
+        run_tests("server/test_crash_recovery.py", "ledger/test_redis_lease.py"),
+        limit_seconds=300.0,
+    ),
+    Scenario(
+        "false-splices",
+        "No turn is spliced into another conversation or tenant",
+        run_tests("pipeline/test_false_splices.py", "pipeline/test_tenant_isolation.py"),
+    ),
+    Scenario(
+        "body-limits",
+        "Bodies with too many parts, bombs and prompts that cannot fit are rejected early",
+        run_tests(
+            "http/test_large_bodies.py",
+            "http/test_body.py",
+            "pipeline/test_token_bound.py",
+            f"{PROTOCOLS}/test_body_limits.py",
+        ),
+    ),
+    *(
+        Scenario(
+            f"large-bodies-{name.replace('_', '-')}",
+            "Paced streams pause at most 100 ms more than the baseline; memory is released",
+            starvation.large_body(name),
+        )
+        for name in starvation.LARGE_BODIES
+    ),
+    Scenario(
+        "few-open-files",
+        "With nofile=256 each of 300 streams completes or gets Retry-After; no engine is down",
+        starvation.few_open_files,
+    ),
+    Scenario(
+        "endless-engine-responses",
+        "An engine's line, event or trailer without end is an engine error in bounded memory",
+        run_tests("net/test_endless_responses.py"),
+    ),
+    Scenario(
+        "slow-clients",
+        "Slow, frozen and vanished clients hold neither memory nor the engine",
+        run_tests("net/test_slow_clients.py"),
+    ),
+    Scenario(
+        "panics",
+        "A panic or unexpected exception is the API's own error on every transport",
+        run_tests("http/test_panics.py", f"{TOKENIZERS}/test_encoding.py"),
+    ),
+    Scenario(
+        "nesting",
+        "Deeply nested values are a 400 that names the field, with short log lines",
+        run_tests("http/test_nested_requests.py", "telemetry/test_log_lines.py"),
+    ),
+    Scenario(
+        "malformed-requests",
+        "Malformed requests cause no status of 500 or above, and no own metric or log format",
+        run_tests("http/test_abuse_requests.py::test_malformed_requests_cause_no_server_errors"),
+    ),
+    Scenario(
+        "smuggling",
+        "Ambiguous requests, also in Host and transfer codings, are rejected and disconnected",
+        run_tests("http/test_abuse_connections.py"),
+    ),
+    Scenario(
+        "engine-frames",
+        "Invalid token ids, nested frames and broken UTF-8 of an engine are engine errors",
+        run_tests(
+            "engines/completions/test_frames.py",
+            "engines/sglang/test_frames.py",
+            "engines/llamacpp/test_frames.py",
+        ),
+    ),
+    Scenario(
+        "drain",
+        "A drain completes responses; a body that is still arriving at its end gets 503",
+        run_tests("http/test_drain.py"),
+    ),
+    Scenario(
+        "upstream",
+        "Unexpected statuses of an upstream are 502; its address and keys never reach clients",
+        run_tests("engines/openai/test_unexpected_responses.py"),
+    ),
+    Scenario(
+        "web-pages",
+        "Without keys no foreign origin or host is accepted, over HTTP and WebSockets",
+        run_tests("http/test_browser_access.py", "access/test_browser.py"),
+    ),
+    Scenario(
+        "browser",
+        "A hostile page in a real browser achieves nothing; an allowed origin works",
+        run_tests("http/test_browser_pages.py"),
+        limit_seconds=300.0,
+    ),
+    Scenario(
+        "control-tokens",
+        "Text of clients never becomes a control token",
+        run_tests("prompt/test_control_tokens.py", f"{TOKENIZERS}/test_guard.py"),
+    ),
+    Scenario(
+        "store-faults",
+        "A store that fails costs splices, never a response",
+        run_tests("storage/test_faults.py"),
+    ),
+)
