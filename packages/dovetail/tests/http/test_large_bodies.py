@@ -14,6 +14,8 @@ import pytest
 import zstandard
 from http_fixture import NAME, run, serving
 
+from dovetail.access.auth import ApiKeys
+from dovetail.access.limits import RateLimits
 from dovetail.http.options import HttpOptions
 from dovetail_protocols import RequestLimits
 
@@ -143,5 +145,20 @@ def test_body_decoded_in_a_thread_is_answered(path: str) -> None:
             body = {"model": NAME, "input": "Hi"} if "responses" in path else chat_body()
             reply = await stage.request("POST", path, json.dumps(body | padding).encode())
             assert reply.status == 200
+
+    run(scene)
+
+
+def test_rejected_large_body_is_charged_to_its_key() -> None:
+    """A key that sends large bodies reaches its limit of tokens although all are rejected."""
+
+    async def scene() -> None:
+        keys = ApiKeys(("secret",), limits=RateLimits(tokens=1000))
+        async with serving(HttpOptions(keys=keys)) as stage:
+            path, key = "/v1/chat/completions", "Bearer secret"
+            small = json.dumps(chat_body(messages=[])).encode()
+            for body, status in ((small, 400), (small, 400), (tools(30_000), 400), (small, 429)):
+                reply = await stage.request("POST", path, body, authorization=key)
+                assert reply.status == status
 
     run(scene)

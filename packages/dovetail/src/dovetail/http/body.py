@@ -6,6 +6,7 @@ Only small bodies are decompressed, checked and decoded on the event loop.
 import asyncio
 import zlib
 from collections.abc import Callable, Generator, Iterator
+from io import BytesIO
 from typing import TypeVar
 
 import brotli  # type: ignore[import-untyped]
@@ -36,7 +37,6 @@ _MAX_UNCHECKED_VALUES = 20_000
 _MAX_UNCHECKED_BYTES = 4 << 20
 
 T = TypeVar("T")
-Body = TypeVar("Body", bytes, bytearray)
 Chunks = Iterator[bytes]
 Codings = list[tuple[str, Callable[[bytes], Chunks]]]
 
@@ -105,23 +105,23 @@ async def _receive(exchange: ApiExchange, limit: int) -> bytes:
     receive = exchange.receive
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
-        body: bytes = message.get("body", b"")
-        return _check_size(body, limit)  # fast path: nearly all bodies are one message
-    parts = bytearray()  # a list would need too much memory if a client sends single bytes
+        body: bytes = message.get("body", b"")  # fast path: nearly all bodies are one message
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
+    # A list would need too much memory if a client sends single bytes, and joining it, or copying a
+    # bytearray, would block all threads.
+    parts = BytesIO()
     while True:
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        parts += message.get("body", b"")
-        reserve_memory(exchange, len(_check_size(parts, limit)), limit)
+        parts.write(message.get("body", b""))
+        if parts.tell() > limit:
+            raise _too_large(limit)
+        reserve_memory(exchange, parts.tell(), limit)
         if not message.get("more_body", False):
-            return bytes(parts)
+            return parts.getvalue()
         message = await receive()
-
-
-def _check_size(body: Body, limit: int) -> Body:
-    if len(body) > limit:
-        raise _too_large(limit)
-    return body
 
 
 def _parse_codings(header: str) -> Codings:
@@ -147,14 +147,14 @@ class Decompression:
     size: Decompressed bytes so far.
     """
 
-    __slots__ = ("_chunks", "_iterator", "_max_ratio_bytes", "_name", "limit", "size")
+    __slots__ = ("_content", "_iterator", "_max_ratio_bytes", "_name", "limit", "size")
 
     def __init__(
         self, name: str, decompress: Callable[[bytes], Chunks], body: bytes, limit: int
     ) -> None:
         self._name = name
         self._iterator = decompress(body)
-        self._chunks: list[bytes] = []
+        self._content = BytesIO()
         self._max_ratio_bytes = max(_MIN_RATIO_BYTES, _MAX_RATIO * len(body))
         self.limit = limit
         self.size = 0
@@ -166,7 +166,7 @@ class Decompression:
             for chunk in self._iterator:
                 self.size += len(chunk)
                 self._check_size()
-                self._chunks.append(chunk)
+                self._content.write(chunk)
                 if self.size >= stop:
                     return False
         except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
@@ -174,7 +174,7 @@ class Decompression:
         return True
 
     def content(self) -> bytes:
-        return b"".join(self._chunks)
+        return self._content.getvalue()
 
     def _check_size(self) -> None:
         if self.size > self.limit:

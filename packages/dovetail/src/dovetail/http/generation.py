@@ -27,7 +27,15 @@ from dovetail.pipeline.execution import require_token_model, run_request
 from dovetail.pipeline.raw import to_raw_model
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel
 from dovetail.telemetry.metrics import Metrics
-from dovetail_model import DovetailError, Finish, Request, Usage
+from dovetail_model import (
+    ContextOverflow,
+    DovetailError,
+    Finish,
+    InvalidRequest,
+    Request,
+    RequestTooLarge,
+    Usage,
+)
 from dovetail_protocols import (
     RESPONSES,
     Codec,
@@ -36,6 +44,9 @@ from dovetail_protocols import (
     StreamErrors,
     check_request,
 )
+
+_MIN_CHARGED_BYTES = 1 << 20  # of a rejected body
+_BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -82,13 +93,18 @@ class GenerationEndpoint:
 
     async def generate(self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec) -> None:
         """Handle a request, from reading its body to the end of its response."""
+        rejected = Usage()
         try:
             with ExitStack() as lease:
                 caller, headers = exchange.caller, exchange.extra_headers
                 lease.enter_context(
-                    self._gate.lease(caller, codec, headers, usage=lambda: tracker.usage)
+                    self._gate.lease(caller, codec, headers, lambda: tracker.usage or rejected)
                 )
-                await self._generate(exchange, tracker, codec, lease)
+                try:
+                    await self._generate(exchange, tracker, codec, lease)
+                except (InvalidRequest, RequestTooLarge, ContextOverflow):
+                    rejected = _rejection_cost(exchange)
+                    raise
         except RateLimitExceeded as error:
             errors = codec.stream_errors
             if errors is None or not errors.covers(error):
@@ -264,6 +280,12 @@ class GenerationEndpoint:
             hints = msgspec.structs.replace(request.hints, dispatch=channels)
             request = msgspec.structs.replace(request, hints=hints)
         return request
+
+
+def _rejection_cost(exchange: ApiExchange) -> Usage:
+    """Return the tokens to charge for a rejected request: large bodies cost time, too."""
+    size = exchange.held_bytes
+    return Usage(input_tokens=size // _BYTES_PER_TOKEN if size >= _MIN_CHARGED_BYTES else 0)
 
 
 async def _send_whole_stream(exchange: ApiExchange, tracker: RequestTracker, frames: bytes) -> None:

@@ -5,11 +5,19 @@ conversation that it continues. The objects derived from a body (text, tokens, a
 several times its size.
 """
 
+import asyncio
+import ctypes
+import threading
 from collections import Counter
 
 from dovetail.access.admission import RETRY_AFTER_SECONDS
 from dovetail.http.errors import HttpError
 from dovetail.http.exchange import ApiExchange
+
+_MIN_TRIMMED_BYTES = 8 << 20
+_TRIM_DELAY_SECONDS = 0.2  # until the objects of the request are freed
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
+_trimming = threading.Lock()
 
 
 class MemoryLimitReached(HttpError):
@@ -64,8 +72,23 @@ def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
 
 
 def release_memory(exchange: ApiExchange) -> None:
-    """Release the memory of a finished request."""
+    """Release the memory of a finished request. After a large one, also to the system."""
+    size = exchange.held_bytes
     _set_held_bytes(exchange, 0)
+    if size >= _MIN_TRIMMED_BYTES and _malloc_trim is not None:
+        asyncio.get_running_loop().call_later(_TRIM_DELAY_SECONDS, _trim_in_thread)
+
+
+def _trim_in_thread() -> None:
+    """Return free memory to the system, once for all requests that finished lately."""
+    if not _trimming.locked():
+        asyncio.get_running_loop().run_in_executor(None, _trim)
+
+
+def _trim() -> None:
+    if _malloc_trim is not None:
+        with _trimming:
+            _malloc_trim(0)  # other threads run meanwhile
 
 
 def _set_held_bytes(exchange: ApiExchange, size: int) -> None:
