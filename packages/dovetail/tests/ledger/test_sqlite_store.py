@@ -69,7 +69,7 @@ def test_queued_writes_share_a_transaction(tmp_path: Path) -> None:
     async def main() -> list[str]:
         store = SqliteLedgerStore(tmp_path / "ledger.db")
         statements: list[str] = []
-        store._connection.set_trace_callback(statements.append)
+        store._connection._require().set_trace_callback(statements.append)
         await asyncio.gather(*(store.put(turn(f"e{number}")) for number in range(500)))
         await store.close()
         return statements

@@ -28,7 +28,9 @@ from dovetail.launch.harnesses import HARNESSES
 from dovetail.server.process import notify
 from dovetail.server.supervisor import SupervisorError, WorkerSupervisor
 from dovetail.settings.config import Config
+from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import LoadedConfig
+from dovetail.storage.database_file import loose_permissions_warning
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import VERSION, Metrics
 from dovetail.telemetry.recorders import open_recorders
@@ -116,9 +118,13 @@ def _serve_with_workers(
         signal.raise_signal(stopped_by)  # exit by the same signal, for the parent to see
 
 
-def _startup_warnings(config: Config, options: HttpOptions) -> tuple[str | None, str | None]:
+def _startup_warnings(config: Config, options: HttpOptions) -> tuple[str | None, ...]:
     """Return warnings about risky settings."""
-    return exposure_warning(config.http_host, options.keys), _payload_warning(config)
+    return (
+        exposure_warning(config.http_host, options.keys),
+        _payload_warning(config),
+        loose_permissions_warning(config.data_dir or default_data_dir()),
+    )
 
 
 def _client_url(listener: socket.socket, scheme: str) -> str:

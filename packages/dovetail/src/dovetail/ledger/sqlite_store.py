@@ -28,6 +28,7 @@ from dovetail.ledger.store import (
     hides_reasoning,
     make_call_keys,
 )
+from dovetail.storage.database_file import DatabaseFile
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.gap_file import GapFile
 from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
@@ -124,7 +125,7 @@ _ROW_OVERHEAD_BYTES = 400  # the row's other columns and its index entries
 class SqliteLedgerStore:
     """The default store."""
 
-    __slots__ = ("_bounds", "_connection", "_gap_file", "_max_age", "_thread", "faults", "path")
+    __slots__ = ("_bounds", "_connection", "_gap_file", "_thread", "faults", "path")
     is_degraded = False  # a local file is always available
 
     def __init__(
@@ -134,14 +135,20 @@ class SqliteLedgerStore:
         max_bytes: int = DEFAULT_SQLITE_BYTES,
         max_age: float = MAX_AGE_SECONDS,
         clock: Clock = time.time,
+        expiry_clock: Clock | None = None,
     ) -> None:
+        """`expiry_clock` is the clock by which entries expire, by default `clock`."""
         self.path = path
         self.faults = StoreFaults("ledger")
-        self._connection = connect_ledger(path)
+        self._connection = DatabaseFile(path, LEDGER_SCHEMA, on_reopen=self._bind_gap_file)
         self._bounds = TableBounds(
-            self._connection, "entries", max_bytes=max_bytes, max_age=max_age, clock=clock
+            self._connection,
+            "entries",
+            max_bytes=max_bytes,
+            max_age=max_age,
+            clock=clock,
+            expiry_clock=expiry_clock,
         )
-        self._max_age = max_age
         self._gap_file = GapFile(path.with_name(path.name + ".gap"))
         self._bind_gap_file()
         self._thread = SqliteThread(
@@ -268,7 +275,7 @@ class SqliteLedgerStore:
         return ChainLookup(
             tuple(id for id, used in rows if used >= min_used),
             tuple(TurnMark(*mark) for mark in (*expired, *marks)),
-            self._bounds.now() - self.gap_at >= self._max_age,
+            self._bounds.is_expired(self.gap_at),
         )
 
     def _list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:

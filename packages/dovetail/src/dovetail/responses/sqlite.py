@@ -14,8 +14,9 @@ from dovetail.responses.backend import (
     decode_response,
     encode_response,
 )
+from dovetail.storage.database_file import DatabaseFile
 from dovetail.storage.faults import StoreFaults
-from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
+from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds
 
 _ROW_OVERHEAD_BYTES = 200  # the row's other columns and its index entries
 
@@ -58,11 +59,18 @@ class SqliteResponseBackend:
         max_bytes: int = DEFAULT_MAX_BYTES,
         max_age: float = DEFAULT_MAX_AGE_SECONDS,
         clock: Clock = time.time,
+        expiry_clock: Clock | None = None,
     ) -> None:
+        """`expiry_clock` is the clock by which responses expire, by default `clock`."""
         self.faults = StoreFaults("responses")
-        self._connection = open_database(path, SCHEMA)
+        self._connection = DatabaseFile(path, SCHEMA)
         self._bounds = TableBounds(
-            self._connection, "responses", max_bytes=max_bytes, max_age=max_age, clock=clock
+            self._connection,
+            "responses",
+            max_bytes=max_bytes,
+            max_age=max_age,
+            clock=clock,
+            expiry_clock=expiry_clock,
         )
         self._thread = SqliteThread(
             self._connection,

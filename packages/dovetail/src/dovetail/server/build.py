@@ -34,6 +34,8 @@ from dovetail.server.engines import (
 )
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir, install_command
+from dovetail.storage.database_file import move_damaged_file, require_undamaged
+from dovetail.storage.sqlite import ExpiryClock
 from dovetail_model import DovetailError, Sampling
 
 LEDGER_FILE = "turns.sqlite"  # in the data folder
@@ -69,12 +71,26 @@ def _has_peers(config: Config) -> bool:
     return config.workers > 1 if config.store == "sqlite" else config.store != "memory"
 
 
+def _check_store_files(folder: Path) -> None:
+    """Move a damaged ledger aside. Raises if the stored responses are damaged.
+
+    Without the ledger, turns are rendered again. Stored responses cannot be restored.
+    """
+    require_undamaged(folder / RESPONSES_FILE, "response store")
+    move_damaged_file(folder / LEDGER_FILE, "ledger")
+
+
 def _open_response_backend(config: Config, folder: Path) -> ResponseBackend:
     max_bytes, max_age = config.responses_max_bytes, config.responses_max_age
     if config.store == "memory":
-        return MemoryResponseBackend(max_bytes=max_bytes, max_age=max_age)
+        return MemoryResponseBackend(max_bytes=max_bytes, max_age=max_age, clock=ExpiryClock())
     if config.store == "sqlite":
-        return SqliteResponseBackend(folder / RESPONSES_FILE, max_bytes=max_bytes, max_age=max_age)
+        return SqliteResponseBackend(
+            folder / RESPONSES_FILE,
+            max_bytes=max_bytes,
+            max_age=max_age,
+            expiry_clock=ExpiryClock(),
+        )
     from dovetail.responses.redis import RedisResponseBackend
 
     return RedisResponseBackend(config.store, max_age=max_age)
@@ -83,9 +99,9 @@ def _open_response_backend(config: Config, folder: Path) -> ResponseBackend:
 def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
     if name == "memory":
         # It does not know the turns of earlier processes.
-        return MemoryLedgerStore(exhaustive=False)
+        return MemoryLedgerStore(exhaustive=False, clock=ExpiryClock())
     if name == "sqlite":
-        return SqliteLedgerStore(folder / LEDGER_FILE)
+        return SqliteLedgerStore(folder / LEDGER_FILE, expiry_clock=ExpiryClock())
     if name.startswith(("redis://", "rediss://", "unix://")):
         if find_spec("redis") is None:
             raise ValueError(f"--store with a Redis URL requires: {install_command('redis')}")
@@ -117,6 +133,8 @@ class _SharedParts:
 def build_service(config: Config, progress: Progress | None = None) -> ModelRegistry:
     """Build the model registry from the settings. `ModelRegistry.start` starts its engines."""
     folder = config.data_dir or default_data_dir()
+    if config.store == "sqlite":
+        _check_store_files(folder)
     shared = _SharedParts(folder, open_ledger(config, folder), open_keyring(config, folder))
     configs = [replace(config, models=(), **table) for table in config.models] or [config]
     entries = [_build_model(one, shared, progress) for one in configs]

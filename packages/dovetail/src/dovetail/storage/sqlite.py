@@ -8,20 +8,33 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from dovetail.storage.faults import StoreError, StoreFaults
 
 _MAX_BATCH_JOBS = 512  # per transaction: limits how long other processes wait
 
 _T = TypeVar("_T")
+
+
+class Connection(Protocol):
+    """The connection of a store."""
+
+    def execute(self, query: str, parameters: Iterable[Any] = ..., /) -> sqlite3.Cursor: ...
+
+    def executemany(self, query: str, rows: Iterable[Iterable[Any]], /) -> sqlite3.Cursor: ...
+
+    def reopen_if_replaced(self) -> None:
+        """Open the file again if it was deleted or replaced; called before each transaction."""
+
+    def close(self) -> None: ...
 
 
 class SqliteThread:
@@ -34,7 +47,7 @@ class SqliteThread:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: "Connection",
         *,
         name: str,
         cleanup: Callable[[], None],
@@ -99,6 +112,7 @@ class SqliteThread:
         """Run the jobs in order. Writes are resolved after the commit of the whole batch."""
         writes = any(job.writes for job in batch)
         try:
+            self._connection.reopen_if_replaced()
             if writes:
                 self._connection.execute("BEGIN IMMEDIATE")
             for job in batch:
@@ -264,6 +278,35 @@ def _query_int(connection: sqlite3.Connection, query: str) -> int:
     return int(number)
 
 
+def _seconds_since_boot() -> float:
+    """Return the time since boot, including time in standby where the system counts it."""
+    boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
+
+
+class ExpiryClock:
+    """The system's clock, but never ahead of the time that has passed since the process started.
+
+    If the system's clock jumps forward, for example because an operator sets a wrong year, stored
+    data would otherwise expire and be deleted at once.
+    """
+
+    __slots__ = ("_clock", "_elapsed", "_offset")
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = _seconds_since_boot,
+    ) -> None:
+        self._clock = clock
+        self._elapsed = elapsed
+        self._offset = clock() - elapsed()
+
+    def __call__(self) -> float:
+        """Return the time in seconds since the epoch."""
+        return min(self._clock(), self._offset + self._elapsed())
+
+
 _EVICT_BYTES = 4 << 20  # freed per eviction: avoids an eviction on every put as well as long pauses
 _MAX_EXPIRED_ROWS = 1000  # deleted per transaction; reads skip expired rows anyway
 
@@ -271,18 +314,21 @@ _MAX_EXPIRED_ROWS = 1000  # deleted per transaction; reads skip expired rows any
 class TableBounds:
     """Size and age limits of a table with columns `seq`, `used`, `size`, and a table `totals`."""
 
-    __slots__ = ("_clock", "_connection", "_max_age", "_table", "max_bytes")
+    __slots__ = ("_clock", "_connection", "_expiry_clock", "_max_age", "_table", "max_bytes")
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: "Connection",
         table: str,
         *,
         max_bytes: int,
         max_age: float,
         clock: Callable[[], float],
+        expiry_clock: Callable[[], float] | None = None,
     ) -> None:
+        """`expiry_clock` is the clock by which rows expire, by default `clock`."""
         self._connection = connection
+        self._expiry_clock = expiry_clock or clock
         self._table = table
         self.max_bytes = max_bytes
         self._max_age = max_age
@@ -293,7 +339,10 @@ class TableBounds:
 
     def min_used(self) -> float:
         """Return the time of last use before which rows are expired."""
-        return self._clock() - self._max_age
+        return self._expiry_clock() - self._max_age
+
+    def is_expired(self, used: float) -> bool:
+        return used <= self.min_used()
 
     def totals(self) -> tuple[int, int]:
         """Return the number of rows and bytes. Expired rows count until the next write."""
