@@ -127,6 +127,51 @@ def test_a_prompt_extends_the_last_turn(session: str | None) -> None:
     _run(main())
 
 
+TWO_CALLS = Turn("assistant", (*_calls("c1").blocks, *_calls("c2").blocks))
+#: A tool loop, and another loop that a template shows differently.
+OTHER_LOOPS: dict[str, tuple[Turn, Turn]] = {
+    "white space before the user's text": (Turn("user", (TextBlock(" Go."),)), _result("c1")),
+    "white space after the user's text": (Turn("user", (TextBlock("Go.\n"),)), _result("c1")),
+    "an indented result": (GO, _result("c1", "  R.")),
+    "a line break after the result": (GO, _result("c1", "R.\n")),
+    "the result of another call": (GO, _result("c2")),
+    "the result of no call": (GO, _result("c3")),
+}
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize(("ask", "result"), OTHER_LOOPS.values(), ids=list(OTHER_LOOPS))
+def test_a_prompt_with_other_text_of_users_and_tools_is_not_reused(
+    ask: Turn, result: Turn, session: str | None
+) -> None:
+    async def main() -> None:
+        fixture = LedgerFixture()
+        scope = replace(SCOPE, session=session)
+        known = [GO, TWO_CALLS, _result("c1")]
+        await fixture.record_turn([GO], TWO_CALLS, "e1", ids=[1])
+        two = await fixture.record_turn(known, _text_turn("Yes."), "e2", ids=[2])
+        found = await fixture.recognize(*known, _text_turn("Yes."), ON, scope=scope)
+        assert (found.anchor_index, found.parent) == (3, two)
+        found = await fixture.recognize(ask, TWO_CALLS, result, _text_turn("Yes."), ON, scope=scope)
+        assert found.anchor_index in (None, 1)
+        assert 3 not in found.entries
+
+    _run(main())
+
+
+def test_a_prompt_is_reused_if_a_client_rewrites_all_ids() -> None:
+    async def main() -> None:
+        fixture = LedgerFixture()
+        await fixture.record_turn([GO], _calls("c1"), "e1", ids=[1])
+        known = [GO, _calls("c1"), _result("c1")]
+        two = await fixture.record_turn(known, _text_turn("Yes."), "e2", ids=[2])
+        renamed = [GO, _calls("mine"), _result("mine")]
+        found = await fixture.recognize(*renamed, _text_turn("Yes."), ON)
+        assert (found.anchor_index, found.parent) == (3, two)
+
+    _run(main())
+
+
 OTHERS: dict[str, dict[str, Any]] = {
     "another tenant": {"tenant": "u"},
     "another model": {"model": "n"},

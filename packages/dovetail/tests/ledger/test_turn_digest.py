@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from dovetail.ledger.turn_digest import (
     DIGEST_BYTES,
+    HistoryDigester,
     TurnDigestCache,
     canonicalize_arguments,
     compute_digest,
+    digest_history,
     digest_turn,
     extend_chain,
 )
@@ -50,12 +52,15 @@ EQUAL = {
     "the words of thoughts": Two((ReasoningBlock("Hm."), HI), (ReasoningBlock("Oh."), HI)),
     "seals": Two((ReasoningBlock("", seal="s"), HI), (ReasoningBlock("", seal="t"), HI)),
     "ids of calls": Two((_call(id="a"),), (_call(id="b"),)),
-    "ids of results": Two((_result("x", id="a"),), (_result("x", id="b"),), "tool"),
+    "ids of results, without the calls": Two(
+        (_result("x", id="a"),), (_result("x", id="b"),), "tool"
+    ),
     "text and call in another order": Two((_call(), HI), (HI, _call())),
     "a text in two": Two((TextBlock("Hi"), TextBlock(".")), (HI,)),
     "white space around text": Two((TextBlock("\n Hi. \n"),), (HI,)),
-    "white space around a user's": Two((TextBlock("\n Hi. \n"),), (HI,), "user"),
-    "white space around a result's": Two((_result(" x\n"),), (_result("x"),), "tool"),
+    "a user's texts as lines of one": Two((HI, YO), (TextBlock("Hi.\nYo."),), "user"),
+    "an empty text of a user": Two((TextBlock(""), HI), (HI,), "user"),
+    "a result's texts as lines of one": Two((_result("x", "y"),), (_result("x\ny"),), "tool"),
     "the order of keys": Two((_call('{"a": 1, "b": 2}'),), (_call('{"b":2,"a":1}'),)),
     "the spelling of a number": Two((_call('{"a": 5000.0}'),), (_call('{"a": 5000}'),)),
     "the spelling of a character": Two((_call('{"a": "\\u00e9"}'),), (_call('{"a": "é"}'),)),
@@ -83,6 +88,20 @@ DISTINCT = {
     "a call and its words": Two((_call(),), (TextBlock("f{}"),)),
     "the start of free text": Two((_call(" x", custom=True),), (_call("x", custom=True),)),
     "an object in free text": Two((_call('{"a": 1.0}', custom=True),), (_call('{"a": 1}'),)),
+    "a call of a custom tool": Two((_call("{}", custom=True),), (_call("{}"),)),
+    "a document in an assistant turn": Two((HI, DocumentBlock(text="x")), (HI,)),
+    "white space before a user's text": Two((TextBlock("\nHi."),), (HI,), "user"),
+    "white space after a user's text": Two((TextBlock("Hi. "),), (HI,), "user"),
+    "white space around a system text": Two((TextBlock("Hi.\n"),), (HI,), "system"),
+    "white space around a document": Two(
+        (DocumentBlock(text="x\n"),), (DocumentBlock(text="x"),), "user"
+    ),
+    "an indented result": Two((_result("  x"),), (_result("x"),), "tool"),
+    "white space after a result": Two((_result("x\n"),), (_result("x"),), "tool"),
+    "a blank result": Two((_result(" "),), (_result(),), "tool"),
+    "a user's text around an image": Two(
+        (HI, ImageBlock(url="a"), YO), (HI, YO, ImageBlock(url="a")), "user"
+    ),
     "a user's texts": Two((HI, YO), (YO, HI), "user"),
     "a result that failed": Two((_result("x"),), (_result("x", is_error=True),), "tool"),
     "results": Two((_result("x"),), (_result("y"),), "tool"),
@@ -122,6 +141,57 @@ def test_roles_have_distinct_digests_except_system_and_developer() -> None:
     seen = {role: digest_turn(Turn(role, (HI,))).digest for role in roles}
     assert seen["system"] == seen["developer"]
     assert len(set(seen.values())) == 4
+
+
+def _tool_turn(*results: ToolResultBlock) -> Turn:
+    return Turn("tool", results)
+
+
+def _calls(*ids: str) -> Turn:
+    return Turn("assistant", tuple(_call(id=id) for id in ids))
+
+
+ASK = Turn("user", (HI,))
+
+
+def test_a_result_is_identified_by_the_position_of_its_call() -> None:
+    histories = [
+        [ASK, _calls("a", "b"), _tool_turn(_result("x", id="a"))],
+        [ASK, _calls("a", "b"), _tool_turn(_result("x", id="b"))],
+        [ASK, _calls("a", "b"), _tool_turn(_result("x", id="unknown"))],
+    ]
+    digests = {digest_history(turns) for turns in histories}
+    assert len(digests) == 3
+    assert len({turns[:2] for turns in digests}) == 1
+
+
+@pytest.mark.parametrize("renamed", ["new_1", "call-a", "CALLA"])
+def test_ids_that_a_client_rewrites_do_not_change_the_digests(renamed: str) -> None:
+    one = [ASK, _calls("call_a", "b"), _tool_turn(_result("x", id="call_a"), _result("y", id="b"))]
+    other = [ASK, _calls(renamed, "c"), _tool_turn(_result("x", id=renamed), _result("y", id="c"))]
+    assert digest_history(one) == digest_history(other)
+
+
+def test_a_result_matches_its_call_by_letters_and_digits() -> None:
+    """OpenClaw sends `call1` for `call_1` in results only."""
+    one = [_calls("call_1", "call_2"), _tool_turn(_result("x", id="call_2"))]
+    other = [_calls("call_1", "call_2"), _tool_turn(_result("x", id="call2"))]
+    assert digest_history(one) == digest_history(other)
+
+
+def test_results_without_a_call_do_not_depend_on_their_ids() -> None:
+    assert digest_history([ASK, _tool_turn(_result("x", id="a"))]) == digest_history(
+        [ASK, _tool_turn(_result("x", id="b"))]
+    )
+
+
+def test_digests_of_later_turns_need_the_calls_before_them() -> None:
+    turns = [ASK, _calls("a", "b"), _tool_turn(_result("x", id="b")), ASK]
+    turns += [_tool_turn(_result("y", id="a")), _calls("b"), _tool_turn(_result("z", id="b"))]
+    whole = digest_history(turns)
+    for at in range(len(turns) + 1):
+        digester = HistoryDigester(TurnDigestCache(), turns[:at])
+        assert tuple(digester.add(turn).digest for turn in turns[at:]) == whole[at:]
 
 
 def test_handles() -> None:

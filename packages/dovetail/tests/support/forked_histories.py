@@ -1,7 +1,7 @@
 """Small ledgers with many branches, and the histories that clients derive from them.
 
-The model is a byte tokenizer with a small template that keeps everything, so that a prompt can be
-split into turns, and each turn compared with what is allowed there.
+The model is a byte tokenizer with a small template that shows and keeps everything, so that a
+prompt can be split into turns, and each turn compared with what is allowed there.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ TEMPLATE = """
 {{ m.reasoning_content }}
 </think>
 
-{% endif %}{{ m.content }}
+{% endif %}{% if m.tool_call_id %}{{ m.tool_call_id }}: {% endif %}{{ m.content }}
 {%- for call in m.tool_calls or [] %}
 <tool_call>
 {"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}

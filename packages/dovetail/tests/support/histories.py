@@ -24,6 +24,7 @@ from splice_oracle import Oracle, text_of
 
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail_model import (
+    Block,
     TextBlock,
     ToolCallBlock,
     ToolResultBlock,
@@ -115,7 +116,7 @@ class Client:
             turns = [habit(turn) if turn.role == "assistant" else turn for turn in turns]
         for _ in range(dice.choice((0, 0, 1, 1, 2, 4))):
             at = dice.randrange(len(turns))
-            edits = self._edits() if turns[at].role == "assistant" else [self._other_words]
+            edits = self._edits() if turns[at].role == "assistant" else self._other_edits()
             turns[at] = dice.choice(edits)(turns[at])
         if dice.random() < 0.1:
             turns = turns[: dice.randrange(len(turns)) + 1]
@@ -161,6 +162,26 @@ class Client:
             self._forged,
             self._truncated,
         ]
+
+    def _other_edits(self) -> list[Callable[[Turn], Turn]]:
+        """Edits of what a user or a tool sent."""
+        return [self._other_words, self._other_space, self._moved_result]
+
+    def _other_space(self, turn: Turn) -> Turn:
+        before, after = self._dice.choice((("", "\n"), ("  ", ""), ("\n", " ")))
+        return map_texts(turn, lambda text: f"{before}{text}{after}")
+
+    def _moved_result(self, turn: Turn) -> Turn:
+        """A result that refers to another call, of this history or of none."""
+        ids = [call.id for call in self._dice.choice(self._cluster.generated).calls]
+        others = [b.call_id for b in turn.blocks if isinstance(b, ToolResultBlock)]
+        id = self._dice.choice([*ids, *others, "unknown"])
+        gone = self._dice.randrange(2)
+        blocks = [
+            replace(b, call_id=id) if isinstance(b, ToolResultBlock) else b
+            for b in turn.blocks[gone:] or turn.blocks
+        ]
+        return Turn(turn.role, tuple(blocks))
 
     def _new_ids(self, turn: Turn) -> Turn:
         self._fresh += 1
@@ -215,6 +236,23 @@ class Client:
     def _truncated(self, turn: Turn) -> Turn:
         size = self._dice.randrange(80)
         return map_reasoning(turn, lambda b: replace(b, seal=(b.seal or "")[:size]))
+
+
+def map_texts(turn: Turn, change: Callable[[str], str]) -> Turn:
+    """Change the texts of a turn, also those inside results."""
+
+    def changed_block(block: Block) -> Block:
+        match block:
+            case TextBlock(text=text):
+                return TextBlock(change(text))
+            case ToolResultBlock(blocks=inner):
+                texts = (
+                    TextBlock(change(b.text)) if isinstance(b, TextBlock) else b for b in inner
+                )
+                return replace(block, blocks=tuple(texts))
+        return block
+
+    return changed(turn, changed_block)
 
 
 def _respelled(arguments: str) -> str:

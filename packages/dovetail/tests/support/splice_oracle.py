@@ -50,7 +50,7 @@ class Oracle:
                 prepared, at, found[number], tenant
             ):
                 raise FalseSplice(f"turn {at} is {text_of(found[number])!r}")
-        _check_words(prepared)
+        _check_other_turns(prepared, plain)
 
     def _candidates(
         self, turns: Sequence[Turn], at: int, tenant: str, replica: int
@@ -150,13 +150,23 @@ def _same_reasoning(ours: Turn, theirs: Turn) -> bool:
 
 
 def _visible(turn: Turn) -> list[Any]:
+    """What differs between assistant turns if not only their form differs."""
     texts: list[Any] = ["".join(b.text for b in turn.blocks if isinstance(b, TextBlock)).strip()]
+    calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
+    return [turn.role, *texts, *((call.name, _canonical(call.arguments)) for call in calls)]
+
+
+def _exact(turn: Turn, call_ids: list[str]) -> list[Any]:
+    """All that a template can show of a user's or a tool's turn, after a turn with these calls."""
+    content: list[Any] = []
     for block in turn.blocks:
-        if isinstance(block, ToolCallBlock):
-            texts.append((block.name, _canonical(block.arguments)))
-        elif isinstance(block, ToolResultBlock):
-            texts.append([b.text.strip() for b in block.blocks if isinstance(b, TextBlock)])
-    return [turn.role, *texts]
+        if isinstance(block, ToolResultBlock):
+            key = _key(block.call_id)
+            texts = [b.text for b in block.blocks if isinstance(b, TextBlock) and b.text]
+            content.append((call_ids.index(key) if key in call_ids else None, "\n".join(texts)))
+        elif isinstance(block, TextBlock):
+            content.append(block.text)
+    return [turn.role, *content]
 
 
 def _canonical(arguments: str) -> str:
@@ -170,7 +180,15 @@ def _arguments(turn: Turn) -> list[str]:
 
 
 def _path(turns: Sequence[Turn]) -> list[Any]:
-    return [_visible(turn) for turn in turns]
+    path, call_ids = [], list[str]()
+    for turn in turns:
+        if turn.role == "assistant":
+            path.append(_visible(turn))
+            own = [_key(b.id) for b in turn.blocks if isinstance(b, ToolCallBlock)]
+            call_ids = own or call_ids
+        else:
+            path.append(_exact(turn, call_ids))
+    return path
 
 
 def _full_history(generated: GeneratedTurn) -> tuple[Turn, ...]:
@@ -195,16 +213,9 @@ def text_of(ids: "array[int]") -> str:
     return small_model().tokenizer.decode(ids)
 
 
-def _check_words(prepared: PreparedRequest) -> None:
-    """Check that the prompt contains all text of users and tools in order."""
-    text, done = text_of(prepared.prompt.ids), 0
-    for turn in prepared.request.turns:
-        if turn.role == "assistant":
-            continue
-        for block in turn.blocks:
-            inner = block.blocks if isinstance(block, ToolResultBlock) else (block,)
-            for part in (b.text.strip() for b in inner if isinstance(b, TextBlock)):
-                done = text.find(part, done)
-                if done < 0:
-                    raise FalseSplice(f"{part!r} of a {turn.role} is not in the prompt")
-                done += len(part)
+def _check_other_turns(prepared: PreparedRequest, plain: PreparedRequest) -> None:
+    """Check that the turns of users and tools are those of a prompt without the ledger."""
+    for role in ("system", "user", "tool"):
+        found, written = (parts(one.prompt.ids, role) for one in (prepared, plain))
+        if found != written:
+            raise FalseSplice(f"{role} turns are {list(map(text_of, found))!r}")

@@ -1,30 +1,56 @@
 """Decide whether a client's copy of a turn is equivalent to the turn that was generated.
 
-Clients rewrite the turns that they replay: they reorder keys, write 5000.0 as 5000, fill in
-defaults, or remove `cd` into the working folder from a command. Such copies are equivalent. Any
+Clients rewrite the turns that they replay. A copy that differs only in form is equivalent. Any
 other difference is an edit, and the client's copy is used: a wrong splice is worse than a missed
-one.
+one. Only assistant turns are compared this way: what users and tools sent is compared exactly.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from dovetail.ledger.entry import EntrySpan, LedgerEntry, pack_ids, unpack_ids
-from dovetail_model import ReasoningBlock, TextBlock, ToolCallBlock, ToolSpec, Turn
+from dovetail_model import (
+    OutputBlock,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolSpec,
+    Turn,
+)
 
 # Block type -> span kind.
 _SPAN_KINDS = {"text": "text", "reasoning": "reasoning", "tool_call": "call"}
 _CD_PREFIX = re.compile(r"cd\s+(\"[^\"]*\"|'[^']*'|\S+)\s*&&\s*")
 
 
+class FormDifference(StrEnum):
+    """The differences in form between an assistant turn and its copy. This list is complete."""
+
+    REASONING = "reasoning that is missing, trimmed or joined"
+    TEXT_SPACE = "white space before and after the text"
+    TEXT_BLOCKS = "text that is split or joined"
+    ORDER = "order of text, tool calls and reasoning"
+    CALL_IDS = "ids of tool calls"
+    JSON_SPELLING = "order of keys, white space and escapes in JSON"
+    NUMBERS = "spelling of whole numbers"
+    LARGE_NUMBERS = "digits that a 64-bit float cannot hold"
+    DEFAULTS = "default values that were added"
+    NULLS = "nulls that were removed"
+    LINE_ENDS = "white space at the ends of lines in arguments"
+    CD_PREFIX = "a `cd … &&` that was removed from a command"
+    INCOMPLETE_CALL = "arguments of a tool call that was truncated"
+
+
 def is_same_turn(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec] = ()) -> bool:
     """Return whether the client's copy of a turn is equivalent to the recorded entry."""
     return (
-        _is_same_text(entry, turn)
+        all(isinstance(block, OutputBlock) for block in turn.blocks)
+        and _is_same_text(entry, turn)
         and _is_same_calls(entry, turn, tools)
         and has_same_reasoning(entry.spans, turn)
     )
@@ -100,7 +126,9 @@ def _is_same_calls(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec]) ->
 
 
 def _is_same_call(span: EntrySpan, call: ToolCallBlock, schema: Mapping[str, Any]) -> bool:
-    if span.custom or call.custom:
+    if span.custom != call.custom:
+        return False
+    if span.custom:
         return span.shown.rstrip() == call.arguments.rstrip()
     if not span.complete:  # clients repair partial arguments in different ways
         return True

@@ -28,7 +28,7 @@ from dovetail.ledger.ledger import ChainCandidates, Ledger
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import read_entry_id
 from dovetail.ledger.store import MAX_LOOKUP_IDS, hides_reasoning, make_call_key
-from dovetail.ledger.turn_digest import TurnDigest, TurnDigestCache, extend_chain
+from dovetail.ledger.turn_digest import HistoryDigester, TurnDigest, TurnDigestCache, extend_chain
 from dovetail.storage.lru import LruCache
 from dovetail_model import ReasoningBlock, ToolSpec, Turn
 
@@ -212,10 +212,11 @@ class TurnRecognizer:
         match = HistoryMatch(turns)
         if resume:
             match = await self._revalidate(self._matches.resume(key, turns), scope)
+        digester = HistoryDigester(self._digests, turns[: len(match.steps)])
         for at in range(len(match.steps), len(turns)):
             await _pause_after(at)
             last = match.last
-            digest = self._digests.get(turns[at])
+            digest = digester.add(turns[at])
             calls = last.call_count + len(self._digests.get(turns[at - 1]).call_ids) if last else 0
             chain_before = last.chain if last is not None else EMPTY_CHAIN
             found = TurnMatch(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dovetail.ledger.equivalence import is_same_arguments
-from dovetail.ledger.turn_digest import digest_turn
+from dovetail.ledger.turn_digest import digest_history
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.turn_writer import is_interleaved
@@ -73,8 +73,10 @@ class PrefixBreakClassifier:
     ) -> TrafficFinding:
         """Return the first changed turn; volatile text in it is reported as such."""
         old_turns = [*previous.turns, *([response] if response is not None else [])]
-        for at, (old, new) in enumerate(zip(old_turns, now.turns, strict=False)):
-            if digest_turn(old).digest == digest_turn(new).digest:
+        digests = zip(digest_history(old_turns), digest_history(now.turns), strict=False)
+        for at, (old_digest, new_digest) in enumerate(digests):
+            old, new = old_turns[at], now.turns[at]
+            if old_digest == new_digest:
                 continue
             if at == len(previous.turns) and _is_equivalent(old, new, now.tools):
                 return _classify_turn(old, new)

@@ -15,7 +15,7 @@ from dovetail.ledger.entry import TOKEN_ID_TYPECODE
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.ledger.turn_digest import compute_digest, digest_turn
+from dovetail.ledger.turn_digest import compute_digest, digest_history, digest_turn
 from dovetail.models.loader import Model, RendererCache
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
@@ -79,7 +79,7 @@ class BaselinePrompts:
             system=compute_digest(msgspec.json.encode(request.system)),
             tools=compute_digest(msgspec.json.encode(request.tools)),
             switches=compute_digest(msgspec.json.encode(request.thinking.template_kwargs)),
-            turns=tuple(digest_turn(turn).digest for turn in request.turns),
+            turns=digest_history(request.turns),
             policy_dropped=dropped,
         )
         return BaselinePrompt(request, ids, observation, self._diagnostics.compare(observation))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dovetail.ledger.turn_digest import compute_digest, digest_turn
+from dovetail.ledger.turn_digest import compute_digest, digest_history, digest_turn
 from dovetail.storage.lru import LruCache
 from dovetail_model import Request, Turn
 
@@ -144,7 +144,7 @@ def with_session(request: Request, session: str) -> Request:
 
 
 def turn_digests(request: Request) -> tuple[bytes, ...]:
-    return tuple(digest_turn(turn).digest for turn in request.turns)
+    return digest_history(request.turns)
 
 
 def _shared_length(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> int:
