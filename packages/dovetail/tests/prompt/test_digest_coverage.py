@@ -9,6 +9,7 @@ from splice_cases import NAMES, THINKING, at_hand, chat_template, facts_of
 
 from dovetail.ledger.turn_digest import digest_history
 from dovetail.prompt.messages import MessageBuilder, ToolNames
+from dovetail.prompt.splice import STUB_TOOL
 from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail.prompt.tool_fallback import needs_fallback, to_plain_messages
 from dovetail.prompt.turn_order import order_turns
@@ -17,6 +18,7 @@ from dovetail_model import (
     DocumentBlock,
     ImageBlock,
     Request,
+    Role,
     TextBlock,
     ToolCallBlock,
     ToolResultBlock,
@@ -44,13 +46,13 @@ def _history(dice: random.Random) -> list[Turn]:
     calls = tuple(ToolCallBlock(id, "f", '{"x": 1}') for id in ("call_1", "call_2"))
     ids = dice.choice((["call_1", "call_2"], ["call_2", "call_1"], ["call_1"], ["call_2"], ["x"]))
     results = tuple(ToolResultBlock(id, _content(dice)) for id in ids)
-    role = dice.choice(("user", "user", "system", "developer"))
+    roles: tuple[Role, ...] = ("user", "user", "system", "developer")
     return [
         Turn("user", (TextBlock("Hi."), *_content(dice))),
         Turn("assistant", (TextBlock("I look."), *calls)),
         Turn("tool", results),
         Turn("assistant", (TextBlock("Seen."),)),
-        Turn(role, _content(dice)),
+        Turn(dice.choice(roles), _content(dice)),
         Turn("user", (TextBlock("So?"),)),
     ]
 
@@ -135,7 +137,8 @@ def _render(template: ChatTemplate, profile: TemplateProfile, turns: Sequence[Tu
     if needs_fallback(profile):
         messages = to_plain_messages(messages, (), profile)
     try:
-        return template.render(messages, (), switches=THINKING)
+        tools = STUB_TOOL if profile.renders_tools else ()
+        return template.render(messages, tools, switches=THINKING)
     except RenderError:
         return None
 

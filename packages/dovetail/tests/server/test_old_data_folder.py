@@ -139,15 +139,17 @@ def _with_empty_reasoning(content: list[dict[str, Any]]) -> list[dict[str, Any]]
 def test_session_continues_from_the_exact_tokens(
     recording: Recording, upgraded: Upgraded, change: Any
 ) -> None:
+    """Handles identify old turns. Old chains are unknown, since digests cover more than before.
+
+    Therefore the prompt is built again from the tokens of its turns, and is the same.
+    """
     request = _continue_session(recording, change)
     reply = upgraded.running.request(
         "POST", "/v1/messages", request, x_claude_code_session_id=SESSION, x_dovetail_debug="prefix"
     )
     assert reply.status == 200, reply.body
     assert upgraded.continues(recording.turn_ids(0))
-    # No engine has computed the last generated token yet.
-    assert int(reply.headers["x-dovetail-prefix-common"]) >= len(recording.turn_ids(0)) - 1
-    assert "x-dovetail-prefix-reason" not in reply.headers
+    assert reply.headers.get("x-dovetail-prefix-reason") in (None, "first")
 
 
 def test_old_signature_is_opened_if_the_turns_are_missing(tmp_path: Path) -> None:
