@@ -1,0 +1,24 @@
+"""How long do 30 paced streams pause while bodies arrive that are expensive to decode?
+
+`python -m benchmarks.large_bodies [NAME...]` prints the longest gap of a stream without and with
+each body. The bodies are those of the tests in `packages/dovetail/tests/support/starvation.py`.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages" / "dovetail" / "tests" / "support"))
+
+from starvation import LARGE_BODIES, large_bodies
+
+
+def main(names: list[str]) -> None:
+    for name in names or LARGE_BODIES:
+        figures = large_bodies(name).figures
+        gaps = f"{figures['baseline_gap_ms']} ms -> {figures['gap_ms']} ms"
+        growth = f"{figures['resident_growth_mb']:+} MB"
+        print(f"{name:20} longest gap {gaps}, memory {growth}, statuses {figures['statuses']}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
