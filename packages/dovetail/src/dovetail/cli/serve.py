@@ -45,7 +45,7 @@ def serve(settings: LoadedConfig) -> None:
     The APIs are Anthropic Messages, OpenAI Responses and OpenAI Chat Completions.
     MODEL is a built-in name (smollm2), a GGUF file, a model folder or a Hugging Face Hub id. Flags
     override DOVETAIL_* environment variables, which override the settings file (dovetail.toml in
-    the working folder by default); `dovetail config` prints the result.
+    the working directory by default); `dovetail config` prints the result.
     """
     config = settings.config
     configure_logging(config.log_format, config.log_level)

@@ -148,14 +148,14 @@ class Config:
     # Storage
     data_dir: Path | None = _setting(
         None,
-        "Folder for model weights, keys and the ledger (default: the variable DOVETAIL_HOME, "
+        "Directory for model weights, keys and the ledger (default: the variable DOVETAIL_HOME, "
         "otherwise ~/.local/share/dovetail).",
     )
     store: str = _setting("sqlite", "Storage of the ledger: sqlite, memory, or a redis:// URL.")
     seal_key_file: Path | None = _setting(
         None,
         "File with the keys that seal turns, one per line. By default a key is created in the "
-        "data folder.",
+        "data directory.",
     )
     keep_logprobs: bool = _model_setting(
         False,
@@ -235,7 +235,7 @@ class Config:
     )
     enable_anthropic_api: bool = _setting(True, "Serve the Anthropic Messages API.")
     enable_responses_websocket: bool = _setting(
-        True, "Serve the Responses API over WebSocket, too. If disabled, upgrade requests get 426."
+        True, "Serve the Responses API also over WebSocket. If disabled, upgrade requests get 426."
     )
     enable_streaming_tool_dispatch: bool = _setting(
         False, "Send tool_call_dispatch events in every stream."

@@ -46,7 +46,9 @@ def collect_warnings(profile: TemplateProfile) -> tuple[str, ...]:
         "cannot render text and calls in one turn": profile.renders_calls
         and not profile.text_with_calls,
         "does not render system messages": profile.system != "kept",
-        "rewrites earlier turns at the next user turn": not profile.keeps_plain,
+        "rewrites earlier turns at the next user message: they are prefilled again": (
+            not profile.keeps_plain
+        ),
         "rewrites the prompt of a turn when the next turn follows": not profile.keeps_prompt,
         "drops reasoning even in a running tool loop": (
             bool(profile.reasoning_fields) and not profile.keeps_in_loop
