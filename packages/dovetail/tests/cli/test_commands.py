@@ -196,6 +196,7 @@ def test_errors_are_reported_in_one_line(arguments: str, expected: str) -> None:
         ("demo extra", "unexpected extra argument"),
         ("config --http-port abc", "--http-port"),
         ("serve --max-model-len 8192", "No such option: --max-model-len: use --context-length"),
+        ("serve --model qwen", "No such option: --model: use the argument MODEL"),
         ("launch claude --max-model-len 8192", "use --context-length"),
         ("launch claude -p hello", "`dovetail launch HARNESS -- -p`"),
         ("launch claude --continue", "`dovetail launch HARNESS -- --continue`"),

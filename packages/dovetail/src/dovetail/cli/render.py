@@ -83,7 +83,8 @@ async def _prepare(
     else:
         if not (data_dir / LEDGER_FILE).is_file():
             raise FileNotFoundError(
-                f"--data-dir must be the data directory of a server: {data_dir} has no {LEDGER_FILE}"
+                "--data-dir must be the data directory of a server: "
+                f"{data_dir} has no {LEDGER_FILE}"
             )
         config = Config(data_dir=data_dir)
         ledger, keyring = open_ledger(config, data_dir), open_keyring(config, data_dir)

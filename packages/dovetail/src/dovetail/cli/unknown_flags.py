@@ -4,8 +4,10 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-#: Flags of vLLM, SGLang, llama.cpp and uvicorn that have another name here.
+#: Flags of vLLM, SGLang, llama.cpp and uvicorn, and the flag or argument to use here.
 _FOREIGN_FLAGS = {
+    "--model": "model",
+    "--model-path": "model",
     "--max-model-len": "--context-length",
     "--ctx-size": "--context-length",
     "--chat-template": "--custom-jinja-template",
@@ -31,8 +33,9 @@ class HintingCommand(TyperCommand):
 
     def _explain(self, error: Any) -> None:
         known = _FOREIGN_FLAGS.get(error.option_name)
-        if known in {name for one in self.params for name in one.opts}:
-            error.message = f"{error.message.rstrip('.')}: use {known}"
+        if known and known in {name for one in self.params for name in one.opts}:
+            use = known if known.startswith("--") else f"the argument {known.upper()}"
+            error.message = f"{error.message.rstrip('.')}: use {use}"
             error.possibilities = None  # flags with a similar spelling
 
 
