@@ -1,7 +1,11 @@
 """The state machine that runs a family's grammar: text in, events out.
 
 Text is emitted as soon as it cannot be part of a marker. The work per chunk is bounded by the chunk
-and the open head (see `transitions`). There is one reader per channel.
+and the open head (the beginning of a possible call, see `transitions`).
+
+Each channel has a reader: it reads the buffer from `at`, and returns where the next reader starts.
+It sets `_wait` if the rest of the buffer must be held until more text arrives. `final` is True at
+the end of the output.
 """
 
 import re
@@ -17,7 +21,7 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
 _HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
 _MAX_HEADER_PARTS = 5  # per header
-_KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # text with markup has lost its end
+_KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # markup means that its end is missing
 _WORD = re.compile(r"(?s:.{0,600})")  # an id or an attribute
 _MAX_WORD_CHARS = 1000  # longer than any allowed word with the marker after it
 _LOOK_AHEAD_CHARS = 256  # white space between a value's closer and what must follow it
@@ -67,8 +71,8 @@ class StateMachine(MachineState):
     def _continue_fast(self, text: str) -> Event | None:
         """Return the event of text that only continues the open span or call; None in other cases.
 
-        Nearly all text does. It must not be called while raw text waits for its event. The readers
-        below return the same result.
+        This is the path of nearly all text; the readers below would return the same events. It must
+        not be called while raw text waits for its event.
         """
         state = self._state
         delta = state.delta
@@ -87,7 +91,7 @@ class StateMachine(MachineState):
         return None
 
     def _ends_in_header(self) -> bool:
-        """Whether the output ends in a partial message header: none of it is content."""
+        """Return whether the output ends in a partial message header, which is not content."""
         in_header = self._state.channel is Channel.HEADER
         return in_header and self._head_marker in self._special
 
@@ -275,7 +279,10 @@ class StateMachine(MachineState):
         return end + len(marker)
 
     def _closes(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
-        """Whether a closer in a raw value counts: a legal marker must follow. None: wait."""
+        """Return whether a marker ends the value: only if a marker of the next mode follows.
+
+        None means that more text is needed.
+        """
         target = self._grammar.states[self._state.edges[marker].mode]
         start = at + len(marker)
         end = _SPACE.match(buffer, start).end()  # type: ignore[union-attr]
@@ -309,7 +316,7 @@ class StateMachine(MachineState):
         return at
 
     def _begin_body(self, buffer: str, at: int, final: bool) -> int:
-        """Read before the body: a marker that means there is none, or its first character."""
+        """Skip white space before the body. A marker there means that there is no body."""
         end = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
         self._spans.raw.append(buffer[at:end])
         if end == len(buffer):
@@ -324,7 +331,7 @@ class StateMachine(MachineState):
         return end
 
     def _finish_call(self) -> None:
-        """Finish an open call at the end: recover it if its own delimiter closed it."""
+        """Finish a call that is open at the end: complete if only its end marker is missing."""
         complete = False
         if self._decoder is not None:
             complete = self._decoder.finish(self._held, self._call)
@@ -337,7 +344,7 @@ class StateMachine(MachineState):
         self._call.diagnose("missing_end" if complete else "cut_call")
 
     def _may_be(self, marker: str) -> bool:
-        """Whether the text at the end of the output is a prefix of this marker."""
+        """Return whether the text at the end of the output is a prefix of this marker."""
         return bool(self._held) and marker.startswith(self._held)
 
     _READ: ClassVar = {
