@@ -31,7 +31,7 @@ def test_pi_does_a_task(
 ) -> None:
     setup, flags = server_setup(tmp_path / "server", family), ("--api", api)
     with setup.server({"turns": small_task(family, pi_tools("bash")), "end": "fail"}) as server:
-        # Without network access it would wait for look-ups at the start.
+        # Without network access it would wait for lookups at the start.
         ran = sandbox.run("pi", server.url, "-p", TASK, flags=flags, PI_OFFLINE="1")
         assert_ended_well(ran, DONE)
         assert read_files(sandbox.work) == FILES

@@ -189,7 +189,7 @@ def test_a_slow_store_makes_the_caller_wait() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_lookup_by_chain_returns_every_match(shared: bool) -> None:
-    """A look-up by chain also returns entries that an earlier process recorded."""
+    """A lookup by chain also returns entries that an earlier process recorded."""
 
     async def main() -> None:
         store = RecordingStore()

@@ -1,4 +1,4 @@
-"""Several servers on one Redis: a look-up is exhaustive only if no turn can be missing there."""
+"""Several servers on one Redis: a lookup is exhaustive only if no turn can be missing there."""
 
 import asyncio
 import signal

@@ -22,10 +22,10 @@ _BODY_PREFIX_FRACTION = 4  # body prefixes may use 1/4 of the bytes
 class DecodeCache:
     """Cache decoded messages, tools and system prompts by their bytes.
 
-    `body_prefixes` caches the latest bodies of sessions, whose prefixes need no look-ups at all.
+    `body_prefixes` caches the latest bodies of sessions, whose prefixes need no lookups at all.
 
     An agent repeats its history with every request. With the cache, a known message costs one
-    look-up, and equal bytes return the identical objects while they are cached: values derived
+    lookup, and equal bytes return the identical objects while they are cached: values derived
     from a turn or from the tools can be cached by identity. They must not be modified.
 
     All tenants may share a cache, since an entry is found only with exactly the same bytes. The
@@ -34,7 +34,7 @@ class DecodeCache:
 
     `max_bytes` limits the estimated size. Instead of a strict LRU order there are two generations
     of half the size: a hit moves an entry to the young generation, and when that is full, the old
-    one is dropped. A hit therefore costs one look-up, and threads can share a cache without a
+    one is dropped. A hit therefore costs one lookup, and threads can share a cache without a
     lock: at worst a part is decoded twice, and both threads get the first result.
     """
 

@@ -34,7 +34,7 @@ class Detokenizer:
 
     A character whose bytes are spread over several tokens is emitted with its last byte.
     A leading space is never stripped, because the ids continue a prompt. With `texts`, the cache
-    shared by the streams of a model, each plain id costs one look-up.
+    shared by the streams of a model, each plain id costs one lookup.
     """
 
     __slots__ = ("_keep_controls", "_pending", "_texts", "_tokenizer")

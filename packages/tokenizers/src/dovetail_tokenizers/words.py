@@ -1,7 +1,7 @@
 """Split text into words by the vocabulary's patterns, and cache the tokens of each word.
 
 Byte-pair merges never cross a word boundary, and words recur. Therefore each word is encoded by the
-library once and its tokens are cached; encoding a text then costs splitting it and one look-up per
+library once and its tokens are cached; encoding a text then costs splitting it and one lookup per
 word, a fraction of the library's time.
 
 The words must equal the library's on every text. Hence this module supports only patterns that the

@@ -30,7 +30,7 @@ from dovetail.storage.write_queue import WriteQueue
 
 STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long the end of a turn waits for the store
 OPEN_TIMEOUT_SECONDS = 2.0  # how long a turn waits until it is announced to the store
-REOPEN_TIMEOUT_SECONDS = 0.1  # the same, while the store has failed to respond
+REOPEN_TIMEOUT_SECONDS = 0.1  # the same, after an announcement has failed
 RENEW_INTERVAL_SECONDS = 3600.0  # well below the age at which stores expire entries
 
 _MAX_TRACKED_CHAINS = 16384  # entries of each lookup cache below
@@ -43,7 +43,7 @@ class ChainCandidates(NamedTuple):
     """Turns that have, or may have, a chain.
 
     `entries`: the known ones, newest first, at most `MAX_LOOKUP_IDS`.
-    `marks`: others, which cannot be compared.
+    `marks`: others, which cannot be compared: open, lost or evicted turns.
     `exhaustive`: whether no other turn with this chain can exist.
     """
 
@@ -55,8 +55,8 @@ class ChainCandidates(NamedTuple):
 class Ledger:
     """Records turns and looks them up.
 
-    A look-up by chain always queries the store: it knows the turns of other processes and of
-    earlier ones, and the caller needs all of them to detect an ambiguity.
+    A lookup by chain always queries the store, which also has the turns of other and of earlier
+    processes: the caller needs all of them to detect an ambiguity.
 
     `shared`: other processes write to the same store.
     """
@@ -156,10 +156,10 @@ class Ledger:
         )
 
     async def open_turn(self, turn: OpenTurn) -> None:
-        """Announce a turn to the store before the first event of it is emitted.
+        """Announce a turn to the store before its first event is emitted.
 
-        A turn that cannot be announced is served all the same, but the gap is recorded: until it
-        has passed, look-ups are not exhaustive. Only the first failure waits long.
+        A turn that cannot be announced is served nevertheless, but recorded as a gap: lookups are
+        not exhaustive until the gap is older than any entry. Only the first failure waits long.
         """
         self.sequence += 1
         self._last_sequence.put((turn.tenant, turn.chain_before), self.sequence)
@@ -177,9 +177,9 @@ class Ledger:
         await self._or_none(self._store.close_turn(turn))
 
     async def store_version(self) -> StoreVersion | None:
-        """Return the state of the store, which changes if another process writes to it.
+        """Return the version of the store, or None if it is unknown.
 
-        It also changes at a gap. None if it is unknown.
+        It changes at a gap, and if another process writes to the store.
         """
         version = await self._or_none(self._store.version()) if self._shared else 0
         return None if version is None else (version, self._store.gap_at)
@@ -187,7 +187,7 @@ class Ledger:
     def has_recorded_since(self, tenant: str, chains: Iterable[bytes], sequence: int) -> bool:
         """Return whether this process opened or recorded a turn with one of these chains.
 
-        Only turns after `sequence` count; those that are open count by the chain before them.
+        Only turns after `sequence` count. An open turn counts by the chain before it.
         """
         latest = self._last_sequence
         return any((latest.peek((tenant, chain)) or 0) > sequence for chain in chains)
@@ -196,8 +196,8 @@ class Ledger:
         """Record a turn; `prompt` holds all token ids of its prompt.
 
         Returns when the turn is in the store and survives a crash of the process, or after the
-        write timeout: the turn is still open in the store then. If the store cannot keep up, it
-        waits longer, so that memory stays bounded.
+        write timeout; the turn is then still open in the store. If too many writes are pending,
+        waits for all of them, so that memory stays bounded.
         """
         token_ids = prompt[:]
         token_ids.frombytes(entry.generated)

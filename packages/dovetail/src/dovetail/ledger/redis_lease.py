@@ -2,7 +2,7 @@
 
 A server renews its lease while it can reach Redis and every turn that it serves is announced there.
 If a turn cannot be announced, the server waits until its lease has expired before it emits the
-first event. So a look-up that finds all leases valid knows all turns that clients have seen.
+first event. So a lookup that finds all leases valid knows all turns that clients have seen.
 
 Lease ends are absolute times of the Redis server: a renewal that a frozen server executes late has
 already expired. A lease that stays expired is removed and leaves a gap: the server may still be
@@ -118,7 +118,7 @@ class RedisLease:
             await self._client.call(self._renew)
 
     async def wait_expired(self) -> None:
-        """Wait until every look-up sees that the lease has expired.
+        """Wait until every lookup sees that the lease has expired.
 
         A lease that is renewed meanwhile does not matter: all turns are announced then.
         """
@@ -143,7 +143,7 @@ class RedisLease:
             self._slot.release()
 
     def add_check(self, pipe: Any) -> None:
-        """Add the commands of `is_exhaustive` to a pipeline, before those of the look-up."""
+        """Add the commands of `is_exhaustive` to a pipeline, before those of the lookup."""
         pipe.time()
         pipe.info("server")
         pipe.hgetall(self._members_key)
@@ -223,7 +223,7 @@ class RedisLease:
         )
 
     async def _report_gap(self) -> None:
-        """Make look-ups of all servers inexhaustive until every present entry has expired."""
+        """Make lookups of all servers inexhaustive until every present entry has expired."""
         await self._client.redis.set(self._gap_key, repr(time.time()), px=self._gap_ttl_ms)
 
     def _set_clock(self, server_time: tuple[int, int]) -> None:

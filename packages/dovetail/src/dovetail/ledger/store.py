@@ -12,10 +12,10 @@ from dovetail.storage.faults import StoreFaults
 
 DAY_SECONDS = 86_400.0
 MAX_AGE_SECONDS = 7 * DAY_SECONDS  # since the last use of an entry
-MAX_LOOKUP_IDS = 8  # maximum result of a look-up by call or chain
-MAX_LOOKUP_MARKS = 64  # maximum number of marks in the result of a look-up by chain
+MAX_LOOKUP_IDS = 8  # maximum result of a lookup by call or chain
+MAX_LOOKUP_MARKS = 64  # maximum number of marks in the result of a lookup by chain
 MAX_MARKS = 1_000_000  # stored marks; the oldest are dropped
-MAX_SESSION_TURNS = 65_536  # maximum result of a look-up by session
+MAX_SESSION_TURNS = 65_536  # maximum result of a lookup by session
 MAX_LISTED_SESSIONS = 10_000  # per tenant
 
 Clock = Callable[[], float]
@@ -61,7 +61,7 @@ class TurnMark(NamedTuple):
 
 
 class ChainLookup(NamedTuple):
-    """The result of a look-up by chain.
+    """The result of a lookup by chain.
 
     `ids`: the entries with the chain, newest first, at most `MAX_LOOKUP_IDS`.
     `marks`: other turns that may have the same chain, at most `MAX_LOOKUP_MARKS`.
@@ -76,7 +76,7 @@ class ChainLookup(NamedTuple):
 class LedgerStore(Protocol):
     """The interface of ledger stores: store entries per tenant, evict the least recently used.
 
-    A child may outlive its parent. An entry may be evicted between the look-up of its id and `get`.
+    A child may outlive its parent. An entry may be evicted between the lookup of its id and `get`.
     """
 
     @property
@@ -125,7 +125,7 @@ class LedgerStore(Protocol):
     async def record_gap(self, turn: OpenTurn, reason: str) -> None:
         """Record that a turn is served although it could not be announced.
 
-        Returns when look-ups of all processes can notice it.
+        Returns when lookups of all processes can notice it.
         """
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:

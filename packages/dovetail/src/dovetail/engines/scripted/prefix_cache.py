@@ -4,7 +4,7 @@ A block is 16 tokens after one exact prefix. When there are more blocks than the
 recently used one is evicted. Of blocks that were used together the deepest is evicted first, so
 that the remaining blocks always form prefixes.
 
-Blocks that were only ever used together form one node, a run of bytes. A look-up compares memory,
+Blocks that were only ever used together form one node, a run of bytes. A lookup compares memory,
 and takes as many Python steps as there are forks and turns on its path, not as many as blocks or
 tokens.
 """
