@@ -1,9 +1,9 @@
 """Discover a vLLM server's model, and probe which constraints it enforces.
 
 A vLLM server that was started with a reasoning parser applies a constraint only after the
-reasoning. A version before 0.11 has another name for the field and ignores ours. Some backends
-support only JSON schemas. Each syntax is therefore probed: the output must be the one word that the
-constraint allows.
+reasoning. Versions before 0.11 have another field for constraints and ignore this one. Some
+backends support only JSON schemas. Each syntax is therefore probed: the output must be the one word
+that the constraint allows.
 
 Lark is never probed: the first constraint that a server receives selects the backend for all later
 ones, and Lark would select a backend other than the default.
@@ -35,7 +35,7 @@ from dovetail_model import (
 from dovetail_tokenizers import Tokenizer
 
 PROBE_WORD = "dovetail"
-#: The constraint syntaxes, best first, each with the only output that it allows.
+#: The constraint syntaxes, best first, each with a constraint and the only output that it allows.
 PROBES: Mapping[ConstraintSyntax, tuple[str, str]] = {
     "structural_tag": (
         f'{{"type":"structural_tag","format":{{"type":"const_string","value":"{PROBE_WORD}"}}}}',
@@ -96,7 +96,8 @@ async def _is_enforced(
 class VllmModelCard(msgspec.Struct, frozen=True):
     """One entry of the model list.
 
-    An adapter has a `parent`; `root` is where it was loaded from.
+    `root`: the path or name from which the model was loaded.
+    `parent`: the base model of a LoRA adapter; None for other models.
     """
 
     id: str
@@ -115,7 +116,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 async def discover(endpoint: Endpoint) -> RemoteModel:
-    """Return the server's model with all its names. Adapters are separate models.
+    """Return the server's model with all its names. LoRA adapters are separate models.
 
     Raise `EngineSetupError` if the server is SGLang, which would not return token ids.
     """
@@ -136,7 +137,7 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 async def list_models(endpoint: Endpoint) -> list[VllmModelCard]:
     """Return all models of the server.
 
-    Raise an error that explains what is wrong with the address.
+    If the request fails, the error states what to check: the address, the API key or the server.
     """
     server_name = f"the server at {endpoint}"
     try:

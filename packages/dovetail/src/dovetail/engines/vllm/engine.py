@@ -22,13 +22,14 @@ from dovetail_tokenizers import Tokenizer
 
 
 class VllmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The engine's options, by the names in the documentation.
+    """The options of the engine (`--engine-option NAME=VALUE`).
 
     `stream_interval`: the number of tokens per stream frame. A larger value reduces the work of
     both sides when many streams are active.
-    `silence`: the read timeout in seconds. A server sends no data during a long prefill.
+    `silence`: the read timeout in seconds. It must be longer than the longest prefill, during which
+    the server sends no data.
     `probe`: whether to probe at startup, with requests of a few tokens, which constraints the
-    server enforces. Without the probe, constraints are assumed to be enforced.
+    server enforces. Without the probe, it is assumed to enforce all of them.
     """
 
     stream_interval: int | None = None
@@ -74,7 +75,7 @@ class VllmEngine:
                 f"vLLM at {self._endpoint} does not serve {self._remote.name!r}: "
                 f"it serves {', '.join(names)}"
             )
-        # The server's own length may be shorter than that of the replica that was queried first.
+        # `remote` describes the first replica; the context length of this one may be shorter.
         own = [card.max_model_len for card in cards if card.id == self._remote.name]
         lengths = [length for length in (self._context_length, *own) if length]
         self.capabilities = replace(self.capabilities, context_length=min(lengths, default=None))
@@ -94,10 +95,10 @@ class VllmEngine:
         await self._client.generate(request, sink)
 
     async def health(self) -> EngineHealth:
-        """Return whether the server reports that it is healthy, and what was probed."""
+        """Return whether the server reports that it is healthy, and its version and features."""
         if not self._started:
             return EngineHealth(False, "not started")
-        # before 0.32, vLLM reports them only if tokens were cached
+        # Before 0.32, vLLM reports cached tokens only if there are any: the probe may see none.
         if self._client.reports_cached_tokens:
             self.capabilities = replace(self.capabilities, cached_tokens=True)
         try:
