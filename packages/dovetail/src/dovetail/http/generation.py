@@ -85,6 +85,7 @@ class GenerationEndpoint:
             on_rejected=lambda: metrics.count_rate_limited("busy"),
             capacity=max_engine_connections,
         )
+        # The same models without a chat template, for the text completions API.
         self._raw_models = {
             entry.name: to_raw_model(entry)
             for entry in service.entries
@@ -92,7 +93,10 @@ class GenerationEndpoint:
         }
 
     async def generate(self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec) -> None:
-        """Handle a request, from reading its body to the end of its response."""
+        """Handle a request, from reading its body to the end of its response.
+
+        Errors that clients of the API handle only inside a stream are sent as one.
+        """
         rejected = Usage()
         try:
             with ExitStack() as lease:
@@ -166,7 +170,7 @@ class GenerationEndpoint:
     ) -> None:
         """Store and send a response without output, which the next request can continue.
 
-        Until then, the engine can prefill the beginning of that request.
+        Meanwhile the engine prefills the beginning of the next prompt.
         """
         entry = self._service.find(decoded.request.model)
         tracker.on_decoded(decoded.request, entry)
@@ -185,7 +189,7 @@ class GenerationEndpoint:
         task: tuple[Request, ResponseSaver],
         lease: ExitStack,
     ) -> None:
-        """Start a run that does not depend on the client, and send its id or its stream."""
+        """Start a response that a disconnect does not cancel, and send its id or its stream."""
         request, saver = task
         self._service.find(request.model)
         async with self._draining.track(RESPONSES):
@@ -269,7 +273,7 @@ class GenerationEndpoint:
         await exchange.respond(200, body, headers=tracker.debug_headers())
 
     def _add_server_fields(self, exchange: ApiExchange, request: Request) -> Request:
-        """Add the fields that the server determines: tenant, response number, side channels."""
+        """Add the fields that the server determines: tenant, response number, dispatch events."""
         tenant = exchange.tenant or request.identity.tenant
         identity = msgspec.structs.replace(
             request.identity, tenant=tenant, response_number=new_response_number()

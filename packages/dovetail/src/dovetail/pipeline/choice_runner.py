@@ -40,7 +40,10 @@ WARM_PRIORITY = -100  # of prefill requests that no client waits for
 
 
 class ChoiceRunner:
-    """Runs one choice of a response. The engine pushes tokens to it: it is a `TokenSink`."""
+    """Runs one choice of a response. The engine pushes tokens to it: it is a `TokenSink`.
+
+    `limit`: the number of tokens that the context window leaves for the output.
+    """
 
     _sink: EventSink
 
@@ -58,7 +61,7 @@ class ChoiceRunner:
         self._generation: Generation = entry.preparer.create_generation(prepared, new_call_id)
         requested = prepared.request.sampling.max_tokens
         self._limit = limit if requested is None else min(requested, limit)
-        self._clamped = self._limit == limit
+        self._clamped = self._limit == limit  # the context window limits the output
         self._observer = observer
         self._choice = choice
         self._cached_tokens: int | None = None
@@ -109,7 +112,7 @@ class ChoiceRunner:
                 self._observer.on_choice_finished(
                     self._choice, self._usage(), self._cached_tokens is not None
                 )
-            await self._record()
+            await self._record()  # after a failure or a disconnect
         self._warm_next_prompt()
 
     def push(self, delta: TokenDelta) -> bool:
@@ -206,6 +209,7 @@ class ChoiceRunner:
     def _can_migrate(self, error: DovetailError) -> bool:
         """Return whether another replica can continue the output."""
         generated, entry = self._generation.ids, self._entry
+        # A replica that is alive still counts as available, but is no alternative to itself.
         replica_alive = not isinstance(error, EngineUnavailable | EngineTimeout)
         if (
             self._migrations >= entry.migration_limit
@@ -217,7 +221,7 @@ class ChoiceRunner:
         return not generated or self._can_resume()
 
     async def _wait_for_recovery(self, error: DovetailError) -> bool:
-        """Wait for the only replica to recover. Returns False at once if there is no new output.
+        """Wait for a replica to recover. Returns False at once if there is no new output.
 
         A replica that fails again without new output probably fails because of this request.
         """
@@ -229,7 +233,7 @@ class ChoiceRunner:
         return self._can_resume() and await entry.engine.wait_available(entry.recovery_wait)
 
     def _can_resume(self) -> bool:
-        """Return whether the output can be continued: a grammar cannot be resumed."""
+        """Return whether the output can be continued. A grammar cannot be resumed in its middle."""
         return (
             self._phase() is not None
             or self._entry.output_constraint(self._prepared).is_unconstrained
@@ -287,7 +291,7 @@ class ChoiceRunner:
         return "reasoning" if generation.in_reasoning else "after_reasoning"
 
     def _usage(self) -> Usage:
-        generated = self._generation.ids
+        generated = self._generation.ids  # without the stop token, which counts as output
         return Usage(
             input_tokens=len(self._prepared.prompt.ids),
             output_tokens=len(generated) + (self._generation.stopped and bool(generated)),

@@ -60,7 +60,7 @@ MIN_WARM_TOKENS = 16  # the block size of an engine's prefix cache
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The operator's settings for prompts."""
+    """The operator's settings. `hide_unusable_tools` omits tools if `tool_choice` is `none`."""
 
     replay: ReplayPolicy = "auto"
     normalization: NormalizationOptions = field(default_factory=NormalizationOptions)
@@ -72,7 +72,7 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request ready for the engine."""
+    """A request ready for the engine. `diagnosis` compares its prompt with its session's last."""
 
     request: Request
     prompt: Prompt
@@ -158,8 +158,8 @@ class ChatPreparer:
     ) -> PreparedRequest:
         """Prepare a request for the engine. `harness` names the client, for prefix diagnostics.
 
-        Raises `ContextOverflow` if the prompt is certain to exceed `max_tokens`. The prompt may
-        exceed them nevertheless.
+        Raises `ContextOverflow` early if a very large request is certain to exceed `max_tokens`.
+        The caller must check the length of the prompt nevertheless.
         """
         request, prompt, owner, cleared = await self._render(request, max_tokens)
         snapshot = _snapshot_prefix(request, prompt, harness, reasoning_cleared=cleared)
@@ -168,9 +168,9 @@ class ChatPreparer:
         )
 
     async def count_tokens(self, request: Request) -> int:
-        """Count the prompt tokens of a request without recording it.
+        """Count the prompt tokens of a request.
 
-        A request may have tools but no messages: its tools are counted with a one-letter message.
+        A request that has tools but no messages is counted with a one-letter message.
         """
         if not request.turns:
             request = msgspec.structs.replace(request, turns=(Turn("user", (TextBlock("x"),)),))
@@ -182,7 +182,7 @@ class ChatPreparer:
         return self._resolve_switches(thinking, tools=True)
 
     async def _normalize(self, request: Request, max_tokens: int | None) -> Request:
-        """Normalize a request. A very large one is normalized in a thread, and checked."""
+        """Normalize a request. A very large one uses a thread, and is checked for `max_tokens`."""
         chars = count_text_chars(request)
         if chars < MIN_HUGE_SIZE and len(request.turns) < _MIN_OFFLOAD_TURNS:
             return self._normalizer.normalize(request)
@@ -199,6 +199,7 @@ class ChatPreparer:
     async def _render(
         self, request: Request, max_tokens: int | None = None
     ) -> tuple[Request, Prompt, TurnOwner, bool]:
+        """Return the normalized request, its prompt, its owner, and if reasoning was cleared."""
         request = await self._normalize(request, max_tokens)
         if not request.turns and not request.system:
             raise InvalidRequest("The request contains no messages.", param="messages")
@@ -228,10 +229,8 @@ class ChatPreparer:
             loop_start = find_loop_start(request.turns)
         clears = self._should_clear_reasoning(request, history, loop_start)
         if clears:
-            request, history = (
-                _strip_reasoning(request, loop_start),
-                history.without_entries(loop_start),
-            )
+            request = _strip_reasoning(request, loop_start)
+            history = history.without_entries(loop_start)
         new_chars = renderer.count_new_chars(request, history)
         try:
             prompt = await run_in_thread(
@@ -277,7 +276,7 @@ class ChatPreparer:
     async def predict_next_prompt(
         self, prepared: PreparedRequest, generation: Generation
     ) -> "array[int] | None":
-        """Predict the prefix of the next prompt after a user turn, or None if it is cached.
+        """Predict the prefix of the next prompt after a user turn, or None if it is cached already.
 
         If a template drops the reasoning of finished turns, the next prompt diverges from this one
         long before its end.
