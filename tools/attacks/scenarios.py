@@ -1,6 +1,6 @@
 """The scenarios of `make attack`, in the order of their run."""
 
-from tools.attacks.live import starvation
+from tools.attacks.live import engine_faults, starvation, stores, streams, texts
 from tools.attacks.scenario import Scenario
 from tools.attacks.suites import run_tests
 
@@ -43,6 +43,16 @@ SCENARIOS: tuple[Scenario, ...] = (
         starvation.few_open_files,
     ),
     Scenario(
+        "paced-streams",
+        "No event is lost, repeated or reordered while clients leave and send malformed requests",
+        streams.paced_streams,
+    ),
+    Scenario(
+        "slow-readers",
+        "The memory of the server does not grow with output that clients do not read",
+        streams.slow_readers,
+    ),
+    Scenario(
         "endless-engine-responses",
         "An engine's line, event or trailer without end is an engine error in bounded memory",
         run_tests("net/test_endless_responses.py"),
@@ -82,6 +92,22 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
     ),
     Scenario(
+        "corrupted-engine-responses",
+        "Corrupted engine responses give complete responses or engine errors of the API",
+        engine_faults.corrupted_responses,
+        limit_seconds=300.0,
+    ),
+    Scenario(
+        "unencodable-texts",
+        "12 million spaces and keys that are not UTF-8 get errors of the API on every transport",
+        texts.unencodable_texts,
+    ),
+    Scenario(
+        "imitated-control-tokens",
+        "No text in a message becomes a control token",
+        texts.imitated_control_tokens,
+    ),
+    Scenario(
         "drain",
         "A drain completes responses; a body that is still arriving at its end gets 503",
         run_tests("http/test_drain.py"),
@@ -106,6 +132,16 @@ SCENARIOS: tuple[Scenario, ...] = (
         "control-tokens",
         "Text of clients never becomes a control token",
         run_tests("prompt/test_control_tokens.py", f"{TOKENIZERS}/test_guard.py"),
+    ),
+    Scenario(
+        "sqlite-failures",
+        "Full disks and deleted, replaced or damaged store files fail no response",
+        stores.sqlite_failures,
+    ),
+    Scenario(
+        "redis-failures",
+        "Redis that is killed or frozen fails no response and does not delay it for long",
+        stores.redis_failures,
     ),
     Scenario(
         "store-faults",
