@@ -52,9 +52,13 @@ def scripted_engine(
 
 
 @contextmanager
-def model_folder() -> Iterator[Path]:
+def model_folder(max_model_len: int = 40960) -> Iterator[Path]:
     with TemporaryDirectory(prefix="dovetail-model-") as scratch:
-        yield qwen_folder(Path(scratch) / "model")
+        folder = qwen_folder(Path(scratch) / "model")
+        config = json.loads((folder / "config.json").read_text())
+        config["max_position_embeddings"] = max_model_len
+        (folder / "config.json").write_text(json.dumps(config))
+        yield folder
 
 
 @contextmanager
@@ -63,7 +67,7 @@ def serving(
 ) -> Iterator[Running]:
     """Run a server whose engine always generates `text`."""
     with (
-        model_folder() as model,
+        model_folder(max_model_len) as model,
         scripted_engine(model, text, rate, max_model_len) as url,
         served("--engine", "vllm", "--engine-url", url, "--tokenizer", model, *arguments) as one,
     ):
