@@ -1,6 +1,6 @@
 """The scenarios of `make attack`, in the order of their run."""
 
-from tools.attacks.live import engine_faults, starvation, stores, streams, texts
+from tools.attacks.live import engine_faults, histories, starvation, stores, streams, texts
 from tools.attacks.scenario import Scenario
 from tools.attacks.suites import run_tests
 
@@ -12,6 +12,22 @@ SCENARIOS: tuple[Scenario, ...] = (
         "crash-recovery",
         "No prompt has reasoning of another conversation after SIGKILL or while Redis is frozen",
         run_tests("server/test_crash_recovery.py", "ledger/test_redis_lease.py"),
+        limit_seconds=300.0,
+    ),
+    Scenario(
+        "crash-histories",
+        "No wrong splice in histories with crashes at every step and stores that lag and fail",
+        histories.crash_histories,
+        limit_seconds=7200.0,
+    ),
+    Scenario(
+        "digests",
+        "Digests cover what templates show; ignored differences are a closed list",
+        run_tests(
+            "prompt/test_digest_coverage.py",
+            "ledger/test_form_differences.py",
+            "ledger/test_turn_digest.py",
+        ),
         limit_seconds=300.0,
     ),
     Scenario(
@@ -137,6 +153,11 @@ SCENARIOS: tuple[Scenario, ...] = (
         "sqlite-failures",
         "Full disks and deleted, replaced or damaged store files fail no response",
         stores.sqlite_failures,
+    ),
+    Scenario(
+        "store-files",
+        "Damaged, deleted and replaced files are reported; clock jumps expire nothing at once",
+        run_tests("server/test_store_files.py", "storage/test_database_file.py"),
     ),
     Scenario(
         "redis-failures",
