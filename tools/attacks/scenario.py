@@ -18,7 +18,7 @@ class Effort:
 
     seed: int
     quick: bool = False
-    histories: int = 2_000
+    histories: int = 1_000
 
     def scale(self, full: int, quick: int) -> int:
         return quick if self.quick else full

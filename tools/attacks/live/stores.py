@@ -91,7 +91,7 @@ def _file_failures(data: Path, pid: int) -> dict[str, Callable[[], object]]:
     return {
         "full disk": lambda: limit(4096),
         "room again": lambda: limit(resource.RLIM_INFINITY),
-        "logs deleted": lambda: [path.unlink() for path in data.glob("*.sqlite-*")],
+        "logs deleted": lambda: list(map(Path.unlink, data.glob("*.sqlite-*"))),
         "files truncated": each(lambda path: path.write_bytes(b"")),
         "files deleted": each(Path.unlink),
         "files replaced": each(replace),

@@ -114,7 +114,7 @@ def _mixed(dice: random.Random) -> str:
 
 def _has_control_tokens(running: Running, text: str) -> bool:
     """Compare the prompt with that of another text, whose control tokens are the template's."""
-    counts = []
+    counts: list[int] = []
     for content in (text, "x"):
         messages = [{"role": "user", "content": content}]
         reply = running.request("POST", "/v1/tokenize", {"model": NAME, "messages": messages})
