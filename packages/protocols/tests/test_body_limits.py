@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail_model import InvalidRequest, Request, TextBlock, ToolResultBlock, ToolSpec, Turn
+from dovetail_model import (
+    InvalidRequest,
+    Request,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+)
 from dovetail_protocols import RequestLimits, check_body, check_request, count_values_up_to
 
 JSON = st.recursive(
@@ -111,3 +119,29 @@ def test_decoded_requests() -> None:
         with pytest.raises(InvalidRequest) as raised:
             check_request(request, limits, "input")
         assert raised.value.message == message
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ToolCallBlock("c" * 70_000, "f", "{}"),
+        ToolCallBlock("c", "f" * 70_000, "{}"),
+        ToolResultBlock("c" * 70_000),
+    ],
+)
+def test_long_names_and_ids(block: ToolCallBlock | ToolResultBlock) -> None:
+    """They would otherwise be processed on the event loop, 6 MB for 6 seconds."""
+    short = ToolCallBlock("c" * 60_000, "f", "{}")
+    check_request(Request(model="m", turns=(Turn("assistant", (short,)),)), RequestLimits(), "x")
+    request = Request(model="m", turns=(Turn("assistant", (block,)),))
+    with pytest.raises(InvalidRequest, match=r"x\[0\]: must have at most 65536 characters in the"):
+        check_request(request, RequestLimits(), "x")
+
+
+def test_many_long_ids() -> None:
+    block = ToolResultBlock("c" * 60_000)
+    request = Request(model="m", turns=(Turn("tool", (block,) * 80),))
+    with pytest.raises(
+        InvalidRequest, match="x: must have at most 4194304 characters in the names"
+    ):
+        check_request(request, RequestLimits(), "x")

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dovetail_model import Block, InvalidRequest, Request, ToolResultBlock
+from dovetail_model import Block, InvalidRequest, Request, ToolCallBlock, ToolResultBlock
 
+# Some clients put signatures into the ids of calls.
+MAX_NAME_CHARS = 1 << 16  # of one name or id of a call
+MAX_ALL_NAMES_CHARS = 1 << 22
 _WINDOW_BYTES = 1 << 16  # searched at a time: other threads can run between two searches
 _TOKEN = re.compile(rb'"[^"\\]{0,64}"|["\[\]{},]')
 _STRING_PART = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.S)
@@ -67,6 +70,27 @@ def check_request(request: Request, limits: RequestLimits, history_field: str) -
     _check(history_field, len(request.turns), limits.max_messages, "items")
     blocks = sum(_count_blocks(turn.blocks) for turn in request.turns)
     _check(history_field, blocks, limits.max_blocks, "content blocks")
+    _check_names(request, history_field)
+
+
+def _check_names(request: Request, history_field: str) -> None:
+    """Limit names and ids: unlike texts, they are compared and hashed on the event loop."""
+    total = 0
+    for at, turn in enumerate(request.turns):
+        for block in turn.blocks:
+            if isinstance(block, ToolCallBlock):
+                longest = max(len(block.id), len(block.name))
+                total += len(block.id) + len(block.name)
+            elif isinstance(block, ToolResultBlock):
+                longest = len(block.call_id)
+                total += longest
+            else:
+                continue
+            if longest > MAX_NAME_CHARS:
+                unit = "characters in the name and in the id of a call"
+                _check(f"{history_field}[{at}]", longest, MAX_NAME_CHARS, unit)
+    unit = "characters in the names and ids of all calls"
+    _check(history_field, total, MAX_ALL_NAMES_CHARS, unit)
 
 
 def _count_blocks(blocks: tuple[Block, ...]) -> int:

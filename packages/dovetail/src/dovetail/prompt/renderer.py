@@ -207,14 +207,16 @@ _cached_system_digest = lru_cache(32)(_compute_system_digest)
 
 
 def _count_chars(block: Block) -> int:
-    """Count the characters of a block."""
+    """Count the characters of a block that a template may show: ids and names, too."""
     match block:
-        case TextBlock(text=text) | ReasoningBlock(text=text) | ToolCallBlock(arguments=text):
+        case TextBlock(text=text) | ReasoningBlock(text=text):
             return len(text)
+        case ToolCallBlock(id=id, name=name, arguments=text):
+            return len(id) + len(name) + len(text)
         case DocumentBlock(text=str(text)):
             return len(text)
-        case ToolResultBlock(blocks=blocks):
-            return sum(map(_count_chars, blocks))
+        case ToolResultBlock(call_id=id, blocks=blocks):
+            return len(id) + sum(map(_count_chars, blocks))
     return 0
 
 
