@@ -57,6 +57,10 @@ class MatchStep:
     def chain(self) -> bytes:
         return self.match.chain
 
+    def has_ancestry_of(self, entry: LedgerEntry, head: bytes) -> bool:
+        """Return whether the turn and the entry have the same history and head."""
+        return (entry.lineage, entry.head) == (self.lineage_before, head)
+
 
 def next_step(
     key: bytes, last: MatchStep | None, call_count: int, turn_digest: TurnDigest, match: TurnMatch

@@ -45,11 +45,13 @@ class ChainCandidates(NamedTuple):
     `entries`: the known ones, newest first, at most `MAX_LOOKUP_IDS`.
     `marks`: others, which cannot be compared: open, lost or evicted turns.
     `exhaustive`: whether no other turn with this chain can exist.
+    `responded`: whether the store responded; without it the turns of other processes are unknown.
     """
 
     entries: list[LedgerEntry]
     marks: list[TurnMark]
     exhaustive: bool
+    responded: bool
 
 
 class Ledger:
@@ -153,6 +155,7 @@ class Ledger:
             [mark for mark in marks if mark.id not in known]
             + [TurnMark(id, "") for id in ids if id not in known],
             exhaustive,
+            responded=found is not None,
         )
 
     async def open_turn(self, turn: OpenTurn) -> None:

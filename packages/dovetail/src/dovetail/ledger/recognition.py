@@ -7,34 +7,37 @@ same holds if a second candidate may exist that is not known.
 """
 
 import asyncio
-import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
-from dovetail.ledger.entry import LedgerEntry, normalize_session_name, unpack_ids
+from dovetail.ledger.candidates import (
+    accept_unique,
+    has_foreign_call,
+    has_own_call_ids,
+    single_candidate,
+)
+from dovetail.ledger.entry import LedgerEntry, unpack_ids
 from dovetail.ledger.equivalence import is_same_turn, truncate_to_copy
 from dovetail.ledger.history_match import (
     EMPTY_CHAIN,
     HistoryMatch,
     HistoryMatchCache,
-    MatchStep,
     TurnMatch,
     next_step,
 )
-from dovetail.ledger.ledger import ChainCandidates, Ledger
+from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import read_entry_id
-from dovetail.ledger.store import MAX_LOOKUP_IDS, hides_reasoning, make_call_key
+from dovetail.ledger.store import MAX_LOOKUP_IDS
 from dovetail.ledger.turn_digest import HistoryDigester, TurnDigest, TurnDigestCache, extend_chain
 from dovetail.storage.lru import LruCache
-from dovetail_model import ReasoningBlock, ToolSpec, Turn
+from dovetail_model import ToolSpec, Turn
 
 ReplayPolicy = Literal["auto", "exact", "client"]
 _TURNS_PER_STEP = 256  # matched before other tasks can run
-_OWN_CALL_ID = re.compile(r"(?:call|toolu|fc)[0-9a-z]{24}")
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class TurnRecognizer:
             if at >= scope.start or not _follows_user(match.turns, at):
                 continue
             entry = await self._load_entry(match.steps[at].match, scope)
-            if entry is not None and _has_same_ancestry(entry, match.steps[at], scope):
+            if entry is not None and match.steps[at].has_ancestry_of(entry, scope.head):
                 prompt = await self._load_prompt(entry, parent, token_ids)
                 if not prompt:
                     return history
@@ -247,7 +250,7 @@ class TurnRecognizer:
             return truncate_to_copy(entry, turn, scope.tools) or entry
         candidates = await self._find_by_handles(digest, scope)
         truncated = (truncate_to_copy(entry, turn, scope.tools) for entry in candidates)
-        return _single_candidate([entry for entry in truncated if entry is not None], [])
+        return single_candidate([entry for entry in truncated if entry is not None], [])
 
     async def _revalidate(self, match: HistoryMatch, scope: RecognitionScope) -> HistoryMatch:
         """Truncate the match at the first chain match that has become ambiguous or different."""
@@ -286,7 +289,7 @@ class TurnRecognizer:
         candidates = await self._find_by_handles(self._digests.get(turn), scope)
         if not candidates:
             entry = await self._find_by_chain(turn, chain_before, chain, scope, notes)
-            if entry is None and _has_own_call_ids(self._digests.get(turn)):
+            if entry is None and has_own_call_ids(self._digests.get(turn)):
                 notes.append("unknown_turn")
             return (
                 TurnMatch(chain, entry.id, "chain") if entry else TurnMatch(chain, None, "nothing")
@@ -295,7 +298,7 @@ class TurnRecognizer:
             candidates = [entry for entry in candidates if is_same_turn(entry, turn, scope.tools)]
             if not candidates:
                 notes.append("edited_turn")
-        entry = _single_candidate(candidates, notes)
+        entry = single_candidate(candidates, notes)
         if entry is None:
             return TurnMatch(chain, None, "nothing")
         found = TurnMatch(
@@ -339,9 +342,10 @@ class TurnRecognizer:
         candidates = [
             entry
             for entry in found.entries
-            if not _has_foreign_call(entry, digest) and is_same_turn(entry, turn, scope.tools)
+            if not has_foreign_call(entry, digest) and is_same_turn(entry, turn, scope.tools)
         ]
-        return _accept_unique(found._replace(entries=candidates), turn, scope, notes)
+        found = found._replace(entries=candidates)
+        return accept_unique(found, turn, scope.model, scope.session, notes)
 
     async def _find_anchor(
         self, match: HistoryMatch, scope: RecognitionScope
@@ -351,7 +355,7 @@ class TurnRecognizer:
             if at < scope.start:
                 return None
             entry = await self._load_entry(match.steps[at].match, scope)
-            if entry is None or not _has_same_ancestry(entry, match.steps[at], scope):
+            if entry is None or not match.steps[at].has_ancestry_of(entry, scope.head):
                 continue
             token_ids = await self._ledger.load_token_ids(entry)
             if token_ids is not None:
@@ -386,71 +390,6 @@ async def _pause_after(turn: int) -> None:
     """Let other tasks run from time to time: long histories must not block other requests."""
     if turn % _TURNS_PER_STEP >= _TURNS_PER_STEP - 2:  # assistant turns may all have odd indexes
         await asyncio.sleep(0)
-
-
-def _has_same_ancestry(entry: LedgerEntry, step: MatchStep, scope: RecognitionScope) -> bool:
-    """Return whether the turn and the entry have the same history and head."""
-    return (entry.lineage, entry.head) == (step.lineage_before, scope.head)
-
-
-def _single_candidate(entries: list[LedgerEntry], notes: list[str]) -> LedgerEntry | None:
-    """Return an entry if all candidates have the same tokens and lineage, else None."""
-    if len({(entry.generated, entry.lineage) for entry in entries}) > 1:
-        notes.append("ambiguous_turn")
-        return None
-    return entries[0] if entries else None
-
-
-def _accept_unique(
-    found: ChainCandidates, turn: Turn, scope: RecognitionScope, notes: list[str]
-) -> LedgerEntry | None:
-    """Return the only candidate, if no other turn can be the one that the client sends back.
-
-    A candidate that hides nothing is accepted in any case: its tokens spell what the client sent.
-    A session that the client names limits the search to its turns, if it has a candidate.
-    """
-    candidates, marks, certain = found
-    session = normalize_session_name(scope.session) if scope.session else None
-    if own := [entry for entry in candidates if session and entry.session == session]:
-        candidates, certain = own, True
-        marks = [mark for mark in marks if mark.session in ("", session)]
-    if not any(entry.model == scope.model for entry in candidates):
-        return None
-    if len({entry.model for entry in candidates}) > 1:
-        notes.append("ambiguous_turn")
-        return None
-    entry = _single_candidate(candidates, notes)
-    if entry is None or _hides_nothing(entry, turn):
-        return entry
-    if marks or not certain:
-        notes.append("ambiguous_turn" if marks else "unverified_turn")
-        return None
-    return entry
-
-
-def _hides_nothing(entry: LedgerEntry, turn: Turn) -> bool:
-    """Return whether the client sent all reasoning of the entry, or there is none."""
-    if not hides_reasoning(entry):
-        return True
-    recorded = [span.shown.strip() for span in entry.spans if span.kind == "reasoning"]
-    sent = [block.text.strip() for block in turn.blocks if isinstance(block, ReasoningBlock)]
-    return "".join(sent) == "".join(recorded) or sent == ["\n".join(recorded)]
-
-
-def _has_foreign_call(entry: LedgerEntry, digest: TurnDigest) -> bool:
-    """Return whether a call id was issued here for another turn. Foreign ids are ignored."""
-    for theirs, ours in zip(digest.call_ids, entry.call_ids, strict=False):
-        one, other = make_call_key(theirs), make_call_key(ours)
-        if one != other and len(one) == len(other) and one[:4] == other[:4]:
-            return True
-    return False
-
-
-def _has_own_call_ids(digest: TurnDigest) -> bool:
-    """Return whether a turn has call ids issued by this server, and no seal to restore it."""
-    return not digest.seals and any(
-        _OWN_CALL_ID.fullmatch(make_call_key(id)) for id in digest.call_ids
-    )
 
 
 def _follows_user(turns: tuple[Turn, ...], index: int) -> bool:
