@@ -136,7 +136,7 @@ def test_limits_are_named_in_each_api(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_body_decoded_in_a_thread_is_answered(path: str) -> None:
+def test_body_decoded_in_a_thread_gets_its_response(path: str) -> None:
     """A body with many values that is within all limits."""
 
     async def scene() -> None:

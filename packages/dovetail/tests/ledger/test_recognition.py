@@ -140,9 +140,9 @@ OTHER_LOOPS: dict[str, tuple[Turn, Turn]] = {
 
 
 @pytest.mark.parametrize("session", [None, "s"])
-@pytest.mark.parametrize(("ask", "result"), OTHER_LOOPS.values(), ids=list(OTHER_LOOPS))
+@pytest.mark.parametrize(("user", "result"), OTHER_LOOPS.values(), ids=list(OTHER_LOOPS))
 def test_a_prompt_with_other_text_of_users_and_tools_is_not_reused(
-    ask: Turn, result: Turn, session: str | None
+    user: Turn, result: Turn, session: str | None
 ) -> None:
     async def main() -> None:
         fixture = LedgerFixture()
@@ -152,7 +152,9 @@ def test_a_prompt_with_other_text_of_users_and_tools_is_not_reused(
         two = await fixture.record_turn(known, _text_turn("Yes."), "e2", ids=[2])
         found = await fixture.recognize(*known, _text_turn("Yes."), ON, scope=scope)
         assert (found.anchor_index, found.parent) == (3, two)
-        found = await fixture.recognize(ask, TWO_CALLS, result, _text_turn("Yes."), ON, scope=scope)
+        found = await fixture.recognize(
+            user, TWO_CALLS, result, _text_turn("Yes."), ON, scope=scope
+        )
         assert found.anchor_index in (None, 1)
         assert 3 not in found.entries
 

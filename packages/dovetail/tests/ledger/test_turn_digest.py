@@ -151,14 +151,14 @@ def _calls(*ids: str) -> Turn:
     return Turn("assistant", tuple(_call(id=id) for id in ids))
 
 
-ASK = Turn("user", (HI,))
+USER_TURN = Turn("user", (HI,))
 
 
 def test_a_result_is_identified_by_the_position_of_its_call() -> None:
     histories = [
-        [ASK, _calls("a", "b"), _tool_turn(_result("x", id="a"))],
-        [ASK, _calls("a", "b"), _tool_turn(_result("x", id="b"))],
-        [ASK, _calls("a", "b"), _tool_turn(_result("x", id="unknown"))],
+        [USER_TURN, _calls("a", "b"), _tool_turn(_result("x", id="a"))],
+        [USER_TURN, _calls("a", "b"), _tool_turn(_result("x", id="b"))],
+        [USER_TURN, _calls("a", "b"), _tool_turn(_result("x", id="unknown"))],
     ]
     digests = {digest_history(turns) for turns in histories}
     assert len(digests) == 3
@@ -167,8 +167,16 @@ def test_a_result_is_identified_by_the_position_of_its_call() -> None:
 
 @pytest.mark.parametrize("renamed", ["new_1", "call-a", "CALLA"])
 def test_ids_that_a_client_rewrites_do_not_change_the_digests(renamed: str) -> None:
-    one = [ASK, _calls("call_a", "b"), _tool_turn(_result("x", id="call_a"), _result("y", id="b"))]
-    other = [ASK, _calls(renamed, "c"), _tool_turn(_result("x", id=renamed), _result("y", id="c"))]
+    one = [
+        USER_TURN,
+        _calls("call_a", "b"),
+        _tool_turn(_result("x", id="call_a"), _result("y", id="b")),
+    ]
+    other = [
+        USER_TURN,
+        _calls(renamed, "c"),
+        _tool_turn(_result("x", id=renamed), _result("y", id="c")),
+    ]
     assert digest_history(one) == digest_history(other)
 
 
@@ -180,13 +188,13 @@ def test_a_result_matches_its_call_by_letters_and_digits() -> None:
 
 
 def test_results_without_a_call_do_not_depend_on_their_ids() -> None:
-    assert digest_history([ASK, _tool_turn(_result("x", id="a"))]) == digest_history(
-        [ASK, _tool_turn(_result("x", id="b"))]
+    assert digest_history([USER_TURN, _tool_turn(_result("x", id="a"))]) == digest_history(
+        [USER_TURN, _tool_turn(_result("x", id="b"))]
     )
 
 
 def test_digests_of_later_turns_need_the_calls_before_them() -> None:
-    turns = [ASK, _calls("a", "b"), _tool_turn(_result("x", id="b")), ASK]
+    turns = [USER_TURN, _calls("a", "b"), _tool_turn(_result("x", id="b")), USER_TURN]
     turns += [_tool_turn(_result("y", id="a")), _calls("b"), _tool_turn(_result("z", id="b"))]
     whole = digest_history(turns)
     for at in range(len(turns) + 1):
