@@ -101,7 +101,7 @@ async def _stream(running: Running, path: str, leave_after: int | None) -> Paced
 
 
 def _deltas(received: bytes) -> list[int]:
-    """Return the numbers in the deltas; later events repeat the text as a whole."""
+    """Return the numbers in the deltas; later events repeat the complete text."""
     texts: list[str] = []
     for line in received.split(b"\n"):
         if line.startswith(b"data: {") and line.endswith(b"}"):
@@ -146,7 +146,7 @@ def slow_readers(effort: Effort) -> Outcome:
 async def _stall(
     running: Running, path: str, body: dict[str, object], count: int
 ) -> tuple[int, Reply]:
-    """Open streams that nobody reads, and return the growth and the response of another client."""
+    """Open streams without reading them, and return the growth and the response of another client."""
     before = resident(running.process.pid)
     sent = raw_request(path, json.dumps({"model": NAME, **body}).encode())
     host, port = running.url.removeprefix("http://").split(":")

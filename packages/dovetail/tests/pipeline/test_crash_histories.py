@@ -10,7 +10,7 @@ from crash_histories import run, run_history
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.ledger import recognition
+from dovetail.ledger import candidates, recognition
 
 
 @settings(max_examples=40, deadline=None)
@@ -31,8 +31,8 @@ def test_the_histories_find_a_recognizer_that_does_not_check(
 ) -> None:
     """Without the check for unknown lookalikes there are wrong splices."""
 
-    def accept(found, turn, scope, notes):  # type: ignore[no-untyped-def]
-        return recognition._single_candidate(found.entries, notes)
+    def accept(found, turn, model, session, notes):  # type: ignore[no-untyped-def]
+        return candidates.single_candidate(found.entries, notes)
 
-    monkeypatch.setattr(recognition, "_accept_unique", accept)
+    monkeypatch.setattr(recognition, "accept_unique", accept)
     assert run(100, 0).wrong > 0
