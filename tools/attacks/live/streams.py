@@ -146,7 +146,7 @@ def slow_readers(effort: Effort) -> Outcome:
 async def _stall(
     running: Running, path: str, body: dict[str, object], count: int
 ) -> tuple[int, Reply]:
-    """Open streams without reading them, and return the growth and the response of another client."""
+    """Open streams without reading them; return the growth and the response of another client."""
     before = resident(running.process.pid)
     sent = raw_request(path, json.dumps({"model": NAME, **body}).encode())
     host, port = running.url.removeprefix("http://").split(":")
