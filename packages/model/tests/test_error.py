@@ -52,3 +52,11 @@ def test_failure_converts_back_to_its_error(kind: type[DovetailError]) -> None:
     if kind is not DovetailError:
         error = error_from_failure(kind("no", param="x").to_failure())
         assert (error.kind, error.message, error.param) == (kind.kind, "no", "x")
+
+
+def test_long_messages_are_shortened_for_clients() -> None:
+    error = InvalidRequest(f"role: unknown role '{'x' * 100_000}'; use user")
+    message = error.to_failure().message
+    assert len(message) < 5000
+    assert message.startswith("role: unknown role")
+    assert message.endswith("use user")

@@ -25,6 +25,8 @@ an error depends on the API. An error in the middle of a stream is a `Failure` e
 
 from dovetail_model.event import Failure
 
+MAX_MESSAGE_CHARS = 4096  # shown to clients: a message may quote a value of any length
+
 
 class DovetailError(Exception):
     """Base class of all errors. Raise one of the subclasses instead.
@@ -45,7 +47,7 @@ class DovetailError(Exception):
 
     def to_failure(self) -> Failure:
         """Return the error as an event, for a stream that has already started."""
-        return Failure(kind=self.kind, message=self.message, param=self.param)
+        return Failure(kind=self.kind, message=_shorten(self.message), param=self.param)
 
 
 class ClientError(DovetailError):
@@ -127,3 +129,11 @@ def _leaf_kinds(kind: type[DovetailError]) -> list[type[DovetailError]]:
     """Return all subclasses; if several share a `kind` string, the most general comes first."""
     below = [leaf for child in kind.__subclasses__() for leaf in _leaf_kinds(child)]
     return [kind, *below] if kind is not DovetailError else below
+
+
+def _shorten(message: str) -> str:
+    """Remove the middle of a message that is too long: its end may name the remedy."""
+    if len(message) <= MAX_MESSAGE_CHARS:
+        return message
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{message[:half]} ... {message[-half:]}"

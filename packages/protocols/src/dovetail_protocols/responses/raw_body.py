@@ -15,9 +15,10 @@ from dovetail_protocols.request_body import ensure_json_object
 
 _PREVIOUS_FIELD = b'"previous_response_id"'
 _REFERENCE = b'"item_reference"'
-# A reference may consist of an id alone. Each pattern starts with bytes that are fast to find.
-_UNTYPED = re.compile(rb'"type"\s*:\s*null')
-_LONE_ID = re.compile(rb'"id"\s*:\s*"(?:[^"\\]|\\.)*"\s*\}')
+# A reference may consist of an id alone. Each pattern starts with bytes that are fast to find, and
+# the rest of a match is bounded: a search holds the interpreter lock until it ends.
+_UNTYPED = re.compile(rb'"type"\s{0,999}+:\s{0,999}+null')
+_LONE_ID = re.compile(rb'"id"\s{0,999}+:\s{0,999}+"(?:[^"\\]|\\.){0,999}+"\s{0,999}+\}')
 _MINIMAL_FIELDS = ("model", "stream")
 _ESCAPED = re.compile(rb"\\u00[567]")  # an escaped letter or underscore: any name may contain one
 _NULL = Raw(b"null")
