@@ -75,7 +75,7 @@ test-browser: .venv/.dev  ## load hostile web pages in a real Chromium
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions of real clients, and print a table of the runs
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
 
-test-all: check test soak test-browser test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more
+test-all: check test soak test-browser attack test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py
