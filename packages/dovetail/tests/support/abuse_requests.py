@@ -158,7 +158,7 @@ def _truncated(dice: Dice, model: str) -> Attack:
 def _attack(
     kind: str, method: str, path: str, body: bytes, headers: list[tuple[str, str]] | None = None
 ) -> Attack:
-    lines = [("host", "test"), ("content-length", str(len(body))), *(headers or ())]
+    lines = [("host", "localhost"), ("content-length", str(len(body))), *(headers or ())]
     head = "".join(f"{name}: {value}\r\n" for name, value in lines)
     first = f"{method} {path} HTTP/1.1\r\n"
     return Attack(kind, method, (first + head + "\r\n").encode("latin-1") + body)

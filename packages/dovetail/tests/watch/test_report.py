@@ -68,7 +68,12 @@ async def send_request(
 ) -> bytes:
     """Send a request over a new connection, and return the bytes of the response body."""
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-    named = {"host": "a", "connection": "close", "content-length": str(len(sent)), **headers}
+    named = {
+        "host": "localhost",
+        "connection": "close",
+        "content-length": str(len(sent)),
+        **headers,
+    }
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
     host, _, port = address.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -141,7 +141,7 @@ async def _open_existing_ledger(settings: Config) -> AsyncIterator[Ledger]:
         raise ValueError("--store memory cannot be exported: only the server can read its memory")
     if settings.store == "sqlite" and not (folder / LEDGER_FILE).exists():
         raise ValueError(f"no stored turns in {folder}: it has no file {LEDGER_FILE}")
-    ledger = open_ledger(settings, folder)
+    ledger = open_ledger(settings, folder, serves=False)
     try:
         yield ledger
     finally:

@@ -42,13 +42,14 @@ LEDGER_FILE = "turns.sqlite"  # in the data folder
 RESPONSES_FILE = "responses.sqlite"
 
 
-def open_ledger(config: Config, folder: Path) -> Ledger:
-    """Open the ledger. Processes that share a persistent store also find each other's turns."""
+def open_ledger(config: Config, folder: Path, *, serves: bool = True) -> Ledger:
+    """Open the ledger. Processes that share a persistent store also find each other's turns.
+
+    `serves`: the process generates turns. Commands that only read leave no files in the folder.
+    """
     persistent = config.store != "memory"
-    return Ledger(
-        _open_ledger_store(config.store, folder),
-        shared=persistent,
-    )
+    store = _open_ledger_store(config.store, folder, serves=serves)
+    return Ledger(store, shared=persistent)
 
 
 def open_response_store(config: Config, folder: Path) -> ResponseStore:
@@ -96,7 +97,7 @@ def _open_response_backend(config: Config, folder: Path) -> ResponseBackend:
     return RedisResponseBackend(config.store, max_age=max_age)
 
 
-def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
+def _open_ledger_store(name: str, folder: Path, *, serves: bool) -> LedgerStore:
     if name == "memory":
         # It does not know the turns of earlier processes.
         return MemoryLedgerStore(exhaustive=False, clock=ExpiryClock())
@@ -107,7 +108,7 @@ def _open_ledger_store(name: str, folder: Path) -> LedgerStore:
             raise ValueError(f"--store with a Redis URL requires: {install_command('redis')}")
         from dovetail.ledger.redis_store import RedisLedgerStore
 
-        return RedisLedgerStore(name, folder=folder)
+        return RedisLedgerStore(name, folder=folder if serves else None)
     raise ValueError(f"--store must be sqlite, memory or a redis:// URL, got {name}")
 
 
