@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_close_finishes_pending_writes(tmp_path: Path) -> None:
             await store.get("t", "e1")
 
     asyncio.run(write())
-    with sqlite3.connect(tmp_path / "ledger.db") as file:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as file, file:
         assert file.execute("SELECT count(*) FROM entries").fetchone() == (300,)
         assert file.execute("SELECT entries FROM totals").fetchone() == (300,)
     file.close()
@@ -169,14 +170,14 @@ def test_the_file_stays_within_its_size_limit(tmp_path: Path, tokens: int) -> No
 
 
 def _foreign(path: Path) -> None:
-    with sqlite3.connect(path) as file:
+    with closing(sqlite3.connect(path)) as file, file:
         file.execute("CREATE TABLE bookmarks (url TEXT)")
     file.close()
 
 
 def _newer(path: Path) -> None:
     asyncio.run(SqliteLedgerStore(path).close())
-    with sqlite3.connect(path) as file:
+    with closing(sqlite3.connect(path)) as file, file:
         file.execute("PRAGMA user_version = 99")
     file.close()
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -224,7 +224,7 @@ def test_a_foreign_file_is_rejected(tmp_path: Path) -> None:
     asyncio.run(SqliteLedgerStore(tmp_path / "turns.sqlite").close())
     with pytest.raises(StoreError, match="not a response store"):
         SqliteResponseBackend(tmp_path / "turns.sqlite")
-    with sqlite3.connect(tmp_path / "other.sqlite") as other:
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other, other:
         other.execute("CREATE TABLE t (x)")
     other.close()
     with pytest.raises(StoreError, match="not a response store"):
