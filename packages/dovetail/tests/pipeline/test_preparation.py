@@ -14,7 +14,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, RendererCache, load_model
-from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Identity,

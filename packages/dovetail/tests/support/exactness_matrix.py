@@ -22,7 +22,8 @@ from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.prompt import PromptOrigin
 from dovetail.prompt.renderer import PromptRenderer
 

@@ -23,7 +23,8 @@ from dovetail.ledger.recognition import ReplayPolicy
 from dovetail.models.files import TemplateSource
 from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
-from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest, PromptSettings
+from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
+from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.messages import ToolNames
 from dovetail.prompt.template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter

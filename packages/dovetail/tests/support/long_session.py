@@ -18,7 +18,8 @@ from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
-from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.template import ChatTemplate
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail.prompt.volatile_text import NormalizationOptions

@@ -16,8 +16,9 @@ from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
-from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
+from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server

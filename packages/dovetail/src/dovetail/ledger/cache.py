@@ -19,7 +19,7 @@ _Index = dict[tuple[str, str | bytes], dict[str, None]]
 
 def estimate_entry_bytes(entry: LedgerEntry) -> int:
     """Estimate the memory of an entry in bytes."""
-    ids = len(entry.suffix) + len(entry.generated) + len(entry.logprobs)
+    ids = len(entry.suffix) + len(entry.generated) + len(entry.logprobs) + len(entry.state)
     return _ENTRY_OVERHEAD_BYTES + ids + sum(map(_estimate_span_bytes, entry.spans))
 
 

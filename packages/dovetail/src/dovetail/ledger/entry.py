@@ -59,6 +59,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reported none.
     `forced`: the ranges of generated ids that the model did not choose, because they end
     reasoning that exceeded its budget.
+    `state`: the state of the conversation, opaque to the ledger, if this turn changed it.
+    `state_entry`: the entry that holds the state, if this one does not; empty if there is none.
 
     Entries are stored as arrays: the order of the fields is the format, their names are not.
     """
@@ -85,6 +87,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     response_number: str = ""
     logprobs: bytes = b""
     forced: tuple[tuple[int, int], ...] = ()
+    state: bytes = b""
+    state_entry: str = ""
 
     @property
     def call_ids(self) -> tuple[str, ...]:

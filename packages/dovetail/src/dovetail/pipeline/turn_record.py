@@ -16,6 +16,7 @@ from dovetail.ledger.entry import (
 from dovetail.ledger.seal import PreviousTurnTail, Sealer, SealPayload
 from dovetail.ledger.turn_digest import digest_turn, extend_chain
 from dovetail.pipeline.block_offsets import BlockOffsets
+from dovetail.prompt.conversation_state import encode_state
 from dovetail.prompt.prefix_diagnostics import count_common_ids
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import Fold, Identity, Message, OutputBlock, ReasoningBlock, TextBlock, Turn
@@ -116,6 +117,8 @@ class TurnRecord:
                 for start, end in self.forced_ranges
                 if start < token_count
             ),
+            state=encode_state(prompt.state),
+            state_entry=prompt.state.entry_id,
         )
 
     def seal(self, fold: Fold) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, unpack_ids
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
+from dovetail.prompt.conversation_state import StateRecord
 from dovetail.prompt.messages import (
     ChatMessage,
     MessageBuilder,
@@ -115,7 +116,7 @@ class PromptBuilder:
         self._reused_tokens = 0
         self._notes: list[str] = []
 
-    def build(self, head: HeadDigests) -> Prompt:
+    def build(self, head: HeadDigests, state: StateRecord) -> Prompt:
         """Build the prompt. The template renders the turns that cannot be spliced."""
         spliced = self._spliced_turns()
         built = self._build_ids(spliced)
@@ -147,6 +148,7 @@ class PromptBuilder:
             reasoning_dropped=self._drops_reasoning(),
             opening=self._opening,
             notes=(*self._history.notes, *self._notes),
+            state=state,
         )
 
     def _drops_reasoning(self) -> bool:

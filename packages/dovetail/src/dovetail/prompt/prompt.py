@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.prompt.conversation_state import EMPTY_RECORD, StateRecord
 
 PromptOrigin = Literal["grown", "resumed", "iterated", "cold"]
 
 
 @dataclass(frozen=True)
 class HeadDigests:
-    """Digests of the prompt's head: system text, tools and template switches."""
+    """Digests of the prompt's head: system text, tools and template switches.
+
+    `whole` also covers the context edits: a prompt with other edits cannot be extended.
+    """
 
     system: bytes
     tools: bytes
@@ -36,6 +40,7 @@ class Prompt:
     `reused_tokens`: the number of leading ids that were reused from the ledger.
     `reasoning_dropped`: whether the template drops reasoning of the last known turn.
     `opening`: the end of the prompt after the last role marker.
+    `state`: the state of the conversation, to be recorded with the generated turn.
     """
 
     ids: "array[int]"
@@ -50,3 +55,4 @@ class Prompt:
     reasoning_dropped: bool = False
     opening: str | None = None
     notes: tuple[str, ...] = ()
+    state: StateRecord = EMPTY_RECORD

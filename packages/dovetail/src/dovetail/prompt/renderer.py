@@ -11,6 +11,7 @@ import msgspec
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.ledger.turn_digest import compute_digest
 from dovetail.prompt.builder import PromptBuilder, PromptTools, RenderContext
+from dovetail.prompt.conversation_state import StateRecord, digest_edits
 from dovetail.prompt.messages import ToolNames, escape_strings
 from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.prompt import HeadDigests, Prompt
@@ -96,15 +97,16 @@ class PromptRenderer:
             return 0
         return find_loop_start(turns)
 
-    def digest_head(self, request: Request, switches: Mapping[str, Any]) -> HeadDigests:
-        """Compute the digests of the head of a request."""
+    def digest_head(
+        self, request: Request, switches: Mapping[str, Any], edits: bytes = b""
+    ) -> HeadDigests:
+        """Compute the digests of the head of a request. `edits` is the digest of its edits."""
         system = _digest_system(request.system)
         tools = self._toolset(request.tools).digest
         read = {k: v for k, v in switches.items() if k in self._context.template.variables}
         switch_digest = compute_digest(json.dumps(read, sort_keys=True, default=str))
-        return HeadDigests(
-            system, tools, switch_digest, compute_digest(system, tools, switch_digest)
-        )
+        whole = compute_digest(system, tools, switch_digest, *([edits] if edits else []))
+        return HeadDigests(system, tools, switch_digest, whole)
 
     def count_new_chars(self, request: Request, history: RecognizedHistory) -> int:
         """Estimate the number of characters to encode for a prompt, with an overhead per turn."""
@@ -119,19 +121,25 @@ class PromptRenderer:
         return new + tools + sum(map(_count_chars, request.system))
 
     def render(
-        self, request: Request, history: RecognizedHistory, switches: Mapping[str, Any]
+        self,
+        request: Request,
+        history: RecognizedHistory,
+        switches: Mapping[str, Any],
+        state: StateRecord | None = None,
     ) -> Prompt:
         """Render the prompt of a normalized request. `history` has its recognized turns.
 
-        Thread-safe.
+        `state` is recorded with the generated turn. Thread-safe.
         """
+        state = state or StateRecord()
         start = history.start
         switches = escape_strings(
             switches, self._context.guard.protect
         )  # their words are a client's, too
         tools = self._toolset(request.tools).prompt_tools
         builder = PromptBuilder(self._context, request, history, tools, switches, start)
-        return builder.build(self.digest_head(request, switches))
+        head = self.digest_head(request, switches, digest_edits(state.state))
+        return builder.build(head, state)
 
     def encode_blocks(
         self,

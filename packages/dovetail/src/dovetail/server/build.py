@@ -17,8 +17,9 @@ from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.ledger.store import LedgerStore
 from dovetail.models.loader import Model, ModelLoadError, load_model
 from dovetail.models.weights import ModelUnavailableError, find_model, find_tokenizer_files
-from dovetail.pipeline.preparation import ChatPreparer, PromptSettings
+from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
+from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, NormalizationOptions
 from dovetail.responses.backend import ResponseBackend
