@@ -8,6 +8,7 @@ import pytest
 from raw_http_server import (
     CHUNKED,
     FAULTS,
+    GET,
     POST,
     SHORT,
     chunk,
@@ -29,13 +30,14 @@ RESPONSES = [
 ]
 
 
+@pytest.mark.parametrize("request_", [POST, GET], ids=["POST", "GET"])
 @pytest.mark.parametrize(
     ("pieces", "body"), [a[1:] for a in RESPONSES], ids=[a[0] for a in RESPONSES]
 )
-def test_body_framings(pieces: list[bytes], body: bytes) -> None:
+def test_body_framings(request_: ClientRequest, pieces: list[bytes], body: bytes) -> None:
     async def main() -> tuple[int, bytes]:
         async with server(responding_with(*pieces)) as endpoint:
-            return await fetch(endpoint, POST)
+            return await fetch(endpoint, request_)
 
     assert asyncio.run(main()) in [(200, body), (204, body)]
 

@@ -9,6 +9,7 @@ from dovetail_model import DovetailError, EngineUnavailable
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 POST = ClientRequest("POST", "/x", b"{}")
+GET = ClientRequest("GET", "/x", timeouts=Timeouts(connect=5.0, read=10.0))
 SHORT = ClientRequest("POST", "/x", b"{}", timeouts=Timeouts(connect=5.0, read=0.05))
 
 

@@ -208,8 +208,13 @@ class ClientConnection(asyncio.Protocol):
         return self._response.headers
 
     def send(self, request: Sequence[bytes]) -> None:
-        """Send the request. A server may respond before it has read all of it."""
-        self._transport.writelines(request)
+        """Send the request. A server may respond before it has read all of it.
+
+        asyncio's `writelines` keeps an empty part in its buffer as of Python 3.12: it would send
+        nothing in a busy loop, and would never report that the server closed the connection.
+        """
+        for part in request:
+            self._transport.write(part)
 
     async def read_head(self) -> None:
         """Wait for status and headers."""
