@@ -107,3 +107,29 @@ def test_deepest_value_is_accepted() -> None:
     json_depth.check_depth(value, "x")
     with pytest.raises(InvalidRequest, match=r"x\.a\.a: must not be nested"):
         json_depth.check_depth({"a": value}, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [
+        (b"", 0),
+        (b'"[[["', 0),
+        (b"[]", 1),
+        (b'{"a": [1, {"b": 2}], "c": []}', 3),
+        (b"[" * 50_000 + b"]" * 50_000, 50_000),
+        (b'[{"a":' * 2_000 + b"1" + b"}]" * 2_000, 4_000),
+        (b"[[]," * 300 + b"[]" + b"]" * 300, 301),
+        (b"[[],[]]" * 1_000, 2),
+        # malformed
+        (b"[" * 300, 300),
+        (b"[{]}" * 300, 2),
+        (b"]" * 300 + b"[" * 300, 300),
+        (b'[["[[[[', 2),
+        (b'["\\"[", ["\\\\", [[]]]]', 4),
+        (b'["\\', 1),
+    ],
+)
+def test_depth_of_json_text(text: bytes, depth: int) -> None:
+    assert not json_depth.exceeds_depth(text, depth)
+    if depth:
+        assert json_depth.exceeds_depth(text, depth - 1)

@@ -22,7 +22,7 @@ from dovetail_protocols.codec import (
 from dovetail_protocols.completions import CODEC as COMPLETIONS
 from dovetail_protocols.completions import raw_prompt
 from dovetail_protocols.decode_cache import DecodeCache
-from dovetail_protocols.json_depth import MAX_JSON_DEPTH
+from dovetail_protocols.json_depth import MAX_JSON_DEPTH, exceeds_depth
 from dovetail_protocols.messages import CODEC as MESSAGES
 from dovetail_protocols.messages import MessagesReader, decode_count, encode_count
 from dovetail_protocols.rate_limits import LimitStatus
@@ -95,6 +95,7 @@ __all__ = [
     "encode_count",
     "encode_input_tokens",
     "encode_items",
+    "exceeds_depth",
     "input_items",
     "item_id",
     "item_references",

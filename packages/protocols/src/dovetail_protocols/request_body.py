@@ -11,7 +11,7 @@ from msgspec import Raw
 from dovetail_model import Block, InvalidRequest, Turn
 from dovetail_protocols.body_prefixes import BodyRemainder, HistoryKey
 from dovetail_protocols.decode_cache import DecodeCache
-from dovetail_protocols.json_depth import MAX_JSON_DEPTH, check_depth
+from dovetail_protocols.json_depth import MAX_JSON_DEPTH, check_depth, exceeds_depth
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -21,7 +21,7 @@ _decode = msgspec.json.Decoder().decode
 _Value = str | list[Raw] | dict[str, Any] | int | float | bool | None
 _value = msgspec.json.Decoder(_Value).decode
 _split = msgspec.json.Decoder(dict[str, _Value]).decode
-_MAX_REPAIRED_BYTES = 8 << 20  # larger bodies are too expensive to decode again
+_MAX_REPAIRED_BYTES = 8 << 20  # larger bodies are too expensive to read again
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _VALIDATION_PATH = re.compile(r"^(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
@@ -102,7 +102,7 @@ class RequestBody:
             return _split(self._bytes)
         except _NOT_JSON as error:
             if len(self._bytes) > _MAX_REPAIRED_BYTES:
-                raise _not_json(error) from error
+                raise _not_json(error, self._bytes) from error
             self._remainder = None  # report the error with its position in the full body
             return _split(ensure_json_object(self._bytes))
 
@@ -111,7 +111,7 @@ class RequestBody:
             return _decode(_repair_json(item))
         except (ValueError, RecursionError):
             ensure_json_object(self._bytes)  # raises with the position in the body
-            raise _not_json(error) from error
+            raise _not_json(error, item) from error
 
 
 def convert(value: object, kind: type[T], path: str = "") -> T:
@@ -149,7 +149,7 @@ def ensure_json_object(body: bytes) -> bytes:
             sound = _repair_json(body)
             value = _decode(sound)
         except (ValueError, RecursionError):
-            raise _not_json(error) from error
+            raise _not_json(error, body) from error
     if not isinstance(value, dict):
         raise InvalidRequest("The request body must be a JSON object.")
     return sound
@@ -159,8 +159,10 @@ def _repair_json(text: bytes) -> bytes:
     return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _not_json(error: Exception) -> InvalidRequest:
-    if isinstance(error, RecursionError):
+def _not_json(error: Exception, text: bytes) -> InvalidRequest:
+    if isinstance(error, RecursionError) or (
+        len(text) <= _MAX_REPAIRED_BYTES and exceeds_depth(text, MAX_JSON_DEPTH)
+    ):
         return InvalidRequest(
             f"The request body must not be nested more than {MAX_JSON_DEPTH} levels deep."
         )

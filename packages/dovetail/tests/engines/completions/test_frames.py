@@ -283,7 +283,8 @@ INVALID_FRAMES = {
     "an id of 64 bits": choice([2**64]),
     "a negative stop token": choice([7], "stop", stop_reason=-1),
     "a stop token of 33 bits": choice([7], "stop", stop_reason=2**32),
-    "a nested frame": b'{"choices": [], "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "a nested frame": b'{"choices": [], "x": ' + b"[" * 600 + b"]" * 600 + b"}",
+    "a frame nested more than the decoder accepts": b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     "invalid UTF-8": b'{"choices": [{"finish_reason": "\xff", "token_ids": [1]}]}',
     "invalid UTF-8 in a key": b'{"choices": [{"logprobs": {"top_logprobs": [{"\xff": 1}]}}]}',
 }

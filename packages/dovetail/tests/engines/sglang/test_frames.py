@@ -317,7 +317,8 @@ INVALID_FRAMES: dict[str, bytes] = {
     "a negative stop token": msgspec.json.encode(
         frame([], 1, {"type": "stop", "matched": -1}),
     ),
-    "a nested frame": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "a nested frame": b'{"x": ' + b"[" * 600 + b"]" * 600 + b"}",
+    "a frame nested more than the decoder accepts": b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     "invalid UTF-8": b'{"error": {"message": "\xff"}}',
 }
 

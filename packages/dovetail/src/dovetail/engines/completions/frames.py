@@ -12,6 +12,7 @@ import msgspec
 from dovetail.engines.completions.errors import CompletionErrorBody, error_from_body
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import TOKEN_ID_PREFIX, UNKNOWN_LOGPROB
+from dovetail.engines.frame_depth import MAX_UNCHECKED_BYTES, check_frame_depth
 from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import DovetailError, EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer
@@ -105,6 +106,8 @@ class CompletionFrameReader:
             if payload == _DONE:
                 return self.finish()
             try:
+                if len(payload) > MAX_UNCHECKED_BYTES:
+                    check_frame_depth(payload)
                 frame = _decode(payload)
             except FRAME_ERRORS as fault:
                 raise EngineError(

@@ -14,6 +14,7 @@ import msgspec
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.llamacpp.request import LlamaCppErrorBody, error_from_body
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
+from dovetail.engines.frame_depth import MAX_UNCHECKED_BYTES, check_frame_depth
 from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer
@@ -168,6 +169,8 @@ class LlamaCppFrameReader:
 
     def _read_frame(self, data: bytes) -> TokenDelta | None:
         try:
+            if len(data) > MAX_UNCHECKED_BYTES:
+                check_frame_depth(data)
             frame = msgspec.json.decode(data, type=LlamaCppFrame)
         except FRAME_ERRORS as fault:
             raise EngineError(f"llama.cpp sent a frame that cannot be decoded ({fault})") from fault

@@ -21,6 +21,7 @@ from dovetail.engines.completions.errors import (
 )
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
+from dovetail.engines.frame_depth import MAX_UNCHECKED_BYTES, check_frame_depth
 from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import (
     ContextOverflow,
@@ -158,6 +159,8 @@ class SglangFrameReader:
 
     def _read_frame(self, payload: bytes) -> TokenDelta:
         try:
+            if len(payload) > MAX_UNCHECKED_BYTES:
+                check_frame_depth(payload)
             frame = _decode_frame(payload)
             if frame.error is not None:
                 self.is_finished = True
