@@ -75,7 +75,7 @@ def test_agent_runs_its_tools(
         assert result.final_output == DONE
 
     _with_model(server, api, use_model)
-    assert cities == ["Oslo", "Köln", "Zürich"]
+    _assert_cities(cities)
     generations = [one for one in setup.generations if question in one.text]
     assert len(generations) == 3
     report_run(assert_exact(generations, new=1))
@@ -98,7 +98,7 @@ def test_streamed_run_has_its_items_in_order(
         assert run.final_output == DONE
 
     _with_model(server, api, use_model)
-    assert cities == ["Oslo", "Köln", "Zürich"]
+    _assert_cities(cities)
     assert "".join(text) == f"A moment.{DONE}"
     assert (item_events.count("tool_called"), item_events.count("tool_output")) == (3, 3)
     assert item_events[-1] == "message_output_created"
@@ -120,11 +120,16 @@ def test_handoff_to_another_agent(
         assert (result.final_output, result.last_agent.name) == (DONE, "meteorologist")
 
     _with_model(server, api, use_model)
-    assert cities == ["Oslo", "Köln", "Zürich"]
+    _assert_cities(cities)
     generations = [one for one in setup.generations if question in one.text]
     assert [one.text.count(CLERK) for one in generations] == [1, 0, 0, 0]
     assert generations[0].output_text.removesuffix("<|im_end|>") in generations[1].text
     report_run(assert_exact(generations, new=2))
+
+
+def _assert_cities(cities: list[str]) -> None:
+    """The SDK runs the two calls of the first turn in threads, in any order."""
+    assert (sorted(cities[:2]), cities[2:]) == (["Köln", "Oslo"], ["Zürich"])
 
 
 def _meteorologist(model: Model, cities: list[str]) -> "Agent[None]":
