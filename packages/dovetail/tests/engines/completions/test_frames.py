@@ -284,7 +284,10 @@ INVALID_FRAMES = {
     "a negative stop token": choice([7], "stop", stop_reason=-1),
     "a stop token of 33 bits": choice([7], "stop", stop_reason=2**32),
     "a nested frame": b'{"choices": [], "x": ' + b"[" * 600 + b"]" * 600 + b"}",
-    "a frame nested more than the decoder accepts": b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "a frame nested more than the decoder accepts": b'{"x": '
+    + b"[" * 50_000
+    + b"]" * 50_000
+    + b"}",
     "invalid UTF-8": b'{"choices": [{"finish_reason": "\xff", "token_ids": [1]}]}',
     "invalid UTF-8 in a key": b'{"choices": [{"logprobs": {"top_logprobs": [{"\xff": 1}]}}]}',
 }

@@ -194,7 +194,10 @@ INVALID_FRAMES: dict[str, bytes] = {
     "a negative id": json.dumps(token("a", [-1], 1)).encode(),
     "an id of 33 bits": json.dumps(token("a", [2**32], 1)).encode(),
     "a nested frame": b'{"x": ' + b"[" * 600 + b"]" * 600 + b"}",
-    "a frame nested more than the decoder accepts": b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "a frame nested more than the decoder accepts": b'{"x": '
+    + b"[" * 50_000
+    + b"]" * 50_000
+    + b"}",
     "nested logprobs": b'{"completion_probabilities": ['
     + b'{"id": 1, "top_logprobs": [' * 300
     + b"]}" * 300

@@ -318,7 +318,10 @@ INVALID_FRAMES: dict[str, bytes] = {
         frame([], 1, {"type": "stop", "matched": -1}),
     ),
     "a nested frame": b'{"x": ' + b"[" * 600 + b"]" * 600 + b"}",
-    "a frame nested more than the decoder accepts": b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "a frame nested more than the decoder accepts": b'{"x": '
+    + b"[" * 50_000
+    + b"]" * 50_000
+    + b"}",
     "invalid UTF-8": b'{"error": {"message": "\xff"}}',
 }
 

@@ -11,8 +11,8 @@ import msgspec
 
 from dovetail.engines.completions.errors import CompletionErrorBody, error_from_body
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.sampling import TOKEN_ID_PREFIX, UNKNOWN_LOGPROB
 from dovetail.engines.frame_depth import MAX_UNCHECKED_BYTES, check_frame_depth
+from dovetail.engines.sampling import TOKEN_ID_PREFIX, UNKNOWN_LOGPROB
 from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import DovetailError, EngineError, EngineUnavailable, TokenLogprob
 from dovetail_tokenizers import Tokenizer

@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.engines.frame_depth import MAX_UNCHECKED_BYTES, check_frame_depth
 from dovetail.engines.llamacpp.request import LlamaCppErrorBody, error_from_body
 from dovetail.engines.sampling import UNKNOWN_LOGPROB
-from dovetail.engines.frame_depth import MAX_UNCHECKED_BYTES, check_frame_depth
 from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import EngineError, TokenLogprob
 from dovetail_tokenizers import Tokenizer

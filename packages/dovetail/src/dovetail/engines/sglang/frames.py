@@ -20,8 +20,8 @@ from dovetail.engines.completions.errors import (
     error_from_status,
 )
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.engines.frame_depth import MAX_UNCHECKED_BYTES, check_frame_depth
+from dovetail.engines.sampling import UNKNOWN_LOGPROB
 from dovetail.engines.token_ids import FRAME_ERRORS, TokenId
 from dovetail_model import (
     ContextOverflow,
