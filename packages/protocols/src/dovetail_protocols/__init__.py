@@ -47,7 +47,9 @@ from dovetail_protocols.responses import (
     previous_response_id,
     resolve_references,
     split_response,
+    unmatched_result_ids,
     with_default_model,
+    with_effective_sampling,
 )
 from dovetail_protocols.sse import ServerEvent, SseReader
 from dovetail_protocols.upstream import ReasoningField, ToolNames, UpstreamDialect, UpstreamRequest
@@ -106,5 +108,7 @@ __all__ = [
     "raw_prompt",
     "resolve_references",
     "split_response",
+    "unmatched_result_ids",
     "with_default_model",
+    "with_effective_sampling",
 ]

@@ -43,6 +43,7 @@ from dovetail_protocols import (
     StreamEncoder,
     StreamErrors,
     check_request,
+    with_effective_sampling,
 )
 
 _MIN_CHARGED_BYTES = 1 << 20  # of a rejected body
@@ -155,7 +156,7 @@ class GenerationEndpoint:
     async def _generate(
         self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec, lease: ExitStack
     ) -> None:
-        decoded = await self._decode(exchange, tracker, codec)
+        decoded = self._resolve_sampling(codec, await self._decode(exchange, tracker, codec))
         if exchange.warm_only:
             await self._warm(exchange, tracker, decoded)
         elif decoded.saver is not None and decoded.saver.background:
@@ -164,6 +165,14 @@ class GenerationEndpoint:
             )
         else:
             await self._respond(exchange, tracker, codec, decoded)
+
+    def _resolve_sampling(self, codec: Codec, decoded: "DecodedRequest") -> "DecodedRequest":
+        """Add the sampling parameters in effect, which response objects of some APIs repeat."""
+        if codec.stateful is None:
+            return decoded
+        request = decoded.request
+        sampling = self._service.find(request.model).resolve_sampling(request.sampling)
+        return replace(decoded, request=with_effective_sampling(request, sampling))
 
     async def _warm(
         self, exchange: ApiExchange, tracker: RequestTracker, decoded: "DecodedRequest"

@@ -93,6 +93,12 @@ class ConnectionCache:
         if self._budget is not None:
             self._budget.set_usage(self, self._size)
 
+    def evict(self, id: str) -> None:
+        """Remove a response that its client can no longer continue."""
+        self._drop(id)
+        if self._budget is not None:
+            self._budget.set_usage(self, self._size)
+
     def clear(self) -> None:
         self._held.clear()
         self._chains.clear()

@@ -16,7 +16,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.endpoints import ResponsesEndpoints
 from dovetail.telemetry.metrics import Metrics
-from dovetail_model import Overloaded
+from dovetail_model import Overloaded, Sampling
 
 TENANTS = ApiKeys(
     [], [ApiKey(name, sha256(f"key-{name}".encode()).digest()) for name in ("a", "b")]
@@ -258,5 +258,20 @@ def test_half_an_emoji_is_stored_and_continued() -> None:
             body = {"model": NAME, "input": "on", "previous_response_id": first.json["id"]}
             assert (await stage.request("POST", "/v1/responses", body)).status == 200
             assert len(stage.engine.requests) == 2
+
+    run(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_has_the_sampling_parameters_in_effect(stream: bool) -> None:
+    """A response has the defaults of the server, unlike the request."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            entry = stage.app.service.entries[0]
+            object.__setattr__(entry, "default_sampling", Sampling(temperature=0.3, top_p=0.9))
+            found = await create_response(stage, stream=stream, input="Hello.", temperature=0.7)
+            assert (found.temperature, found.top_p) == (0.7, 0.9)
+            assert found.model_extra["presence_penalty"] == 0.0
 
     run(scene)

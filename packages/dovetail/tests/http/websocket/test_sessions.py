@@ -242,3 +242,37 @@ def test_cache_budget_counts_cached_bytes() -> None:
     assert room.used_bytes == response_size(c)
     two.close()
     assert room.used_bytes == 0
+
+
+def test_result_without_its_call_ends_the_chain() -> None:
+    """Open Responses: the result of an unknown call is an error, and the chain is evicted."""
+
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.script(CALL, "Done.", "Again.")
+            async with socket_to(stage) as socket:
+                first = await send(socket, user("Look."))
+                unknown = {"type": "function_call_output", "call_id": "call_unknown", "output": "x"}
+                (rejected,) = await send(socket, unknown, after=ident(first))
+                assert rejected["status"] == 400
+                assert rejected["error"]["param"] == "input"
+                assert "call_unknown" in rejected["error"]["message"]
+                (missing,) = await send(socket, user("Go on."), after=ident(first))
+                assert missing["error"]["code"] == "previous_response_not_found"
+
+    run(scene)
+
+
+def test_result_and_its_call_may_come_together() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.script("One.", "Two.")
+            async with socket_to(stage) as socket:
+                first = await send(socket, user("Look."))
+                call = {"type": "function_call", "call_id": "call_own", "name": "look_up"}
+                result = {"type": "function_call_output", "call_id": "call_own", "output": "x"}
+                arguments = {"arguments": "{}"}
+                last = await send(socket, call | arguments, result, after=ident(first))
+                assert text_of(last) == "Two."
+
+    run(scene)

@@ -30,7 +30,7 @@ from dovetail_protocols.responses.compaction import (
     to_compaction_response,
 )
 from dovetail_protocols.responses.decode import decode
-from dovetail_protocols.responses.echo import ResponsesEcho
+from dovetail_protocols.responses.echo import ResponsesEcho, with_effective_sampling
 from dovetail_protocols.responses.encode import ResponsesEncoder, encode_message
 from dovetail_protocols.responses.item_list import (
     complete_item,
@@ -48,6 +48,7 @@ from dovetail_protocols.responses.raw_body import (
     previous_response_id,
     resolve_references,
     split_response,
+    unmatched_result_ids,
     user_messages,
     with_default_model,
 )
@@ -77,7 +78,9 @@ __all__ = [
     "previous_response_id",
     "resolve_references",
     "split_response",
+    "unmatched_result_ids",
     "with_default_model",
+    "with_effective_sampling",
 ]
 
 

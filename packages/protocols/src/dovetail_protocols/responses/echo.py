@@ -4,10 +4,17 @@ from typing import Any
 
 import msgspec
 
-from dovetail_model import Request
+from dovetail_model import Request, Sampling
 from dovetail_protocols.responses import wire
 
 _NONE = msgspec.Raw(b"[]")
+_SAMPLING_DEFAULTS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Sampling parameters that a response object repeats, with the values that have no effect."""
 
 
 class ResponsesEcho(msgspec.Struct, frozen=True):
@@ -19,6 +26,7 @@ class ResponsesEcho(msgspec.Struct, frozen=True):
     this one is stored, `background` that it is finished even if the client disconnects.
     `user_messages` are the items that stay unchanged if the conversation is compacted.
     `compacts` states that the response must be a single compaction item.
+    `sampling` has the sampling parameters that are in effect, as far as they are known.
     """
 
     fields: bytes
@@ -27,6 +35,12 @@ class ResponsesEcho(msgspec.Struct, frozen=True):
     compacts: bool = False
     background: bool = False
     user_messages: tuple[msgspec.Raw, ...] = ()
+    sampling: Sampling = Sampling()
+
+    def sampling_fields(self) -> dict[str, float]:
+        """Return the sampling parameters as numbers: clients of Open Responses reject null."""
+        given = ((name, getattr(self.sampling, name)) for name in _SAMPLING_DEFAULTS)
+        return _SAMPLING_DEFAULTS | {name: value for name, value in given if value is not None}
 
 
 def build_echo(
@@ -39,6 +53,12 @@ def build_echo(
         previous_response_id=body.previous_response_id,
         compacts=compacts,
         background=body.background is True,
+        sampling=Sampling(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+        ),
     )
 
 
@@ -49,10 +69,16 @@ def echo_of(request: Request) -> ResponsesEcho:
     return build_echo(wire.Body(model=request.model), {})
 
 
+def with_effective_sampling(request: Request, sampling: Sampling) -> Request:
+    """Return the request with the sampling parameters that its response object repeats."""
+    echo = msgspec.structs.replace(echo_of(request), sampling=sampling)
+    return msgspec.structs.replace(request, echo=echo)
+
+
 def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[str, Any]:
     """Return every field that the API repeats, with its default if the client did not send it.
 
-    Unset sampling parameters are null: the model's defaults are not known here.
+    `service_tier` is the tier that was used, and there is only one.
     """
     return {
         "model": body.model,
@@ -67,18 +93,19 @@ def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[s
         "prompt_cache_retention": body.prompt_cache_retention,
         "reasoning": {"effort": None, "summary": None} | (sent.get("reasoning") or {}),
         "safety_identifier": body.safety_identifier,
-        "service_tier": body.service_tier,
+        "service_tier": "default",
         "store": body.store is not False,
-        "temperature": body.temperature,
         "text": _text(sent.get("text") or {}),
         "tool_choice": body.tool_choice or "auto",
         "tools": tools,
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
 
 
 def _text(sent: dict[str, Any]) -> dict[str, Any]:
-    return sent | {"format": sent.get("format") or {"type": "text"}}
+    format = sent.get("format") or {"type": "text"}
+    if format.get("type") == "json_schema":
+        format = {"description": None, **format, "strict": format.get("strict") is True}
+    return sent | {"format": format}

@@ -227,7 +227,7 @@ class ReasoningItem(OutputItem):
         text = self.text
         summary = (wire.SummaryText(text),) if self._summary else ()
         return wire.ReasoningOut(
-            self.id, self.status, summary, (wire.ReasoningText(text),), self.seal
+            self.id, self.status, summary, (wire.ReasoningText(text),), self.seal or msgspec.UNSET
         )
 
 

@@ -77,6 +77,24 @@ def items_by_id(inside: bytes) -> dict[str, bytes]:
     return {id: raw for id, raw in all_ if isinstance(id, str)}
 
 
+_RESULT_TYPES = ("function_call_output", "custom_tool_call_output")
+
+
+def unmatched_result_ids(body: bytes) -> list[str]:
+    """Return the call ids of tool results in a body's own input whose calls it does not have."""
+    if not _may_contain(body, b"_call_output"):
+        return []
+    calls: set[str] = set()
+    results: list[str] = []
+    for raw in _items(b"[%b]" % input_items(body)):
+        match msgspec.json.decode(raw):
+            case {"type": str(kind), "call_id": str(id)} if kind in _RESULT_TYPES:
+                results.append(id)
+            case {"call_id": str(id)}:
+                calls.add(id)
+    return [id for id in results if id not in calls]
+
+
 def _may_contain(body: bytes, name: bytes) -> bool:
     """Return whether a body may contain this name, without decoding it."""
     return name in body or _ESCAPED.search(body) is not None

@@ -65,13 +65,15 @@ def to_outcome(finish: FinishReason, failure: Failure | None, truncated: bool) -
 class ResponseObject:
     """One response object: its id, its time, and the repeated fields of the request."""
 
-    __slots__ = ("_clock", "_created", "_echo", "id")
+    __slots__ = ("_clock", "_created", "_echo", "_sampling", "id")
 
     def __init__(self, request: Request, ids: IdFactory, clock: Clock) -> None:
         self.id = ids("resp_")
         self._clock = clock
         self._created = int(clock())
-        self._echo = echo.echo_of(request).fields
+        repeated = echo.echo_of(request)
+        self._echo = repeated.fields
+        self._sampling = repeated.sampling_fields()
 
     def queued(self) -> msgspec.Raw:
         return self._object("queued", {"output": []})
@@ -95,7 +97,7 @@ class ResponseObject:
         )
 
     def _object(self, status: str, more: wire.Json) -> msgspec.Raw:
-        fields = {
+        fields: wire.Json = {
             "id": self.id,
             "object": "response",
             "created_at": self._created,
@@ -105,6 +107,7 @@ class ResponseObject:
             "incomplete_details": None,
             "output": [],
             "usage": None,
+            **self._sampling,
         }
         return msgspec.Raw(_encode(fields | more)[:-1] + b"," + self._echo[1:])
 

@@ -182,8 +182,17 @@ def read_declared_tools(given: Sequence[Any]) -> DeclaredTools:
     """Read the body's own tools."""
     return DeclaredTools(
         tuple((f"tools[{at}]", tool) for at, tool in enumerate(given)),
-        msgspec.Raw(msgspec.json.encode(given)),
+        msgspec.Raw(msgspec.json.encode([_complete_function(tool) for tool in given])),
     )
+
+
+def _complete_function(given: object) -> object:
+    """Return a tool with all fields of a function, which clients of Open Responses require."""
+    tool = _unwrap_function(given)
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        return given
+    complete = {"type": "function", "description": None, "parameters": None, **tool}
+    return complete | {"strict": tool.get("strict") is True}
 
 
 def collect_tools(given: Iterable[tuple[str, Any]]) -> ResponsesTools:

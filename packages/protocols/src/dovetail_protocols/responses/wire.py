@@ -196,13 +196,16 @@ class MessageOut(msgspec.Struct, frozen=True, tag="message"):
 
 
 class ReasoningOut(msgspec.Struct, frozen=True, tag="reasoning"):
-    """`summary` is always present: clients drop an item without it."""
+    """`summary` is always present: clients drop an item without it.
+
+    `encrypted_content` is text or absent: clients of Open Responses reject null.
+    """
 
     id: str
     status: str
     summary: tuple[SummaryText, ...] = ()
     content: tuple[ReasoningText, ...] = ()
-    encrypted_content: str | None = None
+    encrypted_content: str | UnsetType = UNSET
 
 
 class FunctionCallOut(msgspec.Struct, frozen=True, tag="function_call"):

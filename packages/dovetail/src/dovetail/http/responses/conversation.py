@@ -13,7 +13,7 @@ from dovetail.http.memory import reserve_memory
 from dovetail.responses.backend import ResponseStatus, StoredResponse
 from dovetail.responses.connection_cache import CacheReservation
 from dovetail.responses.store import ResponseStore, is_valid_id
-from dovetail_model import Request, RequestTooLarge, ResponseNotFound
+from dovetail_model import InvalidRequest, Request, RequestTooLarge, ResponseNotFound
 from dovetail_protocols import (
     ResponsesEcho,
     input_items,
@@ -23,6 +23,7 @@ from dovetail_protocols import (
     previous_response_id,
     resolve_references,
     split_response,
+    unmatched_result_ids,
 )
 
 _PREFIX = "resp_"
@@ -71,6 +72,7 @@ class ConversationResolver:
         previous = await self._store.get_chain(
             exchange.tenant, self._previous_id, limit, exchange.local_responses
         )
+        self._require_calls(previous)
         self.previous_responses = previous
         self.body = await run_decoder(
             own_body,
@@ -81,6 +83,25 @@ class ConversationResolver:
         if len(self.body) > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
         reserve_memory(exchange, len(self.body), limit)
+
+    def _require_calls(self, previous: Sequence[StoredResponse]) -> None:
+        """Reject a tool result without its call over WebSockets, as Open Responses requires.
+
+        The connection then evicts the response that the request continues, and its client sends
+        the complete conversation again. Over HTTP, clients truncate histories between a call and
+        its result, so such a result is accepted there.
+        """
+        local = self._exchange.local_responses
+        if local is None:
+            return
+        for id in unmatched_result_ids(self._own_body):
+            name = msgspec.json.encode(id)
+            if not any(name in items for response in previous for items in response.items):
+                local.evict(previous[-1].id)
+                raise InvalidRequest(
+                    f"No tool call found for the tool result with call_id {id[:128]!r}.",
+                    param="input",
+                )
 
     async def _resolve_item_references(self, limit: int) -> None:
         """Insert items of earlier responses that the request refers to by their ids."""
