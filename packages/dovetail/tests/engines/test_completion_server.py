@@ -277,6 +277,20 @@ def test_failures_keep_their_kind(
     with_server(body)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_output_without_a_finish_is_an_error(stream: bool) -> None:
+    async def body(running: RunningServer) -> None:
+        running.engine.plan = [TokenDelta([97]), TokenDelta([98])]
+        if stream:
+            with pytest.raises(EngineError, match="no finish reason"):
+                await running.generate(request())
+        else:
+            status, response = await running.post({"prompt": "hi"})
+            assert (status, response["error"]["code"]) == (500, 500)
+
+    with_server(body)
+
+
 def test_dead_engine_aborts_its_streams() -> None:
     async def body(running: RunningServer) -> None:
         running.engine.plan, running.engine.failure = [TokenDelta([97])], EngineUnavailable("dead")

@@ -25,7 +25,11 @@ from dovetail.routing.pool import ReplicaPool
 from dovetail_model import (
     EngineError,
     EngineUnavailable,
+    Event,
+    Failure,
+    Finish,
     Fold,
+    InvalidEngineResponse,
     InvalidRequest,
     Message,
     OutputFormat,
@@ -177,6 +181,48 @@ def test_cached_tokens_of_a_second_engine_request_are_ignored() -> None:
     entry = _model_with(FailingEngine(LONG, cached=10_000))
     (message,) = _run_request(entry, thinking=Thinking(budget=40), sampling=Sampling(max_tokens=80))
     assert message.usage.cached_tokens == 0
+
+
+class UnfinishedEngine(FailingEngine):
+    """An engine that returns without a finish."""
+
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
+        self.requests.append(request)
+        for id in self._ids:
+            sink.push(TokenDelta([id]))
+
+
+def _run_to_the_end(entry: TokenModel) -> list[Event]:
+    async def main() -> list[Event]:
+        await entry.engine.start()
+        sink = RecordingSink()
+        request = Request("m", (Turn("user", (TextBlock("Is it so?"),)),))
+        await run_request(entry, request, lambda: "call_1", sink)
+        return [event for _, events in sink.batches for event in events]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["It is", "<think>Is it", "<think></think>"])
+def test_output_of_an_engine_that_returns_without_a_finish_is_a_failure(text: str) -> None:
+    """It may be incomplete, so it must not look like a normal finish."""
+    events = _run_to_the_end(_model_with(UnfinishedEngine(text)))
+    assert isinstance(events[-1], Failure)
+    assert events[-1].kind == "engine_response"
+    assert "finish reason" in events[-1].message
+    assert not any(isinstance(event, Finish) for event in events)
+
+
+def test_an_engine_that_returns_without_output_is_an_error() -> None:
+    with pytest.raises(InvalidEngineResponse, match="finish reason"):
+        _run_to_the_end(_model_with(UnfinishedEngine("")))
+
+
+def test_output_without_a_finish_up_to_the_limit_is_complete() -> None:
+    (message,) = _run_request(
+        _model_with(UnfinishedEngine("Hello")), sampling=Sampling(max_tokens=5)
+    )
+    assert (message.blocks[0].text, message.finish) == ("Hello", "length")  # type: ignore[union-attr]
 
 
 class RejectingEngine(FailingEngine):

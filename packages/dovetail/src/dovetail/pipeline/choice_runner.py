@@ -30,6 +30,7 @@ from dovetail_model import (
     FinishReason,
     Identity,
     InternalError,
+    InvalidEngineResponse,
     Logprobs,
     Request,
     Sampling,
@@ -181,6 +182,8 @@ class ChoiceRunner:
                 await self._entry.engine.generate(
                     self._engine_request(), self, self._observer.on_replica_assigned
                 )
+                if not (self._is_finished() or self._is_budget_spent()):
+                    raise InvalidEngineResponse("the engine sent no finish reason")
             except EngineError as error:
                 if self._is_finished():
                     return  # the output is complete
@@ -193,7 +196,7 @@ class ChoiceRunner:
                 self._migrated_at = len(self._generation.ids)
                 self._observer.on_migrated(self._migrated_at)
                 continue
-            if self._is_finished() or not self._is_budget_spent():
+            if self._is_finished():
                 return
             start = len(self._generation.ids)
             if self._limit - start <= len(closing):

@@ -42,6 +42,7 @@ from dovetail_model import (
     ClientError,
     DovetailError,
     EngineUnavailable,
+    InvalidEngineResponse,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -227,6 +228,8 @@ class CompletionsServer:
                 await self._engine.generate(request, sink)
             else:
                 await self._push_batches(self._stream_batches(request), sink)
+            if not writer.finished:
+                raise InvalidEngineResponse("the engine sent no finish reason")
         except DovetailError as error:
             if (await self._engine.health()).ready:
                 raise

@@ -65,7 +65,10 @@ class CompletionResponseChoice(msgspec.Struct):
 
 
 class ChoiceBuilder:
-    """Converts the deltas of one response to choices."""
+    """Converts the deltas of one response to choices.
+
+    `finished`: whether the last delta had a finish reason.
+    """
 
     def __init__(
         self, body: CompletionRequest, request: EngineRequest, model: CompletionModel
@@ -79,11 +82,13 @@ class ChoiceBuilder:
                 model.tokenizer, model.texts, keep_controls=not body.skip_special_tokens
             )
         self._offset = 0
+        self.finished = False
         self.counter = UsageCounter(len(request.prompt))
 
     def build(self, delta: TokenDelta) -> CompletionResponseChoice:
         """Build the choice of the chunk for this delta."""
         ids, body, counter = delta.ids, self.body, self.counter
+        self.finished = delta.finish is not None
         choice = CompletionResponseChoice(finish_reason=delta.finish)
         shown = ids
         if delta.finish is not None and ids and ids[-1] in self._request.stop_ids:
