@@ -32,10 +32,12 @@ class DovetailError(Exception):
     """Base class of all errors. Raise one of the subclasses instead.
 
     `reason` is more specific than `kind` and meant for operators. Clients do not see it.
+    `log_message` replaces the message in the log, if it says more than clients may know.
     """
 
     kind: str = "internal"
     reason: str | None = None
+    log_message: str | None = None
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dovetail.net.http_client import Endpoint
-from dovetail_model import ClientError, DovetailError
+from dovetail_model import DovetailError
 
 _MIN_SECRET_CHARS = 4  # shorter header values would match ordinary words
 _MIN_UNIQUE_CHARS = 12  # longer ones are removed even inside of words
@@ -42,10 +42,14 @@ class Redactor:
 
     def clean(self, text: str) -> str:
         """Return the text without secrets."""
+        text = _URL.sub(_ADDRESS, self.clean_credentials(text))
+        return text if self._address is None else self._address.sub(_ADDRESS, text)
+
+    def clean_credentials(self, text: str) -> str:
+        """Return the text without credentials, for the log, which may contain addresses."""
         if self._secrets is not None:
             text = self._secrets.sub(_SECRET, text)
-        text = _URL.sub(_ADDRESS, _CREDENTIALS.sub(_SECRET, text))
-        return text if self._address is None else self._address.sub(_ADDRESS, text)
+        return _CREDENTIALS.sub(_SECRET, text)
 
     def clean_bytes(self, content: bytes) -> bytes:
         """Return a response without secrets."""
@@ -54,10 +58,11 @@ class Redactor:
         )
 
     def clean_error(self, error: DovetailError) -> DovetailError:
-        """Return the error without secrets in its message and its parameter."""
+        """Return the error without secrets. Its log message keeps the address."""
         param = None if error.param is None else self.clean(error.param)
         cleaned = type(error)(self.clean(error.message), param=param, retry_after=error.retry_after)
         cleaned.reason = error.reason
+        cleaned.log_message = self.clean_credentials(error.log_message or error.message)
         return cleaned
 
     @contextmanager
@@ -66,17 +71,6 @@ class Redactor:
         try:
             yield
         except DovetailError as error:
-            raise self.clean_error(error) from error
-
-    @contextmanager
-    def clean_client_errors(self) -> Iterator[None]:
-        """Clean the client errors that are raised in the block.
-
-        Errors of the engine keep its address for the log; `to_public_error` removes it.
-        """
-        try:
-            yield
-        except ClientError as error:
             raise self.clean_error(error) from error
 
 

@@ -180,7 +180,7 @@ class Replica:
             raise EngineUnavailable(state.detail or "not ready")
 
     def _log_fields(self, error: DovetailError | None) -> dict[str, object]:
-        reason = {} if error is None else {"reason": error.message}
+        reason = {} if error is None else {"reason": error.log_message or error.message}
         return {"fields": {"engine": self.engine.name, "replica": self.index, **reason}}
 
 

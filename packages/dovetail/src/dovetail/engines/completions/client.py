@@ -167,7 +167,7 @@ class CompletionsClient:
 
         Cancelling closes the connection, which aborts the generation.
         """
-        with self._redactor.clean_client_errors():
+        with self._redactor.clean_errors():
             with_priority = self._supports_priority and request.priority != 0
             try:
                 await self._stream(request, sink, with_priority)
@@ -195,7 +195,9 @@ class CompletionsClient:
         stream = TokenStreamReader(reader.read, sink)
         async with send_request(self._endpoint, client_request, self._connections) as response:
             if response.status != 200:
-                raise error_from_status(self._server_name, response.status, await response.read())
+                # Before the message is truncated, which could leave a part of a secret.
+                content = self._redactor.clean_bytes(await response.read())
+                raise error_from_status(self._server_name, response.status, content)
             try:
                 await response.stream_to(stream.push, stream.drain)
             except EngineUnavailable:
