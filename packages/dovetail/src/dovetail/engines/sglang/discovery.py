@@ -84,6 +84,26 @@ async def fetch_json(endpoint: Endpoint, *paths: str) -> Mapping[str, Any] | Non
     return None
 
 
+async def find_model_path(endpoint: Endpoint) -> str | None:
+    """Return the path that reports the server's model; None if there is none."""
+    for path in (*MODEL_INFO_PATHS, MODEL_LIST_PATH):
+        if parse_served_models(await fetch_json(endpoint, path) or {}):
+            return path
+    return None
+
+
+def parse_served_models(info: Mapping[str, Any]) -> dict[str, str]:
+    """Return the models in a response of such a path, by name with their origin."""
+    cards = info.get("data")
+    if isinstance(cards, list):
+        known = [card for card in cards if isinstance(card, dict) and card.get("id")]
+        return {str(card["id"]): str(card.get("root") or card["id"]) for card in known}
+    path = _text(info, "model_path") or ""
+    name = _text(info, "served_model_name") or path
+    tokenizer = _text(info, "tokenizer_path") or path
+    return {name: path if tokenizer == path else f"{path} with {tokenizer}"} if name else {}
+
+
 async def find_health_path(endpoint: Endpoint) -> str:
     """Return the cheapest path that reports the server's health."""
     for path in HEALTH_PATHS:

@@ -13,12 +13,16 @@ from dovetail.engines.engine import (
     TokenSink,
     check_prompt_length,
 )
+from dovetail.engines.redaction import Redactor
+from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.sglang.discovery import (
     SERVER_INFO_PATHS,
     SglangOptions,
     SglangServerInfo,
     fetch_json,
     find_health_path,
+    find_model_path,
+    parse_served_models,
     parse_server_info,
 )
 from dovetail.engines.sglang.frames import SERVER_NAME, SglangFrameReader, sglang_error_from_status
@@ -60,6 +64,9 @@ class SglangEngine:
         self._context_length = context_length
         self._options = options or SglangOptions()
         self._server_info = SglangServerInfo()
+        self._redactor = Redactor(endpoint)
+        self._served_model = ServedModelCheck(f"{SERVER_NAME} at {endpoint}")
+        self._model_path: str | None = None
         self._health_path: str | None = None
         self._supports_abort = True
         self._running: set[str] = set()
@@ -69,7 +76,10 @@ class SglangEngine:
         self.capabilities = self._build_capabilities()
 
     async def start(self) -> None:
-        """Query how the server was started. Raise an error if no server responds."""
+        """Query how the server was started. Raise an error if no server has the model."""
+        self._model_path = self._model_path or await find_model_path(self._endpoint)
+        if problem := await self._check_model():
+            raise EngineUnavailable(problem)
         self._server_info = parse_server_info(
             await fetch_json(self._endpoint, *SERVER_INFO_PATHS), self._options
         )
@@ -85,6 +95,39 @@ class SglangEngine:
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Push deltas as they arrive. Cancelling closes the connection and aborts the request."""
+        if self._served_model.problem:
+            raise EngineUnavailable(f"{SERVER_NAME} serves another model than at startup")
+        with self._redactor.clean_errors():
+            await self._generate(request, sink)
+
+    async def health(self) -> EngineHealth:
+        """Return whether the server responds and has the model, and the facts that it reported."""
+        if self._health_path is None:
+            return EngineHealth(False, "not started")
+        client_request = ClientRequest("GET", self._health_path, timeouts=HEALTH_TIMEOUTS)
+        try:
+            problem = await self._check_model()
+            status, _ = await fetch(self._endpoint, client_request)
+        except DovetailError as error:
+            return EngineHealth(False, error.message)
+        if status != 200:
+            problem = f"status {status}"
+        facts = {
+            "version": self._server_info.version,
+            "priority": self._server_info.priority_order or "off",
+        }
+        return EngineHealth(not problem, problem, facts)
+
+    async def stop(self) -> None:
+        """Abort this engine's requests."""
+        self._health_path = None
+        running, self._running = self._running, set()
+        self._connections.abort_all()  # a server that hangs would never end them
+        for rid in running:
+            self._schedule_abort(rid)
+        await asyncio.gather(*self._aborts)
+
+    async def _generate(self, request: EngineRequest, sink: TokenSink) -> None:
         check_prompt_length(request, self.capabilities.context_length)
         # SGLang aborts every request whose id begins with the given id, so no id may be a prefix.
         rid = f"{token_hex(8)}-{request.id}"
@@ -101,7 +144,8 @@ class SglangEngine:
                 self._check_running(rid)
                 if response.status != 200:
                     abort_on_exit = False
-                    raise sglang_error_from_status(response.status, await response.read())
+                    content = self._redactor.clean_bytes(await response.read())
+                    raise sglang_error_from_status(response.status, content)
                 await response.stream_to(stream.push, stream.drain)
             if not stream.finished:
                 raise EngineUnavailable(
@@ -115,30 +159,6 @@ class SglangEngine:
             self._running.discard(rid)
             if abort_on_exit and not reader.is_finished:
                 self._schedule_abort(rid)
-
-    async def health(self) -> EngineHealth:
-        """Return whether the server responds, and the facts that it reported about itself."""
-        if self._health_path is None:
-            return EngineHealth(False, "not started")
-        client_request = ClientRequest("GET", self._health_path, timeouts=HEALTH_TIMEOUTS)
-        try:
-            status, _ = await fetch(self._endpoint, client_request)
-        except DovetailError as error:
-            return EngineHealth(False, error.message)
-        facts = {
-            "version": self._server_info.version,
-            "priority": self._server_info.priority_order or "off",
-        }
-        return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
-
-    async def stop(self) -> None:
-        """Abort this engine's requests."""
-        self._health_path = None
-        running, self._running = self._running, set()
-        self._connections.abort_all()  # a server that hangs would never end them
-        for rid in running:
-            self._schedule_abort(rid)
-        await asyncio.gather(*self._aborts)
 
     def _schedule_abort(self, rid: str) -> None:
         """Abort a request explicitly: SGLang detects disconnected clients only after seconds."""
@@ -160,6 +180,12 @@ class SglangEngine:
             self._supports_abort = False
             refusal = {"engine": SERVER_NAME, "status": status}
             _log.info("abort_unsupported", extra={"fields": refusal})
+
+    async def _check_model(self) -> str:
+        if self._model_path is None:
+            return ""
+        info = await fetch_json(self._endpoint, self._model_path)
+        return self._served_model.check(parse_served_models(info or {}))
 
     def _check_running(self, rid: str) -> None:
         if self._health_path is None or rid not in self._running:

@@ -14,8 +14,14 @@ from dovetail.engines.engine import (
     RemoteModel,
     TokenSink,
 )
+from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.timeouts import HEALTH_TIMEOUTS
-from dovetail.engines.vllm.discovery import PROBES, list_models, probe_constraints
+from dovetail.engines.vllm.discovery import (
+    PROBES,
+    VllmModelCard,
+    list_models,
+    probe_constraints,
+)
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
@@ -62,6 +68,7 @@ class VllmEngine:
         self._tokenizer = tokenizer
         self._options = options or VllmOptions()
         self._started = False
+        self._served_model = ServedModelCheck(f"vLLM at {endpoint}", remote.name)
         self._context_length = context_length or remote.context_length
         self.capabilities = EngineCapabilities(logprobs=True, context_length=self._context_length)
         self._client = self._create_client(Timeouts(CONNECT_TIMEOUT_SECONDS, self._options.silence))
@@ -69,12 +76,8 @@ class VllmEngine:
     async def start(self) -> None:
         """Check that the server has the model, and probe which constraints it enforces."""
         cards = await list_models(self._endpoint)
-        names = [card.id for card in cards]
-        if self._remote.name not in names:
-            raise EngineUnavailable(
-                f"vLLM at {self._endpoint} does not serve {self._remote.name!r}: "
-                f"it serves {', '.join(names)}"
-            )
+        if problem := self._check_model(cards):
+            raise EngineUnavailable(problem)
         # `remote` describes the first replica; the context length of this one may be shorter.
         own = [card.max_model_len for card in cards if card.id == self._remote.name]
         lengths = [length for length in (self._context_length, *own) if length]
@@ -92,10 +95,12 @@ class VllmEngine:
         """
         if not self._started:
             raise EngineUnavailable("the engine 'vllm' is not running")
+        if self._served_model.problem:
+            raise EngineUnavailable("vLLM serves another model than at startup")
         await self._client.generate(request, sink)
 
     async def health(self) -> EngineHealth:
-        """Return whether the server reports that it is healthy, and its version and features."""
+        """Return whether the server is healthy and has the model, and its version and features."""
         if not self._started:
             return EngineHealth(False, "not started")
         # Before 0.32, vLLM reports cached tokens only if there are any: the probe may see none.
@@ -104,16 +109,20 @@ class VllmEngine:
         try:
             client_request = ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
             status, _ = await fetch(self._endpoint, client_request)
+            problem = f"status {status}"
+            if status == 200:
+                problem = self._check_model(await list_models(self._endpoint))
         except DovetailError as error:
             return EngineHealth(False, error.message)
-        return EngineHealth(
-            status == 200, "" if status == 200 else f"status {status}", self._health_facts()
-        )
+        return EngineHealth(not problem, problem, self._health_facts())
 
     async def stop(self) -> None:
         """Abort this engine's requests. The server keeps running."""
         self._started = False
         self._client.abort_all()
+
+    def _check_model(self, cards: list[VllmModelCard]) -> str:
+        return self._served_model.check({card.id: card.root or card.id for card in cards})
 
     def _create_client(self, timeouts: Timeouts) -> CompletionsClient:
         interval = self._options.stream_interval
