@@ -73,6 +73,44 @@ def test_foreign_host_cannot_open_a_websocket() -> None:
     run(scene)
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://evil.example/v1/models", "localhost", 403),
+        ("http://evil.example:80/v1/models?a=1", "localhost", 403),
+        ("HTTPS://Evil.Example/v1/models", "127.0.0.1", 403),
+        ("http://localhost/v1/models", "evil.example", 200),
+        ("http://127.0.0.1:1/v1/models?a=http://evil@x/", "localhost", 200),
+        ("http://[::1]:8000/v1/models", "localhost", 200),
+        ("http://localhost", "localhost", 200),
+        ("http://localhost?a=1", "localhost", 200),
+        ("http://localhost@evil.example/v1/models", "localhost", 400),
+        ("http://evil.example@localhost/v1/models", "localhost", 400),
+        ("http:///v1/models", "localhost", 400),
+    ],
+)
+def test_host_of_an_absolute_url_replaces_the_host_header(
+    target: str, host: str, status: int
+) -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            assert (await stage.request("GET", target, host=host)).status == status
+
+    run(scene)
+
+
+def test_absolute_url_of_a_foreign_host_cannot_open_a_websocket() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            for target, status in ((b"http://evil.example/v1/responses", 403), (b"/v1/x", 404)):
+                reader, writer = await stage.connect()
+                writer.write(HANDSHAKE.replace(b"/v1/responses", target) + b"\r\n")
+                assert (await read_reply(reader)).status == status
+                writer.close()
+
+    run(scene)
+
+
 def test_allowed_origin_gets_cors_headers() -> None:
     options = HttpOptions(browser_policy=BrowserPolicy(allowed_origins=[APP]))
 

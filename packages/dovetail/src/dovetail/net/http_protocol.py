@@ -6,6 +6,7 @@ without closing the connection.
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _REASONS = {
     b"431": "large_headers",
     b"503": "connections",
 }
+_ABSOLUTE_URL = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#@]+)((?:[/?#].*)?)", re.IGNORECASE)
 _HOP_BY_HOP = (b"connection", b"upgrade", b"http2-settings")
 
 
@@ -175,6 +177,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
         _check_framing_headers(self.headers, self.parser.get_http_version())
+        if not self.url.startswith((b"/", b"*")) and self.parser.get_method() != b"CONNECT":
+            self._replace_absolute_url()
         if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self._refuse(b"429 Too Many Requests")
             raise ValueError("too many pipelined requests")  # stops the parser
@@ -187,6 +191,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
             self.scope["extensions"] = {DIRECT_WRITER_EXTENSION: DirectWriter(self.cycle)}  # type: ignore[dict-item]
+
+    def _replace_absolute_url(self) -> None:
+        """Use the host of a URL in absolute form instead of the Host header, see RFC 9112, 3.2.2.
+
+        Otherwise a proxy and this server could disagree on the host, which access checks use.
+        """
+        parts = _ABSOLUTE_URL.fullmatch(self.url)
+        if parts is None:
+            raise ValueError("the request target must be a path or a URL without credentials")
+        host, target = parts.groups()
+        self.url = target if target.startswith(b"/") else b"/" + target
+        self.headers[:] = [header for header in self.headers if header[0] != b"host"]
+        self.headers.append((b"host", host))
 
     def on_body(self, body: bytes) -> None:
         self._body_received = self._body_begun = True
