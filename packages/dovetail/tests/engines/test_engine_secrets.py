@@ -102,13 +102,12 @@ def test_log_has_the_address_of_an_engine_that_fails(
             ports.append(place.port)
             async with serving(registry=registry(create(kind, place))) as stage:
                 body = {"model": NAME, **GENERATION_BODIES["/v1/messages"]}
-                assert str(place.port).encode() not in (
-                    await stage.request("POST", "/v1/messages", body)
-                ).body
+                assert (
+                    str(place.port).encode()
+                    not in (await stage.request("POST", "/v1/messages", body)).body
+                )
 
     run(scene)
     reasons = [vars(r)["fields"]["reason"] for r in caplog.records if r.msg == "replica_failed"]
     assert reasons
     assert str(ports[0]) in reasons[0]
-
-

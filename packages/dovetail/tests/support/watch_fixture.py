@@ -10,6 +10,7 @@ from ssl import SSLContext
 
 from http_fixture import NAME, Stage, StageEngine, tiny_model
 
+from dovetail.access.browser import BrowserPolicy
 from dovetail.http.app import App
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
@@ -63,10 +64,10 @@ async def listening(serve: Serve, secure: SSLContext | None = None) -> AsyncIter
 
 @asynccontextmanager
 async def relaying(
-    port: int, on_data: RelayCallback | None = None
+    port: int, on_data: RelayCallback | None = None, policy: BrowserPolicy | None = None
 ) -> AsyncIterator[tuple[TcpRelay, int]]:
     """Run a relay to a local port. Yields its own port."""
-    relay = TcpRelay(endpoint(port), on_data)
+    relay = TcpRelay(endpoint(port), on_data, policy)
     address = await relay.listen("127.0.0.1", 0)
     try:
         yield relay, int(address.rpartition(":")[2])

@@ -21,9 +21,9 @@ from watch_fixture import Seen, Serve, listening, observing, relaying, send_in_c
 from dovetail.net.http_client import Endpoint
 from dovetail.watch import relay as relay_module
 from dovetail.watch.capture import CaptureLimits, ConnectionCapture, UnobservableError
-from dovetail.watch.exchange import HostRewriter
 from dovetail.watch.observer import TrafficObserver
 from dovetail.watch.relay import RelayDirection, TcpRelay
+from dovetail.watch.request_heads import RequestHeadFilter
 
 LOOPBACK = ip_address("127.0.0.1")
 ODD = b"".join(bytes([n]) for n in range(256))
@@ -394,18 +394,18 @@ class TestTheHostLine:
 
     @pytest.mark.parametrize("seed", range(20))
     def test_only_host_headers_are_rewritten(self, seed: int) -> None:
-        chance, line = random.Random(seed), HostRewriter("there:443")
+        chance, line = random.Random(seed), RequestHeadFilter(host="there:443")
         out, at = [], 0
         while at < len(self.REQUESTS):
             size = chance.choice((1, 3, 50, 1000))
-            out.append(line.rewrite(self.REQUESTS[at : at + size]))
+            out.append(line.feed(self.REQUESTS[at : at + size]))
             at += size
         assert b"".join(out) == self.REWRITTEN
 
     def test_other_protocols_are_relayed_unchanged(self) -> None:
-        line = HostRewriter("there")
+        line = RequestHeadFilter(host="there")
         noise = b"\0" * (300 << 10)
-        assert line.rewrite(noise) == noise
+        assert line.feed(noise) == noise
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

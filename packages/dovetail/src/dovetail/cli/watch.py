@@ -13,9 +13,11 @@ import typer
 import uvloop
 from rich.console import Console
 
+from dovetail.access.browser import BrowserPolicy, is_loopback
 from dovetail.cli.errors import fail
 from dovetail.engines.registry import EngineSetupError
 from dovetail.http.app import App
+from dovetail.http.options import HttpOptions
 from dovetail.models.loader import ModelLoadError
 from dovetail.models.weights import ModelUnavailableError, find_model
 from dovetail.net.http_client import Endpoint
@@ -74,6 +76,13 @@ def watch(  # noqa: PLR0913 - each is a flag
         ),
     ] = False,
     engine_api_key: Annotated[str | None, typer.Option(help="API key for the server.")] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name that clients may use besides localhost; * for all."),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin of web pages that may use it; * for all.")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the summary to this file, too, as JSON.")
     ] = None,
@@ -93,6 +102,8 @@ def watch(  # noqa: PLR0913 - each is a flag
         record=record,
         key=engine_api_key,
         json_file=json_file,
+        allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
     )
     try:
         if json_file is not None:
@@ -118,6 +129,12 @@ class _WatchFlags:
     record: Path | None
     key: str | None
     json_file: Path | None
+    allowed_hosts: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+
+    def browser_policy(self) -> BrowserPolicy:
+        exposed = not is_loopback(self.listen_address[0])
+        return BrowserPolicy(self.allowed_hosts, self.allowed_origins, exposed=exposed)
 
     def reference_model(self) -> ReferenceModel | None:
         """Load the model that the user named."""
@@ -141,7 +158,10 @@ def _run_watch(flags: _WatchFlags, fix: bool) -> None:
         raise ValueError("URL is missing; example: dovetail watch http://127.0.0.1:8000")
     endpoint = _parse_endpoint(flags.url, flags.key)
     named_model = flags.reference_model()
-    app = App(build_service(flags.build_config())) if fix else None
+    policy = flags.browser_policy()
+    app = None
+    if fix:
+        app = App(build_service(flags.build_config()), HttpOptions(browser_policy=policy))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         listed = runner.run(fetch_listed_models(endpoint))
         references = ReferenceModels(named_model, listed, flags.parsers)
@@ -151,7 +171,7 @@ def _run_watch(flags: _WatchFlags, fix: bool) -> None:
         for note in _startup_notes(listed, reference, references.warnings):
             typer.echo(note)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-        options = WatchOptions(record=flags.record)
+        options = WatchOptions(record=flags.record, policy=policy)
         watcher = Watcher(endpoint, references, create_display(Console()), options)
         if app is None:
             runner.run(_run_relay(watcher, endpoint.base, flags))

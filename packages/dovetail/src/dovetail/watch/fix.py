@@ -22,7 +22,7 @@ from dovetail.watch.exchange import (
     redact_headers,
     redact_target,
 )
-from dovetail_model import ClientError, EngineError
+from dovetail_model import ClientError, EngineError, Forbidden
 
 PASSTHROUGH_TIMEOUTS = Timeouts(read=3600.0)
 #: Headers that concern one connection, not the message.
@@ -120,7 +120,7 @@ class FixApp:
         self._numbers = count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or self._is_for_app(scope):
             await self._app(scope, receive, send)
             return
         body = await _read_body(receive, self._max_body_bytes)
@@ -139,6 +139,19 @@ class FixApp:
             await self._respond(scope, body, receive, capture)
         finally:
             self._on_exchange(capture.to_exchange(next(self._numbers)))
+
+    def _is_for_app(self, scope: Scope) -> bool:
+        """Return whether only our application may respond, because a web page sent the request."""
+        policy = self._app.options.browser_policy
+        headers = {
+            name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
+        }
+        try:
+            policy.require_host(headers, has_keys=False)
+            policy.require_origin(headers, has_keys=False)
+        except Forbidden:
+            return True
+        return policy.is_preflight(scope["method"], headers)
 
     async def _respond(
         self, scope: Scope, body: bytes, receive: Receive, capture: "_ResponseCapture"

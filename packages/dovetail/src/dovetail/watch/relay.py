@@ -4,24 +4,28 @@ Each client connection has its own connection to the server. Bytes are forwarded
 passed to the observer, which therefore cannot delay them. Backpressure, half-closed connections and
 aborts of one side are passed to the other.
 
-With a TLS server two things differ: the `Host` headers of requests are rewritten to name that
-server, and a client that closes its half is treated as disconnected, since TLS has no half-close.
+The head of a request is forwarded when it is complete, and only if its `Host` and `Origin` are
+allowed. With a TLS server two more things differ: the `Host` headers of requests are rewritten to
+name that server, and a client that closes its half is treated as disconnected, since TLS has no
+half-close.
 """
 
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
 from typing import Literal, Protocol, cast
 
+from dovetail.access.browser import BrowserPolicy
 from dovetail.net.http_client import Endpoint
-from dovetail.watch.exchange import HostRewriter
+from dovetail.watch.request_heads import RequestHeadFilter
+from dovetail_model import Forbidden
 
 RelayDirection = Literal["request", "response", "closed"]
 CONNECT_TIMEOUT_SECONDS = 10.0
+LINGER_SECONDS = 2.0  # how long a refused client may send the rest of its request
 BACKLOG = 4096
 
 
@@ -39,6 +43,7 @@ class RelayStats:
 
     connections: int = 0
     unreachable: int = 0
+    refused: int = 0  # requests of foreign hosts or origins
     open_connections: set["_ClientProtocol"] = field(default_factory=set, repr=False)
     idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # set while none is open
 
@@ -47,10 +52,16 @@ class RelayStats:
 
 
 class TcpRelay:
-    """Listens, and relays to one server."""
+    """Listens, and relays to one server. `policy`: who may use it; None relays everything."""
 
-    def __init__(self, endpoint: Endpoint, on_data: RelayCallback | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        on_data: RelayCallback | None = None,
+        policy: BrowserPolicy | None = None,
+    ) -> None:
         self.stats = RelayStats()
+        self._policy = policy
         self._endpoint = endpoint
         self._on_data = on_data or _ignore
         self._numbers = count(1)
@@ -80,7 +91,11 @@ class TcpRelay:
         await self.stats.idle.wait()
 
     def _accept(self) -> "_ClientProtocol":
-        return _ClientProtocol(next(self._numbers), self._endpoint, self.stats, self._on_data)
+        client = _ClientProtocol(next(self._numbers), self._endpoint, self.stats, self._on_data)
+        host = self._endpoint.authority if self._endpoint.tls else None
+        if host is not None or self._policy is not None:
+            client.filter = RequestHeadFilter(self._policy, host)
+        return client
 
 
 class _RelayProtocol(asyncio.Protocol):
@@ -93,15 +108,18 @@ class _RelayProtocol(asyncio.Protocol):
         self.on_data = on_data
         self.transport: asyncio.Transport | None = None
         self.peer: _RelayProtocol | None = None
-        self.rewrite: Callable[[bytes], bytes] | None = None
+        self.filter: RequestHeadFilter | None = None
         self.write_paused = False  # whether the transport's buffer is full
         self._pending: list[bytes] = []  # received before the peer was connected
         self._has_eof = False
+        self._discarding = False  # the client was refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
         other = self.peer
         if other is None:
             self._pending.append(data)
@@ -110,8 +128,16 @@ class _RelayProtocol(asyncio.Protocol):
             return
         if other.transport is None:
             return
-        other.transport.write(data if self.rewrite is None else self.rewrite(data))
+        try:
+            other.transport.write(data if self.filter is None else self.filter.feed(data))
+        except Forbidden as error:
+            self.refuse(error)
+            return
         self.on_data(self.number, self.direction, data, monotonic())
+
+    def refuse(self, error: Forbidden) -> None:
+        """Close the connection because of a request that is not allowed."""
+        self.abort()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -126,6 +152,8 @@ class _RelayProtocol(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Half-close the peer. The other direction stays open until its sender closes it."""
         self._has_eof = True
+        if self._discarding:
+            return False
         other = self.peer
         if other is None:
             return True  # passed on once the peer is connected
@@ -198,26 +226,38 @@ class _ClientProtocol(_RelayProtocol):
                 await _open_connection(self._endpoint, server)
         except (OSError, TimeoutError):
             self._stats.unreachable += 1
-            self._send_bad_gateway()
+            self._send_error(b"502 Bad Gateway", f"cannot connect to {self._endpoint}")
             return
         if self.transport is None:  # it disconnected meanwhile
             server.abort()
             return
-        if self._endpoint.tls:
-            self.rewrite = HostRewriter(self._endpoint.authority).rewrite
         self.connect_peer(server)
         if self.transport is not None and not server.write_paused:
             self.transport.resume_reading()
 
-    def _send_bad_gateway(self) -> None:
-        """Send the relay's only response of its own: the server is unreachable."""
+    def refuse(self, error: Forbidden) -> None:
+        self._stats.refused += 1
+        server, self.peer = self.peer, None
+        if server is not None:
+            server.abort()
+        self._send_error(b"403 Forbidden", error.message)
+
+    def _send_error(self, status: bytes, message: str) -> None:
+        """Send a response of the relay itself, and close the connection."""
         if self.transport is not None:
-            text = f"dovetail watch: cannot connect to {self._endpoint}\n".encode()
+            text = f"dovetail watch: {message}\n".encode()
             self.transport.write(
-                b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(text), text)
+                b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+                b"content-length: %d\r\n\r\n%b" % (status, len(text), text)
             )
-            self.transport.close()
+            self._close_later(self.transport)
+
+    def _close_later(self, transport: asyncio.Transport) -> None:
+        """Close after the client has: unread data would reset the connection, and the response."""
+        self._discarding = True
+        transport.write_eof()
+        transport.resume_reading()
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, transport.close)
 
     @property
     def aborts_peer(self) -> bool:

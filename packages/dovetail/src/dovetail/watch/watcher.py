@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
+from dovetail.access.browser import BrowserPolicy
 from dovetail.net.http_client import Endpoint
 from dovetail.watch.analysis import TrafficSummary, count_name
 from dovetail.watch.analyzer import ExchangeAnalyzer
@@ -19,9 +20,10 @@ from dovetail.watch.report import WatchDisplay, format_summary, to_summary_json
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options of watch mode."""
+    """Options of watch mode. `policy`: the hosts and origins that may use the relay."""
 
     record: Path | None = None
+    policy: BrowserPolicy | None = None
     limits: CaptureLimits = field(default_factory=CaptureLimits)
 
 
@@ -42,7 +44,7 @@ class Watcher:
         self._recorder = ExchangeRecorder(options.record, str(endpoint)) if options.record else None
         self._lock = Lock()
         self.observer = TrafficObserver(self.process, options.limits, self._analyzer.close)
-        self.relay = TcpRelay(endpoint, self.observer.observe)
+        self.relay = TcpRelay(endpoint, self.observer.observe, options.policy)
         self._unrecorded: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()  # in fix mode: forwarded requests, by reason
 
@@ -89,8 +91,15 @@ class Watcher:
         forwarded = {
             f"forwarded to the server: {reason}": count for reason, count in self.fallbacks.items()
         }
-        unreachable = self.relay.stats.unreachable
-        failed_connections = {"cannot connect to the server": unreachable} if unreachable else {}
+        stats = self.relay.stats
+        failed_connections = {
+            reason: count
+            for reason, count in (
+                ("cannot connect to the server", stats.unreachable),
+                ("refused: foreign host or origin", stats.refused),
+            )
+            if count
+        }
         unobserved = {
             f"not analyzed: {reason}": count for reason, count in self.observer.unobserved.items()
         }
