@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from completions_fixture import fake_server, status
@@ -32,7 +33,7 @@ class ModelServer:
 
     async def respond(self, path: str, body: bytes) -> list[bytes]:
         name, root = self.model
-        pages = {
+        pages: dict[str, Any] = {
             "/v1/models": {"data": [{"id": name, "root": root}]},
             "/health": {},
             "/ready": {},

@@ -107,7 +107,7 @@ def test_fix_mode_forwards_nothing_of_foreign_pages() -> None:
                     if "Origin" in headers or "@" in target:
                         continue  # rejected by the HTTP parser
                     called = target.replace("/v1/models", path)
-                    assert (await front.request("GET", called, **headers)).status == 403
+                    assert (await front.request("GET", called, b"", **headers)).status == 403
             assert (await front.request("GET", "/v1/models")).status == 200
             preflight = await front.request(
                 "OPTIONS",
