@@ -32,7 +32,7 @@ class DovetailError(Exception):
     """Base class of all errors. Raise one of the subclasses instead.
 
     `reason` is more specific than `kind` and meant for operators. Clients do not see it.
-    `log_message` replaces the message in the log, if it says more than clients may know.
+    `log_message` replaces the message in the log, if clients must not know all of it.
     """
 
     kind: str = "internal"
