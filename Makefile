@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-clients test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -74,6 +74,10 @@ test-browser: .venv/.dev  ## load hostile web pages in a real Chromium
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions of real clients, and print a table of the runs
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
+
+# Resolves the newest versions at run time, so CI does not run it.
+test-clients: .venv/.dev .cache/.tokenizers  ## test the newest versions of the clients and SDKs beside the pinned ones, and print a table; ARGS="--only claude --newest"
+	$(BIN)/python tools/test_clients.py $(ARGS)
 
 test-all: check test soak test-browser attack test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more
 

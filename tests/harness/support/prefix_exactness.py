@@ -90,20 +90,7 @@ def table(found: Sequence[Row]) -> str:
     return captured.get()
 
 
-def _continuation(one: RecordedGeneration, before: RecordedGeneration, number: int) -> Row:
-    whole = before.prompt + before.output
-    shared = _shared(one.prompt, whole)
-    if shared >= len(whole) - 1:  # the token that ended the turn may be the template's
-        return _row("exact", one, number, shared)
-    return _row("again" if shared >= len(before.prompt) else "new", one, number, shared)
-
-
-def _row(kind: Kind, one: RecordedGeneration, source: int | None, shared: int) -> Row:
-    source = None if kind == "new" else source
-    return Row(kind, len(one.prompt), len(one.output), one.cached, source, shared)
-
-
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+def count_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
@@ -113,3 +100,16 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _continuation(one: RecordedGeneration, before: RecordedGeneration, number: int) -> Row:
+    whole = before.prompt + before.output
+    shared = count_common(one.prompt, whole)
+    if shared >= len(whole) - 1:  # the token that ended the turn may be the template's
+        return _row("exact", one, number, shared)
+    return _row("again" if shared >= len(before.prompt) else "new", one, number, shared)
+
+
+def _row(kind: Kind, one: RecordedGeneration, source: int | None, shared: int) -> Row:
+    source = None if kind == "new" else source
+    return Row(kind, len(one.prompt), len(one.output), one.cached, source, shared)

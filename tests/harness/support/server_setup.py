@@ -30,7 +30,7 @@ class Family:
     """A family of models: its template, tokenizer and parsers. The template may be the tokenizer's.
 
     `eos` are the spellings that end its turns; `opens` is the text with which its template opens
-    them.
+    them, after `turn_start`.
     """
 
     name: str
@@ -40,6 +40,12 @@ class Family:
     reasoning_parser: str
     eos: tuple[str, ...]
     opens: str = ""
+    turn_start: str = "<|im_start|>assistant"
+
+    @property
+    def call_marker(self) -> str:
+        """The text with which every tool call starts."""
+        return self.spell(call("NAME")).partition("NAME")[0].lstrip()
 
     def spell(self, *blocks: OutputBlock) -> str:
         """Return a turn as the model would generate it, in the order of its blocks."""
@@ -52,9 +58,23 @@ QWEN3_CODER = Family("Qwen3-Coder", "Qwen3-Coder", "qwen3", "qwen3_coder", "qwen
 QWEN3_5 = Family(
     "Qwen3.5", "Qwen3.5-4B", "qwen3_5", "qwen3_coder", "qwen3", ("<|im_end|>",), "<think>\n"
 )
-KIMI = Family("Kimi-K2", "Kimi-K2-Thinking", "kimi_k2", "kimi_k2", "kimi_k25", ("<|im_end|>",))
+KIMI = Family(
+    "Kimi-K2",
+    "Kimi-K2-Thinking",
+    "kimi_k2",
+    "kimi_k2",
+    "kimi_k25",
+    ("<|im_end|>",),
+    turn_start="<|im_assistant|>assistant",
+)
 GPT_OSS = Family(
-    "gpt-oss", "openai-gpt-oss-120b", "gpt_oss", "harmony", "gpt_oss", ("<|return|>", "<|call|>")
+    "gpt-oss",
+    "openai-gpt-oss-120b",
+    "gpt_oss",
+    "harmony",
+    "gpt_oss",
+    ("<|return|>", "<|call|>"),
+    turn_start="<|start|>assistant",
 )
 
 
@@ -129,9 +149,14 @@ class ServerSetup:
             yield running
 
 
+CREATED: list[ServerSetup] = []
+"""The setups of this test session, for the report at its end."""
+
+
 def server_setup(folder: Path, family: Family, window: int = WINDOW) -> ServerSetup:
     folder.mkdir(parents=True, exist_ok=True)
-    return ServerSetup(folder, family, window)
+    CREATED.append(ServerSetup(folder, family, window))
+    return CREATED[-1]
 
 
 def turns(family: Family, *outputs: Sequence[OutputBlock], **more: Any) -> list[dict[str, Any]]:
