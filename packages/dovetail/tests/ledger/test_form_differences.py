@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from ledger_entries import turn as entry
 
 from dovetail.ledger.entry import EntrySpan, LedgerEntry
-from dovetail.ledger.equivalence import FormDifference, is_same_turn
+from dovetail.ledger.equivalence import (
+    EMPTY_TEXT_PLACEHOLDER,
+    FormDifference,
+    is_same_turn,
+)
 from dovetail.ledger.turn_digest import DIGEST_IGNORES, digest_turn
 from dovetail_model import (
     Block,
@@ -122,6 +126,9 @@ FORM: dict[FormDifference, tuple[Change, ...]] = {
     ),
     FormDifference.TEXT_SPACE: (_add_outer_space,),
     FormDifference.TEXT_BLOCKS: (_text(lambda text: (text[:3], text[3:])),),
+    FormDifference.PLACEHOLDER: (
+        lambda turn: Turn(turn.role, (TextBlock(EMPTY_TEXT_PLACEHOLDER), *turn.blocks)),
+    ),
     FormDifference.ORDER: (_move_calls_to_the_end,),
     FormDifference.CALL_IDS: (
         _flat(lambda b: (replace(b, id=f"new{b.id}"),) if isinstance(b, ToolCallBlock) else (b,)),

@@ -7,7 +7,7 @@ one. Only assistant turns are compared this way: what users and tools sent is co
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -25,6 +25,8 @@ from dovetail_model import (
 
 # Block type -> span kind.
 _SPAN_KINDS = {"text": "text", "reasoning": "reasoning", "tool_call": "call"}
+#: LiteLLM sends this in place of empty text to Anthropic's API, which rejects empty text.
+EMPTY_TEXT_PLACEHOLDER = "[System: Empty message content sanitised to satisfy protocol]"
 _CD_PREFIX = re.compile(r"cd\s+(\"[^\"]*\"|'[^']*'|\S+)\s*&&\s*")
 
 
@@ -34,6 +36,7 @@ class FormDifference(StrEnum):
     REASONING = "reasoning that is missing, trimmed or joined"
     TEXT_SPACE = "white space before and after the text"
     TEXT_BLOCKS = "text that is split or joined"
+    PLACEHOLDER = "LiteLLM's placeholder for empty text"
     ORDER = "order of text, tool calls and reasoning"
     CALL_IDS = "ids of tool calls"
     JSON_SPELLING = "order of keys, white space and escapes in JSON"
@@ -92,6 +95,11 @@ def has_same_reasoning(spans: Sequence[EntrySpan], turn: Turn) -> bool:
     return all(any(text == other for other in remaining) for text in shown)
 
 
+def normalize_text(texts: Iterable[str]) -> str:
+    """Join the texts of an assistant turn, without differences in form."""
+    return "".join(texts).replace(EMPTY_TEXT_PLACEHOLDER, "").strip()
+
+
 def is_same_arguments(recorded: str, shown: str, schema: Mapping[str, Any]) -> bool:
     """Return whether two JSON spellings of arguments are equivalent."""
     if recorded == shown:
@@ -107,9 +115,9 @@ def is_same_arguments(recorded: str, shown: str, schema: Mapping[str, Any]) -> b
 
 
 def _is_same_text(entry: LedgerEntry, turn: Turn) -> bool:
-    recorded = "".join(span.shown for span in entry.spans if span.kind == "text")
-    shown = "".join(block.text for block in turn.blocks if isinstance(block, TextBlock))
-    return recorded.strip() == shown.strip()
+    recorded = (span.shown for span in entry.spans if span.kind == "text")
+    shown = (block.text for block in turn.blocks if isinstance(block, TextBlock))
+    return normalize_text(recorded) == normalize_text(shown)
 
 
 def _is_same_calls(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec]) -> bool:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from dovetail.ledger.equivalence import FormDifference
+from dovetail.ledger.equivalence import FormDifference, normalize_text
 from dovetail.ledger.store import make_call_key
 from dovetail.storage.lru import LruCache
 from dovetail_model import (
@@ -36,6 +36,7 @@ DIGEST_IGNORES = frozenset(
         FormDifference.REASONING,
         FormDifference.TEXT_SPACE,
         FormDifference.TEXT_BLOCKS,
+        FormDifference.PLACEHOLDER,
         FormDifference.ORDER,
         FormDifference.CALL_IDS,
         FormDifference.JSON_SPELLING,
@@ -153,7 +154,7 @@ def digest_turn(turn: Turn) -> TurnDigest:
         compute_digest(
             _DIGEST_VERSION,
             "assistant",
-            "".join(texts).strip(),
+            normalize_text(texts),
             *_call_parts(calls),
             *_foreign_parts(turn.blocks),
         ),
