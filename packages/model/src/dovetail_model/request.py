@@ -58,7 +58,10 @@ class OutputFormat(msgspec.Struct, frozen=True):
 class Identity(msgspec.Struct, frozen=True):
     """The client's identity, read from headers and metadata. It is never part of the prompt.
 
-    `response_number` is the number in the response's public id, if the server assigned one.
+    `final`: the session ends with this request.
+    `response_number`: the number in the response's public id, if the server assigned one.
+    `cache_scope`: requests with the same scope share an engine's prefix cache. None: those of the
+    tenant. An empty scope is shared by all.
     """
 
     tenant: str = ""
@@ -69,6 +72,7 @@ class Identity(msgspec.Struct, frozen=True):
     compaction: bool = False
     final: bool = False
     response_number: str = ""
+    cache_scope: str | None = None
 
 
 class Hints(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b, sha256
 from pathlib import Path
+from typing import Literal
 
 from dovetail.access.browser import is_loopback
 from dovetail.access.key_file import ApiKey, EmptyKeyFileError, KeyFileError, read_keys
@@ -27,12 +28,14 @@ class Caller:
     """The sender of a request, identified by its API key.
 
     key: Digest of the key; the digest of an empty string if the server requires no key.
+    group: The group of tenants in the line of the key.
     """
 
     tenant: str = ""
     key: bytes = b""
     limits: RateLimits = NO_LIMITS
     admin: bool = False
+    group: str = ""
 
 
 #: The sender of a request that is not authenticated yet.
@@ -112,10 +115,10 @@ class ApiKeys:
             raise _unauthenticated("The API key is not valid for this server.", "unknown_key")
         key = next((key for key in known if not self._is_expired(key)), known[0])
         self._require_current(key)
-        return Caller(key.tenant, key.digest, key.limits, key.admin)
+        return Caller(key.tenant, key.digest, key.limits, key.admin, key.group)
 
     def revalidate(self, caller: Caller) -> Caller:
-        """Return the caller with its current limits. Raises if its key is no longer valid."""
+        """Return the caller with its current limits and group. Raises if its key is invalid."""
         self._reload_if_changed()
         if not self:
             return caller
@@ -124,7 +127,9 @@ class ApiKeys:
             message = "The API key is no longer valid for this server."
             raise _unauthenticated(message, "unknown_key")
         self._require_current(key)
-        return caller if key.limits == caller.limits else replace(caller, limits=key.limits)
+        if (key.limits, key.group) == (caller.limits, caller.group):
+            return caller
+        return replace(caller, limits=key.limits, group=key.group)
 
     def reload(self, *, accept_empty: bool = True) -> None:
         """Read the file now. An invalid version is logged and not used.
@@ -188,6 +193,24 @@ class ApiKeys:
             expiry = datetime.fromtimestamp(key.expires, UTC)
             message = f"The API key has expired ({expiry:%Y-%m-%d %H:%M} UTC)."
             raise _unauthenticated(message, "expired_key")
+
+
+PrefixSharing = Literal["tenant", "group", "all"]
+"""Which clients share an engine's prefix cache."""
+
+
+def cache_scope(caller: Caller, sharing: PrefixSharing) -> str | None:
+    """Return a name that the clients which share a prefix cache have in common.
+
+    None: those of the tenant. The group is in the operator's key file: a client that could choose
+    it could join any group. A key without a group shares with its tenant. No tenant has the name
+    of a group, because the names of tenants contain no colon.
+    """
+    if sharing == "all":
+        return ""
+    if sharing == "group" and caller.group:
+        return f"group:{caller.group}"
+    return None
 
 
 def require_admin(caller: Caller) -> None:

@@ -2,7 +2,7 @@
 
 team-a:9f86d081…    requests=60 tokens=100000 concurrent=8
 team-a:60303ae2…    expires=2027-01-31   # the next key of the same tenant
-operator:fd61a03a…  requests=none admin
+operator:fd61a03a…  requests=none admin group=engineering
 
 Options that a line omits have the values that the settings define for all keys.
 """
@@ -41,6 +41,7 @@ class ApiKey:
 
     expires: Expiry in seconds since the epoch; None if the key does not expire.
     admin: Whether the key gives access to data of all tenants.
+    group: Tenants that may share an engine's prefix cache, with `--prefix-sharing group`.
     """
 
     tenant: str
@@ -48,6 +49,7 @@ class ApiKey:
     limits: RateLimits = NO_LIMITS
     expires: float | None = None
     admin: bool = False
+    group: str = ""
 
 
 def read_keys(path: Path, limits: RateLimits = NO_LIMITS) -> list[ApiKey]:
@@ -114,10 +116,15 @@ def _apply_option(key: ApiKey, name: str, value: str, word: str) -> ApiKey:
         return replace(key, limits=replace(key.limits, **{name: count}))
     if name == "expires":
         return replace(key, expires=_parse_time(value))
+    if name == "group":
+        if not _TENANT.fullmatch(value):
+            raise ValueError("group= must have 1 to 128 characters without spaces and colons")
+        return replace(key, group=value)
     if word == "admin":
         return replace(key, admin=True)
     raise ValueError(
-        "unknown word after the hash; expected requests=, tokens=, concurrent=, expires= or admin"
+        "unknown word after the hash; expected requests=, tokens=, concurrent=, expires=, group= "
+        "or admin"
     )
 
 

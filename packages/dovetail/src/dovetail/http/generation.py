@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dovetail.access.admission import AdmissionController
+from dovetail.access.auth import cache_scope
 from dovetail.access.limits import RateLimitExceeded
 from dovetail.access.rate_limits import RateLimitGate
 from dovetail.http.body import read_body, run_decoder
@@ -285,7 +286,10 @@ class GenerationEndpoint:
         """Add the fields that the server determines: tenant, response number, dispatch events."""
         tenant = exchange.tenant or request.identity.tenant
         identity = msgspec.structs.replace(
-            request.identity, tenant=tenant, response_number=new_response_number()
+            request.identity,
+            tenant=tenant,
+            response_number=new_response_number(),
+            cache_scope=cache_scope(exchange.caller, self._options.prefix_sharing),
         )
         request = msgspec.structs.replace(request, identity=identity)
         if self._options.dispatch:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail.access.auth import ApiKeys
+from dovetail.access.auth import ApiKeys, PrefixSharing
 from dovetail.access.browser import BrowserPolicy, is_loopback
 from dovetail.access.key_file import KeyFileError
 from dovetail.access.limits import LimitStore, MemoryLimitStore, RateLimits
@@ -92,6 +92,7 @@ class HttpOptions:
     log_prefix: Whether to log prefix diagnostics.
     capture_payloads: Whether to capture bodies of requests and responses for recorders.
     codex_profile: Entry of Codex's own catalog that is applied to the models shown to Codex.
+    prefix_sharing: Which tenants share an engine's prefix cache.
     """
 
     keys: ApiKeys = field(default_factory=ApiKeys)
@@ -116,6 +117,7 @@ class HttpOptions:
     log_prefix: bool = False
     capture_payloads: bool = False
     codex_profile: Mapping[str, Any] | None = None
+    prefix_sharing: PrefixSharing = "tenant"
 
 
 def build_http_options(
@@ -166,4 +168,5 @@ def build_http_options(
         log_prefix=config.log_prefix,
         capture_payloads=config.trace_payloads and config.trace_file is not None,
         codex_profile=read_profile(config.codex_profile) if config.codex_profile else None,
+        prefix_sharing=config.prefix_sharing,
     )

@@ -271,6 +271,7 @@ class ChoiceRunner:
             priority=request.hints.priority or 0,
             cache_salt=_cache_salt(request),
             expected_tokens=request.hints.osl,
+            ends_session=request.identity.final,
         )
 
     def _constraint(self) -> Constraint | None:
@@ -329,7 +330,10 @@ class ChoiceRunner:
 
         This is useless after a call, because the next prompt then extends this one.
         """
-        if self._prepared.request.hints.speculative_prefill and self._finish_reason == "stop":
+        request = self._prepared.request
+        if request.identity.final:
+            return
+        if request.hints.speculative_prefill and self._finish_reason == "stop":
             self._entry.engine.warm(_session_key(self._prepared), self._next_warm_request)
 
     async def _next_warm_request(self) -> EngineRequest | None:
@@ -387,9 +391,13 @@ def _named_session_key(identity: Identity) -> str | None:
 
 
 def _cache_salt(request: Request) -> str | None:
-    """Return a cache salt per tenant, so that cache hits reveal nothing to other tenants."""
-    tenant, salt = request.identity.tenant, request.hints.cache_salt
-    return _scope_to_tenant(tenant, salt or "") if tenant else salt
+    """Return a cache salt per tenant, so that cache hits reveal nothing to other tenants.
+
+    Tenants whose requests have the same `cache_scope` share the cache.
+    """
+    identity, salt = request.identity, request.hints.cache_salt
+    scope = identity.tenant if identity.cache_scope is None else identity.cache_scope
+    return _scope_to_tenant(scope, salt or "") if scope else salt
 
 
 def _scope_to_tenant(tenant: str, name: str) -> str:

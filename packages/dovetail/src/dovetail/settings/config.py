@@ -186,6 +186,12 @@ class Config:
         "File with hashed API keys, one `tenant:sha256 [limits]` per line. It is reloaded when "
         "it changes.",
     )
+    prefix_sharing: Literal["tenant", "group", "all"] = _setting(
+        "tenant",
+        "Which clients share an engine's prefix cache: those of a tenant, those of the tenants "
+        "whose keys have the same group=, or all. Sharing lets clients find out by timing what "
+        "others sent.",
+    )
     rate_limit_requests: int | None = _setting(None, "Maximum requests per minute and API key.")
     rate_limit_tokens: int | None = _setting(
         None,
