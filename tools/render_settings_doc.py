@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from dovetail.cli.flags import FLAG_ALIASES
 from dovetail.settings.config import Config
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations" / "settings.md"
@@ -40,9 +41,10 @@ def _section() -> str:
 def _row(one: "Field[Any]", kind: Any) -> str:
     """Return a row of the table; a star marks per-model settings."""
     flag = {"model": "MODEL", "models": "[[models]]"}.get(one.name, _spelled(one.name))
+    flags = ", ".join(f"`{each}`" for each in FLAG_ALIASES.get(one.name, (flag,)))
     star = "*" if one.metadata["per_model"] else ""
     text = str(one.metadata["help"]).replace("|", "\\|").replace("*", "\\*")
-    return f"| `{flag}`{star} | {_takes(kind)} | {_default(one)} | {text} |\n"
+    return f"| {flags}{star} | {_takes(kind)} | {_default(one)} | {text} |\n"
 
 
 def _spelled(name: str) -> str:

@@ -42,6 +42,15 @@ def test_cached_prefix_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert encoded == [50_000, 300, 300, 50_600]
 
 
+def test_last_prompt_of_a_session_is_not_cached() -> None:
+    encoder, prompt = PromptEncoder(min_tokens=1), array("I", [1, 2, 3])
+    for session in ("a", "b"):
+        encoder.encode(prompt, session)
+    last = encoder.encode(array("I", [1, 2, 3, 4]), "a", ends_session=True)
+    assert json.loads(bytes(last)) == [1, 2, 3, 4]
+    assert list(encoder._cache) == ["b"]
+
+
 def test_oldest_sessions_are_evicted() -> None:
     encoder = PromptEncoder()
     for number in range(token_ids.MAX_CACHED_SESSIONS + 5):

@@ -116,6 +116,22 @@ def test_recorded_turns_are_found_without_the_store() -> None:
     asyncio.run(main())
 
 
+def test_released_session_has_no_cached_token_ids_but_its_turns() -> None:
+    async def main() -> None:
+        ledger = Ledger(MemoryLedgerStore())
+        entries = [turn(name, generated=pack_ids([4]), session=name) for name in ("one", "two")]
+        for entry in entries:
+            await ledger.record(entry, PROMPT)
+        ledger.release_session("t", "one")
+        ledger.release_session("t", "unknown")
+        cached = [ledger._token_cache.get("t", entry.id) is not None for entry in entries]
+        assert cached == [False, True]
+        assert await ledger.get("t", "one") == entries[0]
+        await ledger.close()
+
+    asyncio.run(main())
+
+
 def test_recording_does_not_modify_the_prompt_of_the_caller() -> None:
     async def main() -> None:
         ledger = Ledger(MemoryLedgerStore())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_clients import ChatAgent, ClaudeCode, MessagesAgent, PlainChat
+from agent_clients import AgentCall, ChatAgent, ClaudeCode, MessagesAgent, PlainChat
 from real_models import PAIRS, TOKENIZERS, model, require
 from scripted_run import ScriptedRunner
 
@@ -220,6 +220,35 @@ def test_turning_thinking_off_keeps_the_prefix_if_only_the_prompt_end_changes() 
     _run(main())
 
 
+class LiteLLM(MessagesAgent):
+    """Clients of Chat Completions behind LiteLLM: empty text becomes a placeholder, as observed."""
+
+    def receive(self, frames: bytes) -> list[AgentCall]:
+        calls = super().receive(frames)
+        content = self.history[-1]["content"]
+        if not any(block["type"] == "text" for block in content):
+            placeholder = "[System: Empty message content sanitised to satisfy protocol]"
+            content[:] = [
+                {"type": "text", "text": placeholder},
+                *(block for block in content if block["type"] != "thinking"),
+            ]
+        return calls
+
+
+def test_litellm_placeholder_is_not_an_edit() -> None:
+    async def main() -> None:
+        runner, agent = _runner(_model("Qwen3")), LiteLLM()
+        agent.add_user_message("Go.")
+        await _step(runner, agent, THINK, CALL)
+        last = await _step(runner, agent, CALL)
+        prepared = await runner.prepare(agent)
+        assert (prepared.prompt.origin, set(prepared.prompt.exact_turns)) == ("grown", {3})
+        assert prepared.prompt.ids[: len(last.token_ids)] == last.token_ids
+        assert prepared.diagnosis.reason is None
+
+    _run(main())
+
+
 def test_tenants_do_not_share_turns() -> None:
     async def main() -> None:
         loaded = _model("Qwen3")
@@ -370,7 +399,9 @@ def test_the_snapshot_names_its_tenant() -> None:
         assert seen.session is not None
         assert seen.session.startswith("a\0")
         assert seen.harness == "a\0claude-code"
-        assert (await preparer.prepare(_request())).prefix_snapshot.session is None
+        unnamed = (await preparer.prepare(_request())).prefix_snapshot.session
+        assert unnamed is not None
+        assert "\0" not in unnamed  # no client can choose this name
 
     _run(main())
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from dovetail.engines.engine import (
@@ -110,6 +111,27 @@ def test_sessions_stay_on_their_replica_and_new_ones_balance_load() -> None:
         replicas[0].go_on.set()
         assert await held == 0
         assert [await generate(pool, name) for name in "abcab"] == [0, 1, 1, 0, 1]
+        await pool.stop()
+
+    run_async(check)
+
+
+def test_last_request_of_a_session_releases_its_replica() -> None:
+    async def check() -> None:
+        replicas = [FakeEngine(0), FakeEngine(1)]
+        pool = ReplicaPool(replicas)
+        await pool.start()
+        for name in "ab":
+            assert await generate(pool, name) == 0
+        last = msgspec.structs.replace(request("a"), ends_session=True)
+        async with aclosing(iter_deltas(pool, last)) as deltas:
+            assert [delta.ids async for delta in deltas] == [[0]]
+        replicas[0].go_on.clear()
+        held = asyncio.create_task(generate(pool, "b"))
+        await wait_until(lambda: len(replicas[0].requests) == 4)
+        assert await generate(pool, "a") == 1  # the least busy one, like a new session
+        replicas[0].go_on.set()
+        assert await held == 0
         await pool.stop()
 
     run_async(check)

@@ -21,8 +21,8 @@ from dovetail.settings.sources import (
     load_config,
 )
 
-#: Other spellings under which users know a flag.
-_FLAG_ALIASES = {
+#: Other spellings under which users of Dynamo (`--dyn-…`), vLLM and SGLang know a flag.
+FLAG_ALIASES = {
     "tool_call_parser": ("--tool-call-parser", "--dyn-tool-call-parser"),
     "reasoning_parser": ("--reasoning-parser", "--dyn-reasoning-parser"),
     "http_host": ("--http-host", "--host"),
@@ -98,7 +98,7 @@ def _build_flag(name: str, kind: Any, help: str) -> Any:
         return Annotated[
             list[str] | None, typer.Option(flag, help=f"{help} (repeatable)", metavar="<str>")
         ]
-    flags = _FLAG_ALIASES.get(name, (flag,))
+    flags = FLAG_ALIASES.get(name, (flag,))
     choices = "|".join(literal_values(kind)) or None
     return Annotated[_flag_type(kind) | None, typer.Option(*flags, help=help, metavar=choices)]
 

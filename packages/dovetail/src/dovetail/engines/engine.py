@@ -45,6 +45,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
     `stop_ids`: token ids that end the turn.
     `session`: lets the engine reuse the cache of the session's previous request.
+    `ends_session`: no other request of the session follows, so nothing needs to be held for it.
     `priority`: requests with a higher value run first, regardless of the engine's own convention.
     `expected_tokens`: the output length that the client predicts.
     """
@@ -59,6 +60,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     cache_salt: str | None = None
     expected_tokens: int | None = None
+    ends_session: bool = False
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False):

@@ -33,12 +33,17 @@ class PromptEncoder:
             MAX_CACHED_SESSIONS, max_size=max_bytes, size_of=_encoded_bytes
         )
 
-    def encode(self, prompt: "array[int]", session: str | None) -> msgspec.Raw:
-        """Encode the ids as a JSON list."""
+    def encode(
+        self, prompt: "array[int]", session: str | None, *, ends_session: bool = False
+    ) -> msgspec.Raw:
+        """Encode the ids as a JSON list. `ends_session`: no other prompt of the session follows."""
         if session is None or len(prompt) < self._min_tokens:
             return msgspec.Raw(_encode(prompt.tolist()))
         text = self._encode_suffix(prompt, self._cache.peek(session))
-        self._cache.put(session, (prompt, text))
+        if ends_session:
+            self._cache.pop(session)
+        else:
+            self._cache.put(session, (prompt, text))
         return msgspec.Raw(text)
 
     def _encode_suffix(

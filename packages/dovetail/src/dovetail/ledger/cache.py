@@ -181,6 +181,10 @@ class TokenIdCache:
             self._ids.demote(parent)
         self._ids.put(key, token_ids)
 
+    def discard(self, tenant: str, id: str) -> None:
+        """Remove the token ids of an entry. Does nothing if they are not cached."""
+        self._remove((tenant, id))
+
     def _remove(self, key: EntryKey | None) -> None:
         if key is not None and self._ids.pop(key) is not None:
             self._parents.pop(key, None)

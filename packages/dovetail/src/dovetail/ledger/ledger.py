@@ -250,6 +250,11 @@ class Ledger:
             ancestor = await self._load_parent(ancestor, ancestors)
         return list(reversed(ancestors.values()))
 
+    def release_session(self, tenant: str, session: str) -> None:
+        """Discard the cached token ids of a session that has ended. Its turns stay stored."""
+        for id in self._entry_cache.find_by_session(tenant, normalize_session_name(session)):
+            self._token_cache.discard(tenant, id)
+
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Return the turn ids of a session, oldest first. Raises StoreError if the store fails."""
         await self.flush()

@@ -31,7 +31,11 @@ async def run_request(
     """Emit the events of all choices. Errors after the first event are emitted as `Failure`."""
     with convert_panics():
         runners = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
-        await run_all([runner.run(sink) for runner in runners])
+        try:
+            await run_all([runner.run(sink) for runner in runners])
+        finally:
+            if request.identity.final and isinstance(entry, TokenModel):
+                entry.preparer.release_session(request.identity)
 
 
 async def count_tokens(entry: ModelEntry, request: Request) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dovetail.ledger.entry import create_entry_id, normalize_session_name
+from dovetail.ledger.entry import LedgerEntry, create_entry_id, normalize_session_name
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.store import OpenTurn
@@ -16,6 +16,7 @@ from dovetail.models.loader import Model
 from dovetail.pipeline.concurrency import MIN_OFFLOAD_SIZE
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.rendering import ConversationRenderer, PromptSettings, RenderedRequest
+from dovetail.prompt.history_index import history_keys, text_key
 from dovetail.prompt.prefix_diagnostics import (
     PrefixDiagnostics,
     PromptObservation,
@@ -24,6 +25,7 @@ from dovetail.prompt.prefix_diagnostics import (
 from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import (
+    Identity,
     Request,
     TextBlock,
     Thinking,
@@ -77,6 +79,8 @@ class RequestPreparer(Protocol):
 
     async def shared_prompt_prefix(self, request: Request) -> "array[int] | None": ...
 
+    def release_session(self, identity: Identity) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -121,7 +125,7 @@ class ChatPreparer:
         The caller must check the length of the prompt nevertheless.
         """
         rendered = await self._renderer.render(request, max_tokens)
-        snapshot = _snapshot_prefix(rendered, harness)
+        snapshot = self._prefix_diagnostics.identify(_snapshot_prefix(rendered, harness))
         diagnosis = self._prefix_diagnostics.compare(snapshot)
         return PreparedRequest(
             rendered.request, rendered.prompt, rendered.owner, snapshot, diagnosis
@@ -166,7 +170,11 @@ class ChatPreparer:
         entry = generation.build_entry(self._clock())
         snapshot = prepared.prefix_snapshot
         self._prefix_diagnostics.record_output(
-            snapshot.session, generation.ids, turn=entry.chain, prompt=snapshot
+            snapshot.session,
+            generation.ids,
+            turn=entry.chain,
+            prompt=snapshot,
+            history_keys=_turn_keys(prepared, generation, entry),
         )
         await self._ledger.record(entry, prepared.prompt.ids)
 
@@ -197,6 +205,12 @@ class ChatPreparer:
         assert shared is not None
         return shared
 
+    def release_session(self, identity: Identity) -> None:
+        """Discard what is cached for a session that has ended. Its turns stay in the ledger."""
+        if identity.session:
+            self._prefix_diagnostics.release(_session_name(identity))
+            self._ledger.release_session(identity.tenant, identity.session)
+
     async def close(self) -> None:
         """Flush and close the ledger."""
         await self._ledger.close()
@@ -211,12 +225,23 @@ def _open_turn(prepared: PreparedRequest, generation: Generation) -> OpenTurn:
     )
 
 
+def _turn_keys(
+    prepared: PreparedRequest, generation: Generation, entry: LedgerEntry
+) -> Iterator[bytes]:
+    """Yield the keys by which a client without a session id continues a generated turn."""
+    yield entry.id.encode()
+    yield entry.chain
+    turn = Turn("assistant", generation.message().blocks)
+    if (key := text_key(prepared.owner.tenant, turn)) is not None:
+        yield key
+
+
 def _snapshot_prefix(rendered: RenderedRequest, harness: str) -> PromptObservation:
     """Collect the data for prefix diagnostics. Names include the tenant to separate tenants."""
     identity, prompt = rendered.request.identity, rendered.prompt
     head = prompt.head
     return PromptObservation(
-        session=f"{identity.tenant}\0{identity.session}" if identity.session else None,
+        session=_session_name(identity) if identity.session else None,
         harness=f"{identity.tenant}\0{harness}",
         ids=prompt.ids,
         system=head.system,
@@ -226,7 +251,14 @@ def _snapshot_prefix(rendered: RenderedRequest, harness: str) -> PromptObservati
         reused_tokens=prompt.reused_tokens,
         policy_dropped=prompt.reasoning_dropped,
         reasoning_cleared=rendered.reasoning_cleared,
+        history_keys=()
+        if identity.session
+        else history_keys(identity.tenant, rendered.request.turns, prompt.history),
     )
+
+
+def _session_name(identity: Identity) -> str:
+    return f"{identity.tenant}\0{identity.session}"
 
 
 def _possible_continuations(request: Request) -> Iterator[Request]:

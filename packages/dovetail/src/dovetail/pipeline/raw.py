@@ -18,7 +18,7 @@ from dovetail.pipeline.registry import TokenModel
 from dovetail.prompt.prefix_diagnostics import PromptObservation
 from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.prompt import HeadDigests, Prompt
-from dovetail_model import InvalidRequest, Request, Thinking
+from dovetail_model import Identity, InvalidRequest, Request, Thinking
 from dovetail_protocols import raw_prompt
 
 _EMPTY_HEAD = HeadDigests(b"", b"", b"", b"")
@@ -89,6 +89,9 @@ class RawPreparer:
     async def shared_prompt_prefix(self, request: Request) -> "array[int] | None":
         """Return None: texts have no known common prefix."""
         return None
+
+    def release_session(self, identity: Identity) -> None:
+        """Do nothing: text completions hold nothing for a session."""
 
     async def close(self) -> None:
         """Do nothing: there is no store to close."""

@@ -4,13 +4,17 @@ A harness sends several branches of prompts with one session id: titles, summari
 branches are therefore cached per session, and a prompt is compared with the branch with the longest
 common prefix. Tokens are compared as bytes, in blocks. The cache is limited in bytes and evicts the
 least recently used session first.
+
+Prompts without a session id are assigned to a conversation by their history, and its name takes the
+place of the id.
 """
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
+from dovetail.prompt.history_index import HistoryIndex
 from dovetail.prompt.prefix_report import DivergenceReason, PrefixReport, PromptPart
 from dovetail.storage.lru import LruCache
 
@@ -65,6 +69,8 @@ class PromptObservation:
     `turns`: digests of the visible turns in canonical order.
     `policy_dropped`: the template dropped reasoning.
     `reasoning_cleared`: a resume policy cleared reasoning.
+    `history_keys`: what identifies the conversation if it has no session id, the most specific
+    first: ids and digests of turns that a model generated. Tenants must not have keys in common.
     """
 
     session: str | None
@@ -77,6 +83,7 @@ class PromptObservation:
     reused_tokens: int = 0
     policy_dropped: bool = False
     reasoning_cleared: bool = False
+    history_keys: tuple[bytes, ...] = ()
 
 
 class _Branch:
@@ -154,7 +161,7 @@ class _Branch:
 class PrefixDiagnostics:
     """Compares each prompt with earlier ones. `decode` converts ids to text for reports."""
 
-    __slots__ = ("_anonymous_count", "_decode", "_held_bytes", "_max_bytes", "_sessions")
+    __slots__ = ("_decode", "_held_bytes", "_histories", "_max_bytes", "_sessions")
 
     def __init__(self, *, max_bytes: int = 64 << 20, decode: Decode) -> None:
         self._max_bytes = max_bytes
@@ -162,10 +169,17 @@ class PrefixDiagnostics:
         # Branches grow inside the cache, so this class tracks the total in `_held_bytes`.
         self._sessions: LruCache[str, list[_Branch]] = LruCache()
         self._held_bytes = 0
-        self._anonymous_count = 0
+        self._histories = HistoryIndex()
+
+    def identify(self, observation: PromptObservation) -> PromptObservation:
+        """Return the observation with a session: if it has none, by its history."""
+        if observation.session is not None:
+            return observation
+        return replace(observation, session=self._histories.find(observation.history_keys))
 
     def compare(self, observation: PromptObservation) -> PrefixReport:
         """Compare a prompt with the last one of its session, then record it as the last."""
+        observation = self.identify(observation)
         branch, common = self._nearest(self._session_branches(observation), observation)
         found = (
             self._report_first(observation)
@@ -183,12 +197,16 @@ class PrefixDiagnostics:
         *,
         turn: bytes | None = None,
         prompt: PromptObservation | None = None,
+        history_keys: Iterable[bytes] = (),
     ) -> None:
         """Record the generated ids, without the stop token.
+
+        `session`: the name after `identify`.
 
         `turn`: the digest of the turn as sent to the client, to distinguish an edited turn from one
         that was tokenized differently.
         `prompt`: the prompt of the output; by default the last one of the session.
+        `history_keys`: by which the next prompt is found if it has no session id.
         """
         branches = reversed(self._branches(session))
         branch = next((one for one in branches if prompt is None or one.ends_with(prompt)), None)
@@ -197,6 +215,8 @@ class PrefixDiagnostics:
         self._held_bytes -= branch.size
         branch.set_output(array("I", ids).tobytes(), turn)
         self._held_bytes += branch.size
+        if session is not None:
+            self._histories.add(session, history_keys)
         self._evict()
 
     def _compare_branch(
@@ -319,9 +339,7 @@ class PrefixDiagnostics:
     ) -> None:
         """Cache the prompt in the branch that it extends, or in a new branch."""
         session = observation.session
-        if session is None:  # use a name that no client can send
-            self._anonymous_count += 1
-            session = f"\0{self._anonymous_count}"
+        assert session is not None
         branches = [one for one in self._sessions.pop(session) or () if one is not branch]
         if branch is None:
             branch = _Branch(observation)
@@ -333,10 +351,18 @@ class PrefixDiagnostics:
         self._held_bytes += branch.size - sum(one.size for one in branches[:-_MAX_BRANCHES])
         self._evict()
 
+    def release(self, session: str) -> None:
+        """Discard what is held for a session."""
+        branches = self._sessions.pop(session) or ()
+        self._held_bytes -= sum(branch.size for branch in branches)
+        self._histories.remove(session)
+
     def _evict(self) -> None:
-        while self._held_bytes > self._max_bytes:
-            _, branches = self._sessions.pop_oldest()
-            self._held_bytes -= sum(branch.size for branch in branches)
+        while len(self._sessions) and self._total_bytes() > self._max_bytes:
+            self.release(next(iter(self._sessions)))
+
+    def _total_bytes(self) -> int:
+        return self._held_bytes + self._histories.held_bytes
 
 
 def _id_bytes(observation: PromptObservation) -> memoryview:

@@ -125,8 +125,12 @@ class ReplicaPool:
         await self._cancel_warming(replica)
         if self._stall_check is not None:
             sink = ActivitySink(replica, sink)
-        with replica.track_request():
-            await replica.engine.generate(request, sink)
+        try:
+            with replica.track_request():
+                await replica.engine.generate(request, sink)
+        finally:
+            if request.ends_session and request.session is not None:
+                self._session_homes.pop(request.session)
 
     def warm(self, session: str | None, create_request: RequestFactory) -> None:
         """Prefill a prompt before its request arrives.

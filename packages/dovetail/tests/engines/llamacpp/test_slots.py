@@ -42,6 +42,19 @@ def test_session_returns_to_its_slot() -> None:
     asyncio.run(main())
 
 
+def test_slot_of_an_ended_session_is_used_first() -> None:
+    async def main() -> None:
+        slots = SlotPool(2)
+        one = await use_slot(slots, "one", ids(1, 2, 3))
+        slot = await slots.acquire("two", ids(1, 2, 4))
+        slots.release(slot, ids(9), ends_session=True)
+        assert slot.number != one
+        # It is the most recently used slot, but nobody returns to it.
+        assert await use_slot(slots, "three", ids(5, 5)) == slot.number
+
+    asyncio.run(main())
+
+
 def test_slot_is_selected_by_content_without_a_session() -> None:
     async def main() -> None:
         slots = SlotPool(2)

@@ -62,7 +62,11 @@ def encode_request(
     prompt: dict[str, Any] = (
         {"prompt_bytes": pack_token_ids(request.prompt), "ids_only": True}
         if binary_prompt
-        else {"prompt": prompt_encoder.encode(request.prompt, request.session)}
+        else {
+            "prompt": prompt_encoder.encode(
+                request.prompt, request.session, ends_session=request.ends_session
+            )
+        }
     )
     fields: dict[str, Any] = {
         "model": model,

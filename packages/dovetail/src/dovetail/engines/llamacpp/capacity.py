@@ -135,10 +135,14 @@ class SlotPool:
         slot.session, slot.token_ids = session, prompt
         return slot
 
-    def release(self, slot: Slot, generated: "array[int]") -> None:
-        """Free the slot. Its cache then holds the prompt and the ids generated after it."""
+    def release(self, slot: Slot, generated: "array[int]", *, ends_session: bool = False) -> None:
+        """Free the slot. Its cache then holds the prompt and the ids generated after it.
+
+        `ends_session`: the slot is the next to be used for another session.
+        """
         self._clock += 1
-        slot.busy, slot.last_used = False, self._clock
+        slot.busy, slot.last_used = False, 0 if ends_session else self._clock
+        slot.session = None if ends_session else slot.session
         slot.token_ids = slot.token_ids + generated
         self._semaphore.release()
 

@@ -118,7 +118,7 @@ class LlamaCppEngine:
         except EngineUnavailable as fault:
             await process.raise_exit_error(fault)
         finally:
-            slots.release(slot, reader.generated_ids)
+            slots.release(slot, reader.generated_ids, ends_session=request.ends_session)
 
     async def health(self) -> EngineHealth:
         """Return whether the server responds, with its slots and the counts of recovered ids."""

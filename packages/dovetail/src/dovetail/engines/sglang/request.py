@@ -38,7 +38,9 @@ def encode_request(
     """
     fields: dict[str, Any] = {
         "rid": rid,
-        "input_ids": prompt_encoder.encode(request.prompt, request.session),
+        "input_ids": prompt_encoder.encode(
+            request.prompt, request.session, ends_session=request.ends_session
+        ),
         "sampling_params": _sampling_params(request),
         "stream": True,
     }
