@@ -76,7 +76,7 @@ test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions 
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
 
 # Resolves the newest versions at run time, so CI does not run it.
-test-clients: .venv/.dev .cache/.tokenizers  ## test the newest versions of the clients and SDKs beside the pinned ones, and print a table; ARGS="--only claude --newest"
+test-clients: .venv/.dev .cache/.tokenizers  ## test the newest versions of the clients and SDKs in addition to the pinned ones, and print a table; ARGS="--only claude --newest"
 	$(BIN)/python tools/test_clients.py $(ARGS)
 
 test-all: check test soak test-browser attack test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more

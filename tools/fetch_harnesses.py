@@ -4,7 +4,7 @@
 
 `npm install` downloads the packages without running their scripts. The versions are pinned to those
 that pass the tests; DOVETAIL_HARNESS_VERSIONS=latest downloads the newest instead, and
-`tools/test_clients.py` tests the newest beside the pinned ones. If a client cannot be downloaded,
+`tools/test_clients.py` tests the newest in addition to them. If a client cannot be downloaded,
 the tool prints a warning, and its tests are skipped with a reason.
 """
 

@@ -64,7 +64,7 @@ def _runner() -> ScriptedRunner:
     return ScriptedRunner(preparer, loaded.tokenizer, min(loaded.stop_ids), writer)
 
 
-async def _talk(runner: ScriptedRunner, agent: Agent) -> None:
+async def _run_conversation(runner: ScriptedRunner, agent: Agent) -> None:
     """Have a conversation with two messages of the user, and calls after both."""
     agent.add_user_message("Go, and look at the files.")
     for at, blocks in enumerate(OUTPUTS):
@@ -86,7 +86,7 @@ async def _report(
             }
     other.add_user_message("An unrelated question.")
     await runner.run_blocks(other, [TextBlock("An answer.")])
-    await _talk(runner, agent)
+    await _run_conversation(runner, agent)
     change(agent)
     prepared = await runner.prepare(agent)
     assert (prepared.request.identity.session is not None) is named

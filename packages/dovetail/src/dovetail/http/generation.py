@@ -23,10 +23,10 @@ from dovetail.http.responses.run import read_chunks, send_stream
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, ClientDisconnected, DisconnectGuard
 from dovetail.net.open_files import max_engine_connections
-from dovetail.pipeline.choice_runner import warm_prefix
 from dovetail.pipeline.execution import require_token_model, run_request
 from dovetail.pipeline.raw import to_raw_model
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel
+from dovetail.pipeline.warming import warm_prefix
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import (
     ContextOverflow,

@@ -27,7 +27,7 @@ class ClientNeeds:
 
 
 def find_version(executable: str) -> Version | None:
-    """Ask a client for its version. Returns None if it does not tell."""
+    """Run a client to find its version. Returns None if it does not report one."""
     try:
         done = subprocess.run(
             [executable, "--version"],

@@ -1,11 +1,6 @@
-"""Run one choice of a response: stream tokens from the engine and emit batches of events.
-
-Also sends requests that prefill a prompt before it is needed.
-"""
+"""Run one choice of a response: stream tokens from the engine and emit batches of events."""
 
 import asyncio
-import secrets
-from array import array
 from collections.abc import Callable
 from math import nan
 
@@ -19,7 +14,9 @@ from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import TokenModel
+from dovetail.pipeline.session_keys import cache_salt, session_key
 from dovetail.pipeline.sinks import EventSink
+from dovetail.pipeline.warming import warm_request
 from dovetail_model import (
     DovetailError,
     EngineError,
@@ -28,16 +25,11 @@ from dovetail_model import (
     Event,
     Finish,
     FinishReason,
-    Identity,
     InternalError,
     InvalidEngineResponse,
     Logprobs,
-    Request,
-    Sampling,
     Usage,
 )
-
-WARM_PRIORITY = -100  # of prefill requests that no client waits for
 
 
 class ChoiceRunner:
@@ -267,9 +259,9 @@ class ChoiceRunner:
             sampling=sampling,
             stop_ids=entry.model.stop_ids,
             constraint=self._constraint(),
-            session=_session_key(self._prepared),
+            session=session_key(self._prepared),
             priority=request.hints.priority or 0,
-            cache_salt=_cache_salt(request),
+            cache_salt=cache_salt(request),
             expected_tokens=request.hints.osl,
             ends_session=request.identity.final,
         )
@@ -334,72 +326,9 @@ class ChoiceRunner:
         if request.identity.final:
             return
         if request.hints.speculative_prefill and self._finish_reason == "stop":
-            self._entry.engine.warm(_session_key(self._prepared), self._next_warm_request)
+            self._entry.engine.warm(session_key(self._prepared), self._next_warm_request)
 
     async def _next_warm_request(self) -> EngineRequest | None:
         ids = await self._entry.preparer.predict_next_prompt(self._prepared, self._generation)
-        name, session = self._generation.entry_id, _session_key(self._prepared)
-        return _warm_request(self._entry, self._prepared.request, ids, (name, session))
-
-
-def warm_prefix(entry: TokenModel, request: Request) -> None:
-    """Prefill the common prefix of all prompts that continue this request."""
-    session = _named_session_key(request.identity)
-
-    async def create_request() -> EngineRequest | None:
-        ids = await entry.preparer.shared_prompt_prefix(request)
-        return _warm_request(entry, request, ids, (secrets.token_urlsafe(12), session))
-
-    entry.engine.warm(session, create_request)
-
-
-def _warm_request(
-    entry: TokenModel,
-    request: Request,
-    ids: "array[int] | None",
-    id_and_session: tuple[str, str | None],
-) -> EngineRequest | None:
-    """Build a request that only prefills, or None if the prompt exceeds the context window."""
-    if not ids or len(ids) >= entry.context_length:
-        return None
-    name, session = id_and_session
-    return EngineRequest(
-        id=f"{name}-warm",
-        prompt=ids,
-        max_tokens=1,
-        sampling=Sampling(temperature=0.0),
-        stop_ids=entry.model.stop_ids,
-        session=session,
-        priority=WARM_PRIORITY,
-        cache_salt=_cache_salt(request),
-        expected_tokens=1,
-    )
-
-
-def _session_key(prepared: PreparedRequest) -> str | None:
-    """Identify a conversation by its session, else by its first turn, scoped to the tenant."""
-    identity, digests = prepared.request.identity, prepared.prompt.history.digests
-    if identity.session is None:
-        return (prepared.prompt.head.whole + digests[0]).hex() if digests else None
-    return _named_session_key(identity)
-
-
-def _named_session_key(identity: Identity) -> str | None:
-    """Return the session that the client named, if any, scoped to the tenant."""
-    session, tenant = identity.session, identity.tenant
-    return _scope_to_tenant(tenant, session) if tenant and session is not None else session
-
-
-def _cache_salt(request: Request) -> str | None:
-    """Return a cache salt per tenant, so that cache hits reveal nothing to other tenants.
-
-    Tenants whose requests have the same `cache_scope` share the cache.
-    """
-    identity, salt = request.identity, request.hints.cache_salt
-    scope = identity.tenant if identity.cache_scope is None else identity.cache_scope
-    return _scope_to_tenant(scope, salt or "") if scope else salt
-
-
-def _scope_to_tenant(tenant: str, name: str) -> str:
-    """Build a name that no other tenant can produce."""
-    return f"{len(tenant)}:{tenant}/{name}"
+        name, session = self._generation.entry_id, session_key(self._prepared)
+        return warm_request(self._entry, self._prepared.request, ids, (name, session))

@@ -2,7 +2,7 @@
 
 Clients need not send a session id. The turns that the model generated identify the conversation
 just as well: their ids in the ledger, the hash chain up to them, and long texts of theirs. A
-conversation without such a turn cannot be told from a new one.
+conversation without such a turn cannot be distinguished from a new one.
 """
 
 from collections.abc import Iterable, Sequence

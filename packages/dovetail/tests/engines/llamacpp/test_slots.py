@@ -49,7 +49,7 @@ def test_slot_of_an_ended_session_is_used_first() -> None:
         slot = await slots.acquire("two", ids(1, 2, 4))
         slots.release(slot, ids(9), ends_session=True)
         assert slot.number != one
-        # It is the most recently used slot, but nobody returns to it.
+        # It is the most recently used slot, but no session returns to it.
         assert await use_slot(slots, "three", ids(5, 5)) == slot.number
 
     asyncio.run(main())
