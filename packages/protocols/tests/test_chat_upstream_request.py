@@ -156,10 +156,20 @@ class TestImages:
         assert image["image_url"]["url"] == "http://a/b.png"
         assert text["text"] == "Inside."
 
-    def test_server_without_images_gets_placeholders(self) -> None:
+    def test_server_without_images_gets_descriptions(self) -> None:
+        dialect = UpstreamDialect(images=False)
         request = Request("m", turns=(Turn("user", (IMAGE, DocumentBlock(title="a.pdf"))),))
-        found = build_chat_request(request, "m", UpstreamDialect(images=False)).fields["messages"]
-        assert found == [{"role": "user", "content": "[image]\n[document a.pdf]"}]
+        built = build_chat_request(request, "m", dialect)
+        described = "[image: image/png, 5 bytes; this model reads only text]"
+        content = f"{described}\n[document: a.pdf]"
+        assert built.fields["messages"] == [{"role": "user", "content": content}]
+        assert built.dropped == ("images_replaced",)
+        seen = ToolResultBlock("c0", (TextBlock("shot"), IMAGE))
+        found = messages(assistant_turn(CALL0, results=(seen,)), dialect)
+        assert [m["role"] for m in found] == ["assistant", "tool"]
+        assert found[1]["content"] == f"shot\n{described}"
+        plain = Request("m", turns=(Turn("user", (TextBlock("Hi."),)),))
+        assert build_chat_request(plain, "m", dialect).dropped == ()
 
 
 class TestTools:

@@ -69,7 +69,7 @@ def test_images_are_parts_in_messages_and_results() -> None:
     assert [part["type"] for part in result["output"]] == ["input_text", "input_image"]
     assert (
         items(Turn("user", (IMAGE,)), dialect=UpstreamDialect(images=False))[0]["content"]
-        == "[image]"
+        == "[image: image/png, 5 bytes; this model reads only text]"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from http_fixture import NAME, Stage, run, serving
+from media_files import pdf_file, to_base64
 
 from dovetail.engines.engine import EngineCapabilities, EngineHealth
 from dovetail.ledger.keyring import Keyring
@@ -21,6 +22,7 @@ from dovetail_model import (
     CallArgs,
     CallClose,
     CallOpen,
+    DocumentBlock,
     EngineUnavailable,
     Event,
     Failure,
@@ -244,5 +246,25 @@ def test_token_endpoints_are_not_supported_for_upstream_models() -> None:
                 assert "has access to its tokens" in reply.body.decode()
             entry = (await stage.request("GET", f"/v1/models/{NAME}")).json
             assert entry["max_model_len"] == 4096
+
+    run(scene)
+
+
+def test_text_of_documents_is_sent_upstream() -> None:
+    async def scene() -> None:
+        upstream = Upstream(TEXT)
+        async with serving(registry=make_registry(upstream)) as stage:
+            source = {"type": "base64", "media_type": "application/pdf"}
+            data = to_base64(pdf_file(("Invoice 17.",)))
+            document = {"type": "document", "source": {**source, "data": data}}
+            message = {"role": "user", "content": [document]}
+            body = {"model": NAME, "max_tokens": 50, "messages": [message]}
+            reply = await stage.request("POST", "/v1/messages", body)
+            assert reply.status == 200
+            assert reply.headers["x-dovetail-diagnostics"] == "documents_extracted"
+        (block,) = upstream.requests[0].turns[0].blocks
+        assert isinstance(block, DocumentBlock)
+        assert block.text is not None
+        assert block.text.endswith("[page 1]\nInvoice 17.")
 
     run(scene)

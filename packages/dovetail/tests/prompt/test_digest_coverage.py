@@ -34,7 +34,11 @@ def _text(dice: random.Random) -> TextBlock:
 
 
 def _content(dice: random.Random) -> tuple[TextBlock | ImageBlock | DocumentBlock, ...]:
-    others = (ImageBlock(url="a"), ImageBlock(url="b"), DocumentBlock(text="Go."), DocumentBlock())
+    others = (
+        *(ImageBlock(url="a"), ImageBlock(url="b"), ImageBlock("image/gif", "AAAA")),
+        *(DocumentBlock(text="Go."), DocumentBlock(), DocumentBlock(title="a", data="AAAA")),
+        *(DocumentBlock("text/plain", data="AAAA"), DocumentBlock("text/html", data="AAAA")),
+    )
     return tuple(
         _text(dice) if dice.random() < 0.8 else dice.choice(others)
         for _ in range(dice.choice((1, 1, 1, 2, 3)))

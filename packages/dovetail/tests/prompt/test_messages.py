@@ -346,10 +346,13 @@ def test_tool_definitions() -> None:
     ("block", "shown"),
     [
         (TextBlock("Hi."), "Hi."),
-        (ImageBlock("image/png", "AAAA"), "[image]"),
+        (
+            ImageBlock("image/png", "AAAA"),
+            "[image: image/png, 3 bytes; this model reads only text]",
+        ),
         (DocumentBlock(title="a.pdf", text="Its words."), "Its words."),
-        (DocumentBlock(title="a.pdf", data="AAAA"), "[document a.pdf]"),
-        (DocumentBlock(url="somewhere"), "[document]"),
+        (DocumentBlock(title="a.pdf", data="AAAA"), "[document: a.pdf, 3 bytes]"),
+        (DocumentBlock(url="somewhere"), "[document: somewhere]"),
     ],
 )
 def test_blocks_without_text(block: Any, shown: str) -> None:

@@ -47,6 +47,13 @@ from dovetail_model.event import (
     TokenLogprob,
 )
 from dovetail_model.fold import Fold, Message, fold
+from dovetail_model.media import (
+    base64_size,
+    decode_base64,
+    describe_document,
+    describe_image,
+    document_type,
+)
 from dovetail_model.request import (
     Hints,
     Identity,
@@ -113,6 +120,11 @@ __all__ = [
     "Unauthenticated",
     "Unsupported",
     "Usage",
+    "base64_size",
+    "decode_base64",
+    "describe_document",
+    "describe_image",
+    "document_type",
     "error_from_failure",
     "fold",
 ]

@@ -14,11 +14,16 @@ from dovetail_model import (
     Block,
     DocumentBlock,
     ImageBlock,
+    Request,
     TextBlock,
     Thinking,
     ToolCallBlock,
     ToolChoice,
+    ToolResultBlock,
     ToolSpec,
+    Turn,
+    describe_document,
+    describe_image,
 )
 
 ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_segments"]
@@ -30,7 +35,7 @@ class UpstreamDialect(msgspec.Struct, frozen=True):
     `reasoning` is the field of a chat's history that contains reasoning. `reasoning_segments` is
     Dovetail's own: one segment per call, so that turns need not be split.
     Without `custom_tools`, a custom tool is shown as a function with one string parameter.
-    Without `images`, each image is replaced by a placeholder.
+    Without `images`, each image is replaced by a text that describes it.
     `seals` states that the server issued the seals of reasoning and accepts them.
     """
 
@@ -110,6 +115,33 @@ def image_url(image: ImageBlock) -> str:
     return image.url or ""
 
 
+IMAGES_REPLACED = "images_replaced"
+
+
+def replace_images(request: Request) -> tuple[Request, tuple[str, ...]]:
+    """Replace images by texts that describe them. Returns the code that reports it, if any."""
+    turns = tuple(map(_replace_images, request.turns))
+    if turns == request.turns:
+        return request, ()
+    return msgspec.structs.replace(request, turns=turns), (IMAGES_REPLACED,)
+
+
+def _replace_images(turn: Turn) -> Turn:
+    return Turn(turn.role, tuple(map(_replace_image, turn.blocks)))
+
+
+def _replace_image(block: Block) -> Block:
+    if isinstance(block, ImageBlock):
+        return TextBlock(describe_image(block))
+    if isinstance(block, ToolResultBlock):
+        blocks = tuple(
+            TextBlock(describe_image(inner)) if isinstance(inner, ImageBlock) else inner
+            for inner in block.blocks
+        )
+        return msgspec.structs.replace(block, blocks=blocks)
+    return block
+
+
 def template_kwargs(thinking: Thinking) -> dict[str, Any]:
     """Return the arguments of the server's chat template: the client's, else the thinking switch.
 
@@ -129,7 +161,7 @@ def _block_to_text(block: Block) -> str:
             return "[image]"
         case DocumentBlock(text=str(text)):
             return text
-        case DocumentBlock(title=title):
-            return f"[document {title}]" if title else "[document]"
+        case DocumentBlock():
+            return describe_document(block)
         case _:
             return ""

@@ -144,6 +144,7 @@ class _WatchFlags:
     def build_config(self) -> Config:
         """Return the settings of the server that responds in place of the watched one."""
         return Config(
+            images="reject",  # forwarded instead: the server may see them
             engine="vllm",
             engine_url=(self.url,),
             engine_api_key=self.key,

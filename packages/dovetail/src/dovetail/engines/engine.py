@@ -108,6 +108,7 @@ class EngineCapabilities:
     starting the engine restarts it.
     `supervised_elsewhere`: the engine runs in a process that another process of this server
     restarts.
+    `images`: the engine accepts images.
     `constrains_after_reasoning`: constraints apply only after the reasoning span, instead of from
     the first token on.
     """
@@ -119,6 +120,7 @@ class EngineCapabilities:
     local: bool = False
     supervised_elsewhere: bool = False
     constrains_after_reasoning: bool = False
+    images: bool = False
 
 
 def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:

@@ -220,7 +220,7 @@ def build_entry(name: str, entry: ModelEntry, priority: int = 1) -> Json:
         **reasoning_fields,
         "supports_reasoning_summaries": reasoning_fields["supports_reasoning_summary_parameter"],
         "supports_parallel_tool_calls": _supports_parallel_tool_calls(entry),
-        "input_modalities": ["text", "image"] if isinstance(entry, UpstreamModel) else ["text"],
+        "input_modalities": list(entry.input_modalities),
         "shell_type": "default",
         "apply_patch_tool_type": "freeform" if _supports_tool_calls(entry) else None,
         "support_verbosity": False,  # no template reads it
@@ -305,21 +305,21 @@ class PublishedCatalog:
 
 
 class CodexCatalog:
-    """The catalog of a registry. It changes when engines report their context lengths."""
+    """The catalog of a registry. It changes with what engines report about their models."""
 
-    __slots__ = ("_context_lengths", "_named", "_profile", "_published")
+    __slots__ = ("_named", "_profile", "_published", "_reported")
 
     def __init__(self, service: ModelRegistry, profile: Profile | None = None) -> None:
         self._named = tuple(service.iter_entries())
         self._profile = profile
-        self._context_lengths: list[int] | None = None
+        self._reported: list[tuple[int, tuple[str, ...]]] | None = None
         self._published = PublishedCatalog([], "")
 
     def current(self) -> PublishedCatalog:
         """Return the current catalog. It is cached because every response to Codex needs it."""
-        lengths = [entry.context_length for _, entry in self._named]
-        if lengths != self._context_lengths:
-            self._context_lengths = lengths
+        reported = [(entry.context_length, entry.input_modalities) for _, entry in self._named]
+        if reported != self._reported:
+            self._reported = reported
             models = build_catalog(self._named, self._profile)["models"]
             digest = hashlib.blake2b(msgspec.json.encode(models), digest_size=12).hexdigest()
             self._published = PublishedCatalog(models, f'W/"{digest}"')

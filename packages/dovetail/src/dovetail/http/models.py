@@ -86,6 +86,8 @@ def _openai_entry(name: str, entry: ModelEntry) -> Json:
         "max_model_len": entry.context_length,
         "context_length": entry.context_length,
         "max_output_tokens": entry.context_length,
+        "input_modalities": list(entry.input_modalities),
+        "output_modalities": ["text"],
     }
 
 
@@ -98,6 +100,7 @@ def _anthropic_entry(name: str, entry: ModelEntry) -> Json:
         "lifecycle": "active",
         "max_input_tokens": entry.context_length,
         "max_tokens": entry.context_length,
+        "input_modalities": list(entry.input_modalities),
     }
 
 

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from dovetail.net.trace_context import parse_traceparent
+from dovetail.pipeline.documents import MEDIA_NOTES
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.telemetry.metrics import Metrics
@@ -235,6 +236,7 @@ class PipelineTracker:
         self.prepared = prepared
         self.prepared_at = perf_counter()
         self.prefix = prefix_stats(prepared)
+        self.notes |= dict.fromkeys(note for note in prepared.prompt.notes if note in MEDIA_NOTES)
         failed = prepared.prompt.notes.count("splice_failed")
         self._metrics.count_prompt(self._model, self.prefix, failed)
 

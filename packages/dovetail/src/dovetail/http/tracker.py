@@ -215,7 +215,7 @@ class RequestTracker:
             *(self._request_notes() if self._exchange.wants_debug("notes") else ()),
         ]
         if notes or self._exchange.wants_debug("notes"):
-            headers.append(("x-dovetail-diagnostics", ", ".join(notes)))
+            headers.append(("x-dovetail-diagnostics", ", ".join(dict.fromkeys(notes))))
         return headers
 
     def _request_notes(self) -> list[str]:

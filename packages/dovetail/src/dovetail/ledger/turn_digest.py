@@ -239,8 +239,10 @@ def _block_parts(block: Block) -> list[str | bytes]:
             return ["result", "failed" if failed else "", compute_digest(*_content_parts(inner))]
         case ImageBlock(media_type=kind, data=data, url=url):
             return ["image", kind, data or "", url or ""]
-        case DocumentBlock(title=title, data=data, url=url, text=text):
-            return ["document", title or "", data or "", url or "", text or ""]
+        case DocumentBlock(media_type=kind, title=title, data=data, url=url, text=text):
+            # A text hides the media type, and a prompt shows that of a document without text.
+            shown = [kind] if text is None else []
+            return ["document", title or "", data or "", url or "", text or "", *shown]
         case _:
             return ["other", repr(block)]
 

@@ -56,6 +56,9 @@ async def _create_runners(
     """Create a runner for each choice."""
     count = _choice_count(request)
     if isinstance(entry, UpstreamModel):
+        request, notes = await entry.document_reader.read(request)
+        for note in notes:
+            observer.on_note(note)
         return [UpstreamRunner(entry, request, new_call_id, observer, at) for at in range(count)]
     prepared = await entry.preparer.prepare(request, max_tokens=entry.context_length - 1)
     observer.on_prepared(prepared)

@@ -12,6 +12,7 @@ import msgspec
 from dovetail.engines.engine import UpstreamEngine
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
+from dovetail.pipeline.documents import DocumentReader
 from dovetail.pipeline.guided_decoding import ConstraintBuilder, OutputConstraint, OutputPhase
 from dovetail.pipeline.preparation import PreparedRequest, RequestPreparer
 from dovetail.prompt.normalization import PromptNormalizer
@@ -65,6 +66,11 @@ class TokenModel:
         return _min_context_length(self.max_context, engine, self.model.context_length)
 
     @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """What the model reads. Prompts are token ids, which contain no images."""
+        return ("text",)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         return self.model.warnings
 
@@ -94,6 +100,11 @@ class TokenModel:
         await self.preparer.close()
 
 
+def _create_document_reader() -> DocumentReader:
+    """Create the reader of an upstream model, whose engine replaces images if necessary."""
+    return DocumentReader(sees_images=True)
+
+
 @dataclass(frozen=True)
 class UpstreamModel:
     """A model on an upstream engine that renders prompts and parses output itself.
@@ -107,6 +118,7 @@ class UpstreamModel:
     sealer: Sealer
     max_context: int | None = None
     default_sampling: Sampling = field(default_factory=Sampling)
+    document_reader: DocumentReader = field(default_factory=_create_document_reader)
     created: float = field(default_factory=time.time)
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
 
@@ -117,6 +129,11 @@ class UpstreamModel:
     @property
     def context_length(self) -> int:
         return _min_context_length(self.max_context, self.engine.capabilities.context_length)
+
+    @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """What the model reads, as far as the upstream has not rejected it."""
+        return ("text", "image") if self.engine.capabilities.images else ("text",)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model, RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
+from dovetail.pipeline.documents import DocumentReader, lacks_text, max_document_chars
 from dovetail.pipeline.token_bound import check_prompt_fits, count_text_chars
 from dovetail.pipeline.turn_record import TurnOwner
 from dovetail.prompt.conversation_state import (
@@ -40,9 +41,6 @@ from dovetail.prompt.renderer import find_loop_start
 from dovetail.prompt.template import RenderError
 from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import (
-    Block,
-    DocumentBlock,
-    ImageBlock,
     InvalidRequest,
     ReasoningBlock,
     Request,
@@ -57,7 +55,12 @@ _MIN_OFFLOAD_TURNS = 1000  # 1 to 10 ms of normalization
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The operator's settings. `hide_unusable_tools` omits tools if `tool_choice` is `none`."""
+    """The operator's settings.
+
+    `hide_unusable_tools` omits tools if `tool_choice` is `none`.
+    `images`: whether images and files that the model cannot read are replaced or rejected.
+    `max_context`: the operator's limit of the context length.
+    """
 
     replay: ReplayPolicy = "auto"
     normalization: NormalizationOptions = field(default_factory=NormalizationOptions)
@@ -65,6 +68,8 @@ class PromptSettings:
     template_switches: Mapping[str, Any] = field(default_factory=dict)
     resume_drop_thinking: float | None = None
     hide_unusable_tools: bool = False
+    images: Literal["replace", "reject"] = "replace"
+    max_context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,9 @@ class ConversationRenderer:
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recognizer = TurnRecognizer(ledger, restorer, replay=settings.replay)
         self._owners: dict[str, TurnOwner] = {}
+        self._documents = DocumentReader(
+            max_document_chars(settings.max_context, model.context_length)
+        )
 
     async def _normalize(self, request: Request, max_tokens: int | None) -> Request:
         """Normalize a request. A very large one uses a thread, and is checked for `max_tokens`."""
@@ -150,7 +158,7 @@ class ConversationRenderer:
         if not request.turns and not request.system:
             raise InvalidRequest("The request contains no messages.", param="messages")
         newest = request.turns[-1].blocks if request.turns else ()
-        if any(map(_lacks_text, newest)):
+        if self._settings.images == "reject" and any(map(lacks_text, newest)):
             name = request.model or self._model.name
             raise Unsupported(f"The model {name} accepts only text, not images or files.")
 
@@ -158,14 +166,15 @@ class ConversationRenderer:
         self, view: ConversationView, match: HistoryMatch, scope: RecognitionScope
     ) -> tuple[Prompt, bool]:
         """Render the prompt of a view. Also returns whether earlier reasoning was cleared."""
-        request = view.request
+        request, media_notes = await self._documents.read(view.request)
         switches = self.resolve_switches(request.thinking, tools=bool(request.tools))
         renderer = self._renderers.get(bool(request.tools), switches)
         edits = digest_edits(view.record.state)
         head = renderer.digest_head(request, switches, edits).whole
         start = renderer.replay_start(request.turns, bool(request.tools))
         history = await self._recognizer.resolve(match, replace(scope, head=head, start=start))
-        history = replace(history, notes=(*view.notes, *history.notes)) if view.notes else history
+        if notes := (*view.notes, *media_notes):
+            history = replace(history, notes=(*notes, *history.notes))
         loop_start = 0
         if self._settings.resume_drop_thinking is not None:
             loop_start = find_loop_start(request.turns)
@@ -239,13 +248,6 @@ def _entry_positions(match: HistoryMatch) -> dict[str, int]:
 
 def _with_tools(request: Request, tools: tuple[ToolSpec, ...]) -> Request:
     return request if tools is request.tools else msgspec.structs.replace(request, tools=tools)
-
-
-def _lacks_text(block: Block) -> bool:
-    """Return whether a block has no text for the model."""
-    if isinstance(block, DocumentBlock):
-        return block.text is None
-    return isinstance(block, ImageBlock)
 
 
 def _strip_reasoning(request: Request, until: int) -> Request:

@@ -21,6 +21,8 @@ from dovetail_model import (
     ToolResultBlock,
     ToolSpec,
     Turn,
+    describe_document,
+    describe_image,
 )
 
 ChatMessage = dict[str, Any]
@@ -306,12 +308,12 @@ def _block_text(block: Block) -> str:
     match block:
         case TextBlock(text=text):
             return text
-        case ImageBlock():
-            return "[image]"
+        case ImageBlock():  # a model that sees images needs a part of its own here
+            return describe_image(block)
         case DocumentBlock(text=str(text)):
             return text
-        case DocumentBlock(title=title):
-            return f"[document {title}]" if title else "[document]"
+        case DocumentBlock():
+            return describe_document(block)
         case ToolResultBlock(blocks=blocks):
             return "\n".join(filter(None, map(_block_text, blocks)))
         case _:

@@ -265,6 +265,8 @@ def preparation_settings(config: Config) -> PromptSettings:
         template_switches=config.chat_template_kwargs,
         resume_drop_thinking=config.resume_drop_thinking,
         hide_unusable_tools=config.exclude_tools_when_tool_choice_none,
+        images=config.images,
+        max_context=config.context_length,
     )
 
 

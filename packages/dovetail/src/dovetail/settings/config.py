@@ -119,6 +119,11 @@ class Config:
     reasoning_field_name: Literal["reasoning_content", "reasoning"] = _setting(
         "reasoning_content", "Field of Chat Completions responses that contains the reasoning."
     )
+    images: Literal["replace", "reject"] = _model_setting(
+        "replace",
+        "Images and files that the model cannot read: replace (a text describes them, and the text "
+        "of PDF files is extracted) or reject (400 if they are in the newest message).",
+    )
     exclude_tools_when_tool_choice_none: bool = _model_setting(
         False, "Leave tools out of the prompt if tool_choice is none."
     )

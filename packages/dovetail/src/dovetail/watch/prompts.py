@@ -18,6 +18,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.turn_digest import compute_digest, digest_history, digest_turn
 from dovetail.models.loader import Model, RendererCache
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
+from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.messages import MessageBuilder, ToolNames, format_tools
 from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics, PromptObservation
 from dovetail.prompt.prefix_report import PrefixReport
@@ -123,7 +124,10 @@ class DovetailPrompts:
         self._model = model
         self._guard = ControlTokenGuard(model.tokenizer)
         self._writer = TurnWriter(model.tool_parser, model.reasoning_parser)
-        self._preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+        # The observed server may see images, which cannot be reconstructed here.
+        settings = PromptSettings(images="reject")
+        ledger, keyring = Ledger(MemoryLedgerStore()), Keyring([bytes(32)])
+        self._preparer = ChatPreparer(model, ledger, keyring, settings)
 
     async def prepare(self, request: Request) -> PreparedRequest:
         return await self._preparer.prepare(request)

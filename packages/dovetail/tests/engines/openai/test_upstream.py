@@ -144,7 +144,7 @@ class TestRejectedFields:
 
         run(check)
 
-    def test_images_are_omitted_for_text_only_servers(self) -> None:
+    def test_images_are_described_to_text_only_servers(self) -> None:
         def blind(body: dict[str, Any]) -> FakeResponse:
             shown = isinstance(body["messages"][0]["content"], list)
             return rejection(500, "image input is not supported") if shown else HI
@@ -153,10 +153,14 @@ class TestRejectedFields:
             async with fake_upstream(chat(blind)) as fake:
                 seen = Turn("user", (TextBlock("See"), ImageBlock(url="http://a/b.png")))
                 engine = engine_factory()(fake)
+                before = engine.capabilities
                 for _ in range(2):
-                    await fetch_message(engine, Request("m", turns=(seen,)))
+                    message = await fetch_message(engine, Request("m", turns=(seen,)))
+                    assert "images_replaced" in [one.code for one in message.diagnostics]
+                assert (before.images, engine.capabilities.images) == (True, False)
                 assert len(fake.bodies()) == 3
-                assert fake.bodies()[-1]["messages"][0]["content"] == "See\n[image]"
+                described = "See\n[image: http://a/b.png; this model reads only text]"
+                assert fake.bodies()[-1]["messages"][0]["content"] == described
 
         run(check)
 
@@ -209,7 +213,8 @@ class TestRejectedFields:
             async with fake_upstream(chat(blind)) as fake:
                 seen = Turn("user", (ImageBlock(url="http://a/b.png"),))
                 await fetch_message(engine_factory()(fake), Request("m", turns=(seen,)))
-                assert fake.bodies()[-1]["messages"][0]["content"] == "[image]"
+                described = "[image: http://a/b.png; this model reads only text]"
+                assert fake.bodies()[-1]["messages"][0]["content"] == described
 
         run(check)
 

@@ -157,14 +157,13 @@ class ChatMessageBuilder:
                 "tool", blocks_to_text(result.blocks), tool_call_id=result.call_id, name=name
             )
             images += [block for block in result.blocks if isinstance(block, ImageBlock)]
-        if self._dialect.images:
-            self._append_content("user", images)
+        self._append_content("user", images)
         for result in unmatched:
             self._append_content("user", result.blocks)
 
     def _append_content(self, role: str, blocks: Sequence[Block]) -> None:
         """Append a message of text, or of parts if it contains images."""
-        if not self._dialect.images or not any(isinstance(b, ImageBlock) for b in blocks):
+        if not any(isinstance(b, ImageBlock) for b in blocks):
             if text := blocks_to_text(blocks):
                 self._append_text(role, text)
             return

@@ -8,6 +8,7 @@ from dovetail_protocols.upstream import (
     ToolNames,
     UpstreamDialect,
     UpstreamRequest,
+    replace_images,
     template_kwargs,
     tool_parameters,
 )
@@ -36,6 +37,7 @@ def build_chat_request(
     Only fields set in the request are sent; the server's defaults apply to the rest.
     """
     dialect = dialect or UpstreamDialect()
+    request, replaced = (request, ()) if dialect.images else replace_images(request)
     names = ToolNames(request.tools)
     builder = ChatMessageBuilder(names, dialect, write_turn)
     fields: dict[str, Any] = {"model": model, "messages": builder.build(request)}
@@ -47,7 +49,7 @@ def build_chat_request(
     if switches := template_kwargs(request.thinking):
         fields["chat_template_kwargs"] = switches
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return UpstreamRequest(fields, tuple(builder.dropped))
+    return UpstreamRequest(fields, (*replaced, *builder.dropped))
 
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:

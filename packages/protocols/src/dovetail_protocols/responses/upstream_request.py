@@ -27,6 +27,7 @@ from dovetail_protocols.upstream import (
     blocks_to_text,
     call_arguments,
     image_url,
+    replace_images,
     template_kwargs,
     tool_parameters,
 )
@@ -49,6 +50,7 @@ def build_responses_request(
 ) -> UpstreamRequest:
     """Build a streaming request that is not stored."""
     dialect = dialect or UpstreamDialect()
+    request, replaced = (request, ()) if dialect.images else replace_images(request)
     names = ToolNames(request.tools)
     fields: dict[str, Any] = {"model": model}
     if system := blocks_to_text(request.system):
@@ -64,7 +66,7 @@ def build_responses_request(
         fields["chat_template_kwargs"] = template_kwargs(request.thinking)
     if include := _include(request, dialect):
         fields["include"] = include
-    return UpstreamRequest(fields | {"store": False, "stream": True})
+    return UpstreamRequest(fields | {"store": False, "stream": True}, replaced)
 
 
 class _InputItemBuilder:
@@ -134,7 +136,7 @@ class _InputItemBuilder:
 
     def _content(self, blocks: Sequence[Block]) -> str | list[Item]:
         """Encode content as text, or as parts if it contains images."""
-        if not self._dialect.images or not any(isinstance(b, ImageBlock) for b in blocks):
+        if not any(isinstance(b, ImageBlock) for b in blocks):
             return blocks_to_text(blocks)
         return [*map(_part, blocks)]
 

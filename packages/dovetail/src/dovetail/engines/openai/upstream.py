@@ -8,7 +8,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -90,16 +89,23 @@ class OpenAIUpstream:
         self._probe_lock = asyncio.Lock()
         self._probe_count = 0
         self._not_carried: Counter[str] = Counter()
-        self.capabilities = EngineCapabilities(
-            logprobs=True, cached_tokens=True, context_length=remote.context_length
+        self._context_length = remote.context_length
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """The capabilities of the server, as far as they are known by now."""
+        return EngineCapabilities(
+            logprobs=True,
+            cached_tokens=True,
+            context_length=self._context_length,
+            images=self._adaptations.images,
         )
 
     async def start(self) -> None:
         """Detect the API and the reasoning field. Raise an error if no server responds."""
-        length = await find_context_length(
+        self._context_length = await find_context_length(
             self._endpoint, self._model, await list_models(self._endpoint)
         )
-        self.capabilities = replace(self.capabilities, context_length=length)
         await self._ensure_probed()
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
@@ -221,7 +227,7 @@ class OpenAIUpstream:
 
     def _is_limit_beyond_context(self, request: Request) -> bool:
         """Return whether the limit exceeds the context window, which some servers reject."""
-        limit, length = request.sampling.max_tokens, self.capabilities.context_length
+        limit, length = request.sampling.max_tokens, self._context_length
         return limit is not None and length is not None and limit >= length
 
     async def _ensure_probed(self) -> tuple[UpstreamApi, UpstreamDialect]:
