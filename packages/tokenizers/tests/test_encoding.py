@@ -1,8 +1,11 @@
 """Encoding equals the original tokenizer's, and plain text yields no control token."""
 
 import json
+import random
+import time
+import unicodedata
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tokenizers
@@ -19,6 +22,8 @@ from dovetail_tokenizers import (
     Tokenizer,
     encode_suffix,
 )
+from dovetail_tokenizers.encoding import MAX_LIBRARY_CHARS
+from dovetail_tokenizers.normal_form import NormalForm, normalize
 
 HF = [name for name in available() if (folder(name) / "tokenizer.json").exists()] or ["qwen3"]
 ALL = available() or ["qwen3"]
@@ -288,10 +293,35 @@ def test_only_added_tokens_can_be_named_as_control_tokens() -> None:
     assert set(MARKERS).isdisjoint(HfTokenizer(tokenizer_definition(), controls=MARKERS).controls)
 
 
+@pytest.mark.parametrize("form", get_args(NormalForm))
+def test_marks_are_normalized_as_by_the_standard_library(form: NormalForm) -> None:
+    marks = [chr(code) for code in range(0x300, 0x370)] + ["\u0591", "\u3099", "\U0001d165"]
+    chance = random.Random(1)
+    for count in (1, 20, 31, 32, 33, 200):
+        for start in ("", "a", "α", "가", "\u0344"):
+            text = f"{start}{''.join(chance.choices(marks, k=count))}b"
+            assert normalize(form, text) == unicodedata.normalize(form, text)
+
+
+def test_a_long_run_of_marks_takes_linear_time() -> None:
+    """The standard library takes about a minute for this text, and holds the GIL."""
+    text = "\u0315" * 50_000 + "\u0301" * 50_000
+    started = time.perf_counter()
+    assert normalize("NFC", text) == "\u0301" * 50_000 + "\u0315" * 50_000
+    assert time.perf_counter() - started < 5
+
+
+def test_text_that_is_too_long_for_one_call_is_an_error() -> None:
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for tokenizer in (TiktokenTokenizer(ranks, r"\S+|\s+", {}), HfTokenizer(tokenizer_definition())):
+        with pytest.raises(EncodeError, match="the maximum is 4194304"):
+            tokenizer.encode_plain("\u0301" * (MAX_LIBRARY_CHARS + 1))
+
+
 def test_panic_of_the_library_is_an_error() -> None:
     """The library's regular expressions panic on long runs of white space."""
     ranks = {bytes([byte]): byte for byte in range(256)}
     tokenizer = TiktokenTokenizer(ranks, r"\s+(?!\S)|\s+|\S+", {})
-    with pytest.raises(EncodeError, match="12000000 characters"):
-        tokenizer.encode_plain(" " * 12_000_000)
+    with pytest.raises(EncodeError, match="cannot encode a text of 4000000 characters"):
+        tokenizer.encode_plain(" " * 4_000_000)
     assert tokenizer.encode_plain("a b") == list(b"a b")

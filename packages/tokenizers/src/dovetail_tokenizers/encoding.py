@@ -9,8 +9,22 @@ from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.tokenizer import Tokenizer
 
 
+#: Longest text that a library encodes in one call. Its result is converted while the GIL is held:
+#: about 50 ms per million tokens.
+MAX_LIBRARY_CHARS = 1 << 22
+
+
 class EncodeError(Exception):
     """The tokenizer's library cannot encode a text, for example a run of millions of spaces."""
+
+
+def check_length(text: str) -> None:
+    """Raise `EncodeError` if a text is too long to be encoded in one call."""
+    if len(text) > MAX_LIBRARY_CHARS:
+        raise EncodeError(
+            f"The tokenizer cannot encode a text of {len(text)} characters that it cannot split "
+            f"into words; the maximum is {MAX_LIBRARY_CHARS}."
+        )
 
 
 @contextmanager

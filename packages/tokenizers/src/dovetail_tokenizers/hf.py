@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dovetail_tokenizers.control import AddedTokenFlags, ControlTable, is_blank
 from dovetail_tokenizers.encoding import (
+    check_length,
     convert_panics,
     decode_ids,
     encode_parts,
@@ -116,6 +117,7 @@ class HfTokenizer:
         """Encode with the library."""
         if not text:
             return []
+        check_length(text)
         text = replace_lone_surrogates(text)
         return self._encode(text) if first else self._encode(self._anchor + text)[1:]
 

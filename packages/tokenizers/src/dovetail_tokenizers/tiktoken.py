@@ -5,14 +5,14 @@ Extra: [tiktoken].
 
 import base64
 import json
-import unicodedata
 from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from dovetail_tokenizers.control import ControlTable, is_blank
 from dovetail_tokenizers.encoding import (
+    check_length,
     convert_panics,
     decode_ids,
     encode_parts,
@@ -20,11 +20,11 @@ from dovetail_tokenizers.encoding import (
     require_extra,
 )
 from dovetail_tokenizers.long_text_cache import LongTextCache
+from dovetail_tokenizers.normal_form import NormalForm, normalize
 
 if TYPE_CHECKING:
     import tiktoken
 
-NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 # The special tokens that files of the first tekken version do not list.
 # fmt: off
 TEKKEN_NAMES = (
@@ -128,13 +128,14 @@ class TiktokenTokenizer:
         )
 
     def _encode_with_library(self, text: str) -> list[int]:
+        check_length(text)
         ids: list[int] = []
         for part, blank in self._blank.split(replace_lone_surrogates(text)):
             if blank is not None:
                 ids.append(blank)
                 continue
             if self._normal_form:
-                part = unicodedata.normalize(self._normal_form, part)
+                part = normalize(self._normal_form, part)
             with convert_panics(part):
                 ids += self._encoding.encode_ordinary(part)
         return ids

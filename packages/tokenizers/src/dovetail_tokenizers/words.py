@@ -18,11 +18,12 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from dovetail_tokenizers.control import WHITESPACE
 from dovetail_tokenizers.literals import longest_literal_pattern
 from dovetail_tokenizers.long_text_cache import SOFT_MAX_PIECE_CHARS, LongTextCache, split_text
+from dovetail_tokenizers.normal_form import NormalForm
 from dovetail_tokenizers.patterns import (
     DEEPSEEK3,
     GPT2,
@@ -41,7 +42,6 @@ SUPPORTED_PATTERNS: Final[tuple[Patterns, ...]] = (
     DEEPSEEK3,
     SINGLE_DIGITS,
 )
-NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 MergeWord = Callable[[str], Iterable[int]]
 
 _MAX_CACHED_WORDS = 1 << 16
