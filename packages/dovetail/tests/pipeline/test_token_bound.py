@@ -8,6 +8,7 @@ import string
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from dovetail.pipeline.token_bound import (
     count_text_chars,
     max_visible_chars,
     min_prompt_tokens,
+    min_tokens_in_slices,
 )
 from dovetail_model import ContextOverflow, Request, TextBlock, ToolResultBlock, ToolSpec, Turn
-from dovetail_tokenizers import Tokenizer, load_tokenizer
+from dovetail_tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 
 BRIEF = ("qwen3", "gemma3", "mistral_tekken")  # one of each kind; the others run in long suites
 FOLDERS = [
@@ -39,6 +41,11 @@ TEXTS = (
     "http://example.com/?a=1&b=2 " * 300,
     "antidisestablishmentarianism" * 100,
 )
+
+
+@cache
+def cached_tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder)
 
 
 def requests(text: str) -> Iterator[Request]:
@@ -61,13 +68,56 @@ def vocabulary_texts(tokenizer: Tokenizer, seed: int) -> list[str]:
 @pytest.mark.skipif(not FOLDERS, reason="no tokenizers: run `make tokenizers`")
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_bound_is_never_too_high(folder: Path) -> None:
-    tokenizer = load_tokenizer(folder)
+    tokenizer = cached_tokenizer(folder)
     letters = random.Random(1).choices(string.printable, k=5000)
     for text in (*TEXTS, "".join(letters), *vocabulary_texts(tokenizer, seed=2)):
         tokens = len(tokenizer.encode_plain(text))
         assert all(min_prompt_tokens(request, tokenizer) <= tokens for request in requests(text))
     assert 1 <= max_visible_chars(tokenizer) <= 256
     assert min_prompt_tokens(next(requests("word " * 10_000)), tokenizer) > 0
+
+
+UNBROKEN = ("\u0301", "\u0301\u0323", "a\u0301", "漢", "\u1161", "é", "🦜", "qzx", "\u0e31")
+
+
+@pytest.mark.skipif(not FOLDERS, reason="no tokenizers: run `make tokenizers`")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_unbroken_text_that_cannot_fit_is_rejected_after_few_slices(folder: Path) -> None:
+    tokenizer = CountingTokenizer(cached_tokenizer(folder))
+    for part in UNBROKEN:
+        tokenizer.encoded_chars = 0
+        request = next(requests(part * (400_000 // len(part))))
+        with pytest.raises(ContextOverflow, match="> 1000 maximum"):
+            check_prompt_fits(request, tokenizer, 1000)  # type: ignore[arg-type]
+        assert tokenizer.encoded_chars <= 40_000
+
+
+@pytest.mark.skipif(not FOLDERS, reason="no tokenizers: run `make tokenizers`")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_bound_by_slices_is_never_too_high(folder: Path) -> None:
+    tokenizer = cached_tokenizer(folder)
+    letters = "".join(random.Random(1).choices(string.printable, k=5000))
+    texts = (*TEXTS, *(part * 1500 for part in UNBROKEN), letters, *vocabulary_texts(tokenizer, 3))
+    for text in texts:
+        tokens = len(tokenizer.encode_plain(text))
+        for max_tokens in (tokens, max(1, tokens // 2), max(1, tokens // 8)):
+            assert min_tokens_in_slices([text], tokenizer, max_tokens) <= tokens
+
+
+class CountingTokenizer:
+    """Counts the characters that a tokenizer encodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.encoded_chars = 0
+        self.size = tokenizer.size
+        self.bytes_of = tokenizer.bytes_of
+        self.is_control = tokenizer.is_control
+        self.decode = tokenizer.decode
+
+    def encode_plain(self, text: str) -> list[int]:
+        self.encoded_chars += len(text)
+        return self._tokenizer.encode_plain(text)
 
 
 class UnknownTokenizer:
@@ -93,6 +143,15 @@ def test_no_bound_with_unknown_tokens() -> None:
     request = next(requests("x" * 1000))
     assert min_prompt_tokens(request, tokenizer) == 0  # type: ignore[arg-type]
     check_prompt_fits(request, tokenizer, 1)  # type: ignore[arg-type]
+
+
+def test_characters_that_share_an_unknown_token_are_not_counted() -> None:
+    class Fusing(CountingTokenizer):
+        def encode_plain(self, text: str) -> list[int]:
+            return [1] if "Ж" in text else super().encode_plain(text)
+
+    tokenizer = Fusing(ByteTokenizer())  # type: ignore[arg-type]
+    assert min_tokens_in_slices(["Ж" * 100_000], tokenizer, 5) == 0  # type: ignore[arg-type]
 
 
 def test_text_of_assistant_turns_may_be_dropped() -> None:

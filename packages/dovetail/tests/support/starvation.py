@@ -212,6 +212,13 @@ def long_text(size: int = 60_000_000) -> bytes:
     )
 
 
+def combining_marks(size: int = 18_000_000) -> bytes:
+    return b'{"model":"%b","messages":[{"role":"user","content":"%b"}]}' % (
+        NAME.encode(),
+        "\u0315\u0301".encode() * (size // 4),
+    )
+
+
 #: Name -> encoding, how often it is sent, and a function that creates the body.
 LARGE_BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
     "tools": ("identity", 1, many_tools),
@@ -220,6 +227,7 @@ LARGE_BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
     "unknown_field_zstd": ("zstd", 16, lambda: zstandard.compress(unknown_field())),
     "unknown_field": ("identity", 2, lambda: unknown_field(20_000_000)),
     "bomb_brotli": ("br", 16, lambda: bytes(brotli.compress(b" " * 64_000_000, quality=5))),
+    "marks": ("identity", 1, combining_marks),
     "text_gzip": ("gzip", 1, lambda: gzip.compress(long_text())),
 }
 

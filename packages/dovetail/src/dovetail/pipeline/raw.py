@@ -11,10 +11,11 @@ from typing import Any
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, create_entry_id
 from dovetail.ledger.recognition import RecognizedHistory
 from dovetail.models.loader import Model
-from dovetail.pipeline.concurrency import run_in_thread
+from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.preparation import CallIdFactory, PreparedRequest
 from dovetail.pipeline.registry import TokenModel
+from dovetail.pipeline.token_bound import check_text_fits
 from dovetail.prompt.prefix_diagnostics import PromptObservation
 from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.prompt import HeadDigests, Prompt
@@ -41,7 +42,7 @@ class RawPreparer:
     async def prepare(
         self, request: Request, harness: str = "", max_tokens: int | None = None
     ) -> PreparedRequest:
-        ids = array(TOKEN_ID_TYPECODE, await self._encode(request))
+        ids = array(TOKEN_ID_TYPECODE, await self._encode(request, max_tokens))
         if not ids:
             raise InvalidRequest("`prompt` must not be empty", param="prompt")
         return PreparedRequest(
@@ -96,13 +97,18 @@ class RawPreparer:
     async def close(self) -> None:
         """Do nothing: there is no store to close."""
 
-    async def _encode(self, request: Request) -> list[int]:
+    async def _encode(self, request: Request, max_tokens: int | None = None) -> list[int]:
         prompt = raw_prompt(request)
         if isinstance(prompt, str):
-            encode = self._model.tokenizer.encode  # control tokens in the text stay control tokens
-            return await run_in_thread(len(prompt), lambda: encode(prompt))
+            return await run_in_thread(len(prompt), lambda: self._encode_text(prompt, max_tokens))
         largest = max(prompt, default=0)
         if largest >= self._model.tokenizer.size:
             message = f"`prompt` contains token id {largest}, which the model does not have"
             raise InvalidRequest(message, param="prompt")
         return list(prompt)
+
+    def _encode_text(self, text: str, max_tokens: int | None) -> list[int]:
+        tokenizer = self._model.tokenizer
+        if max_tokens is not None and len(text) >= MIN_HUGE_SIZE:
+            check_text_fits(text, tokenizer, max_tokens)
+        return tokenizer.encode(text)  # control tokens in the text stay control tokens
