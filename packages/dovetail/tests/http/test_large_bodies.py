@@ -91,6 +91,44 @@ def test_event_loop_continues(body: bytes, coding: str, status: int, text: str) 
     run(scene)
 
 
+def call_ids(size: int, each: int, fill: str = "x-") -> bytes:
+    """A history with tool calls, whose ids have `size` characters together."""
+    history: list[Any] = [{"role": "user", "content": "Hi"}]
+    for at in range(size // each // 2):
+        id = f"call_{at}_{fill * each}"[:each]
+        call = {"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        history.append({"role": "tool", "tool_call_id": id, "content": "ok"})
+    return json.dumps({"model": NAME, "messages": history}).encode()
+
+
+async def longest_step(stop: asyncio.Event) -> float:
+    """Measure the longest CPU time of the event loop's thread without a pause."""
+    longest, last = 0.0, time.thread_time()
+    while not stop.is_set():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+@pytest.mark.usefixtures("_frozen")
+@pytest.mark.parametrize("fill", ["x-", "é"])
+def test_ids_up_to_their_limit_do_not_occupy_the_event_loop(fill: str) -> None:
+    body = call_ids(4_100_000, 60_000, fill)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            stop = asyncio.Event()
+            step = asyncio.create_task(longest_step(stop))
+            reply = await stage.request("POST", "/v1/chat/completions", body)
+            stop.set()
+            assert reply.status == 200
+            assert await step < 0.15  # 0.3 s if each character is examined in Python
+
+    run(scene)
+
+
 def chat_body(**more: Any) -> dict[str, Any]:
     return {"model": NAME, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], **more}
 

@@ -33,6 +33,7 @@ OPEN_TIMEOUT_SECONDS = 2.0  # how long a turn waits until it is announced to the
 REOPEN_TIMEOUT_SECONDS = 0.1  # the same, after an announcement has failed
 RENEW_INTERVAL_SECONDS = 3600.0  # well below the age at which stores expire entries
 
+_MAX_CALL_KEY_CHARS = 1024  # of ids that are looked up; this server makes shorter ones
 _MAX_TRACKED_CHAINS = 16384  # entries of each lookup cache below
 _T = TypeVar("_T")
 
@@ -130,7 +131,7 @@ class Ledger:
     async def find_by_call(self, tenant: str, call_id: str) -> list[LedgerEntry]:
         """Return the entries that made this call: at most one, since the server makes call ids."""
         key = make_call_key(call_id)
-        if not key:
+        if not key or len(key) > _MAX_CALL_KEY_CHARS:
             return []
         ids = self._entry_cache.find_by_call(tenant, key)
         return await self._load_all(
