@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -25,6 +26,13 @@ from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http import memory
 from dovetail.http.options import HttpOptions, WebSocketOptions
 from dovetail.http.websocket import protocol as carrier
+from dovetail.http.websocket import session
+from dovetail.http.websocket.messages import (
+    MIN_LARGE_MESSAGE_BYTES,
+    WebSocketRequest,
+    decode_message,
+)
+from dovetail_model import InvalidRequest
 
 FIELDS = f'"model":"{NAME}","input":"Hi"'
 
@@ -339,3 +347,39 @@ def test_stopping_server_closes_idle_websockets_and_finishes_running_responses()
                 assert await closed(busy) == 1012
 
     run(scene)
+
+
+def test_large_message_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is neither decoded nor split on the event loop, and counts as request memory."""
+    threads: list[tuple[int, str, bool]] = []
+    decode = session.decode_message
+
+    def observe(data: str | bytes) -> WebSocketRequest:
+        counted = memory.request_memory.total_bytes >= len(data)
+        threads.append((threading.get_ident(), type(data).__name__, counted))
+        return decode(data)
+
+    monkeypatch.setattr(session, "decode_message", observe)
+
+    async def scene() -> None:
+        async with serving() as stage, socket_to(stage) as socket:
+            for size in (10, MIN_LARGE_MESSAGE_BYTES):
+                fields = {"type": "response.create", "model": NAME, "input": "é" * size}
+                await socket.send(json.dumps(fields, ensure_ascii=False))
+                last = (await read_response(socket))[-1]
+                overflow = last["type"] == "response.failed"
+                assert overflow == (size > 10), last
+        assert memory.request_memory.total_bytes == 0
+
+    run(scene)
+    (small, large) = threads
+    assert small[:2] == (threading.get_ident(), "str")
+    assert large[0] != threading.get_ident()
+    assert large[1:] == ("bytes", True)
+
+
+def test_large_message_with_invalid_utf8_is_an_error() -> None:
+    text = b'{"type":"response.create","model":"m","input":"' + b"x" * MIN_LARGE_MESSAGE_BYTES
+    assert decode_message(text + b'"}').error is None
+    for wrong in (b"\xff", b"\xc3"):
+        assert isinstance(decode_message(text + wrong + b'"}').error, InvalidRequest)

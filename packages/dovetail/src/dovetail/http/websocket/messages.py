@@ -1,5 +1,6 @@
 """Messages of a WebSocket: decode requests, encode events and errors."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -8,9 +9,13 @@ import msgspec
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE
 from dovetail_model import InvalidRequest, Unsupported
 
+_Utf8Decoder = getincrementaldecoder("utf-8")
 _Fields = dict[str, msgspec.Raw]
 _decoder = msgspec.json.Decoder(_Fields)
 _TRUE = b"true"
+#: Larger messages are decoded in a thread, and received as bytes even if they are text.
+MIN_LARGE_MESSAGE_BYTES = 1 << 18
+_UTF8_SLICE_BYTES = 1 << 20  # decoded at a time: other threads can run in between
 _MAX_STREAM_ID_CHARS = 128
 
 
@@ -48,6 +53,8 @@ def decode_message(data: str | bytes) -> WebSocketRequest:
 
 
 def _decode_fields(data: str | bytes) -> WebSocketRequest:
+    if isinstance(data, bytes):
+        _check_utf8(data)  # the decoder does not look into fields that it only splits
     fields = _decoder.decode(data)
     stream_id = _decode_stream_id(fields.pop("stream_id", None))
     try:
@@ -75,6 +82,13 @@ def _build_request(fields: _Fields, stream_id: str | None) -> WebSocketRequest:
         warm_only,
         _decode_metadata_headers(fields.get("client_metadata")),
     )
+
+
+def _check_utf8(data: bytes) -> None:
+    decoder = _Utf8Decoder()
+    for at in range(0, len(data), _UTF8_SLICE_BYTES):
+        decoder.decode(data[at : at + _UTF8_SLICE_BYTES])
+    decoder.decode(b"", final=True)
 
 
 def _decode_stream_id(raw: msgspec.Raw | None) -> str | None:

@@ -14,7 +14,12 @@ from websockets.http11 import Request
 
 from dovetail.http.memory import request_memory
 from dovetail.http.options import DEFAULT_WEBSOCKET_OPTIONS, WebSocketOptions
-from dovetail.http.websocket.messages import encode_frame, single_message, split_messages
+from dovetail.http.websocket.messages import (
+    MIN_LARGE_MESSAGE_BYTES,
+    encode_frame,
+    single_message,
+    split_messages,
+)
 
 #: Key under which the `extensions` of an ASGI scope offer a `WebSocketTransport`.
 WEBSOCKET_TRANSPORT_EXTENSION = "dovetail.carrier"
@@ -122,6 +127,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         self._stop_timer()
+        if sum(map(len, self.frames)) >= MIN_LARGE_MESSAGE_BYTES:
+            self.curr_msg_data_type = "bytes"  # the application decodes large texts in a thread
         super().send_receive_event_to_app()
 
     def _on_message_timeout(self) -> None:

@@ -11,6 +11,7 @@ from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import request_memory
 from dovetail.http.options import WebSocketOptions
 from dovetail.http.websocket.messages import (
+    MIN_LARGE_MESSAGE_BYTES,
     RawHeaders,
     WebSocketRequest,
     decode_message,
@@ -26,6 +27,7 @@ from dovetail.http.websocket.protocol import (
 )
 from dovetail.net.exchange import Message, Receive, Scope, Send
 from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION
+from dovetail.pipeline.concurrency import run_in_body_thread
 from dovetail.responses.connection_cache import ConnectionCache
 from dovetail_model import RateLimited
 
@@ -199,7 +201,7 @@ class WebSocketSession:
         """Serve requests until the client disconnects or is idle for too long."""
         try:
             while (data := await self._receive_message()) is not None:
-                await self._accept_request(decode_message(data))
+                await self._accept_request(await self._decode(data))
         finally:
             self._context.disconnected.set()  # running requests are cancelled
             if self._tasks:
@@ -230,6 +232,17 @@ class WebSocketSession:
             text: str | None = message.get("text")
             data: bytes = message.get("bytes") or b""
             return data if text is None else text
+
+    async def _decode(self, data: str | bytes) -> WebSocketRequest:
+        """Decode a message, in a thread if that takes long."""
+        size = len(data)
+        if size < MIN_LARGE_MESSAGE_BYTES:
+            return decode_message(data)
+        self._add_queued_bytes(size)
+        try:
+            return await run_in_body_thread(size, lambda: decode_message(data))
+        finally:
+            self._add_queued_bytes(-size)
 
     async def _accept_request(self, request: WebSocketRequest) -> None:
         if self._closing:
