@@ -313,7 +313,10 @@ def test_a_long_run_of_marks_takes_linear_time() -> None:
 
 def test_text_that_is_too_long_for_one_call_is_an_error() -> None:
     ranks = {bytes([byte]): byte for byte in range(256)}
-    for tokenizer in (TiktokenTokenizer(ranks, r"\S+|\s+", {}), HfTokenizer(tokenizer_definition())):
+    for tokenizer in (
+        TiktokenTokenizer(ranks, r"\S+|\s+", {}),
+        HfTokenizer(tokenizer_definition()),
+    ):
         with pytest.raises(EncodeError, match="the maximum is 4194304"):
             tokenizer.encode_plain("\u0301" * (MAX_LIBRARY_CHARS + 1))
 

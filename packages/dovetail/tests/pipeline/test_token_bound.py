@@ -150,7 +150,7 @@ def test_characters_that_share_an_unknown_token_are_not_counted() -> None:
         def encode_plain(self, text: str) -> list[int]:
             return [1] if "Ж" in text else super().encode_plain(text)
 
-    tokenizer = Fusing(ByteTokenizer())  # type: ignore[arg-type]
+    tokenizer = Fusing(ByteTokenizer())
     assert min_tokens_in_slices(["Ж" * 100_000], tokenizer, 5) == 0  # type: ignore[arg-type]
 
 

@@ -56,7 +56,9 @@ def min_tokens(texts: Iterable[str], tokenizer: Tokenizer) -> int:
 
 def min_tokens_in_slices(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int) -> int:
     """Return a number of tokens that these texts have at least; 0 if it is at most `max_tokens`."""
-    if sum(map(len, texts)) <= _MAX_CHARS_PER_TOKEN * max_tokens or not max_visible_chars(tokenizer):
+    if sum(map(len, texts)) <= _MAX_CHARS_PER_TOKEN * max_tokens or not max_visible_chars(
+        tokenizer
+    ):
         return 0
     count, limit = 0, _SLICED_TOKENS_FACTOR * (max_tokens + 1)
     for text in texts:

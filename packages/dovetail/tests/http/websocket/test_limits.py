@@ -352,7 +352,7 @@ def test_stopping_server_closes_idle_websockets_and_finishes_running_responses()
 def test_large_message_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is neither decoded nor split on the event loop, and counts as request memory."""
     threads: list[tuple[int, str, bool]] = []
-    decode = session.decode_message
+    decode = decode_message
 
     def observe(data: str | bytes) -> WebSocketRequest:
         counted = memory.request_memory.total_bytes >= len(data)
