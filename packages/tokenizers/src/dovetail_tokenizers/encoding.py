@@ -8,7 +8,6 @@ from types import ModuleType
 from dovetail_tokenizers.control import ControlTable
 from dovetail_tokenizers.tokenizer import Tokenizer
 
-
 #: Longest text that a library encodes in one call. Its result is converted while the GIL is held:
 #: about 50 ms per million tokens.
 MAX_LIBRARY_CHARS = 1 << 22

@@ -7,8 +7,8 @@ from typing import Any
 
 from dovetail_tokenizers.gguf_tokenizer import from_gguf
 from dovetail_tokenizers.hf import HfTokenizer
-from dovetail_tokenizers.patterns import FILE_PATTERNS
 from dovetail_tokenizers.normal_form import NormalForm
+from dovetail_tokenizers.patterns import FILE_PATTERNS
 from dovetail_tokenizers.tiktoken import TiktokenTokenizer
 from dovetail_tokenizers.tokenizer import Tokenizer
 
