@@ -91,7 +91,10 @@ CHOICES: list[tuple[object, ToolChoice]] = [
     ({"type": "function", "function": {"name": "look"}}, ToolChoice("named", "look")),
     ({"type": "function", "name": "look"}, ToolChoice("named", "look")),
     ({"type": "custom", "custom": {"name": "patch"}}, ToolChoice("named", "patch")),
-    ({"type": "allowed_tools", "allowed_tools": ALLOWED}, ToolChoice()),
+    (
+        {"type": "allowed_tools", "allowed_tools": ALLOWED},
+        ToolChoice(allowed=frozenset({"patch"})),
+    ),
 ]
 
 
@@ -100,11 +103,11 @@ def test_tool_choice(given: object, choice: ToolChoice) -> None:
     assert decode(tools=[LOOK, PATCH], tool_choice=given).tool_choice == choice
 
 
-def test_only_allowed_tools_are_offered() -> None:
+def test_allowed_tools_do_not_change_the_offered_tools() -> None:
     tool_choice = {"type": "allowed_tools", "allowed_tools": {**ALLOWED, "mode": "required"}}
     request = decode(tools=[LOOK, PATCH], tool_choice=tool_choice)
-    assert [tool.name for tool in request.tools] == ["patch"]
-    assert request.tool_choice == ToolChoice("required")
+    assert [tool.name for tool in request.tools] == ["look", "patch"]
+    assert request.tool_choice == ToolChoice("required", allowed=frozenset({"patch"}))
 
 
 def test_parallel_tool_calls() -> None:

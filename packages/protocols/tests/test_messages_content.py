@@ -11,7 +11,10 @@ from dovetail_model import (
     ReasoningBlock,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
+    ToolSpec,
 )
 from dovetail_protocols.messages import CODEC
 
@@ -131,7 +134,7 @@ def test_claude_code_sends_images_inside_a_result() -> None:
 
 def test_claude_code_sends_tool_references_as_a_result() -> None:
     found = result([{"type": "tool_reference", "tool_name": "mcp__docs__search"}])
-    assert found.blocks == (TextBlock("Tool available: mcp__docs__search"),)
+    assert found.blocks == (ToolReferenceBlock("mcp__docs__search"),)
 
 
 def test_claude_code_sends_results_in_completion_order() -> None:
@@ -289,3 +292,34 @@ def test_block_is_written_as_text(block: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize("block", [{"type": "fallback"}, {"type": "compaction", "content": None}])
 def test_block_is_skipped(block: dict[str, Any]) -> None:
     assert blocks(block, role="assistant") == ()
+
+
+def test_tool_changes_are_references_and_removals() -> None:
+    tool = {"name": "fetch", "description": "Fetches.", "input_schema": {"type": "object"}}
+    spec = ToolSpec("fetch", "Fetches.", {"type": "object"})
+    assert blocks(
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "read"}},
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "read"}},
+        role="system",
+    ) == (
+        ToolReferenceBlock("read"),
+        ToolReferenceBlock("fetch", None, spec),
+        ToolRemovalBlock("read"),
+    )
+
+
+def test_unsupported_tool_changes_are_text() -> None:
+    (found,) = blocks(
+        {"type": "tool_addition", "tool": {"type": "mcp_toolset_reference", "server_name": "s"}},
+        role="system",
+    )
+    assert isinstance(found, TextBlock)
+    assert "mcp_toolset_reference" in found.text
+
+
+def test_deferred_tools_are_marked() -> None:
+    tool = {"name": "fetch", "input_schema": {"type": "object"}, "defer_loading": True}
+    request = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    decoded = CODEC.decode(msgspec.json.encode(request), {})
+    assert [spec.deferred for spec in decoded.tools] == [True]

@@ -139,7 +139,8 @@ def test_claude_code_sends_tools_with_options_of_hosted_models() -> None:
         "cache_control": CACHE,
     }
     request = decode(tools=[given])
-    assert request.tools == (ToolSpec("read", "Read.", {"type": "object"}, strict=True),)
+    schema = {"type": "object"}
+    assert request.tools == (ToolSpec("read", "Read.", schema, strict=True, deferred=True),)
     assert request.ignored == ()
 
 

@@ -5,7 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail_model import InvalidRequest, Request, ToolChoice, ToolSpec
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Finish,
+    InvalidRequest,
+    Request,
+    TextBlock,
+    ToolChoice,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolSpec,
+    Turn,
+)
 from dovetail_protocols.responses import CODEC
 
 
@@ -33,8 +46,11 @@ TOOLS: list[tuple[str, dict[str, Any], ToolSpec]] = [
     ("in_the_form_of_chat",
      {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}}},
      ToolSpec("f", "d", {"a": 1})),
-    ("codex_sends_keys_nobody_knows", function("f", defer_loading=True, output_schema={}),
-     ToolSpec("f")),
+    ("codex_sends_keys_nobody_knows", function("f", output_schema={}), ToolSpec("f")),
+    ("deferred", function("f", defer_loading=True), ToolSpec("f", deferred=True)),
+    ("codex_searches_for_tools",
+     {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"a": 1}},
+     ToolSpec("tool_search", "d", {"a": 1})),
     ("codex_patches_by_a_grammar",
      {"type": "custom", "name": "apply_patch", "description": "d", "format": PATCH},
      ToolSpec("apply_patch", "d", custom=True, grammar="start: LINE+")),
@@ -89,7 +105,7 @@ def test_redeclared_tool_keeps_its_position_with_the_new_definition() -> None:
     "tool",
     [
         {"type": "web_search", "external_web_access": False},
-        {"type": "tool_search", "execution": "client", "parameters": {}, "format": "odd"},
+        {"type": "tool_search", "execution": "server"},
         {"type": "file_search", "vector_store_ids": []},
         {"type": "local_shell"},
         {"type": "mcp", "server_label": "s", "tools": 3},
@@ -106,8 +122,11 @@ def test_unsupported_tools_are_skipped_and_reported(tool: dict[str, Any]) -> Non
 def test_codex_adds_tools_as_items() -> None:
     more = {"type": "additional_tools", "role": "developer", "tools": [namespace("n", "x")]}
     request = decode(function("f"), input=[{"role": "user", "content": "a"}, more])
-    assert [spec.model_name for spec in request.tools] == ["f", "n__x"]
-    assert len(request.turns) == 1
+    assert [(spec.model_name, spec.deferred) for spec in request.tools] == [
+        ("f", False),
+        ("n__x", True),
+    ]
+    assert request.turns[1] == Turn("developer", (ToolReferenceBlock("x", "n"),))
 
 
 def test_tools_found_by_a_search_are_offered_to_the_model() -> None:
@@ -115,10 +134,60 @@ def test_tools_found_by_a_search_are_offered_to_the_model() -> None:
              "tools": [namespace("n", "x", "y"), function("f")]}  # fmt: skip
     request = decode(input=[{"type": "tool_search_call", "call_id": "c", "arguments": {}}, found])
     assert [spec.model_name for spec in request.tools] == ["n__x", "n__y", "f"]
-    (result,) = request.turns[1].blocks
-    assert result.type == "tool_result"
-    assert result.blocks[0].type == "text"
-    assert result.blocks[0].text == '{"tools":["x","y","f"]}'
+    assert all(spec.deferred for spec in request.tools)
+    references = (
+        ToolReferenceBlock("x", "n"),
+        ToolReferenceBlock("y", "n"),
+        ToolReferenceBlock("f"),
+    )
+    assert request.turns[1].blocks == (ToolResultBlock("c", references),)
+
+
+def test_search_without_results_is_an_empty_list() -> None:
+    found = {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": []}
+    request = decode(input=[{"type": "tool_search_call", "call_id": "c", "arguments": {}}, found])
+    assert request.turns[1].blocks == (ToolResultBlock("c", (TextBlock('{"tools":[]}'),)),)
+
+
+def test_found_tool_that_was_declared_already_stays_in_the_tool_list() -> None:
+    found = {"type": "tool_search_output", "call_id": "c", "tools": [function("f")]}
+    request = decode(
+        function("f"), input=[{"type": "tool_search_call", "call_id": "c", "arguments": {}}, found]
+    )
+    assert request.tools == (ToolSpec("f"),)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_search_for_tools_is_an_item_of_its_own(declared: bool) -> None:
+    search = {"type": "tool_search", "execution": "client", "parameters": {}}
+    request = decode(*([search] if declared else [function("tool_search")]), stream=True)
+    encoder = CODEC.stream(request, lambda prefix: f"{prefix}1", lambda: 0)
+    frames = b"".join(
+        encoder.encode([event])
+        for event in (
+            CallOpen(0, "tool_search", "call_1"),
+            CallArgs(0, '{"query": '),
+            CallArgs(0, '"fetch"}'),
+            CallClose(0),
+            Finish("tool_calls"),
+        )
+    )
+    done = [
+        event["item"]
+        for line in frames.splitlines()
+        if line.startswith(b"data: {")
+        and (event := msgspec.json.decode(line[6:]))["type"] == "response.output_item.done"
+    ]
+    if declared:
+        assert done == [
+            {
+                "type": "tool_search_call", "id": "tsc_1", "status": "completed",
+                "call_id": "call_1", "arguments": {"query": "fetch"}, "execution": "client",
+            }
+        ]  # fmt: skip
+        assert b"function_call_arguments" not in frames
+    else:
+        assert [item["type"] for item in done] == ["function_call"]
 
 
 NAMED = {"type": "function", "name": "f"}
@@ -134,8 +203,14 @@ CHOICES: list[tuple[Any, ToolChoice]] = [
     ({"type": "function", "name": "x", "namespace": "n"}, ToolChoice("named", "n__x")),
     ({"type": "function", "name": "x"}, ToolChoice("named", "n__x")),
     ({"type": "function", "name": "n__x"}, ToolChoice("named", "n__x")),
-    ({"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}, ToolChoice()),
-    ({"type": "allowed_tools", "mode": "required", "tools": [NAMED]}, ToolChoice("required")),
+    (
+        {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]},
+        ToolChoice(allowed=frozenset({"f"})),
+    ),
+    (
+        {"type": "allowed_tools", "mode": "required", "tools": [NAMED]},
+        ToolChoice("required", allowed=frozenset({"f"})),
+    ),
 ]
 OFFERED = (function("f"), {"type": "custom", "name": "p"}, namespace("n", "x", "f"))
 
@@ -149,13 +224,14 @@ def test_allowed_tools_exclude_all_others() -> None:
     allowed = [NAMED, {"type": "function", "name": "x", "namespace": "n"}, {"type": "mcp"}, 3]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
     request = decode(*OFFERED, tool_choice=choice)
-    assert [spec.model_name for spec in request.tools] == ["f", "n__x"]
+    assert request.tool_choice.allowed == frozenset({"f", "n__x"})
+    assert len(request.tools) == 4
 
 
 def test_complete_namespace_may_be_allowed() -> None:
     choice = {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "n"}]}
     request = decode(*OFFERED, tool_choice=choice)
-    assert [spec.model_name for spec in request.tools] == ["n__x", "n__f"]
+    assert request.tool_choice.allowed == frozenset({"n__x", "n__f"})
 
 
 @pytest.mark.parametrize(

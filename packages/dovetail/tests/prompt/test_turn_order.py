@@ -20,6 +20,8 @@ from dovetail_model import (
     Role,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     Turn,
 )
@@ -278,6 +280,8 @@ def _texts(block: Block) -> list[str]:
     match block:
         case ToolResultBlock(blocks=inner):
             return [text for part in inner for text in _texts(part)]
+        case ToolReferenceBlock(name=name) | ToolRemovalBlock(name=name):
+            return [name]
         case ToolCallBlock(id=id):
             return [f"call {id}"]
         case TextBlock(text=text) | ReasoningBlock(text=text) | DocumentBlock(text=text):

@@ -2,12 +2,15 @@
 
 from dovetail_model.block import (
     Block,
+    ContentBlock,
     DocumentBlock,
     ImageBlock,
     OutputBlock,
     ReasoningBlock,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
 )
 from dovetail_model.error import (
@@ -73,6 +76,7 @@ __all__ = [
     "CallClose",
     "CallOpen",
     "ClientError",
+    "ContentBlock",
     "ContextOverflow",
     "Diagnostic",
     "DocumentBlock",
@@ -114,6 +118,8 @@ __all__ = [
     "TokenLogprob",
     "ToolCallBlock",
     "ToolChoice",
+    "ToolReferenceBlock",
+    "ToolRemovalBlock",
     "ToolResultBlock",
     "ToolSpec",
     "Turn",

@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from dovetail_model.tool import ToolSpec
+
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text"):
     """Visible text. `raw` is the model's text for it, including framing."""
@@ -63,14 +65,38 @@ class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
     text: str | None = None
 
 
+class ToolReferenceBlock(msgspec.Struct, frozen=True, tag="tool_reference"):
+    """Makes a tool available from here on. The model reads the definition here.
+
+    `definition` is set if the reference itself defines the tool, else the request declares it.
+    """
+
+    type: ClassVar[Literal["tool_reference"]] = "tool_reference"
+    name: str
+    namespace: str | None = None
+    definition: ToolSpec | None = None
+
+
+class ToolRemovalBlock(msgspec.Struct, frozen=True, tag="tool_removal"):
+    """Withdraws a tool from here on."""
+
+    type: ClassVar[Literal["tool_removal"]] = "tool_removal"
+    name: str
+    namespace: str | None = None
+
+
+ContentBlock = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock | ToolRemovalBlock
+"""A block of a user, system or tool turn."""
+
+
 class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
     """The result of a tool call. `call_id` alone identifies the call: the order is arbitrary."""
 
     type: ClassVar[Literal["tool_result"]] = "tool_result"
     call_id: str
-    blocks: tuple[TextBlock | ImageBlock | DocumentBlock, ...] = ()
+    blocks: tuple[ContentBlock, ...] = ()
     is_error: bool = False
 
 
-Block = TextBlock | ReasoningBlock | ToolCallBlock | ToolResultBlock | ImageBlock | DocumentBlock
+Block = ReasoningBlock | ToolCallBlock | ToolResultBlock | ContentBlock
 OutputBlock = TextBlock | ReasoningBlock | ToolCallBlock

@@ -13,6 +13,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
     for the model and restored in its calls.
     A `custom` tool takes free text. The model sees a function with one string parameter, `input`,
     and the parser unwraps it.
+    A `deferred` tool is not in the tool list: the model reads it where a turn refers to it.
     """
 
     name: str
@@ -23,6 +24,12 @@ class ToolSpec(msgspec.Struct, frozen=True):
     custom: bool = False
     grammar: str | None = None
     strict: bool = False
+    deferred: bool = False
+
+    @property
+    def key(self) -> tuple[str | None, str]:
+        """Namespace and name, which identify the tool in a request."""
+        return self.namespace, self.name
 
     @property
     def model_name(self) -> str:
@@ -44,8 +51,12 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the model may, must or must not call tools. With `named` it must call `name`."""
+    """Whether the model may, must or must not call tools. With `named` it must call `name`.
+
+    `allowed` are the names, as the model sees them, of the only tools that it may call.
+    """
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str | None = None
     parallel: bool = True
+    allowed: frozenset[str] | None = None

@@ -5,7 +5,7 @@ its API cannot represent are reported by name, never dropped silently.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +19,8 @@ from dovetail_model import (
     Thinking,
     ToolCallBlock,
     ToolChoice,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolSpec,
     Turn,
@@ -108,6 +110,28 @@ def blocks_to_text(blocks: Iterable[Block]) -> str:
     return "\n".join(text for block in blocks if (text := _block_to_text(block)))
 
 
+def callable_tools(request: Request) -> tuple[ToolSpec, ...]:
+    """Return the tools that the model may call: not those that are deferred and not loaded."""
+    allowed = request.tool_choice.allowed
+    if allowed is None and not any(tool.deferred for tool in request.tools):
+        return request.tools
+    loaded = {key for turn in request.turns for key in _references(turn.blocks)}
+    return tuple(
+        tool
+        for tool in request.tools
+        if (allowed is None or tool.model_name in allowed)
+        and (not tool.deferred or tool.key in loaded)
+    )
+
+
+def _references(blocks: Iterable[Block]) -> Iterator[tuple[str | None, str]]:
+    for block in blocks:
+        if isinstance(block, ToolReferenceBlock):
+            yield block.namespace, block.name
+        elif isinstance(block, ToolResultBlock):
+            yield from _references(block.blocks)
+
+
 def image_url(image: ImageBlock) -> str:
     """Return the URL of an image: a data URL if the image is inline."""
     if image.data is not None:
@@ -163,5 +187,9 @@ def _block_to_text(block: Block) -> str:
             return text
         case DocumentBlock():
             return describe_document(block)
+        case ToolReferenceBlock(name=name):
+            return f"Tool available: {name}"
+        case ToolRemovalBlock(name=name):
+            return f"Tool no longer available: {name}"
         case _:
             return ""

@@ -23,6 +23,7 @@ from dovetail_model import (
     ReasoningBlock,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     Turn,
 )
@@ -243,6 +244,9 @@ def _block_parts(block: Block) -> list[str | bytes]:
             # A text hides the media type, and a prompt shows that of a document without text.
             shown = [kind] if text is None else []
             return ["document", title or "", data or "", url or "", text or "", *shown]
+        case ToolReferenceBlock(name=name, namespace=namespace):
+            # The definition is not covered: the model reads the one that was recorded first.
+            return ["tool_reference", namespace or "", name]
         case _:
             return ["other", repr(block)]
 

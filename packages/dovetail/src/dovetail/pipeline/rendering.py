@@ -39,6 +39,7 @@ from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.renderer import find_loop_start
 from dovetail.prompt.template import RenderError
+from dovetail.prompt.tool_plan import ToolPlanner
 from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import (
     InvalidRequest,
@@ -113,6 +114,7 @@ class ConversationRenderer:
         self._renderers = RendererCache(model)
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recognizer = TurnRecognizer(ledger, restorer, replay=settings.replay)
+        self._tool_planner = ToolPlanner(self._renderers.default.tool_notation)
         self._owners: dict[str, TurnOwner] = {}
         self._documents = DocumentReader(
             max_document_chars(settings.max_context, model.context_length)
@@ -150,7 +152,13 @@ class ConversationRenderer:
         match = await self._recognizer.match_turns(request.turns, scope)
         last = await self._recognizer.find_last_entry(match, scope)
         request = _inherit_thinking(request, last)
-        view = build_view(request, await self._load_state(last), _entry_positions(match))
+        view = build_view(
+            request,
+            await self._load_state(last),
+            _entry_positions(match),
+            self._tool_planner,
+            match.chars if last is not None else 0,
+        )
         prompt, cleared = await self._render_view(view, match, scope)
         return RenderedRequest(_with_tools(request, view.callable_tools), prompt, owner, cleared)
 

@@ -85,6 +85,12 @@ class PromptTools:
         self.names = ToolNames(tools)
         self.definitions: list[ChatMessage] = format_tools(tools, protect)
 
+    def with_names(self, tools: Sequence[ToolSpec]) -> "PromptTools":
+        """Return the same definitions with the names of other tools."""
+        copy = PromptTools.__new__(PromptTools)
+        copy.names, copy.definitions = ToolNames(tools), self.definitions
+        return copy
+
 
 class PromptBuilder:
     """Builds one prompt."""

@@ -44,14 +44,16 @@ class ConversationState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The server's decisions about the prompts of a conversation.
 
     `head_tools`: the tools in the head in the order of the first prompt.
-    `late_tools`: the definitions, as the model read them, of tools that are not in the head.
-    `withdrawn_tools`: the definitions of tools in the head that are no longer available.
+    `late_tools`: the definitions that the model read after the head, as it read them last.
+    `old_tools`: the definitions of tools in the head that the client no longer declares so.
+    `withdrawn`: the names of tools that the model read are no longer available.
     `additions`: the texts at the ends of earlier prompts, oldest first.
     """
 
     head_tools: tuple[ToolSignature, ...] = ()
     late_tools: tuple[ToolSpec, ...] = ()
-    withdrawn_tools: tuple[ToolSpec, ...] = ()
+    old_tools: tuple[ToolSpec, ...] = ()
+    withdrawn: tuple[str, ...] = ()
     additions: tuple[PromptAddition, ...] = ()
     edits: ContextEdits = ContextEdits()
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail.prompt.conversation_state import StateRecord, append_additions
-from dovetail_model import Request, ToolSpec
+from dovetail.prompt.tool_plan import ToolPlanner
+from dovetail_model import InvalidRequest, Request, ToolChoice, ToolSpec
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,35 @@ class ConversationView:
 
 
 def build_view(
-    request: Request, recorded: StateRecord, positions: Mapping[str, int]
+    request: Request,
+    recorded: StateRecord,
+    positions: Mapping[str, int],
+    planner: ToolPlanner,
+    known_chars: int,
 ) -> ConversationView:
     """Build the view of a normalized request.
 
     `recorded` is the state as of the last known turn. `positions` has the indexes of the turns that
-    were recognized, by entry id.
+    were recognized, by entry id. `known_chars` is the length of the conversation up to the last.
     """
-    turns = append_additions(request.turns, positions, recorded.state.additions)
-    shown = request if turns is request.turns else msgspec.structs.replace(request, turns=turns)
-    return ConversationView(shown, request.tools, recorded)
+    plan = planner.plan(request.tools, request.turns, recorded.state, known_chars)
+    turns = append_additions(plan.turns, positions, plan.state.additions)
+    shown = request
+    if turns is not request.turns or plan.head is not request.tools:
+        shown = msgspec.structs.replace(request, turns=turns, tools=plan.head)
+    callable_tools = _restrict(plan.callable_tools, request.tool_choice)
+    return ConversationView(shown, callable_tools, recorded.with_state(plan.state), plan.notes)
+
+
+def _restrict(tools: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:
+    """Return the tools that the tool choice leaves. Raises an error if it requires others."""
+    if choice.allowed is not None:
+        tools = tuple(tool for tool in tools if tool.model_name in choice.allowed)
+    names = {tool.model_name for tool in tools}
+    if choice.mode == "named" and choice.name not in names:
+        message = f"tool_choice: the tool '{choice.name}' is not available yet: it is deferred"
+        raise InvalidRequest(message, param="tool_choice")
+    if choice.mode == "required" and not tools:
+        message = "tool_choice: requires a tool call, but no tool is available"
+        raise InvalidRequest(message, param="tool_choice")
+    return tools

@@ -18,6 +18,8 @@ from dovetail_model import (
     ReasoningBlock,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolSpec,
     Turn,
@@ -314,6 +316,10 @@ def _block_text(block: Block) -> str:
             return text
         case DocumentBlock():
             return describe_document(block)
+        case ToolReferenceBlock(name=name):
+            return f"Tool available: {name}"
+        case ToolRemovalBlock(name=name):
+            return f"Tool no longer available: {name}"
         case ToolResultBlock(blocks=blocks):
             return "\n".join(filter(None, map(_block_text, blocks)))
         case _:

@@ -17,6 +17,7 @@ from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail.prompt.splice import Splicer, StopTokenMatcher, create_nonce
 from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
+from dovetail.prompt.tool_notation import ToolNotation
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Block,
@@ -80,6 +81,11 @@ class PromptRenderer:
     def splicer(self) -> Splicer:
         return self._context.splicer
 
+    @cached_property
+    def tool_notation(self) -> ToolNotation:
+        """How the template writes one tool."""
+        return ToolNotation(self._context.template, self.profile, tuple(self._tokenizer.controls))
+
     def keeps_history(self, tools: bool) -> bool:
         """Return whether a new user turn leaves earlier turns unchanged, including reasoning."""
         profile = self.profile
@@ -137,6 +143,8 @@ class PromptRenderer:
             switches, self._context.guard.protect
         )  # their words are a client's, too
         tools = self._toolset(request.tools).prompt_tools
+        if state.state.late_tools:
+            tools = tools.with_names((*request.tools, *state.state.late_tools))
         builder = PromptBuilder(self._context, request, history, tools, switches, start)
         head = self.digest_head(request, switches, digest_edits(state.state))
         return builder.build(head, state)

@@ -13,8 +13,7 @@ import msgspec
 
 from dovetail_model import (
     Block,
-    DocumentBlock,
-    ImageBlock,
+    ContentBlock,
     Request,
     Role,
     TextBlock,
@@ -129,7 +128,7 @@ def _attach_messages(results: list[ToolResultBlock], steering: Iterable[Turn]) -
     for turn in steering:
         unattached: list[Block] = []
         for block in turn.blocks:
-            if isinstance(block, TextBlock | ImageBlock | DocumentBlock):
+            if isinstance(block, ContentBlock):
                 _append_block(inside, block)
             else:
                 unattached.append(block)
@@ -141,8 +140,8 @@ def _attach_messages(results: list[ToolResultBlock], steering: Iterable[Turn]) -
 
 
 def _append_block(
-    blocks: list[TextBlock | ImageBlock | DocumentBlock],
-    block: TextBlock | ImageBlock | DocumentBlock,
+    blocks: list[ContentBlock],
+    block: ContentBlock,
 ) -> None:
     last = blocks[-1] if blocks else None
     if isinstance(block, TextBlock) and isinstance(last, TextBlock):

@@ -2,10 +2,8 @@
 
 import re
 
-from dovetail_model import DocumentBlock, ImageBlock, ReasoningBlock, TextBlock
+from dovetail_model import ContentBlock, DocumentBlock, ImageBlock, ReasoningBlock, TextBlock
 from dovetail_protocols.chat.wire import Content, Part
-
-ContentBlock = TextBlock | ImageBlock | DocumentBlock
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),(.*)", re.DOTALL)
 

@@ -21,7 +21,7 @@ class ChatTools(msgspec.Struct, frozen=True):
 
 
 def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
-    """Decode tools and tool choice. A list of allowed tools limits the offered tools."""
+    """Decode tools and tool choice. A list of allowed tools does not change the offered tools."""
     given = wire.tools or ()
     tools, ignored = sent.get_or_decode("chat.tools", given, lambda: _tools(sent, given))
     path = "tool_choice"
@@ -32,8 +32,9 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
         )
     if tool_choice is None and wire.function_call is not None:
         path, tool_choice = "function_call", wire.function_call
+    allowed: frozenset[str] | None = None
     if isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools":
-        tool_choice, tools = _allowed(tool_choice, tools)
+        tool_choice, allowed = _allowed(tool_choice, tools)
     elif isinstance(tool_choice, dict) and tool_choice.get("type") in (
         "auto",
         "none",
@@ -42,6 +43,8 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
     ):
         tool_choice = str(tool_choice["type"])
     choice = _choice(tool_choice, tools, path, parallel=wire.parallel_tool_calls is not False)
+    if allowed is not None:
+        choice = msgspec.structs.replace(choice, allowed=allowed)
     return ChatTools(tools, choice, ignored)
 
 
@@ -99,15 +102,15 @@ def _grammar(format: Mapping[str, Any]) -> str | None:
     return definition
 
 
-def _allowed(tool_choice: dict[str, Any], tools: Tools) -> tuple[str, Tools]:
-    """Return the mode and the allowed tools. Their order is unchanged: the prompt is stable."""
+def _allowed(tool_choice: dict[str, Any], tools: Tools) -> tuple[str, frozenset[str]]:
+    """Return the mode and the names of the allowed tools."""
     inner = tool_choice.get("allowed_tools", tool_choice)
     fields: dict[str, Any] = inner if isinstance(inner, dict) else {}
     listed = fields.get("tools")
     references = listed if isinstance(listed, list) else []
     names = {_name(tool) for tool in references if isinstance(tool, dict)}
     mode = "required" if fields.get("mode") == "required" else "auto"
-    return mode, tuple(tool for tool in tools if tool.name in names)
+    return mode, frozenset(tool.name for tool in tools if tool.name in names)
 
 
 def _choice(

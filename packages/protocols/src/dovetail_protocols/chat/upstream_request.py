@@ -8,6 +8,7 @@ from dovetail_protocols.upstream import (
     ToolNames,
     UpstreamDialect,
     UpstreamRequest,
+    callable_tools,
     replace_images,
     template_kwargs,
     tool_parameters,
@@ -54,9 +55,10 @@ def build_chat_request(
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
     """Encode tools and tool choice. Defaults are omitted."""
-    if not request.tools:
+    tools = callable_tools(request)
+    if not tools:
         return {}
-    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}
+    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in tools]}
     choice = request.tool_choice
     named = names.find_choice(choice) if choice.mode == "named" else None
     if named is not None:

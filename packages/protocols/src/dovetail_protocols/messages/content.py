@@ -13,13 +13,17 @@ import msgspec
 
 from dovetail_model import (
     Block,
+    ContentBlock,
     DocumentBlock,
     ImageBlock,
     InvalidRequest,
     ReasoningBlock,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
+    ToolSpec,
 )
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.block_text import block_to_text, content_to_text
@@ -100,20 +104,20 @@ def _arguments(value: object) -> str:
 def _tool_result(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     block = convert(item, wire.ToolResult, path)
     content = [block.content] if isinstance(block.content, str) else block.content or []
-    found: list[TextBlock | ImageBlock | DocumentBlock] = []
+    found: list[ContentBlock] = []
     for at, part in enumerate(content):
         found += _result_part(part, f"{path}.content[{at}]")
     return (ToolResultBlock(block.tool_use_id, tuple(found), bool(block.is_error)),)
 
 
-def _result_part(part: object, path: str) -> list[TextBlock | ImageBlock | DocumentBlock]:
+def _result_part(part: object, path: str) -> list[ContentBlock]:
     """Decode a tool's output. White space in it is data: only empty text is dropped."""
     if isinstance(part, str):
         return [TextBlock(part)] if part else []
     if isinstance(part, dict) and part.get("type") == "text":
         return _result_part(convert(part, wire.Text, path).text, path)
     blocks = _block(part, path)
-    allowed = [b for b in blocks if isinstance(b, TextBlock | ImageBlock | DocumentBlock)]
+    allowed = [b for b in blocks if isinstance(b, ContentBlock)]
     if len(allowed) == len(blocks):
         return allowed
     return [TextBlock(block_to_text(part))]  # no client puts a call or reasoning inside a result
@@ -146,6 +150,48 @@ def _search_result(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     return _text("\n".join(line for line in lines if line))
 
 
+def _tool_reference(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    """Decode the reference to a found tool in a tool result."""
+    name = item.get("tool_name")
+    return (ToolReferenceBlock(name),) if isinstance(name, str) else _as_text(item, path)
+
+
+def _tool_addition(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    """Decode the addition of a tool: a reference to a declared tool, or a definition."""
+    tool = convert(item, wire.ToolChange, path).tool
+    if tool.type == "tool_definition" and tool.definition is not None:
+        spec = decode_tool(tool.definition, f"{path}.tool.definition")
+        return (
+            _as_text(item, path) if spec is None else (ToolReferenceBlock(spec.name, None, spec),)
+        )
+    if tool.type == "tool_reference" and tool.name:
+        return (ToolReferenceBlock(tool.name),)
+    return _as_text(item, path)
+
+
+def _tool_removal(item: dict[str, Any], path: str) -> tuple[Block, ...]:
+    tool = convert(item, wire.ToolChange, path).tool
+    if tool.type == "tool_reference" and tool.name:
+        return (ToolRemovalBlock(tool.name),)
+    return _as_text(item, path)
+
+
+def decode_tool(value: object, path: str) -> ToolSpec | None:
+    """Decode the definition of a tool, or return None for a server tool."""
+    tool = convert(value, wire.Tool, path)
+    if tool.input_schema is None and tool.type not in (None, "custom"):
+        return None
+    if not tool.name:
+        raise InvalidRequest(f"{path}.name: Field required", param=f"{path}.name")
+    return ToolSpec(
+        name=tool.name,
+        description=tool.description or "",
+        parameters=tool.input_schema or {},
+        strict=bool(tool.strict),
+        deferred=bool(tool.defer_loading),
+    )
+
+
 def _compaction(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     """Decode another server's summary. Without content it yields no block."""
     content = item.get("content")
@@ -161,6 +207,9 @@ _DECODERS: dict[str, _Decode] = {
     "image": _image,
     "document": _document,
     "search_result": _search_result,
+    "tool_reference": _tool_reference,
+    "tool_addition": _tool_addition,
+    "tool_removal": _tool_removal,
     "compaction": _compaction,
     "fallback": _skip,  # marks where a hosted model fell back to another; never shown
 }

@@ -28,7 +28,7 @@ from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.hints import read_nvext
 from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.messages import wire
-from dovetail_protocols.messages.content import decode_content
+from dovetail_protocols.messages.content import decode_content, decode_tool
 from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
 
 _LEGACY_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
@@ -149,20 +149,12 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
     skipped: dict[str, str | None] = {}
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
-        tool = convert(sent.value(raw, path), wire.Tool, path)
-        if tool.input_schema is None and tool.type not in (None, "custom"):
-            skipped[path] = tool.name
-            continue
-        if not tool.name:
-            raise InvalidRequest(f"{path}.name: Field required", param=f"{path}.name")
-        specs.append(
-            ToolSpec(
-                name=tool.name,
-                description=tool.description or "",
-                parameters=tool.input_schema or {},
-                strict=bool(tool.strict),
-            )
-        )
+        value = sent.value(raw, path)
+        spec = decode_tool(value, path)
+        if spec is None:
+            skipped[path] = convert(value, wire.Tool, path).name
+        else:
+            specs.append(spec)
     return MessagesTools(tuple(specs), tuple(skipped), frozenset(skipped.values()))
 
 

@@ -77,6 +77,21 @@ class Tool(msgspec.Struct, frozen=True):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class ChangedTool(msgspec.Struct, frozen=True):
+    """The tool of an addition or removal: by name, or by definition."""
+
+    type: str = ""
+    name: str | None = None
+    definition: dict[str, Any] | None = None
+
+
+class ToolChange(msgspec.Struct, frozen=True):
+    """An addition or removal of a tool in the course of a conversation."""
+
+    tool: ChangedTool
 
 
 class ToolChoice(msgspec.Struct, frozen=True):

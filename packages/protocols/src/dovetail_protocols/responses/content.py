@@ -4,11 +4,9 @@ from typing import Any
 
 import msgspec
 
-from dovetail_model import DocumentBlock, ImageBlock, TextBlock
+from dovetail_model import ContentBlock, DocumentBlock, ImageBlock, TextBlock
 from dovetail_protocols import request_body as fields
 from dovetail_protocols.responses import wire
-
-ContentBlock = TextBlock | ImageBlock | DocumentBlock
 
 _IMAGES = ("input_image", "image_url", "computer_screenshot")
 

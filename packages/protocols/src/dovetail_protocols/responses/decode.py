@@ -73,7 +73,13 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
         hints=nvext.hints,
         stream=body.stream is True,
         ignored=tuple(ignored),
-        echo=build_echo(body, sent.fields, tools=declared.json, compacts=compacts),
+        echo=build_echo(
+            body,
+            sent.fields,
+            tools=declared.json,
+            compacts=compacts,
+            tool_search=any(tools.is_client_tool_search(tool) for _, tool in declared.tools),
+        ),
     )
 
 

@@ -27,6 +27,7 @@ class ResponsesEcho(msgspec.Struct, frozen=True):
     `user_messages` are the items that stay unchanged if the conversation is compacted.
     `compacts` states that the response must be a single compaction item.
     `sampling` has the sampling parameters that are in effect, as far as they are known.
+    `tool_search` states that the client runs searches for tools.
     """
 
     fields: bytes
@@ -35,6 +36,7 @@ class ResponsesEcho(msgspec.Struct, frozen=True):
     compacts: bool = False
     background: bool = False
     user_messages: tuple[msgspec.Raw, ...] = ()
+    tool_search: bool = False
     sampling: Sampling = Sampling()
 
     def sampling_fields(self) -> dict[str, float]:
@@ -44,7 +46,12 @@ class ResponsesEcho(msgspec.Struct, frozen=True):
 
 
 def build_echo(
-    body: wire.Body, sent: dict[str, Any], *, tools: msgspec.Raw = _NONE, compacts: bool = False
+    body: wire.Body,
+    sent: dict[str, Any],
+    *,
+    tools: msgspec.Raw = _NONE,
+    compacts: bool = False,
+    tool_search: bool = False,
 ) -> ResponsesEcho:
     """Build the echo of a body; `sent` has the original values of fields repeated verbatim."""
     return ResponsesEcho(
@@ -59,6 +66,7 @@ def build_echo(
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
         ),
+        tool_search=tool_search,
     )
 
 

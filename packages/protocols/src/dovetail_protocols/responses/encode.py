@@ -27,6 +27,7 @@ from dovetail_model import (
 from dovetail_protocols.codec import Clock, IdFactory, OnEnd
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.dispatch import Dispatcher
+from dovetail_protocols.responses.echo import echo_of
 from dovetail_protocols.responses.output_items import (
     CallItem,
     CustomCallItem,
@@ -34,21 +35,24 @@ from dovetail_protocols.responses.output_items import (
     MessageItem,
     OutputItem,
     ReasoningItem,
+    ToolSearchItem,
     logprob_out,
 )
 from dovetail_protocols.responses.response import ResponseObject, ResponseOutcome, to_outcome
+from dovetail_protocols.responses.tools import TOOL_SEARCH
 
 
 class OutputItems:
     """The items of one response in the order of their start, each with its index and id."""
 
-    __slots__ = ("_ids", "_summary", "all", "frames")
+    __slots__ = ("_ids", "_summary", "_tool_search", "all", "frames")
 
     def __init__(self, request: Request, ids: IdFactory, frames: FrameWriter) -> None:
         self.all: list[OutputItem] = []
         self.frames = frames
         self._ids = ids
         self._summary = request.thinking.summary is not None
+        self._tool_search = echo_of(request).tool_search
 
     def message(self) -> MessageItem:
         item = MessageItem(self._ids(MessageItem.prefix), len(self.all), self.frames)
@@ -63,6 +67,8 @@ class OutputItems:
 
     def call(self, call: CallOpen) -> CallItem:
         kind = CustomCallItem if call.custom else CallItem
+        if self._tool_search and (call.namespace, call.name) == (None, TOOL_SEARCH):
+            kind = ToolSearchItem
         item = kind(self._ids(kind.prefix), len(self.all), self.frames, call)
         self.all.append(item)
         return item

@@ -46,13 +46,3 @@ def describe_call(item: dict[str, Any]) -> str:
     kind: str = item["type"]
     fields = {name: item[name] for name in DESCRIBED_CALLS[kind] if item.get(name) is not None}
     return f"[{kind} {to_json(fields)}]"
-
-
-def tool_names(tools: object) -> list[str]:
-    """Return the names of tools that a search found, including those in namespaces."""
-    found: list[str] = []
-    for tool in tools if isinstance(tools, list) else []:
-        if isinstance(tool, dict):
-            inner = tool.get("tools")
-            found += tool_names(inner) if isinstance(inner, list) else [str(tool.get("name"))]
-    return found

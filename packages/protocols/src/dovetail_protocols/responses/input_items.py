@@ -17,11 +17,13 @@ from dovetail_model import (
     Role,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     Turn,
 )
 from dovetail_protocols.request_body import RequestBody, convert, join_turns
 from dovetail_protocols.responses import content, hosted, summary, wire
+from dovetail_protocols.responses.tools import find_references
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -175,16 +177,32 @@ def _paired_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _found_tools(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """Offer the tools that a tool search found; the model sees only their names here."""
-    _more_tools(piece, item, path)
-    names = hosted.tool_names(item.get("tools"))
-    _result(piece, {**item, "output": content.to_json({"tools": names})}, path)
+    """Decode the tools that a tool search found. The model reads their definitions here."""
+    references = _add_tools(piece, item, path)
+    result = convert(item, wire.ResultIn, path)
+    blocks = references or (TextBlock(content.to_json({"tools": []})),)
+    piece.add_turn("tool", ToolResultBlock(result.call_id or result.id or "", blocks))
 
 
 def _more_tools(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
+    """Decode tools that are available from here on."""
+    references = _add_tools(piece, item, path)
+    if references:
+        piece.add_turn("developer", *references)
+
+
+def _add_tools(
+    piece: DecodedItem, item: dict[str, Any], path: str
+) -> tuple[ToolReferenceBlock, ...]:
+    """Declare the tools of an item, and return references to them."""
     given = item.get("tools")
-    if isinstance(given, list):
-        piece.tools += [(f"{path}.tools[{at}]", tool) for at, tool in enumerate(given)]
+    if not isinstance(given, list):
+        return ()
+    piece.tools += [
+        (f"{path}.tools[{at}]", {**tool, "defer_loading": True} if isinstance(tool, dict) else tool)
+        for at, tool in enumerate(given)
+    ]
+    return tuple(find_references(given))
 
 
 def _mcp_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:

@@ -275,6 +275,42 @@ class CustomCallItem(CallItem):
         )
 
 
+class SilentRun(ItemDeltaRun):
+    """Deltas of an item whose arguments have no delta frames: they are only collected."""
+
+    __slots__ = ()
+
+    def frame(self, text: str) -> bytes:
+        self._pieces.append(text)
+        return b""
+
+
+class ToolSearchItem(CallItem):
+    """A search for tools that the client runs."""
+
+    __slots__ = ()
+    prefix = "tsc_"
+
+    def __init__(self, id: str, index: int, frames: FrameWriter, call: CallOpen) -> None:
+        super().__init__(id, index, frames, call)
+        self.run = SilentRun(self, CallArgs, "", call=call.index)
+
+    def close(self) -> bytes:
+        return self._done()
+
+    def _out(self, status: str, text: str) -> wire.ItemOut:
+        return wire.ToolSearchCallOut(self.id, status, self._call.id or "", _json_object(text))
+
+
+def _json_object(text: str) -> msgspec.Raw:
+    """Return JSON text as it is; incomplete arguments are an empty object."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.Raw(b"{}")
+    return msgspec.Raw(text.encode())
+
+
 def logprob_out(token: TokenLogprob) -> wire.Json:
     """Convert one token to the API's form."""
     top = [_top_logprob_out(text, value) for text, value in token.top]

@@ -6,11 +6,11 @@ reported, never rejected.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import msgspec
 
-from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
+from dovetail_model import InvalidRequest, ToolChoice, ToolReferenceBlock, ToolSpec
 from dovetail_protocols.request_body import convert
 from dovetail_protocols.responses import wire
 
@@ -18,6 +18,8 @@ Mode = Literal["auto", "none", "required"]
 ToolKey = tuple[str | None, str]
 
 _SERVED = ("function", "custom", "namespace")
+TOOL_SEARCH = "tool_search"
+"""The type of a search for tools, and the name of the function that the model sees for it."""
 
 
 class DeclaredTools(msgspec.Struct, frozen=True):
@@ -50,6 +52,8 @@ class ToolCollector:
     def add(self, given: object, path: str, namespace: wire.ToolIn | None = None) -> None:
         """Add one declaration: a tool, or a namespace of tools."""
         given = _unwrap_function(given)
+        if is_client_tool_search(given):
+            given = {**given, "type": "function", "name": TOOL_SEARCH}
         if isinstance(given, dict) and given.get("type", "function") not in _SERVED:
             self.ignored.append(path)
             return
@@ -58,7 +62,10 @@ class ToolCollector:
             self._add_namespace(tool, path)
         else:
             spec = _spec(tool, path, namespace)
-            self._specs[spec.namespace, spec.name] = spec
+            known = self._specs.get(spec.key)
+            if known is not None and not known.deferred:
+                spec = msgspec.structs.replace(spec, deferred=False)
+            self._specs[spec.key] = spec
 
     def _add_namespace(self, tool: wire.ToolIn, path: str) -> None:
         """Add the tools of a namespace. Its description goes to the first one: no other place."""
@@ -75,7 +82,7 @@ class ToolCollector:
 def apply_tool_choice(
     given: str | wire.Json | None, parallel: bool | None, specs: tuple[ToolSpec, ...]
 ) -> tuple[ToolChoice, tuple[ToolSpec, ...], tuple[str, ...]]:
-    """Return the tool choice, the remaining tools, and the paths of unsupported choices.
+    """Return the tool choice, the tools, and the paths of unsupported choices.
 
     A named tool has the name that the model sees, which is unique.
     """
@@ -85,7 +92,9 @@ def apply_tool_choice(
     kind = given.get("type")
     if kind == "allowed_tools":
         mode = _mode(given.get("mode") or "auto", "tool_choice.mode")
-        return _by_mode(mode, _allowed(given.get("tools"), specs), together)
+        choice, specs, ignored = _by_mode(mode, specs, together)
+        allowed = frozenset(spec.model_name for spec in _allowed(given.get("tools"), specs))
+        return msgspec.structs.replace(choice, allowed=allowed), specs, ignored
     if kind in get_args(Mode):
         return _by_mode(_mode(kind, "tool_choice.type"), specs, together)
     if kind not in ("function", "custom"):
@@ -132,6 +141,30 @@ def _find(entry: object, specs: Iterable[ToolSpec]) -> list[ToolSpec]:
     return exact[:1] or (found[:1] if namespace is None else [])
 
 
+def is_client_tool_search(given: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether a declaration is a search for tools that the client runs."""
+    return (
+        isinstance(given, dict)
+        and given.get("type") == TOOL_SEARCH
+        and given.get("execution") == "client"
+    )
+
+
+def find_references(given: object) -> list[ToolReferenceBlock]:
+    """Return references to the tools of a list, including those in namespaces."""
+    found: list[ToolReferenceBlock] = []
+    for tool in map(_unwrap_function, given if isinstance(given, list) else ()):
+        if not isinstance(tool, dict):
+            continue
+        inner, name = tool.get("tools"), tool.get("name")
+        if isinstance(inner, list):
+            namespace = name if isinstance(name, str) else None
+            found += [ToolReferenceBlock(ref.name, namespace) for ref in find_references(inner)]
+        elif isinstance(name, str):
+            found.append(ToolReferenceBlock(name))
+    return found
+
+
 def _unwrap_function(given: object) -> object:
     """Unwrap `function`, in which Chat Completions nests the fields of a function."""
     if isinstance(given, dict) and isinstance(given.get("function"), dict):
@@ -153,6 +186,8 @@ def _spec(tool: wire.ToolIn, path: str, namespace: wire.ToolIn | None) -> ToolSp
         custom=custom,
         grammar=_grammar(tool.format) if custom else None,
         strict=tool.strict is True,
+        deferred=tool.defer_loading is True
+        or (namespace is not None and namespace.defer_loading is True),
     )
 
 

@@ -26,6 +26,7 @@ from dovetail_protocols.upstream import (
     UpstreamRequest,
     blocks_to_text,
     call_arguments,
+    callable_tools,
     image_url,
     replace_images,
     template_kwargs,
@@ -148,9 +149,10 @@ def _part(block: Block) -> Item:
 
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
-    if not request.tools:
+    tools = callable_tools(request)
+    if not tools:
         return {}
-    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in request.tools]}
+    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in tools]}
     choice = request.tool_choice
     named = names.find_choice(choice) if choice.mode == "named" else None
     if named is not None:

@@ -172,6 +172,8 @@ class ToolIn(msgspec.Struct, frozen=True):
     format: ToolFormat | None = None
     tools: list[Any] | None = None
     function: Json | None = None
+    defer_loading: bool | None = None
+    execution: str | None = None
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
@@ -226,9 +228,21 @@ class CustomCallOut(msgspec.Struct, frozen=True, tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
+class ToolSearchCallOut(msgspec.Struct, frozen=True, tag="tool_search_call"):
+    """A search that the client runs. Its arguments are an object."""
+
+    id: str
+    status: str
+    call_id: str
+    arguments: msgspec.Raw
+    execution: str = "client"
+
+
 class CompactionOut(msgspec.Struct, frozen=True, tag="compaction"):
     id: str
     encrypted_content: str
 
 
-ItemOut = MessageOut | ReasoningOut | FunctionCallOut | CustomCallOut | CompactionOut
+ItemOut = (
+    MessageOut | ReasoningOut | FunctionCallOut | CustomCallOut | ToolSearchCallOut | CompactionOut
+)
