@@ -1,4 +1,14 @@
-"""Configuration of all tests: Hypothesis has no deadline, for slow machines."""
+"""Configuration of all tests.
+
+Hypothesis has no deadline, for slow machines. Caches of the tests are cleared between packages.
+"""
+
+import ctypes
+import functools
+import gc
+import sys
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,3 +19,33 @@ settings.register_profile("dovetail", deadline=None, suppress_health_check=[Heal
 settings.load_profile("dovetail")
 
 pytest_plugins = ("harness_runs",)  # fixtures for real clients, and the table of their runs
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    result = yield
+    if nextitem is not None and _package(item) != _package(nextitem):
+        _clear_caches()
+    return result
+
+
+def _package(item: pytest.Item) -> tuple[str, ...]:
+    """Return the folders up to `tests`."""
+    parts = item.path.parts
+    return parts[: parts.index("tests") + 1] if "tests" in parts else ()
+
+
+def _clear_caches() -> None:
+    """Free what test modules cache, mostly real tokenizers, which take gigabytes together."""
+    for module in list(sys.modules.values()):
+        if "tests" in Path(getattr(module, "__file__", None) or "").parts:
+            for value in list(vars(module).values()):
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
+            trim(0)

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_tokenizers import MARKERS, added_tokens, available, folder, real
+from real_tokenizers import MARKERS, added_tokens, available, bare, folder, real
 from synthetic_tokenizer import added_token, tokenizer_definition
 
 from dovetail_tokenizers import (
@@ -41,11 +41,6 @@ WORDS += [
     "\r\n",
     "\u200d",
 ]
-
-
-@cache
-def bare(name: str) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(folder(name) / "tokenizer.json"))
 
 
 def soups(tokenizer: Tokenizer) -> st.SearchStrategy[str]:

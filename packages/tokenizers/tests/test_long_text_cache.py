@@ -4,15 +4,13 @@ import json
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from library_words import PATTERN_PARAMS, TEXT_PIECES, split_by_library
-from real_tokenizers import available, brief, folder, real
+from real_tokenizers import available, bare, brief, folder, real
 from synthetic_tokenizer import tokenizer_definition
 
 from dovetail_tokenizers import ControlTokenGuard, HfTokenizer, patterns
@@ -45,11 +43,6 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def characters(texts: list[str]) -> int:
     return sum(map(len, texts))
-
-
-@cache
-def bare(name: str) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(folder(name) / "tokenizer.json"))
 
 
 def in_pieces(splits: Patterns, text: str) -> list[str]:
@@ -87,7 +80,8 @@ def test_pieces_are_split_as_in_the_full_text(splits: Patterns, parts: list[str]
 def sources() -> Iterator[str]:
     for path in sorted(Path(json.__file__).parent.parent.glob("c[o-z]*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        if len(text) > 4 * MIN_PIECE_CHARS:
+        # Gemma has a token <body>, which plain text never becomes.
+        if len(text) > 4 * MIN_PIECE_CHARS and "<body>" not in text:
             yield text
 
 

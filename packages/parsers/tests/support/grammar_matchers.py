@@ -158,20 +158,16 @@ def _worker() -> _Process:
     return _Process(os.environ["DOVETAIL_VLLM_PYTHON"])
 
 
-_LLGUIDANCE: dict[str, Any] = {}
-
-
+@cache
 def _llguidance_tokens(vocabulary: Vocabulary) -> Any:
-    if vocabulary.name not in _LLGUIDANCE:
-        facts = SimpleNamespace(
-            eos_token_id=vocabulary.end,
-            bos_token_id=None,
-            tokens=[_named(id, s) for id, s in enumerate(vocabulary.spellings)],
-            special_token_ids=sorted(vocabulary.controls.values()),
-        )
-        facts.encode = lambda text: encode(text, vocabulary)
-        _LLGUIDANCE[vocabulary.name] = llguidance.LLTokenizer(_Wrapper(facts))  # type: ignore[arg-type]
-    return _LLGUIDANCE[vocabulary.name]
+    facts = SimpleNamespace(
+        eos_token_id=vocabulary.end,
+        bos_token_id=None,
+        tokens=[_named(id, s) for id, s in enumerate(vocabulary.spellings)],
+        special_token_ids=sorted(vocabulary.controls.values()),
+    )
+    facts.encode = lambda text: encode(text, vocabulary)
+    return llguidance.LLTokenizer(_Wrapper(facts))  # type: ignore[arg-type]
 
 
 class _Wrapper:

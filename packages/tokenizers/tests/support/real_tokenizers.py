@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from dovetail_tokenizers import Tokenizer, load_tokenizer
 
@@ -71,6 +72,12 @@ def added_tokens(name: str) -> dict[str, int]:
 def real(name: str, controls: Iterable[str] = MARKERS) -> Tokenizer:
     """Return a real tokenizer, loaded once. Skip the test if it was not downloaded."""
     return _read(folder(name), tuple(controls))
+
+
+@functools.cache
+def bare(name: str) -> tokenizers.Tokenizer:
+    """Return the library's own tokenizer, to compare with."""
+    return tokenizers.Tokenizer.from_file(str(folder(name) / "tokenizer.json"))
 
 
 @functools.cache
