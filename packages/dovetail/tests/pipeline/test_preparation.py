@@ -473,3 +473,23 @@ def test_a_very_long_text_does_not_block_the_event_loop() -> None:
 
     require(next(pair for pair in PAIRS if pair.name.startswith("Qwen3")))
     assert len(asyncio.run(scene())) > 50_000
+
+
+@pytest.mark.parametrize(
+    ("name", "extends"), [("Qwen3", True), ("GLM-4.7", True), ("Gemma-4", False)]
+)
+def test_notification_is_not_a_user_turn_where_the_template_allows_it(
+    name: str, extends: bool
+) -> None:
+    """Claude Code reports finished background tasks in system messages after the last response."""
+
+    async def main() -> None:
+        runner, agent = _runner(_model(name)), ClaudeCode()
+        agent.add_user_message("Go.")
+        await _step(runner, agent, THINK, CALL)
+        last = await _step(runner, agent, THINK, DONE)
+        agent.history.append({"role": "system", "content": "The task has finished."})
+        prepared = await runner.prepare(agent)
+        assert (prepared.prompt.ids[: len(last.token_ids)] == last.token_ids) is extends
+
+    _run(main())

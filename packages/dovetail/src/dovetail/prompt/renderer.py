@@ -25,6 +25,7 @@ from dovetail_model import (
     OutputBlock,
     ReasoningBlock,
     Request,
+    Role,
     TextBlock,
     ToolCallBlock,
     ToolResultBlock,
@@ -37,6 +38,8 @@ from dovetail_tokenizers import ControlTokenGuard, Tokenizer
 _MAX_CACHED_ITEM_BYTES = 1 << 20  # or characters; larger items are not cached
 _MAX_TOOLSETS_BYTES = 32 << 20  # total of the cached toolsets
 _MAX_TOOLSETS = 512
+_LOOP_ROLES: frozenset[Role] = frozenset({"assistant", "tool"})
+_INLINE_ROLES: frozenset[Role] = _LOOP_ROLES | {"system", "developer"}
 _TURN_OVERHEAD_CHARS = 64  # rendering a turn takes as long as encoding so many characters
 
 
@@ -98,10 +101,16 @@ class PromptRenderer:
         return profile.keeps_at_user if tools else profile.keeps_without_tools
 
     def replay_start(self, turns: Sequence[Turn], tools: bool) -> int:
-        """Return the first turn whose tokens are preserved: 0, or the last user turn."""
+        """Return the first turn whose tokens are preserved: 0, or the last user turn.
+
+        A harness reports finished background tasks in system messages. They begin a new turn only
+        if the template treats them so.
+        """
         if self.keeps_history(tools):
             return 0
-        return find_loop_start(turns)
+        profile = self.profile
+        inline = tools and profile.system_inside == "kept" and profile.keeps_at_system
+        return find_loop_start(turns, _INLINE_ROLES if inline else _LOOP_ROLES)
 
     def digest_head(
         self, request: Request, switches: Mapping[str, Any], edits: bytes = b""
@@ -236,10 +245,10 @@ def _count_chars(block: Block) -> int:
     return 0
 
 
-def find_loop_start(turns: Sequence[Turn]) -> int:
-    """Find the start of the running tool loop: the last turn that is not assistant or tool."""
+def find_loop_start(turns: Sequence[Turn], loop_roles: frozenset[Role] = _LOOP_ROLES) -> int:
+    """Find the start of the running tool loop: the last turn with a role that is not part of it."""
     for at in range(len(turns) - 1, -1, -1):
-        if turns[at].role not in ("assistant", "tool"):
+        if turns[at].role not in loop_roles:
             return at
     return 0
 

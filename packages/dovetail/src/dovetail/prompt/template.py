@@ -135,6 +135,7 @@ class TemplateProfile:
     `keeps_in_loop`: reasoning survives in a running tool loop.
     `keeps_at_user`, `keeps_without_tools`: reasoning survives a new user turn, with and without
     tools.
+    `keeps_at_system`: reasoning survives a later system message, such as a notification.
     `keeps_plain`: a history without reasoning is unchanged, which is not so for a few templates.
     `keeps_prompt`: the prompt before a turn is unchanged.
     `drops_at_final`: the reasoning of a loop survives user text, but not the final message.
@@ -169,6 +170,7 @@ class TemplateProfile:
     reasoning_opener: str = ""
     keeps_in_loop: bool = False
     keeps_at_user: bool = False
+    keeps_at_system: bool = False
     keeps_without_tools: bool = False
     keeps_plain: bool = True
     keeps_prompt: bool = True

@@ -13,6 +13,7 @@ from dovetail.models.template_probe.history_policy import (
     drops_reasoning_at_final,
     keeps_plain_history,
     keeps_prompt,
+    keeps_reasoning_at_system,
     keeps_reasoning_at_user,
     keeps_reasoning_in_loop,
 )
@@ -88,6 +89,7 @@ def probe_template(
         reasoning_opener=opener,
         keeps_in_loop=keeps_reasoning_in_loop(context),
         keeps_at_user=keeps_reasoning_at_user(context),
+        keeps_at_system=keeps_reasoning_at_system(context),
         keeps_without_tools=keeps_reasoning_at_user(context, tools=False)
         and keeps_plain_history(context, tools=False),
         keeps_plain=keeps_plain_history(context),

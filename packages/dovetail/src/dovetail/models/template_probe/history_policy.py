@@ -69,6 +69,15 @@ def keeps_reasoning_at_user(
     return _is_reasoning_rendered(context, _finished_loop(context), (1, 2), switches=switches)
 
 
+def keeps_reasoning_at_system(context: ProbeContext) -> bool:
+    """Return whether the reasoning of a finished loop survives a later system message."""
+    *turns, _ = _finished_loop(context)
+    system = {**context.user_message("more"), "role": "system"}
+    text = context.render([*turns, system])
+    marks = ("reasoning 1", "reasoning 2", "more")
+    return text is not None and all(context.marks[mark] in text for mark in marks)
+
+
 def drops_reasoning_at_final(context: ProbeContext) -> bool:
     """Return whether reasoning of a loop survives user text in it, but not the final message."""
     steered = [context.user_message(), *_loop_step(context, 1), context.user_message("more")]
