@@ -1,9 +1,11 @@
 """Several servers on one Redis: a lookup is exhaustive only if no turn can be missing there."""
 
 import asyncio
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from ledger_entries import turn
 from redis_server import RedisServer
 
 from dovetail.ledger.entry import FINISH_INTERRUPTED
-from dovetail.ledger.redis_lease import LEASE_SECONDS
+from dovetail.ledger.redis_lease import LEASE_SECONDS, RedisLease
 from dovetail.ledger.redis_store import RedisLedgerStore
 from dovetail.ledger.store import OpenTurn, TurnMark
 from dovetail.storage.faults import StoreError
@@ -213,3 +215,68 @@ def test_redis_that_was_restarted_may_have_lost_turns(server: RedisServer, tmp_p
         await _wait_until(reported)
 
     _run(server, tmp_path, body)
+
+
+def test_crash_that_loses_the_data_folder_leaves_a_gap(server: RedisServer, tmp_path: Path) -> None:
+    async def body(stores: Stores) -> None:
+        one, other = stores.open("one"), stores.open("other")
+        await one.open_turn(FIRST)
+        assert await _is_exhaustive(other)
+        await stores.crash(one)
+        shutil.rmtree(tmp_path / "one")
+        again = stores.open("one")
+        await again.open_turn(SECOND)
+        assert not await _is_exhaustive(other)
+
+    _run(server, tmp_path, body)
+
+
+def test_lease_is_acquired_when_the_server_starts(server: RedisServer, tmp_path: Path) -> None:
+    """Otherwise others would not know of a server whose first turn cannot be announced."""
+
+    async def body(stores: Stores) -> None:
+        one, other = stores.open("one"), stores.open("other")
+        await one.start()
+        await other.open_turn(FIRST)
+        await stores.crash(one)
+        assert await _is_exhaustive(other)
+
+        async def expired() -> bool:
+            return not await _is_exhaustive(other)
+
+        await _wait_until(expired)
+
+    _run(server, tmp_path, body)
+
+
+def test_restarted_server_without_redis_waits_for_the_end_of_the_old_lease(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = RedisLedgerStore("unix:///nonexistent/socket", folder=tmp_path)
+        start = time.monotonic()
+        await store.record_gap(FIRST, "unreachable")
+        assert time.monotonic() - start >= LEASE_SECONDS - 0.1
+        start = time.monotonic()
+        await store.record_gap(SECOND, "unreachable")
+        assert time.monotonic() - start < 0.5
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_close_ends_a_renewal_that_swallows_its_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def renew(lease: RedisLease) -> bool:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return False
+
+    async def main() -> None:
+        monkeypatch.setattr(RedisLease, "_renew", renew)
+        store = RedisLedgerStore("unix:///nonexistent/socket", folder=tmp_path)
+        await store.start()
+        await asyncio.sleep(0.6)
+        async with asyncio.timeout(10):
+            await store.close()
+
+    asyncio.run(main())

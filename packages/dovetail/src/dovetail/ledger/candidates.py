@@ -3,8 +3,9 @@
 import re
 
 from dovetail.ledger.entry import LedgerEntry, normalize_session_name
-from dovetail.ledger.ledger import ChainCandidates
-from dovetail.ledger.store import hides_reasoning, make_call_key
+from dovetail.ledger.equivalence import may_begin
+from dovetail.ledger.ledger import ChainCandidates, Ledger
+from dovetail.ledger.store import MAX_LOOKUP_IDS, hides_reasoning, make_call_key
 from dovetail.ledger.turn_digest import TurnDigest
 from dovetail_model import ReasoningBlock, Turn
 
@@ -45,6 +46,24 @@ def accept_unique(
         notes.append("ambiguous_turn" if marks else "unverified_turn")
         return None
     return entry
+
+
+async def drop_unlike_marks(
+    found: ChainCandidates, turn: Turn, tenant: str, ledger: Ledger
+) -> ChainCandidates:
+    """Remove the marks of turns that were recorded and do not begin with the client's copy.
+
+    An interrupted turn stays open in the store, because it is not known how much of it its client
+    received; but not more than was recorded.
+    """
+    if not found.entries:
+        return found
+    marks = []
+    for at, mark in enumerate(found.marks):
+        entry = await ledger.get(tenant, mark.id) if at < MAX_LOOKUP_IDS else None
+        if entry is None or may_begin(entry, turn):
+            marks.append(mark)
+    return found._replace(marks=marks)
 
 
 def _hides_nothing(entry: LedgerEntry, turn: Turn) -> bool:

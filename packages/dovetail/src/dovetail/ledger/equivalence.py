@@ -78,6 +78,19 @@ def truncate_to_copy(
     return truncated if is_same_turn(truncated, turn, tools) else None
 
 
+def may_begin(entry: LedgerEntry, turn: Turn) -> bool:
+    """Return whether a client that received only the beginning of a turn may send this copy.
+
+    Calls are compared by name only: clients repair partial arguments in different ways.
+    """
+    calls = [(span.name, span.namespace) for span in entry.spans if span.kind == "call"]
+    shown_calls = [(b.name, b.namespace) for b in turn.blocks if isinstance(b, ToolCallBlock)]
+    text, shown_text = "".join(_recorded_texts(entry)), normalize_text(_shown_texts(turn))
+    return calls[: len(shown_calls)] == shown_calls and (
+        text.lstrip().startswith(shown_text) or normalize_text([text]).startswith(shown_text)
+    )
+
+
 def has_same_reasoning(spans: Sequence[EntrySpan], turn: Turn) -> bool:
     """Return whether all reasoning in the client's copy was recorded, in the same order.
 
@@ -115,9 +128,15 @@ def is_same_arguments(recorded: str, shown: str, schema: Mapping[str, Any]) -> b
 
 
 def _is_same_text(entry: LedgerEntry, turn: Turn) -> bool:
-    recorded = (span.shown for span in entry.spans if span.kind == "text")
-    shown = (block.text for block in turn.blocks if isinstance(block, TextBlock))
-    return normalize_text(recorded) == normalize_text(shown)
+    return normalize_text(_recorded_texts(entry)) == normalize_text(_shown_texts(turn))
+
+
+def _recorded_texts(entry: LedgerEntry) -> list[str]:
+    return [span.shown for span in entry.spans if span.kind == "text"]
+
+
+def _shown_texts(turn: Turn) -> list[str]:
+    return [block.text for block in turn.blocks if isinstance(block, TextBlock)]
 
 
 def _is_same_calls(entry: LedgerEntry, turn: Turn, tools: Sequence[ToolSpec]) -> bool:

@@ -115,6 +115,10 @@ class Ledger:
         """Whether lookups may miss existing turns because a shared store was unreachable."""
         return self._store.is_degraded
 
+    async def start(self) -> None:
+        """Connect the store before the first request."""
+        await self._store.start()
+
     def get_cached(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry if it is in memory, else None."""
         return self._entry_cache.get(tenant, id) or self._backlog.get(tenant, id)

@@ -50,6 +50,9 @@ class MemoryLedgerStore:
         self._clock = clock
         self.faults = StoreFaults("ledger")
 
+    async def start(self) -> None:
+        """Do nothing: memory needs no connection."""
+
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry, or None if the tenant has no entry with this id."""
         self._expire()

@@ -15,6 +15,7 @@ from typing import Literal
 
 from dovetail.ledger.candidates import (
     accept_unique,
+    drop_unlike_marks,
     has_foreign_call,
     has_own_call_ids,
     single_candidate,
@@ -345,6 +346,7 @@ class TurnRecognizer:
             if not has_foreign_call(entry, digest) and is_same_turn(entry, turn, scope.tools)
         ]
         found = found._replace(entries=candidates)
+        found = await drop_unlike_marks(found, turn, scope.tenant, self._ledger)
         return accept_unique(found, turn, scope.model, scope.session, notes)
 
     async def _find_anchor(

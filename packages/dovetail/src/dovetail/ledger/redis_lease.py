@@ -17,7 +17,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from dovetail.storage.redis_client import RedisClient
 
 LEASE_SECONDS = 2.0
 _RENEW_INTERVAL_SECONDS = 0.5
+_CANCEL_INTERVAL_SECONDS = 0.1
 _ABANDONED_SECONDS = 600.0  # an expired lease is removed after this time
 _MAX_SLOTS = 4096  # server processes per data folder
 
@@ -79,8 +79,10 @@ class RedisLease:
         "_run_id",
         "_run_key",
         "_slot",
+        "_started_at",
         "_task",
         "has_lost_turns",
+        "is_acquired",
     )
 
     def __init__(
@@ -104,6 +106,8 @@ class RedisLease:
         self._run_id: str | None = None  # of the Redis server
         # Whether a turn was served that is not announced and never will be.
         self.has_lost_turns = self.gap_file is not None and self.gap_file.read() != GapFile.NO_GAP
+        self.is_acquired = False  # whether the other servers know of this process
+        self._started_at = time.monotonic()
         self._lease_end = 0.0  # the latest end that was sent, in server time
         self._task: asyncio.Task[None] | None = None
 
@@ -120,9 +124,12 @@ class RedisLease:
     async def wait_expired(self) -> None:
         """Wait until every lookup sees that the lease has expired.
 
-        A lease that is renewed meanwhile does not matter: all turns are announced then.
+        A lease that is renewed meanwhile does not matter: all turns are announced then. A process
+        that has not reached Redis yet may have taken over the lease of a crashed one.
         """
         end = self._lease_end
+        if self._clock_offset is None:
+            await asyncio.sleep(self._started_at + LEASE_SECONDS - time.monotonic())
         while self._clock_offset is not None:
             left = end - (time.monotonic() + self._clock_offset)
             if left < 0:
@@ -132,9 +139,9 @@ class RedisLease:
     async def close(self) -> None:
         """Give the lease up, if nothing is missing in Redis."""
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            while not self._task.done():  # a client library may swallow a cancellation
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=_CANCEL_INTERVAL_SECONDS)
             if self._can_renew() and not self.has_lost_turns:
                 await self._client.call(
                     lambda: self._client.redis.hdel(self._members_key, self._name)
@@ -182,6 +189,7 @@ class RedisLease:
             pipe.time()
             _, members, now = await pipe.execute()
         self._set_clock(now)
+        self.is_acquired = True
         if self.gap_file is not None and self.gap_file.read() != GapFile.NO_GAP:
             self.gap_file.clear()  # every turn has been announced meanwhile
         await self._remove_abandoned(members, _to_seconds(now))
@@ -199,13 +207,15 @@ class RedisLease:
             pipe.info("server")
             pipe.info("stats")
             pipe.get(self._run_key)
-            server, stats, known = await pipe.execute()
+            pipe.hexists(self._members_key, self._name)
+            server, stats, known, has_lease = await pipe.execute()
         run_id = _run_id(server)
         stored = known.decode() if known is not None else None
         if (
             self._run_id not in (None, run_id)
             or stored not in (None, run_id)
             or not self._is_bound_to(run_id)
+            or (has_lease and self._has_lost_gap_file())
             or _has_evicted(stats)
         ):
             await self._report_gap()
@@ -221,6 +231,10 @@ class RedisLease:
             _digest(run_id),
             bytes(IDENTITY_BYTES),
         )
+
+    def _has_lost_gap_file(self) -> bool:
+        """Return whether the slot has a lease, but not the file of the process that acquired it."""
+        return self.gap_file is not None and self.gap_file.identity == bytes(IDENTITY_BYTES)
 
     async def _report_gap(self) -> None:
         """Make lookups of all servers inexhaustive until every present entry has expired."""

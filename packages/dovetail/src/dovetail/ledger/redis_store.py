@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -33,6 +32,7 @@ from dovetail.ledger.store import (
     encode_entry,
     make_call_keys,
 )
+from dovetail.ledger.unannounced import UnannouncedTurns
 from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.lru import LruCache
 from dovetail.storage.redis_client import RedisClient
@@ -40,7 +40,6 @@ from dovetail.storage.redis_client import RedisClient
 _SCAN_KEYS = 1000  # keys per SCAN step
 _MAX_PENDING_BYTES = 32 << 20  # entries that wait for Redis; the oldest are dropped first
 _INDEX_AGE_FACTOR = 4  # the chains of expired and lost turns are stored this much longer
-_MAX_UNANNOUNCED_TURNS = 10_000
 _RETRY_INTERVAL_SECONDS = 1.0  # between attempts to store pending entries
 _LIST_TIMEOUT_SECONDS = 60.0  # for operations over many keys, outside requests
 
@@ -86,7 +85,7 @@ class RedisLedgerStore:
             on_evict=lambda key, entry: self.faults.record_loss(),
         )
         self._retry_task: asyncio.Task[None] | None = None
-        self._unannounced: dict[str, OpenTurn] = {}  # by id
+        self._unannounced = UnannouncedTurns(self._announce, self.close_turn)
         self._lease = RedisLease(
             self._client,
             prefix,
@@ -104,6 +103,10 @@ class RedisLedgerStore:
     def faults(self) -> StoreFaults:
         """The failures of the server, and the number of lost entries."""
         return self._client.faults
+
+    async def start(self) -> None:
+        """Acquire the lease. A server without one is unknown to the others."""
+        await self._lease.ensure()
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry, or None if the tenant has no entry with this id."""
@@ -144,11 +147,11 @@ class RedisLedgerStore:
     async def open_turn(self, turn: OpenTurn) -> None:
         """Announce a turn."""
         await self._lease.ensure()
-        _require_reply(await self._client.call(lambda: self._open_turn(turn)))
+        await self._announce(turn)
 
     async def close_turn(self, turn: OpenTurn) -> None:
         """Withdraw an announced turn."""
-        self._unannounced.pop(turn.id, None)
+        self._unannounced.discard(turn.id)
         key = self._open_key(turn.tenant, turn.chain_before)
         await self._client.call(lambda: self._redis.hdel(key, turn.id))
 
@@ -163,9 +166,7 @@ class RedisLedgerStore:
         It is announced when the server is back. Until then the lease is not renewed.
         """
         self.faults.record_gap(time.time(), reason)
-        self._unannounced[turn.id] = turn
-        if len(self._unannounced) > _MAX_UNANNOUNCED_TURNS:
-            del self._unannounced[next(iter(self._unannounced))]
+        if self._unannounced.add(turn):
             self._lease.has_lost_turns = True
         if self._lease.gap_file is not None:
             self._lease.gap_file.record(time.time())
@@ -200,7 +201,7 @@ class RedisLedgerStore:
         if self._retry_task is not None:
             self._retry_task.cancel()
         await self._flush_pending()
-        await self._announce_late()
+        await self._unannounced.announce_all()
         await self._lease.close()
         await self._client.close()
 
@@ -208,7 +209,7 @@ class RedisLedgerStore:
         if await self._client.call(lambda: self._put(entry)) is None:
             return False
         if closes_turn(entry):
-            self._unannounced.pop(entry.id, None)
+            self._unannounced.discard(entry.id)
         return True
 
     def _defer(self, entry: LedgerEntry) -> None:
@@ -227,15 +228,10 @@ class RedisLedgerStore:
         while self._pending or self._unannounced:
             await asyncio.sleep(_RETRY_INTERVAL_SECONDS)
             await self._flush_pending()
-            await self._announce_late()
+            await self._unannounced.announce_all()
 
-    async def _announce_late(self) -> None:
-        """Announce the turns that could not be announced, until one fails."""
-        for turn in list(self._unannounced.values()):
-            if not await self._client.call(partial(self._open_turn, turn)):
-                return
-            if self._unannounced.pop(turn.id, None) is None:  # stored or closed meanwhile
-                await self.close_turn(turn)
+    async def _announce(self, turn: OpenTurn) -> None:
+        _require_reply(await self._client.call(lambda: self._open_turn(turn)))
 
     async def _flush_pending(self) -> None:
         """Store pending entries until one fails. Safe to run concurrently."""

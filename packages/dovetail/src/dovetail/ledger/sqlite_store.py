@@ -3,6 +3,7 @@
 A thread owns the connection: see `SqliteThread`.
 """
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from dovetail.ledger.store import (
     hides_reasoning,
     make_call_keys,
 )
+from dovetail.ledger.unannounced import UnannouncedTurns
 from dovetail.storage.database_file import DatabaseFile
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.gap_file import GapFile
@@ -120,12 +122,23 @@ def connect_ledger(path: Path) -> sqlite3.Connection:
 DEFAULT_SQLITE_BYTES = 2 << 30
 
 _ROW_OVERHEAD_BYTES = 400  # the row's other columns and its index entries
+_RETRY_INTERVAL_SECONDS = 1.0  # between attempts to announce turns late
 
 
 class SqliteLedgerStore:
     """The default store."""
 
-    __slots__ = ("_bounds", "_connection", "_gap_file", "_thread", "faults", "path")
+    __slots__ = (
+        "_bounds",
+        "_connection",
+        "_gap_file",
+        "_has_lost_turns",
+        "_retry_task",
+        "_thread",
+        "_unannounced",
+        "faults",
+        "path",
+    )
     is_degraded = False  # a local file is always available
 
     def __init__(
@@ -151,12 +164,18 @@ class SqliteLedgerStore:
         )
         self._gap_file = GapFile(path.with_name(path.name + ".gap"))
         self._bind_gap_file()
+        self._unannounced = UnannouncedTurns(self.open_turn, self.close_turn)
+        self._has_lost_turns = False  # whether one of them will never be announced
+        self._retry_task: asyncio.Task[None] | None = None
         self._thread = SqliteThread(
             self._connection,
             name=f"the ledger {path}",
             cleanup=self._clean_up,
             faults=self.faults,
         )
+
+    async def start(self) -> None:
+        """Do nothing: the file is open."""
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry, or None if the tenant has no entry with this id."""
@@ -194,6 +213,7 @@ class SqliteLedgerStore:
 
     async def close_turn(self, turn: OpenTurn) -> None:
         """Withdraw an announced turn."""
+        self._unannounced.discard(turn.id)
         await self._thread.write(lambda: self._remove_mark(turn.tenant, turn.chain_before, turn.id))
 
     @property
@@ -203,8 +223,21 @@ class SqliteLedgerStore:
         return self.faults.gap_at
 
     async def record_gap(self, turn: OpenTurn, reason: str) -> None:
-        """Record that a turn is served although it could not be announced."""
+        """Record that a turn is served although it could not be announced.
+
+        It is announced when the store is back, and the gap then withdrawn.
+        """
         self._record_gap(reason)
+        self._has_lost_turns |= self._unannounced.add(turn)
+        if self._retry_task is None or self._retry_task.done():
+            self._retry_task = asyncio.create_task(self._keep_announcing())
+
+    async def _keep_announcing(self) -> None:
+        while self._unannounced:
+            await asyncio.sleep(_RETRY_INTERVAL_SECONDS)
+            await self._unannounced.announce_all()
+        if not self._has_lost_turns:
+            self._gap_file.withdraw()
 
     def _record_gap(self, reason: str) -> None:
         self.faults.record_gap(self._bounds.now(), reason)
@@ -213,6 +246,8 @@ class SqliteLedgerStore:
     async def put(self, entry: LedgerEntry) -> None:
         """Store an entry. Returns after the commit: the entry survives a crash of the process."""
         await self._thread.write(lambda: self._put(entry))
+        if closes_turn(entry):
+            self._unannounced.discard(entry.id)
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """Mark entries as used."""
@@ -230,6 +265,8 @@ class SqliteLedgerStore:
 
     async def close(self) -> None:
         """Finish pending operations, then close the file."""
+        if self._retry_task is not None:
+            self._retry_task.cancel()
         await self._thread.close()
         self._gap_file.close()
 
@@ -262,6 +299,8 @@ class SqliteLedgerStore:
         return tuple(id for (id,) in rows)
 
     def _find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
+        # First: a gap is withdrawn when its turns have been announced.
+        exhaustive = self._bounds.is_expired(self.gap_at)
         rows = self._connection.execute(
             "SELECT id, used FROM entries WHERE tenant = ? AND chain = ? ORDER BY seq DESC LIMIT ?",
             (tenant, chain, MAX_LOOKUP_IDS),
@@ -275,7 +314,7 @@ class SqliteLedgerStore:
         return ChainLookup(
             tuple(id for id, used in rows if used >= min_used),
             tuple(TurnMark(*mark) for mark in (*expired, *marks)),
-            self._bounds.is_expired(self.gap_at),
+            exhaustive,
         )
 
     def _list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
@@ -292,6 +331,7 @@ class SqliteLedgerStore:
         body = encode_entry(entry)
         row_bytes = len(body) + _ROW_OVERHEAD_BYTES
         if row_bytes > self._bounds.max_bytes:
+            self._open_turn(OpenTurn(entry.tenant, entry.id, entry.chain_before))
             return
         self._connection.execute(
             "INSERT INTO entries (tenant, id, chain, used, size, body, hides_reasoning) "

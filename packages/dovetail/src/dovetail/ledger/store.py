@@ -86,6 +86,9 @@ class LedgerStore(Protocol):
     def faults(self) -> StoreFaults:
         """The failures of the store. Callers record only lost writes."""
 
+    async def start(self) -> None:
+        """Connect before the first request, without failing if the store is unavailable."""
+
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry, or None if the tenant has no entry with this id."""
 

@@ -55,6 +55,8 @@ class RequestPreparer(Protocol):
     emitted is closed instead.
     """
 
+    async def start(self) -> None: ...
+
     async def prepare(
         self, request: Request, harness: str = "", max_tokens: int | None = None
     ) -> PreparedRequest: ...
@@ -115,6 +117,10 @@ class ChatPreparer:
             model.fingerprint,
         )
         self._prefix_diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
+
+    async def start(self) -> None:
+        """Connect the ledger before the first request."""
+        await self._ledger.start()
 
     async def prepare(
         self, request: Request, harness: str = "", max_tokens: int | None = None

@@ -39,6 +39,9 @@ class RawPreparer:
             model.tokenizer, model.stop_ids, None, None, model.fingerprint
         )
 
+    async def start(self) -> None:
+        """Do nothing: there is no store to connect."""
+
     async def prepare(
         self, request: Request, harness: str = "", max_tokens: int | None = None
     ) -> PreparedRequest:

@@ -95,6 +95,11 @@ class TokenModel:
             merged = msgspec.structs.replace(merged, logprobs=0)
         return merged
 
+    async def start(self) -> None:
+        """Connect the stores of the preparer, then start the engine."""
+        await self.preparer.start()
+        await self.engine.start()
+
     async def close(self) -> None:
         """Flush and close the stores of the preparer."""
         await self.preparer.close()
@@ -142,6 +147,10 @@ class UpstreamModel:
     def resolve_sampling(self, requested: Sampling) -> Sampling:
         """Merge the values of the request and the operator. The upstream sets the others."""
         return merge_sampling(requested, self.default_sampling)
+
+    async def start(self) -> None:
+        """Start the engine. There is no store to connect."""
+        await self.engine.start()
 
     async def close(self) -> None:
         """Do nothing: there is no store to close."""
@@ -235,10 +244,10 @@ class ModelRegistry:
                 yield alias, self._by_name[name]
 
     async def start(self) -> None:
-        """Start all engines, after a check of the response store that logs a failure."""
+        """Connect the stores and start all engines. Stores that are unavailable are logged."""
         await self.response_store.ping()
         for entry in self.entries:
-            await entry.engine.start()
+            await entry.start()
 
     async def stop(self) -> None:
         for entry in self.entries:

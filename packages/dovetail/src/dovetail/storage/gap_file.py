@@ -1,10 +1,13 @@
 """A small file next to a store that holds the time of its last gap: a write that was lost.
 
 It is created in advance and overwritten in place, so that a gap can be recorded on a full disk.
+After the time and the identity of the store, it lists the gaps of single processes, which these
+withdraw when they have written what was missing. The gap of a process that crashes stays.
 """
 
 import fcntl
 import os
+import secrets
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +16,12 @@ from pathlib import Path
 IDENTITY_BYTES = 8
 
 _FORMAT = struct.Struct(f"<d{IDENTITY_BYTES}s")
+_OWNER_BYTES = 8
+_OWNER_FORMAT = struct.Struct(f"<d{_OWNER_BYTES}s")
+_MAX_OWNERS = 64  # the file stays smaller than a block
+_NO_OWNER = bytes(_OWNER_BYTES)
+
+_Gaps = dict[bytes, float]  # owner -> time; gaps of no owner are never withdrawn
 
 
 class GapFile:
@@ -24,10 +33,12 @@ class GapFile:
 
     NO_GAP = 0.0
 
-    __slots__ = ("_file", "_own_gap")
+    __slots__ = ("_file", "_own_gap", "_owner", "_store_gap")
 
     def __init__(self, path: Path) -> None:
-        self._own_gap = self.NO_GAP  # recorded by this process, in case the file is not writable
+        # Recorded by this process, in case the file is not writable.
+        self._own_gap = self._store_gap = self.NO_GAP
+        self._owner = secrets.token_bytes(_OWNER_BYTES)
         self._file: int | None = None
         with suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +46,7 @@ class GapFile:
 
     def read(self) -> float:
         """Return the time of the last gap."""
-        return max(self._own_gap, self._read()[0])
+        return max(self._own_gap, self._store_gap, self._read()[0])
 
     @property
     def identity(self) -> bytes:
@@ -43,18 +54,27 @@ class GapFile:
         return self._read()[1]
 
     def record(self, now: float) -> None:
-        """Record a gap at `now`."""
+        """Record a gap of this process at `now`."""
         self._own_gap = max(self._own_gap, now)
         with self._locked():
-            gap, identity = self._read()
-            self._write(max(gap, now), identity)
+            gaps = self._read_gaps()
+            is_full = len(gaps.keys() | {_NO_OWNER, self._owner}) > _MAX_OWNERS
+            owner = _NO_OWNER if is_full else self._owner
+            self._write(self._read()[1], {**gaps, owner: max(gaps.get(owner, 0.0), now)})
 
-    def clear(self) -> None:
-        """Withdraw the gap: what was missing has been written."""
+    def withdraw(self) -> None:
+        """Withdraw the gap of this process: what was missing has been written."""
         self._own_gap = self.NO_GAP
         with self._locked():
-            _, identity = self._read()
-            self._write(self.NO_GAP, identity)
+            gaps = self._read_gaps()
+            gaps.pop(self._owner, None)
+            self._write(self._read()[1], gaps)
+
+    def clear(self) -> None:
+        """Withdraw all gaps."""
+        self._own_gap = self._store_gap = self.NO_GAP
+        with self._locked():
+            self._write(self._read()[1], {})
 
     def bind(self, identity: bytes, *, is_new: bool, now: float) -> bool:
         """Bind the file to a store. Returns whether it was bound to another, which is a gap.
@@ -63,13 +83,14 @@ class GapFile:
         may have lost writes, too.
         """
         with self._locked():
-            gap, known = self._read()
+            _, known = self._read()
             if known == identity:
                 return False
+            gaps = self._read_gaps()
             is_gap = not is_new or known != bytes(IDENTITY_BYTES)
             if is_gap:
-                self._own_gap = now
-            self._write(now if is_gap else gap, identity)
+                gaps[_NO_OWNER] = self._store_gap = now
+            self._write(identity, gaps)
             return is_gap
 
     def close(self) -> None:
@@ -89,10 +110,28 @@ class GapFile:
         gap, identity = _FORMAT.unpack(content)
         return gap, identity
 
-    def _write(self, gap: float, identity: bytes) -> None:
+    def _read_gaps(self) -> _Gaps:
+        """Return the gaps by owner. Versions that recorded no owners wrote the time alone."""
+        gap, _ = self._read()
+        gaps: _Gaps = {}
+        with suppress(OSError):
+            if self._file is not None:
+                content = os.pread(self._file, _OWNER_FORMAT.size * _MAX_OWNERS, _FORMAT.size)
+                listed = len(content) // _OWNER_FORMAT.size * _OWNER_FORMAT.size
+                rows = _OWNER_FORMAT.iter_unpack(content[:listed])
+                gaps = {owner: time for time, owner in rows if time != self.NO_GAP}
+        if gap > max(gaps.values(), default=self.NO_GAP):
+            gaps[_NO_OWNER] = gap
+        return gaps
+
+    def _write(self, identity: bytes, gaps: _Gaps) -> None:
+        """Write the file completely, so that it is allocated in advance."""
+        rows = b"".join(_OWNER_FORMAT.pack(time, owner) for owner, time in gaps.items())
+        content = _FORMAT.pack(max(gaps.values(), default=self.NO_GAP), identity)
+        content += rows.ljust(_OWNER_FORMAT.size * _MAX_OWNERS, b"\0")
         if self._file is not None:
             with suppress(OSError):
-                os.pwrite(self._file, _FORMAT.pack(gap, identity), 0)
+                os.pwrite(self._file, content, 0)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
