@@ -1,38 +1,26 @@
-"""No prompt contains reasoning of another conversation, wherever processes crash or stores fail.
+"""No turn of a prompt has reasoning of another turn, wherever processes crash or stores fail.
 
 The long run is `tools/attack_histories.py`.
 """
 
-import asyncio
+import random
 
+import crash_histories
 import pytest
-from crash_histories import run, run_history
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from simulated_stores import StoreKind
 
-from dovetail.ledger import candidates, recognition
+EVERY_STORE = pytest.mark.parametrize("kind", ["sqlite", "redis"])
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_no_reasoning_of_another_conversation(seed: int) -> None:
-    asyncio.run(run_history(seed))
+@EVERY_STORE
+def test_no_reasoning_of_another_turn(kind: StoreKind) -> None:
+    result = crash_histories.run(30, random.randrange(2**32), kind)
+    assert result.failures == []
 
 
-def test_turns_are_still_spliced() -> None:
-    result = run(50, 0)
-    assert result.wrong == 0
-    assert result.crashes > 40
-    assert result.spliced > result.turns / 5
-
-
-def test_the_histories_find_a_recognizer_that_does_not_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without the check for unknown lookalikes there are wrong splices."""
-
-    def accept(found, turn, model, session, notes):  # type: ignore[no-untyped-def]
-        return candidates.single_candidate(found.entries, notes)
-
-    monkeypatch.setattr(recognition, "accept_unique", accept)
-    assert run(100, 0).wrong > 0
+@EVERY_STORE
+def test_turns_are_still_spliced(kind: StoreKind) -> None:
+    result = crash_histories.run(30, 0, kind)
+    assert result.crashes > 20
+    assert result.right > result.turns / 5
+    assert result.earlier_wrong > 0

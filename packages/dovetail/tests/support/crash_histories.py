@@ -1,295 +1,501 @@
 """Histories of visibly equal conversations on servers that crash and stores that fail.
 
 Every turn has reasoning of its own, which its client drops; the visible texts are few, so that many
-conversations look the same. Processes crash at every step of a turn, writes are refused, delayed,
-or executed without a response, and entries expire. No prompt may contain reasoning of another
-conversation. `run` is the entry point; a failure names the seed of its history.
+conversations look the same. Processes crash at every step of a turn; stores refuse operations,
+delay them, execute them without a response, freeze, and lose data; entries expire and are evicted.
+No turn of a prompt may have reasoning of another turn. Everything runs in simulated time.
+
+`run` is the entry point; a failure names the seed of its history.
 """
 
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Literal, get_args
+from unittest.mock import patch
 
-from forked_histories import KEYS, RUN, reasoning_text, small_model, user
+from fake_clock_loop import run_jumping
+from forked_histories import KEYS, reasoning_text, small_model, user
+from simulated_redis import Link, LinkMode
+from simulated_stores import (
+    Storage,
+    StoreKind,
+    kill_store,
+    loop_time,
+    simulated_stores,
+    wall_time,
+)
+from splice_costs import Fate, Result, Rule, find_cause, lookups, observed_lookups
 
-from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.ledger.store import ChainLookup, OpenTurn
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
+from dovetail.models.loader import RendererCache
+from dovetail.pipeline import preparation
+from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
-from dovetail.storage.faults import StoreError
 from dovetail_model import Identity, Request, TextBlock, Turn
 
-MAX_AGE = 100.0
-STEPS = 14  # per history
-MAX_TURNS = 3  # per conversation
-USERS = ("hi", "more")
-TEXTS = ("ok", "ok then")
-T = TypeVar("T")
-
-Mode = Literal["ok", "refuse", "lose_response", "lag"]
-MODES: tuple[Mode, ...] = ("ok", "ok", "ok", "ok", "refuse", "lose_response", "lag")
 CrashPoint = Literal[
-    "none", "before_open", "after_open", "after_first_event", "before_commit", "after_commit"
+    "before_open",
+    "after_open",
+    "after_first_event",
+    "before_commit",
+    "after_commit",
+    "any_time",
 ]
-CRASH_POINTS: tuple[CrashPoint, ...] = (
-    *("none",) * 10,
-    *("before_open", "after_open", "after_first_event", "before_commit", "after_commit"),
-)
-_REASONING = re.compile(r"reason(\d+)\.")
+FAULTS: tuple[LinkMode, ...] = ("refuse", "lose_response", "lag")
+_ASSISTANT = re.compile(r"<\|im_start\|>assistant\n(?:<think>\nreason(\d+)\.)?")
 
 
-class WrongSplice(AssertionError):
-    """A prompt contains reasoning of another conversation."""
+class _Crash(Exception):
+    """The process of the current turn crashes."""
 
 
-@dataclass
-class Result:
-    """Counts over histories.
+@dataclass(frozen=True)
+class Profile:
+    """How often something happens: probabilities per turn, unless stated otherwise.
 
-    `turns`: replayed turns with dropped reasoning.
-    `spliced`: those whose reasoning was found again.
-    `missed`: those that were stored, but not spliced, because they could not be distinguished from
-    others or because it was not certain that there were no others.
-    `unverified`: those of the missed turns without a known lookalike.
+    `alike`: how often a text is one of the few that all conversations use; others are unique.
+    `fault_interval`: the mean time between two failures of a store, in seconds.
+    `fault_seconds`: the maximum duration of a failure.
+    `intensity`: factors of the failures, of which each history has one.
+    `away`: how often a client returns only after a large part of the maximum age of entries.
+    `max_age`: the maximum age of entries, in seconds.
     """
 
-    histories: int = 0
-    crashes: int = 0
-    turns: int = 0
-    spliced: int = 0
-    missed: int = 0
-    unverified: int = 0
-    wrong: int = 0
+    turns: int = 14
+    clients: int = 3
+    conversation_turns: int = 3
+    alike: float = 1.0
+    crash: float = 0.33
+    disconnect: float = 0.1
+    unrecorded: float = 0.05
+    regenerate: float = 0.05
+    fork: float = 0.05
+    named_session: float = 0.3
+    away: float = 0.02
+    fault_interval: float = 2.0
+    fault_seconds: float = 6.0
+    lost_folder: float = 0.05
+    store_bytes: tuple[int, ...] = (1 << 30,)
+    cache_bytes: tuple[int, ...] = (1 << 20,)
+    max_age: float = 100.0
+    intensity: tuple[float, ...] = (1.0,)
 
-    def add(self, other: "Result") -> None:
-        for name in self.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    def choose(self, dice: random.Random) -> "Profile":
+        """Choose how much fails in one history."""
+        factor = dice.choice(self.intensity)
+        return replace(
+            self,
+            crash=self.crash * factor,
+            disconnect=self.disconnect * factor,
+            unrecorded=self.unrecorded * factor,
+            fault_interval=self.fault_interval / factor,
+        )
 
 
-class FaultyStore(MemoryLedgerStore):
-    """The access of one process to a store that it shares with others. Its process may die."""
+WEEK_SECONDS = 7 * 86_400.0
 
-    __slots__ = ("_disk", "_gate", "dead", "mode")
-
-    def __init__(self, disk: MemoryLedgerStore) -> None:
-        super().__init__()
-        self._disk = disk
-        self._gate = asyncio.Event()
-        self.mode: Mode = "ok"
-        self.dead = False
-
-    def set_mode(self, mode: Mode) -> None:
-        self.mode = mode
-        if mode == "ok":
-            self._gate.set()
-        else:
-            self._gate.clear()
-
-    async def get(self, tenant: str, id: str) -> LedgerEntry | None:
-        return await self._read(lambda: self._disk.get(tenant, id))
-
-    async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
-        return await self._read(lambda: self._disk.find_by_call(tenant, call_key))
-
-    async def find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
-        return await self._read(lambda: self._disk.find_by_chain(tenant, chain, chain_before))
-
-    async def open_turn(self, turn: OpenTurn) -> None:
-        if self.mode == "lag":
-            raise TimeoutError
-        await self._write(lambda: self._disk.open_turn(turn))
-
-    async def close_turn(self, turn: OpenTurn) -> None:
-        await self._write(lambda: self._disk.close_turn(turn))
-
-    async def put(self, entry: LedgerEntry) -> None:
-        if self.mode == "lag":
-            await self._gate.wait()
-        await self._write(lambda: self._disk.put(entry))
-
-    async def touch(self, tenant: str, ids: Iterable[str]) -> None:
-        await self._write(lambda: self._disk.touch(tenant, list(ids)))
-
-    async def version(self) -> int | None:
-        return None
-
-    @property
-    def gap_at(self) -> float:
-        return self._disk.gap_at
-
-    async def record_gap(self, turn: OpenTurn, reason: str) -> None:
-        await self._disk.record_gap(turn, reason)
-
-    async def _read(self, operation: Callable[[], Awaitable[T]]) -> T:
-        if self.dead or self.mode != "ok":
-            raise StoreError("no response")
-        return await operation()
-
-    async def _write(self, operation: Callable[[], Awaitable[None]]) -> None:
-        if self.dead or self.mode == "refuse":
-            raise StoreError("refused")
-        await operation()
-        if self.mode == "lose_response":
-            raise StoreError("no response")
+# A few failures leave more turns to be recognized, many failures overlap.
+STRESS = Profile(
+    store_bytes=(5_000, 1 << 30), cache_bytes=(1, 1 << 20), intensity=(0.05, 0.15, 0.4, 1.0)
+)
+# One crash per 1000 turns, one failure of the store per about 5000 turns. A tenth of all messages
+# are alike, such as "hi" or "continue".
+REALISTIC = Profile(
+    turns=5000,
+    clients=4,
+    conversation_turns=12,
+    alike=0.1,
+    crash=0.001,
+    disconnect=0.02,
+    unrecorded=0.0,
+    regenerate=0.01,
+    fork=0.01,
+    named_session=0.0,
+    away=0.0,
+    fault_interval=3000.0,
+    fault_seconds=10.0,
+    lost_folder=0.0,
+    max_age=WEEK_SECONDS,
+)
+PROFILES = {
+    "stress": STRESS,
+    "realistic": REALISTIC,
+    "realistic-alike": replace(REALISTIC, alike=1.0),
+}
 
 
 @dataclass
 class Conversation:
-    """What a client knows of its conversation. `own`: the numbers of its reasoning."""
+    """What a client knows of its conversation. `numbers`: of the reasoning of each response."""
 
     session: str | None
     started: float
     turns: list[Turn] = field(default_factory=list)
-    numbers: list[int | None] = field(default_factory=list)  # per assistant turn
-    own: set[int] = field(default_factory=set)
+    numbers: list[int] = field(default_factory=list)
+    question: Turn | None = None  # to be asked again
+
+
+@dataclass
+class Reply:
+    """A response as its client receives it."""
+
+    number: int
+    text: str
+    seen: str = ""
+    finished: bool = False
 
 
 class Process:
     """A server process: its memory is lost in a crash."""
 
-    def __init__(self, disk: MemoryLedgerStore, cache_bytes: int) -> None:
-        self.store = FaultyStore(disk)
-        self.ledger = Ledger(self.store, shared=True, cache_bytes=cache_bytes)
-        self.ledger.write_timeout_seconds = 0.0005
+    def __init__(self, storage: Storage, place: str, link: Link, cache_bytes: int) -> None:
+        self.link = link
+        self.place = place
+        self.store = storage.open(link, place)
+        self.ledger = Ledger(self.store, shared=True, cache_bytes=cache_bytes, clock=loop_time)
         self.ledger._backlog_bytes = 1 << 20  # not so small that a slow store stops everything
-        self.preparer = ChatPreparer(small_model(), self.ledger, KEYS)
+        self.preparer = ChatPreparer(small_model(), self.ledger, KEYS, clock=wall_time)
+        self.turns: set[asyncio.Task[None]] = set()
 
-    async def end(self) -> None:
-        """Die: what has not reached the store never will."""
-        self.store.dead = True
-        self.store.set_mode("ok")
-        await self.ledger.flush()
+    @property
+    def has_reached_store(self) -> bool:
+        return isinstance(self.store, SqliteLedgerStore) or self.store._lease.is_acquired
+
+    def add_turn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run a turn, or a part of one, until the process crashes."""
+        task = asyncio.create_task(work)
+        self.turns.add(task)
+        task.add_done_callback(self.turns.discard)
+        return task
+
+    def kill(self) -> None:
+        """End at once: what has not been sent to the store never will be."""
+        self.link.dead = True
+        for task in (*self.turns, self.ledger._backlog._task):
+            if task is not None:
+                task.cancel()
+        kill_store(self.store)
 
 
 class History:
-    """One history: some conversations, two processes, one store."""
+    """One history: some conversations, one or two processes, one store."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kind: StoreKind, profile: Profile) -> None:
         self._dice = random.Random(seed)
-        self._now = 1e9
-        self._disk = MemoryLedgerStore(max_age=MAX_AGE, clock=lambda: self._now)
-        self._cache_bytes = self._dice.choice((1, 1 << 20))
-        self._processes = [self._start() for _ in range(self._dice.choice((1, 2)))]
-        self._conversations: list[Conversation] = []
+        self._profile = profile = profile.choose(self._dice)
+        self._storage = Storage(kind, self._dice.choice(profile.store_bytes), profile.max_age)
+        self._cache_bytes = self._dice.choice(profile.cache_bytes)
+        self._processes: list[Process] = []
+        self._starting: set[asyncio.Task[None]] = set()
+        for place in range(self._dice.choice((1, 2))):
+            self._start(f"{place}")
+        self._left = profile.turns
         self._number = 0
+        self._fates: dict[str, Fate] = {}
+        self._numbers: dict[str, int] = {}  # by entry id
+        self._sessions: dict[int, str | None] = {}  # by number
         self.result = Result(histories=1)
 
-    def _start(self) -> Process:
-        return Process(self._disk, self._cache_bytes)
-
     async def run(self) -> Result:
-        for _ in range(STEPS):
-            self._disturb()
-            await self._take_turn(self._choose())
-        for process in self._processes:
-            await process.end()
+        disturbance = asyncio.create_task(self._disturb())
+        try:
+            clients = [
+                self._client(random.Random(self._dice.random()))
+                for _ in range(self._profile.clients)
+            ]
+            await asyncio.gather(*clients)
+        finally:
+            for task in (disturbance, *self._starting):
+                task.cancel()
+            await asyncio.sleep(0)
+            for process in self._processes:
+                process.kill()
+            self._storage.remove()
         return self.result
 
-    def _disturb(self) -> None:
-        dice = self._dice
-        for process in self._processes:
-            if dice.random() < 0.2:
-                process.store.set_mode(dice.choice(MODES))
-        if dice.random() < 0.05:
-            self._now += MAX_AGE * 0.6
-        # A client that is away for so long that the gaps of its time have expired is not covered.
-        self._conversations = [
-            one for one in self._conversations if self._now - one.started < MAX_AGE
-        ]
+    # ---- failures ----
 
-    def _choose(self) -> Conversation:
-        dice = self._dice
-        known = [one for one in self._conversations if len(one.numbers) < MAX_TURNS]
+    def _start(self, place: str) -> None:
+        link = Link(random.Random(self._dice.random()))
+        process = Process(self._storage, place, link, self._cache_bytes)
+        task = asyncio.create_task(self._await_start(process))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _await_start(self, process: Process) -> None:
+        """Add a process when it has reached its store. Others do not know of it before."""
+        try:
+            await process.ledger.start()
+            while not process.has_reached_store:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            self._processes.append(process)
+        except asyncio.CancelledError:
+            process.kill()
+
+    def _crash(self, process: Process) -> None:
+        if process.link.dead:
+            return
+        self.result.crashes += 1
+        process.kill()
+        self._processes.remove(process)
+        place = process.place
+        if self._dice.random() < self._profile.lost_folder:
+            self._storage.lose_folder(place)
+        if self._processes and self._dice.random() < 0.1:
+            return  # it is not started again
+        asyncio.get_running_loop().call_later(self._dice.random() * 3, self._start, place)
+
+    async def _disturb(self) -> None:
+        """Let the store fail from time to time."""
+        dice, profile = self._dice, self._profile
+        while True:
+            await asyncio.sleep(dice.expovariate(1 / profile.fault_interval))
+            seconds = dice.random() * profile.fault_seconds
+            if self._storage.kind == "redis" and dice.random() < 0.25:
+                self._disturb_server(seconds)
+            elif self._processes:
+                link = dice.choice(self._processes).link
+                link.mode = dice.choice(FAULTS)
+                asyncio.get_running_loop().call_later(seconds, setattr, link, "mode", "ok")
+
+    def _disturb_server(self, seconds: float) -> None:
+        server, kind = self._storage.server, self._dice.random()
+        if kind < 0.8:
+            server.frozen_until = loop_time() + seconds
+        elif kind < 0.9:
+            server.restart()
+        else:
+            server.evict(self._dice)
+
+    # ---- clients ----
+
+    async def _client(self, dice: random.Random) -> None:
+        conversations: list[Conversation] = []
+        while self._left > 0:
+            self._left -= 1
+            away = self._profile.max_age * 0.6 if dice.random() < self._profile.away else 0.0
+            await asyncio.sleep(dice.random() * 2 + away)
+            # A client that is away for so long that the gaps of its time have expired is not
+            # covered.
+            conversations = [
+                one for one in conversations if wall_time() - one.started < self._profile.max_age
+            ]
+            conversation = self._choose(dice, conversations)
+            reply = await self._ask(dice, conversation)
+            self._continue(dice, conversation, reply, conversations)
+
+    def _choose(self, dice: random.Random, conversations: list[Conversation]) -> Conversation:
+        known = [
+            one for one in conversations if len(one.numbers) < self._profile.conversation_turns
+        ]
         if known and dice.random() < 0.7:
             return dice.choice(known)
-        session = f"s{self._number}" if dice.random() < 0.3 else None
-        made = Conversation(session, self._now)
-        self._conversations.append(made)
+        named = dice.random() < self._profile.named_session
+        made = Conversation(f"s{dice.random()}" if named else None, wall_time())
+        conversations.append(made)
         return made
 
-    async def _take_turn(self, conversation: Conversation) -> None:
-        dice, at = self._dice, self._dice.randrange(len(self._processes))
-        process = self._processes[at]
-        question = user(dice.choice(USERS))
+    def _text(self, dice: random.Random, texts: tuple[str, ...]) -> str:
+        alike = dice.random() < self._profile.alike
+        return dice.choice(texts) if alike else f"{dice.choice(texts)} {dice.random()}"
+
+    def _continue(
+        self,
+        dice: random.Random,
+        conversation: Conversation,
+        reply: Reply,
+        conversations: list[Conversation],
+    ) -> None:
+        """Do what clients do with a response: keep, discard or repeat it, or branch."""
+        question, conversation.question = conversation.question, None
+        assert question is not None
+        if not reply.seen or (not reply.finished and dice.random() < 0.5):
+            conversation.question = question if dice.random() < 0.7 else None
+            return
+        if dice.random() < self._profile.fork:
+            conversations.append(
+                Conversation(
+                    conversation.session,
+                    conversation.started,
+                    list(conversation.turns),
+                    list(conversation.numbers),
+                    question,
+                )
+            )
+        if dice.random() < self._profile.regenerate:
+            conversation.question = question
+            return
+        conversation.turns += [question, Turn("assistant", (TextBlock(reply.seen),))]
+        conversation.numbers.append(reply.number)
+
+    async def _ask(self, dice: random.Random, conversation: Conversation) -> Reply:
+        conversation.question = conversation.question or user(self._text(dice, ("hi", "more")))
+        self._number += 1
+        reply = Reply(self._number, self._text(dice, ("ok", "ok then", "no")))
+        self._sessions[reply.number] = conversation.session
+        while not self._processes:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        process = dice.choice(self._processes)
+        turn = process.add_turn(self._serve(dice, process, conversation, reply))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not process.link.dead:
+                raise
+        except _Crash:
+            self._crash(process)
+        return reply
+
+    # ---- the server ----
+
+    async def _serve(
+        self, dice: random.Random, process: Process, conversation: Conversation, reply: Reply
+    ) -> None:
+        assert conversation.question is not None
         request = Request(
             "m",
-            (*conversation.turns, question),
-            (TextBlock("Be brief."),),
-            tools=(RUN,),
+            (*conversation.turns, conversation.question),
             identity=Identity(session=conversation.session),
         )
+        lookups.set({})
         prepared = await process.preparer.prepare(request)
-        await self._check(conversation, prepared)
-        number, seen, crashed = await self._generate(process, prepared)
-        if crashed:
-            self.result.crashes += 1
-            await process.end()
-            self._processes[at] = self._start()
-        conversation.own.add(number)
-        if seen:
-            reply = Turn("assistant", (TextBlock(seen),))
-            conversation.turns += [question, reply]
-            conversation.numbers.append(number)
+        self._check(conversation, prepared)
+        generation = process.preparer.create_generation(prepared, lambda: "call_0")
+        self._numbers[generation.entry_id] = reply.number
+        self._fates[generation.entry_id] = "open"
+        fate: Fate = "crashed"
+        try:
+            fate = await self._generate(dice, process, prepared, generation, reply)
+        finally:
+            self._fates[generation.entry_id] = fate
 
-    async def _generate(self, process: Process, prepared: PreparedRequest) -> tuple[int, str, bool]:
-        """Generate a turn. Returns its number, the text that the client saw, and if it crashed."""
-        dice, preparer = self._dice, process.preparer
-        self._number += 1
-        number, text, point = self._number, dice.choice(TEXTS), dice.choice(CRASH_POINTS)
-        generation = preparer.create_generation(prepared, lambda: "call_0")
-        if point == "before_open":
-            return number, "", True
+    async def _generate(
+        self,
+        dice: random.Random,
+        process: Process,
+        prepared: PreparedRequest,
+        generation: Generation,
+        reply: Reply,
+    ) -> Fate:
+        """Generate a turn as the pipeline does, with a crash at any of its steps."""
+        reached = self._crash_at(dice, process)
+        preparer, tokenizer = process.preparer, small_model().tokenizer
+        reached("before_open")
         await preparer.open_turn(prepared, generation)
-        if point == "after_open":
-            return number, "", True
-        tokenizer = small_model().tokenizer
-        ids = tokenizer.encode(reasoning_text(f"reason{number}.") + text)
-        if point == "after_first_event" or dice.random() < 0.1:  # a crash, or a disconnect
-            generation.feed(ids)
-            if point != "after_first_event":
-                await preparer.record(prepared, generation)
-            return number, dice.choice(("ok", text, "")), point == "after_first_event"
-        generation.feed([*ids, min(small_model().stop_ids)])
+        reached("after_open")
+        first = _begin(dice, reply.text)
+        generation.feed(tokenizer.encode(reasoning_text(f"reason{reply.number}.") + first))
+        reply.seen = first
+        reached("after_first_event")
+        await asyncio.sleep(dice.random() * 2)
+        if dice.random() < self._profile.disconnect:
+            reply.seen = _begin(dice, first)
+            # The client is gone: it may ask again before the turn is recorded.
+            process.add_turn(preparer.record(prepared, generation))
+            return "interrupted"
+        rest = tokenizer.encode(reply.text[len(first) :])
+        generation.feed([*rest, min(small_model().stop_ids)])
         generation.finish()
-        if point == "before_commit":
-            return number, text, True
-        if dice.random() < 0.05:  # its ids are not exact: it is never recorded
-            return number, text, False
+        reply.seen = reply.text  # all but the last event
+        reached("before_commit")
+        if dice.random() < self._profile.unrecorded:  # its ids are not exact
+            reply.finished = True
+            return "unrecorded"
         await preparer.record(prepared, generation)
-        return number, text, point == "after_commit"
+        reached("after_commit")
+        reply.finished = True
+        return "stored"
 
-    async def _check(self, conversation: Conversation, prepared: PreparedRequest) -> None:
+    def _crash_at(self, dice: random.Random, process: Process) -> Callable[[CrashPoint], None]:
+        """Return a function that crashes if the turn has reached the point of its crash."""
+        point = None
+        if dice.random() < self._profile.crash:
+            point = dice.choice(get_args(CrashPoint))
+        if point == "any_time":
+            seconds = dice.random() * 4
+            asyncio.get_running_loop().call_later(seconds, self._crash, process)
+
+        def reached(current: CrashPoint) -> None:
+            if current == point:
+                raise _Crash
+
+        return reached
+
+    def _check(self, conversation: Conversation, prepared: PreparedRequest) -> None:
+        """Compare the reasoning in the prompt with that of the turns."""
         prompt = small_model().tokenizer.decode(prepared.prompt.ids)
-        found = {int(number) for number in _REASONING.findall(prompt)}
-        if not found <= conversation.own:
-            raise WrongSplice(f"reasoning {found - conversation.own} of another conversation")
-        notes = prepared.prompt.notes
-        self.result.turns += len(conversation.numbers)
-        self.result.spliced += len(found)
-        self.result.missed += sum(note in ("ambiguous_turn", "unverified_turn") for note in notes)
-        self.result.unverified += sum(note == "unverified_turn" for note in notes)
+        *shown, _ = _ASSISTANT.findall(prompt)
+        chains = prepared.prompt.history.digests[1::2]
+        result, matches = self.result, lookups.get()
+        for number, reasoning, chain in zip(conversation.numbers, shown, chains, strict=True):
+            spliced = int(reasoning) if reasoning else None
+            match = matches.get(chain)
+            earlier = spliced if match is None else self._numbers[match.earlier]
+            result.turns += 1
+            result.right += spliced == number
+            if spliced not in (None, number):
+                self._count_wrong(conversation, number, spliced)
+            result.earlier_right += earlier == number
+            result.earlier_wrong += earlier not in (None, number)
+            if earlier == number and spliced is None and match is not None:
+                result.add_missed(find_cause(match.found, self._fates))
+
+    def _count_wrong(self, conversation: Conversation, number: int, spliced: int) -> None:
+        session = conversation.session
+        if session is not None and self._sessions[spliced] == session:
+            self.result.other_branch += 1
+            return
+        self.result.wrong += 1
+        self.result.failures.append(f"turn {number} has the reasoning of turn {spliced}")
 
 
-async def run_history(seed: int) -> Result:
-    """Run the history of one seed."""
-    return await History(seed).run()
+def _begin(dice: random.Random, text: str) -> str:
+    """Return a number of words from the beginning of a text."""
+    words = text.split(" ")
+    return " ".join(words[: dice.randint(0, len(words))])
 
 
-def run(histories: int, seed: int) -> Result:
-    """Run histories with the seeds from `seed` on. Wrong splices are counted and printed."""
+@cache
+def _renderers() -> RendererCache:
+    """Processes share renderers: creating them takes longer than a history, and they are pure."""
+    return RendererCache(small_model())
+
+
+def run_history(
+    seed: int,
+    kind: StoreKind | None = None,
+    profile: Profile = STRESS,
+    rule: Rule = "current",
+) -> Result:
+    """Run the history of one seed. The store alternates if `kind` is None."""
+    kinds: tuple[StoreKind, ...] = get_args(StoreKind)
+    chosen = kind or kinds[seed % len(kinds)]
 
     async def main() -> Result:
-        total = Result()
-        for number in range(seed, seed + histories):
-            try:
-                total.add(await run_history(number))
-            except WrongSplice as error:
-                print(f"history {number}: {error}")
-                total.add(Result(histories=1, wrong=1))
-        return total
+        return await History(seed, chosen, profile).run()
 
-    return asyncio.run(main())
+    renderers = patch.object(preparation, "RendererCache", lambda model: _renderers())
+    with simulated_stores(), observed_lookups(rule), renderers:
+        return run_jumping(main())
+
+
+def run(
+    histories: int,
+    seed: int,
+    kind: StoreKind | None = None,
+    profile: Profile = STRESS,
+    rule: Rule = "current",
+) -> Result:
+    """Run histories with the seeds from `seed` on, and print those with wrong splices."""
+    total = Result()
+    for number in range(seed, seed + histories):
+        result = run_history(number, kind, profile, rule)
+        total.add(result)
+        if rule == "current" and result.failures:
+            print(f"history {number}: {result.failures[0]}", flush=True)
+    return total
