@@ -71,7 +71,7 @@ class Profile:
     conversation_turns: int = 3
     alike: float = 1.0
     crash: float = 0.33
-    disconnect: float = 0.1
+    disconnect: float = 0.25
     unrecorded: float = 0.05
     regenerate: float = 0.05
     fork: float = 0.05
@@ -393,12 +393,13 @@ class History:
         reply.seen = first
         reached("after_first_event")
         await asyncio.sleep(dice.random() * 2)
+        rest = tokenizer.encode(reply.text[len(first) :])
         if dice.random() < self._profile.disconnect:
-            reply.seen = _begin(dice, first)
+            generation.feed(rest)
+            reply.seen = _begin(dice, reply.text)  # less than was generated
             # The client is gone: it may ask again before the turn is recorded.
             process.add_turn(preparer.record(prepared, generation))
             return "interrupted"
-        rest = tokenizer.encode(reply.text[len(first) :])
         generation.feed([*rest, min(small_model().stop_ids)])
         generation.finish()
         reply.seen = reply.text  # all but the last event
