@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1] / "packages" / "dovetail" / "tests" / "support
 sys.path.insert(0, str(TESTS))
 
 import crash_histories  # noqa: E402
-from crash_histories import PROFILES  # noqa: E402
+from history_profiles import PROFILES  # noqa: E402
 from simulated_stores import StoreKind  # noqa: E402
 from splice_costs import Result  # noqa: E402
 

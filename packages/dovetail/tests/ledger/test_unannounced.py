@@ -19,7 +19,7 @@ MARK = TurnMark("first", "s")
 
 
 class FailingStore(SqliteLedgerStore):
-    """A store that can be told to fail, as on a full disk."""
+    """A store whose announcements can fail, as on a full disk."""
 
     __slots__ = ("fails",)
 

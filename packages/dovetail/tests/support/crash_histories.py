@@ -10,15 +10,14 @@ No turn of a prompt may have reasoning of another turn. Everything runs in simul
 
 import asyncio
 import random
-import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 from unittest.mock import patch
 
 from fake_clock_loop import run_jumping
-from forked_histories import KEYS, reasoning_text, small_model, user
+from forked_histories import user
+from history_profiles import STRESS, Profile
 from simulated_redis import Link, LinkMode
 from simulated_stores import (
     Storage,
@@ -28,14 +27,18 @@ from simulated_stores import (
     simulated_stores,
     wall_time,
 )
+from simulated_turns import (
+    LedgerServer,
+    PipelineServer,
+    ServedTurn,
+    TurnServer,
+    shared_renderers,
+)
 from splice_costs import Fate, Result, Rule, find_cause, lookups, observed_lookups
 
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
-from dovetail.models.loader import RendererCache
-from dovetail.pipeline import preparation
-from dovetail.pipeline.generation import Generation
-from dovetail.pipeline.preparation import ChatPreparer, PreparedRequest
+from dovetail.pipeline import rendering
 from dovetail_model import Identity, Request, TextBlock, Turn
 
 CrashPoint = Literal[
@@ -47,86 +50,10 @@ CrashPoint = Literal[
     "any_time",
 ]
 FAULTS: tuple[LinkMode, ...] = ("refuse", "lose_response", "lag")
-_ASSISTANT = re.compile(r"<\|im_start\|>assistant\n(?:<think>\nreason(\d+)\.)?")
 
 
 class _Crash(Exception):
     """The process of the current turn crashes."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """How often something happens: probabilities per turn, unless stated otherwise.
-
-    `alike`: how often a text is one of the few that all conversations use; others are unique.
-    `fault_interval`: the mean time between two failures of a store, in seconds.
-    `fault_seconds`: the maximum duration of a failure.
-    `intensity`: factors of the failures, of which each history has one.
-    `away`: how often a client returns only after a large part of the maximum age of entries.
-    `max_age`: the maximum age of entries, in seconds.
-    """
-
-    turns: int = 14
-    clients: int = 3
-    conversation_turns: int = 3
-    alike: float = 1.0
-    crash: float = 0.33
-    disconnect: float = 0.25
-    unrecorded: float = 0.05
-    regenerate: float = 0.05
-    fork: float = 0.05
-    named_session: float = 0.3
-    away: float = 0.02
-    fault_interval: float = 2.0
-    fault_seconds: float = 6.0
-    lost_folder: float = 0.05
-    store_bytes: tuple[int, ...] = (1 << 30,)
-    cache_bytes: tuple[int, ...] = (1 << 20,)
-    max_age: float = 100.0
-    intensity: tuple[float, ...] = (1.0,)
-
-    def choose(self, dice: random.Random) -> "Profile":
-        """Choose how much fails in one history."""
-        factor = dice.choice(self.intensity)
-        return replace(
-            self,
-            crash=self.crash * factor,
-            disconnect=self.disconnect * factor,
-            unrecorded=self.unrecorded * factor,
-            fault_interval=self.fault_interval / factor,
-        )
-
-
-WEEK_SECONDS = 7 * 86_400.0
-
-# A few failures leave more turns to be recognized, many failures overlap.
-STRESS = Profile(
-    store_bytes=(5_000, 1 << 30), cache_bytes=(1, 1 << 20), intensity=(0.05, 0.15, 0.4, 1.0)
-)
-# One crash per 1000 turns, one failure of the store per about 5000 turns. A tenth of all messages
-# are alike, such as "hi" or "continue".
-REALISTIC = Profile(
-    turns=5000,
-    clients=4,
-    conversation_turns=12,
-    alike=0.1,
-    crash=0.001,
-    disconnect=0.02,
-    unrecorded=0.0,
-    regenerate=0.01,
-    fork=0.01,
-    named_session=0.0,
-    away=0.0,
-    fault_interval=3000.0,
-    fault_seconds=10.0,
-    lost_folder=0.0,
-    max_age=WEEK_SECONDS,
-)
-PROFILES = {
-    "stress": STRESS,
-    "realistic": REALISTIC,
-    "realistic-alike": replace(REALISTIC, alike=1.0),
-}
 
 
 @dataclass
@@ -137,7 +64,7 @@ class Conversation:
     started: float
     turns: list[Turn] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    question: Turn | None = None  # to be asked again
+    question: Turn | None = None  # to be sent again
 
 
 @dataclass
@@ -153,13 +80,15 @@ class Reply:
 class Process:
     """A server process: its memory is lost in a crash."""
 
-    def __init__(self, storage: Storage, place: str, link: Link, cache_bytes: int) -> None:
+    def __init__(self, storage: Storage, place: str, link: Link, profile: Profile) -> None:
         self.link = link
         self.place = place
         self.store = storage.open(link, place)
-        self.ledger = Ledger(self.store, shared=True, cache_bytes=cache_bytes, clock=loop_time)
+        self.ledger = Ledger(
+            self.store, shared=True, cache_bytes=profile.cache_bytes[0], clock=loop_time
+        )
         self.ledger._backlog_bytes = 1 << 20  # not so small that a slow store stops everything
-        self.preparer = ChatPreparer(small_model(), self.ledger, KEYS, clock=wall_time)
+        self.server: TurnServer = (PipelineServer if profile.renders else LedgerServer)(self.ledger)
         self.turns: set[asyncio.Task[None]] = set()
 
     @property
@@ -189,7 +118,6 @@ class History:
         self._dice = random.Random(seed)
         self._profile = profile = profile.choose(self._dice)
         self._storage = Storage(kind, self._dice.choice(profile.store_bytes), profile.max_age)
-        self._cache_bytes = self._dice.choice(profile.cache_bytes)
         self._processes: list[Process] = []
         self._starting: set[asyncio.Task[None]] = set()
         for place in range(self._dice.choice((1, 2))):
@@ -222,7 +150,7 @@ class History:
 
     def _start(self, place: str) -> None:
         link = Link(random.Random(self._dice.random()))
-        process = Process(self._storage, place, link, self._cache_bytes)
+        process = Process(self._storage, place, link, self._profile)
         task = asyncio.create_task(self._await_start(process))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -286,7 +214,7 @@ class History:
                 one for one in conversations if wall_time() - one.started < self._profile.max_age
             ]
             conversation = self._choose(dice, conversations)
-            reply = await self._ask(dice, conversation)
+            reply = await self._send_request(dice, conversation)
             self._continue(dice, conversation, reply, conversations)
 
     def _choose(self, dice: random.Random, conversations: list[Conversation]) -> Conversation:
@@ -333,7 +261,7 @@ class History:
         conversation.turns += [question, Turn("assistant", (TextBlock(reply.seen),))]
         conversation.numbers.append(reply.number)
 
-    async def _ask(self, dice: random.Random, conversation: Conversation) -> Reply:
+    async def _send_request(self, dice: random.Random, conversation: Conversation) -> Reply:
         conversation.question = conversation.question or user(self._text(dice, ("hi", "more")))
         self._number += 1
         reply = Reply(self._number, self._text(dice, ("ok", "ok then", "no")))
@@ -363,51 +291,42 @@ class History:
             identity=Identity(session=conversation.session),
         )
         lookups.set({})
-        prepared = await process.preparer.prepare(request)
-        self._check(conversation, prepared)
-        generation = process.preparer.create_generation(prepared, lambda: "call_0")
-        self._numbers[generation.entry_id] = reply.number
-        self._fates[generation.entry_id] = "open"
+        turn = await process.server.prepare(request, reply.number)
+        self._check(conversation, turn)
+        self._numbers[turn.entry_id] = reply.number
+        self._fates[turn.entry_id] = "open"
         fate: Fate = "crashed"
         try:
-            fate = await self._generate(dice, process, prepared, generation, reply)
+            fate = await self._generate(dice, process, turn, reply)
         finally:
-            self._fates[generation.entry_id] = fate
+            self._fates[turn.entry_id] = fate
 
     async def _generate(
-        self,
-        dice: random.Random,
-        process: Process,
-        prepared: PreparedRequest,
-        generation: Generation,
-        reply: Reply,
+        self, dice: random.Random, process: Process, turn: ServedTurn, reply: Reply
     ) -> Fate:
         """Generate a turn as the pipeline does, with a crash at any of its steps."""
         reached = self._crash_at(dice, process)
-        preparer, tokenizer = process.preparer, small_model().tokenizer
         reached("before_open")
-        await preparer.open_turn(prepared, generation)
+        await turn.open()
         reached("after_open")
-        first = _begin(dice, reply.text)
-        generation.feed(tokenizer.encode(reasoning_text(f"reason{reply.number}.") + first))
-        reply.seen = first
+        reply.seen = _begin(dice, reply.text)
+        turn.generate(reply.seen)
         reached("after_first_event")
         await asyncio.sleep(dice.random() * 2)
-        rest = tokenizer.encode(reply.text[len(first) :])
+        rest = reply.text[len(reply.seen) :]
         if dice.random() < self._profile.disconnect:
-            generation.feed(rest)
+            turn.generate(rest)
             reply.seen = _begin(dice, reply.text)  # less than was generated
-            # The client is gone: it may ask again before the turn is recorded.
-            process.add_turn(preparer.record(prepared, generation))
+            # The client is gone: it may repeat the request before the turn is recorded.
+            process.add_turn(turn.record())
             return "interrupted"
-        generation.feed([*rest, min(small_model().stop_ids)])
-        generation.finish()
+        turn.generate(rest, finish=True)
         reply.seen = reply.text  # all but the last event
         reached("before_commit")
         if dice.random() < self._profile.unrecorded:  # its ids are not exact
             reply.finished = True
             return "unrecorded"
-        await preparer.record(prepared, generation)
+        await turn.record()
         reached("after_commit")
         reply.finished = True
         return "stored"
@@ -427,14 +346,11 @@ class History:
 
         return reached
 
-    def _check(self, conversation: Conversation, prepared: PreparedRequest) -> None:
+    def _check(self, conversation: Conversation, turn: ServedTurn) -> None:
         """Compare the reasoning in the prompt with that of the turns."""
-        prompt = small_model().tokenizer.decode(prepared.prompt.ids)
-        *shown, _ = _ASSISTANT.findall(prompt)
-        chains = prepared.prompt.history.digests[1::2]
         result, matches = self.result, lookups.get()
-        for number, reasoning, chain in zip(conversation.numbers, shown, chains, strict=True):
-            spliced = int(reasoning) if reasoning else None
+        turns = zip(conversation.numbers, turn.spliced, turn.chains, strict=True)
+        for number, spliced, chain in turns:
             match = matches.get(chain)
             earlier = spliced if match is None else self._numbers[match.earlier]
             result.turns += 1
@@ -461,12 +377,6 @@ def _begin(dice: random.Random, text: str) -> str:
     return " ".join(words[: dice.randint(0, len(words))])
 
 
-@cache
-def _renderers() -> RendererCache:
-    """Processes share renderers: creating them takes longer than a history, and they are pure."""
-    return RendererCache(small_model())
-
-
 def run_history(
     seed: int,
     kind: StoreKind | None = None,
@@ -480,7 +390,7 @@ def run_history(
     async def main() -> Result:
         return await History(seed, chosen, profile).run()
 
-    renderers = patch.object(preparation, "RendererCache", lambda model: _renderers())
+    renderers = patch.object(rendering, "RendererCache", lambda model: shared_renderers())
     with simulated_stores(), observed_lookups(rule), renderers:
         return run_jumping(main())
 

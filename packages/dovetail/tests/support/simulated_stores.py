@@ -26,7 +26,7 @@ from dovetail.storage.sqlite import Connection, SqliteThread, _Job
 
 StoreKind = Literal["sqlite", "redis"]
 LedgerStore = SqliteLedgerStore | RedisLedgerStore
-_ABANDONED_SECONDS = 20.0
+_ABANDONED_SECONDS = 8.0
 _T = TypeVar("_T")
 
 

@@ -38,7 +38,7 @@ class UnannouncedTurns:
         return True
 
     def discard(self, id: str) -> None:
-        """Forget a turn that was stored or closed."""
+        """Remove a turn that was stored or closed."""
         self._turns.pop(id, None)
 
     async def announce_all(self) -> None:
