@@ -10,7 +10,7 @@ No turn of a prompt may have reasoning of another turn. Everything runs in simul
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 from unittest.mock import patch
@@ -18,26 +18,18 @@ from unittest.mock import patch
 from fake_clock_loop import run_jumping
 from forked_histories import user
 from history_profiles import STRESS, Profile
+from simulated_process import Process
 from simulated_redis import Link, LinkMode
 from simulated_stores import (
     Storage,
     StoreKind,
-    kill_store,
     loop_time,
     simulated_stores,
     wall_time,
 )
-from simulated_turns import (
-    LedgerServer,
-    PipelineServer,
-    ServedTurn,
-    TurnServer,
-    shared_renderers,
-)
+from simulated_turns import ServedTurn, shared_renderers
 from splice_costs import Fate, Result, Rule, find_cause, lookups, observed_lookups
 
-from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.pipeline import rendering
 from dovetail_model import Identity, Request, TextBlock, Turn
 
@@ -75,40 +67,6 @@ class Reply:
     text: str
     seen: str = ""
     finished: bool = False
-
-
-class Process:
-    """A server process: its memory is lost in a crash."""
-
-    def __init__(self, storage: Storage, place: str, link: Link, profile: Profile) -> None:
-        self.link = link
-        self.place = place
-        self.store = storage.open(link, place)
-        self.ledger = Ledger(
-            self.store, shared=True, cache_bytes=profile.cache_bytes[0], clock=loop_time
-        )
-        self.ledger._backlog_bytes = 1 << 20  # not so small that a slow store stops everything
-        self.server: TurnServer = (PipelineServer if profile.renders else LedgerServer)(self.ledger)
-        self.turns: set[asyncio.Task[None]] = set()
-
-    @property
-    def has_reached_store(self) -> bool:
-        return isinstance(self.store, SqliteLedgerStore) or self.store._lease.is_acquired
-
-    def add_turn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run a turn, or a part of one, until the process crashes."""
-        task = asyncio.create_task(work)
-        self.turns.add(task)
-        task.add_done_callback(self.turns.discard)
-        return task
-
-    def kill(self) -> None:
-        """End at once: what has not been sent to the store never will be."""
-        self.link.dead = True
-        for task in (*self.turns, self.ledger._backlog._task):
-            if task is not None:
-                task.cancel()
-        kill_store(self.store)
 
 
 class History:
