@@ -44,9 +44,14 @@ class ServedTurn(Protocol):
     `chains`: the chains of these turns.
     """
 
-    entry_id: str
-    spliced: list[int | None]
-    chains: Sequence[bytes]
+    @property
+    def entry_id(self) -> str: ...
+
+    @property
+    def spliced(self) -> Sequence[int | None]: ...
+
+    @property
+    def chains(self) -> Sequence[bytes]: ...
 
     async def open(self) -> None: ...
 
