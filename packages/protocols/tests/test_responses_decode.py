@@ -447,7 +447,7 @@ def test_stored_conversation_may_continue_without_input() -> None:
 REFUSED: list[tuple[str, dict[str, Any], type[DovetailError], str]] = [
     ("background", {"background": True, "store": False}, InvalidRequest, "background"),
     ("prompt_template", {"prompt": {"id": "pmpt_1"}}, Unsupported, "prompt"),
-    ("conversation", {"conversation": "conv_1"}, Unsupported, "conversation"),
+    ("conversation", {"conversation": {"id": ""}}, InvalidRequest, "conversation"),
     ("no_model", {"model": ""}, InvalidRequest, "model"),
     ("no_input", {"input": None}, InvalidRequest, "input"),
     ("input_is_a_number", {"input": 3}, InvalidRequest, "input"),

@@ -128,7 +128,7 @@ def test_root_responds(method: str) -> None:
         ("GET", "/v1/nowhere", {"anthropic_version": "1"}, 404, "not_found_error"),
         ("POST", "/v1/messages/batches", {}, 404, "not_found_error"),
         ("GET", "/v1/messages", {}, 405, "invalid_request_error"),
-        ("GET", "/v1/chat/completions", {}, 405, "invalid_request_error"),
+        ("PUT", "/v1/chat/completions", {}, 405, "invalid_request_error"),
         ("DELETE", "/v1/models", {}, 405, "invalid_request_error"),
         ("GET", "/v1/responses", {}, 405, "invalid_request_error"),
         ("GET", "/v1/models/un/known", {}, 404, "invalid_request_error"),

@@ -155,6 +155,36 @@ def test_a_newer_version_replaces_the_older(scenario: Scenario) -> None:
     scenario.run(scene)
 
 
+def test_swap_replaces_only_an_unchanged_response(scenario: Scenario) -> None:
+    async def scene(bench: Bench) -> None:
+        old, new = response("r1", previous="a"), response("r1", previous="b")
+        assert not await bench.store.swap(old, new)
+        assert await bench.store.get("t", "r1") is None
+        await bench.store.put(old)
+        results = await asyncio.gather(*(bench.store.swap(old, new) for _ in range(5)))
+        assert results.count(True) == 1
+        assert await bench.store.get("t", "r1") == new
+        assert not await bench.store.swap(old, response("r1", previous="c"))
+        assert await bench.store.get("t", "r1") == new
+        assert await bench.store.get("u", "r1") is None
+
+    scenario.run(scene)
+
+
+def test_processes_with_one_file_swap_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stores = [SqliteResponseBackend(tmp_path / "responses.sqlite") for _ in range(3)]
+        old = response("r1", previous="a")
+        await stores[0].put(old)
+        changes = [response("r1", previous=str(at)) for at in range(len(stores))]
+        swaps = (store.swap(old, new) for store, new in zip(stores, changes, strict=True))
+        assert (await asyncio.gather(*swaps)).count(True) == 1
+        for store in stores:
+            await store.close()
+
+    asyncio.run(scene())
+
+
 def test_the_age_counts_from_the_last_use(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         for id in ("r1", "r2"):

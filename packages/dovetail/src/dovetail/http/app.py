@@ -16,6 +16,7 @@ from dovetail.http.memory import MemoryLimitReached, request_memory
 from dovetail.http.models import ModelsEndpoints
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
+from dovetail.http.responses.conversation_endpoints import ConversationEndpoints
 from dovetail.http.responses.endpoints import ResponsesEndpoints
 from dovetail.http.responses.run import ResponseKey
 from dovetail.http.routes import Handler, Route, RouteTable, build_document, select_error_codec
@@ -257,6 +258,7 @@ class App:
             *ResponsesEndpoints(
                 self.service, self.options, self.background, self.forget_response
             ).routes(),
+            *ConversationEndpoints(self.service.conversations, self.options).routes(),
             self._generation_route("/v1/chat/completions", self._chat, "Chat Completions"),
             self._generation_route("/v1/completions", COMPLETIONS, "Text completions"),
             Route(get, "/v1/models", _without_tracker(models.list), "List the served models"),

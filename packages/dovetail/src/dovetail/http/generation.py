@@ -143,7 +143,10 @@ class GenerationEndpoint:
             tracker.request_body = body[:MAX_PAYLOAD_BYTES]
         if codec.stateful is None:
             return DecodedRequest(await self._decode_body(exchange, codec, body))
-        conversation = ConversationResolver(self._service.response_store, exchange, body)
+        service = self._service
+        conversation = ConversationResolver(
+            service.response_store, service.conversations, exchange, body
+        )
         await conversation.resolve(options.max_body_bytes)
         request = await self._decode_body(exchange, codec, conversation.body)
         return DecodedRequest(request, await conversation.create_saver(request))

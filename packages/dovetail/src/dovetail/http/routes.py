@@ -20,8 +20,8 @@ Handler = Callable[[ApiExchange, RequestTracker], Awaitable[None]]
 class Route:
     """A method and a path with a handler.
 
-    A path that ends with a slash matches all paths that start with it. `{id}` matches any single
-    segment.
+    A path that ends with a slash matches all paths that start with it. `{id}` and other names in
+    braces match any single segment.
 
     needs_key: Whether a key is required if the server has keys.
     counted: Whether requests appear in metrics and logs.
@@ -39,7 +39,7 @@ class Route:
     @property
     def endpoint(self) -> str:
         """Name in metrics and logs."""
-        path = self.path.replace("{id}", "id")
+        path = self.path.replace("{", "").replace("}", "")
         return path.removeprefix("/v1").strip("/").replace("/", "_") or "root"
 
 
@@ -54,9 +54,9 @@ class RouteTable:
         for route in self.all:
             self._exact.setdefault(route.path, []).append(route)
         self._patterns = [
-            (re.compile(re.escape(path).replace(re.escape("{id}"), "[^/]+")), routes)
+            (re.compile(_PARAMETER.sub("[^/]+", path)), routes)
             for path, routes in self._exact.items()
-            if "{id}" in path
+            if "{" in path
         ]
         self._upgrades = {route.path: route for route in upgrades}
         self._prefix_routes = [
@@ -76,6 +76,8 @@ class RouteTable:
         if upgrade is not None:
             return upgrade
         route = self.find(exchange.path, exchange.method)
+        if route is None or exchange.method not in _allowed_methods(route):
+            _reject_unsupported(exchange.method, exchange.path)
         if route is None:
             raise UnknownRoute(f"Unknown path {exchange.path}.{self._suggest_path(exchange.path)}")
         if exchange.method in _allowed_methods(route):
@@ -106,6 +108,27 @@ class RouteTable:
         if self.find(f"/v1{path}") is not None:
             return f" Did you mean /v1{path}? Add /v1 to the base URL of the client."
         return ""
+
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+#: Endpoints of the APIs that are not supported, each with the alternative.
+_UNSUPPORTED_ENDPOINTS = (
+    (
+        re.compile(r"\w+ /v1/messages/batches(/.*)?"),
+        "Message batches are not supported. Send each request to POST /v1/messages.",
+    ),
+    (
+        re.compile(r"(GET|HEAD) /v1/chat/completions|\w+ /v1/chat/completions/.*"),
+        "Stored chat completions are not supported. Use POST /v1/responses, which stores them.",
+    ),
+)
+
+
+def _reject_unsupported(method: str, path: str) -> None:
+    """Raise `UnknownRoute` with the alternative of an endpoint that is not supported."""
+    for pattern, message in _UNSUPPORTED_ENDPOINTS:
+        if pattern.fullmatch(f"{method} {path}"):
+            raise UnknownRoute(message)
 
 
 def _allowed_methods(route: Route) -> tuple[str, ...]:
@@ -139,8 +162,11 @@ _EXTERNAL_APIS = {
     "/v1/responses/input_tokens": "OpenAI's Responses API",
     "/v1/chat/completions": "OpenAI's Chat Completions API",
     "/v1/completions": "OpenAI's Completions API",
+    "/v1/conversations": "OpenAI's Conversations API",
 }
-_STREAMING_PATHS = {path for path in _EXTERNAL_APIS if not path.endswith(("_tokens", "/compact"))}
+_STREAMING_PATHS = {
+    path for path in _EXTERNAL_APIS if not path.endswith(("_tokens", "/compact", "/conversations"))
+}
 _STRING_SCHEMA, _BOOLEAN_SCHEMA = {"type": "string"}, {"type": "boolean"}
 _TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer"}}
 _REQUEST_PROPERTIES: dict[str, Json] = {
@@ -188,9 +214,10 @@ def _operation(route: Route) -> Json:
         ]
     if route.path.startswith(("/tokenize", "/detokenize")):
         operation["operationId"] += "_without_prefix"
-    if "{id}" in route.path:
+    if names := _PARAMETER.findall(route.path):
         operation["parameters"] = [
-            {"name": "id", "in": "path", "required": True, "schema": _STRING_SCHEMA}
+            {"name": name, "in": "path", "required": True, "schema": _STRING_SCHEMA}
+            for name in names
         ]
     elif route.method == "POST":
         operation["requestBody"] = _request_body(route)

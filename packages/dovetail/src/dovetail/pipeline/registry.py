@@ -16,6 +16,7 @@ from dovetail.pipeline.documents import DocumentReader
 from dovetail.pipeline.guided_decoding import ConstraintBuilder, OutputConstraint, OutputPhase
 from dovetail.pipeline.preparation import PreparedRequest, RequestPreparer
 from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.responses.conversations import ConversationStore
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
@@ -188,6 +189,7 @@ class ModelRegistry:
     """Finds models by name or alias.
 
     `response_store`: the stored responses.
+    `conversations`: the stored conversations.
     `store_faults`: the failures of the stores.
     """
 
@@ -200,6 +202,7 @@ class ModelRegistry:
     ) -> None:
         self.entries = tuple(entries)
         self.response_store = response_store or ResponseStore(MemoryResponseBackend())
+        self.conversations = ConversationStore(self.response_store)
         self.store_faults = [
             one for one in (ledger_faults, self.response_store.faults) if one is not None
         ]

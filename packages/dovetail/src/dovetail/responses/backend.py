@@ -84,6 +84,12 @@ class ResponseBackend(Protocol):
     async def put(self, response: StoredResponse) -> None:
         """Store a response or replace its older version."""
 
+    async def swap(self, old: StoredResponse, new: StoredResponse) -> bool:
+        """Replace a response, unless the stored one is no longer `old`. Returns whether it was.
+
+        Raises StoreError if the backend is unavailable.
+        """
+
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response. Returns False if it does not exist."""
 

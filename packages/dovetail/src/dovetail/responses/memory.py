@@ -105,6 +105,14 @@ class MemoryResponseBackend:
         """Store a response."""
         self._cache.put(response, self._expire())
 
+    async def swap(self, old: StoredResponse, new: StoredResponse) -> bool:
+        """Replace a response, unless the stored one is no longer `old`."""
+        now = self._expire()
+        if self._cache.get(old.tenant, old.id) != old:
+            return False
+        self._cache.put(new, now)
+        return True
+
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response. Returns False if it does not exist."""
         self._expire()

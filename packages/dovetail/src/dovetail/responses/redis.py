@@ -7,6 +7,8 @@ are not found and new ones are not stored; a short timeout limits the delay of r
 import time
 from collections.abc import Sequence
 
+from redis.exceptions import WatchError
+
 from dovetail.responses.backend import (
     DEFAULT_MAX_AGE_SECONDS,
     Clock,
@@ -65,6 +67,29 @@ class RedisResponseBackend:
         key, body = self._key(response.tenant, response.id), encode_response(response)
         if await self._client.call(lambda: self._redis.set(key, body, px=self._ttl_ms)) is None:
             self.faults.record_loss()
+
+    async def swap(self, old: StoredResponse, new: StoredResponse) -> bool:
+        """Replace a response, unless the stored one is no longer `old`."""
+        key, body = self._key(old.tenant, old.id), encode_response(new)
+
+        async def replace() -> bool:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                await pipe.watch(key)
+                stored = await pipe.get(key)
+                if not isinstance(stored, bytes) or decode_response(stored) != old:
+                    return False
+                pipe.multi()  # type: ignore[no-untyped-call]
+                pipe.set(key, body, px=self._ttl_ms)
+                try:
+                    await pipe.execute()
+                except WatchError:  # replaced since it was read
+                    return False
+                return True
+
+        swapped = await self._client.call(replace)
+        if swapped is None:
+            raise StoreError("the response store is unavailable; retry later")
+        return swapped
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response. Raises StoreError if Redis is unavailable, so that clients retry."""

@@ -90,6 +90,12 @@ class SqliteResponseBackend:
         """Store a response. Returns after the commit: it survives a crash of the process."""
         await self._thread.write(lambda: self._put(response))
 
+    async def swap(self, old: StoredResponse, new: StoredResponse) -> bool:
+        """Replace a response, unless the stored one is no longer `old`."""
+        swapped: list[bool] = []
+        await self._thread.write(lambda: swapped.append(self._swap(old, new)))
+        return swapped[-1]
+
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response. Returns False if it does not exist."""
         found: list[int] = []
@@ -133,6 +139,13 @@ class SqliteResponseBackend:
             (response.tenant, response.id, self._bounds.now(), size, body),
         )
         self._bounds.evict()
+
+    def _swap(self, old: StoredResponse, new: StoredResponse) -> bool:
+        """Compare and replace in the transaction of the write, which locks the file."""
+        if self._get(old.tenant, old.id) != old:
+            return False
+        self._put(new)
+        return True
 
     def _delete(self, tenant: str, id: str) -> int:
         query = "DELETE FROM responses WHERE tenant = ? AND id = ? AND used >= ?"

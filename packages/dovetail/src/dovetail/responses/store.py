@@ -6,8 +6,8 @@ If the backend fails, responses are not found, but no request fails because of i
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import TypeVar
 
@@ -116,6 +116,23 @@ class ResponseStore:
             async with asyncio.timeout(self._write_timeout_seconds):
                 await self._writes.wait_written(response.tenant, response.id)
 
+    async def add(self, response: StoredResponse) -> None:
+        """Store a response and return when it is stored. Raises StoreError if that fails."""
+        self._cache.put(response)
+        with _public_errors():
+            await self._backend.put(response)
+
+    async def swap(self, old: StoredResponse, new: StoredResponse) -> bool:
+        """Replace a response, unless it was changed meanwhile. Returns whether it was replaced.
+
+        Raises StoreError if the backend fails.
+        """
+        with _public_errors():
+            swapped = await self._backend.swap(old, new)
+        if swapped:
+            self._cache.put(new)
+        return swapped
+
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """Return the response, or None if the tenant has no response with this id."""
         if not is_valid_id(id):
@@ -188,10 +205,8 @@ class ResponseStore:
             return False
         await self._writes.wait_written(tenant, id)
         self._cache.remove(tenant, id)
-        try:
+        with _public_errors():
             return await self._backend.delete(tenant, id)
-        except StoreError as error:  # do not expose the location and the error to clients
-            raise StoreError("The response store is unavailable; retry later.") from error
 
     def evict(self, tenant: str, id: str) -> None:
         """Remove a response from the cache after another process deleted it."""
@@ -286,6 +301,15 @@ class ResponseStore:
             return await operation
         except StoreError:  # already logged
             return None
+
+
+@contextmanager
+def _public_errors() -> Iterator[None]:
+    """Replace the errors of the backend: clients do not see its location and the reason."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError("The response store is unavailable; retry later.") from error
 
 
 def is_valid_id(id: str) -> bool:

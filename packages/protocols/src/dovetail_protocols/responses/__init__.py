@@ -29,6 +29,12 @@ from dovetail_protocols.responses.compaction import (
     encode_compaction,
     to_compaction_response,
 )
+from dovetail_protocols.responses.conversations import (
+    ConversationBody,
+    decode_conversation,
+    encode_conversation,
+    encode_deleted_conversation,
+)
 from dovetail_protocols.responses.decode import decode
 from dovetail_protocols.responses.echo import ResponsesEcho, with_effective_sampling
 from dovetail_protocols.responses.encode import ResponsesEncoder, encode_message
@@ -40,6 +46,7 @@ from dovetail_protocols.responses.item_list import (
 )
 from dovetail_protocols.responses.raw_body import (
     compaction_body,
+    conversation_id,
     input_items,
     item_references,
     items_by_id,
@@ -60,6 +67,7 @@ __all__ = [
     "CODEC",
     "COMPACT",
     "MODELS_ETAG_HEADER",
+    "ConversationBody",
     "ResponsesCodec",
     "ResponsesEcho",
     "ResponsesEncoder",
@@ -67,6 +75,10 @@ __all__ = [
     "build_responses_request",
     "compaction_body",
     "complete_item",
+    "conversation_id",
+    "decode_conversation",
+    "encode_conversation",
+    "encode_deleted_conversation",
     "encode_input_tokens",
     "encode_items",
     "input_items",

@@ -22,6 +22,7 @@ from dovetail_protocols.responses import content, tools, wire
 from dovetail_protocols.responses import input_items as items
 from dovetail_protocols.responses.echo import build_echo
 from dovetail_protocols.responses.input_items import DecodedItem
+from dovetail_protocols.responses.raw_body import named_conversation
 from dovetail_protocols.responses.tools import DeclaredTools, ResponsesTools
 
 
@@ -105,11 +106,11 @@ def _reject_unsupported(body: wire.Body) -> None:
         )
     if body.prompt is not None:
         raise Unsupported("prompt: templates are not supported, send `input`", param="prompt")
-    if body.conversation is not None:
-        raise Unsupported(
-            "conversation: is not supported, send its items as `input`", param="conversation"
+    if body.conversation is not None and named_conversation(body.conversation) is None:
+        raise InvalidRequest(
+            "conversation: must be an id or an object with an `id`", param="conversation"
         )
-    if body.input is None and body.previous_response_id is None:
+    if body.input is None and body.previous_response_id is None and body.conversation is None:
         raise InvalidRequest("input: Field required", param="input")
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from dovetail_model import Request, Sampling
 from dovetail_protocols.responses import wire
+from dovetail_protocols.responses.raw_body import named_conversation
 
 _NONE = msgspec.Raw(b"[]")
 _SAMPLING_DEFAULTS = {
@@ -91,6 +92,7 @@ def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[s
     return {
         "model": body.model,
         "background": body.background is True,
+        **_conversation(body),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
@@ -110,6 +112,12 @@ def _fields(body: wire.Body, sent: dict[str, Any], tools: msgspec.Raw) -> dict[s
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+
+
+def _conversation(body: wire.Body) -> dict[str, Any]:
+    """Return the conversation of a response, which other responses do not have."""
+    id = named_conversation(body.conversation)
+    return {} if id is None else {"conversation": {"id": id}}
 
 
 def _text(sent: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dovetail_model import InvalidRequest
 from dovetail_protocols.request_body import ensure_json_object
 
 _PREVIOUS_FIELD = b'"previous_response_id"'
+_CONVERSATION_FIELD = b'"conversation"'
 _REFERENCE = b'"item_reference"'
 # A reference may consist of an id alone. Each pattern starts with bytes that are fast to find, and
 # the rest of a match is bounded: a search holds the interpreter lock until it ends.
@@ -34,6 +35,19 @@ def previous_response_id(body: bytes) -> str | None:
     if not _may_contain(body, _PREVIOUS_FIELD):
         return None
     return _text(_fields(body).get("previous_response_id", _NULL)) or None
+
+
+def conversation_id(body: bytes) -> str | None:
+    """Return the id of the conversation that a body belongs to, if it is valid."""
+    if not _may_contain(body, _CONVERSATION_FIELD):
+        return None
+    return named_conversation(msgspec.json.decode(_fields(body).get("conversation", _NULL)))
+
+
+def named_conversation(value: object) -> str | None:
+    """Return the id in the value of the field `conversation`: a string, or an object with an id."""
+    id = value.get("id") if isinstance(value, dict) else value
+    return id if isinstance(id, str) and id else None
 
 
 def input_items(body: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """Resolve the history that a request continues, and store responses before their stream ends."""
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -10,12 +11,21 @@ from dovetail.http.body import run_decoder
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import parse_response_number
 from dovetail.http.memory import reserve_memory
+from dovetail.http.responses.conversation_items import decode_batches, encode_each, new_items
 from dovetail.responses.backend import ResponseStatus, StoredResponse
 from dovetail.responses.connection_cache import CacheReservation
+from dovetail.responses.conversations import ConversationStore
 from dovetail.responses.store import ResponseStore, is_valid_id
-from dovetail_model import InvalidRequest, Request, RequestTooLarge, ResponseNotFound
+from dovetail_model import (
+    DovetailError,
+    InvalidRequest,
+    Request,
+    RequestTooLarge,
+    ResponseNotFound,
+)
 from dovetail_protocols import (
     ResponsesEcho,
+    conversation_id,
     input_items,
     item_references,
     items_by_id,
@@ -27,6 +37,10 @@ from dovetail_protocols import (
 )
 
 _PREFIX = "resp_"
+_ADDED_STATUSES = ("completed", "incomplete")  # of responses that are added to a conversation
+_log = logging.getLogger(__name__)
+
+AppendResponse = Callable[[StoredResponse], Awaitable[None]]
 
 
 class ConversationResolver:
@@ -37,6 +51,8 @@ class ConversationResolver:
     """
 
     __slots__ = (
+        "_conversation_id",
+        "_conversations",
         "_exchange",
         "_local_slot",
         "_own_body",
@@ -46,8 +62,16 @@ class ConversationResolver:
         "previous_responses",
     )
 
-    def __init__(self, store: ResponseStore, exchange: ApiExchange, body: bytes) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        conversations: ConversationStore,
+        exchange: ApiExchange,
+        body: bytes,
+    ) -> None:
         self._store = store
+        self._conversations = conversations
+        self._conversation_id: str | None = None
         self._exchange = exchange
         self._own_body = body
         self._local_slot = (
@@ -60,29 +84,42 @@ class ConversationResolver:
     async def resolve(self, limit: int) -> None:
         """Insert the history that the request continues and the items that it refers to by id.
 
-        Raises `PreviousResponseNotFound`, `ResponseNotFound` for an item, or `RequestTooLarge` if
-        the body exceeds `limit` bytes.
+        Raises `PreviousResponseNotFound`, `ResponseNotFound` for an item or a conversation, or
+        `RequestTooLarge` if the body exceeds `limit` bytes.
         """
         await self._resolve_item_references(limit)
         own_body = self._own_body
         self._previous_id = await run_decoder(own_body, lambda: previous_response_id(own_body))
-        if self._previous_id is None:
-            return
+        self._conversation_id = await run_decoder(own_body, lambda: conversation_id(own_body))
+        if self._conversation_id is not None:
+            await self._resolve_conversation(self._conversation_id, limit)
+        elif self._previous_id is not None:
+            await self._resolve_previous(self._previous_id, limit)
+
+    async def _resolve_conversation(self, id: str, limit: int) -> None:
+        """Insert the items of a conversation."""
+        if self._previous_id is not None:
+            raise InvalidRequest(
+                "`conversation` and `previous_response_id` cannot be combined",
+                param="conversation",
+            )
+        items = await self._conversations.get_items(self._exchange.tenant, id, limit)
+        await self._prepend(items, limit)
+
+    async def _resolve_previous(self, id: str, limit: int) -> None:
+        """Insert the items of a response and of those before it."""
         exchange = self._exchange
-        previous = await self._store.get_chain(
-            exchange.tenant, self._previous_id, limit, exchange.local_responses
-        )
+        previous = await self._store.get_chain(exchange.tenant, id, limit, exchange.local_responses)
         self._require_calls(previous)
         self.previous_responses = previous
-        self.body = await run_decoder(
-            own_body,
-            lambda: prepend_history(
-                own_body, (items for response in previous for items in response.items)
-            ),
-        )
+        await self._prepend([items for one in previous for items in one.items], limit)
+
+    async def _prepend(self, history: Sequence[bytes], limit: int) -> None:
+        own_body = self._own_body
+        self.body = await run_decoder(own_body, lambda: prepend_history(own_body, history))
         if len(self.body) > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
-        reserve_memory(exchange, len(self.body), limit)
+        reserve_memory(self._exchange, len(self.body), limit)
 
     def _require_calls(self, previous: Sequence[StoredResponse]) -> None:
         """Reject a tool result without its call over WebSockets, as Open Responses requires.
@@ -134,7 +171,9 @@ class ConversationResolver:
     async def create_saver(self, request: Request) -> "ResponseSaver | None":
         """Create the saver of the response; None if the response is not stored."""
         echo, slot = request.echo, self._local_slot
-        if not isinstance(echo, ResponsesEcho) or not (echo.store or slot is not None):
+        if not isinstance(echo, ResponsesEcho):
+            return None
+        if not echo.store and slot is None and self._conversation_id is None:
             return None
         if echo.store:
             await self._store.drain()
@@ -149,9 +188,22 @@ class ConversationResolver:
             previous=self._previous_id,
             background=echo.background,
         )
-        return ResponseSaver(
+        saver = ResponseSaver(
             self._store if echo.store else None, slot, self.previous_responses, template
         )
+        if self._conversation_id is not None:
+            saver.append_to_conversation = self._append
+        return saver
+
+    async def _append(self, response: StoredResponse) -> None:
+        """Add the input and the output of a finished response to the conversation."""
+        id = self._conversation_id
+        assert id is not None
+        items = encode_each(new_items(decode_batches(response.items)))
+        try:
+            await self._conversations.append(self._exchange.tenant, id, items)
+        except DovetailError as error:  # deleted meanwhile, or the store failed
+            _log.warning("conversation_append_failed", extra={"fields": {"error": error.kind}})
 
 
 class ResponseSaver:
@@ -163,6 +215,7 @@ class ResponseSaver:
         "_previous_responses",
         "_store",
         "_template",
+        "append_to_conversation",
         "response",
     )
 
@@ -179,6 +232,8 @@ class ResponseSaver:
         self._template = template
         self._held_frame = b""
         self.response: StoredResponse | None = None
+        #: Adds the finished response to its conversation, before its client sees the end.
+        self.append_to_conversation: AppendResponse | None = None
 
     @property
     def background(self) -> bool:
@@ -208,10 +263,12 @@ class ResponseSaver:
     def on_end(self, response: bytes, frame: bytes) -> bytes:
         """Save the response at the end of its stream and return the last frame.
 
-        If other processes share the store, hold the frame until they can see the response.
+        If other processes share the store, or the response belongs to a conversation, hold the
+        frame until the next request can see the response.
         """
         self.save(response)
-        if self._store is None or not self._store.has_peers:
+        has_peers = self._store is not None and self._store.has_peers
+        if not has_peers and self.append_to_conversation is None:
             return frame
         self._held_frame = frame
         return b""
@@ -223,7 +280,11 @@ class ResponseSaver:
         return frame
 
     async def wait_visible(self) -> None:
-        """Wait until the response is visible to peers, if there are any."""
+        """Wait until the response is in its conversation and visible to peers, if there are any."""
+        append, response = self.append_to_conversation, self.response
+        if append is not None and response is not None and response.status in _ADDED_STATUSES:
+            self.append_to_conversation = None
+            await append(response)
         if self._store is not None and self._store.has_peers:
             await self.wait_persisted()
 

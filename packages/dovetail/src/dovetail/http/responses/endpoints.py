@@ -13,6 +13,7 @@ from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver
+from dovetail.http.responses.paging import check_page, encode_page, parse_int
 from dovetail.http.responses.run import ResponseKey
 from dovetail.http.routes import Handler, Route
 from dovetail.http.tracker import RequestTracker
@@ -27,13 +28,11 @@ from dovetail_protocols import (
     check_request,
     complete_item,
     encode_input_tokens,
-    encode_items,
     item_id,
     join_response,
     with_default_model,
 )
 
-_DEFAULT_PAGE_ITEMS, _MAX_PAGE_ITEMS = 20, 100
 _TRUE_VALUES = ("true", "1")
 _CHUNK_BYTES = 1 << 18  # of a response body, sent at a time
 _MAX_SENDING_BODIES = 16  # of the largest size: unread bodies occupy memory
@@ -54,6 +53,7 @@ class ResponsesEndpoints:
         self._service = service
         self._options = options
         self._store = service.response_store
+        self._conversations = service.conversations
         self._background = background
         self._forget = forget
         self._sending_bytes = 0  # size of the large response bodies that are being sent
@@ -77,7 +77,7 @@ class ResponsesEndpoints:
     async def _get(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         query = exchange.query
         if query.get("stream", "").lower() in _TRUE_VALUES:
-            after = _parse_int(query, "starting_after", -1)
+            after = parse_int(query, "starting_after", -1)
             # The result is not used, so that it is not held in memory while the client follows.
             await self._require_response(exchange)
             await self._background.follow(exchange, _response_id(exchange), after)
@@ -103,26 +103,13 @@ class ResponsesEndpoints:
 
     async def _list_input_items(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         """List the input items of a response, including those of the responses before it."""
-        query = exchange.query
-        limit = _parse_int(query, "limit", _DEFAULT_PAGE_ITEMS)
-        if not 1 <= limit <= _MAX_PAGE_ITEMS:
-            raise InvalidRequest(
-                f"`limit` must be between 1 and {_MAX_PAGE_ITEMS}, got {limit}", param="limit"
-            )
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest("`order` must be `asc` or `desc`", param="order")
+        check_page(exchange.query)
         await self._require_response(exchange)
         chain = await self._store.get_available_chain(
             exchange.tenant, _response_id(exchange), self._options.max_body_bytes
         )
         items = [*_iter_input_items(chain)]
-        if order == "desc":
-            items.reverse()
-        start = _index_after(items, query.get("after"))
-        page = items[start : start + limit]
-        more = start + limit < len(items)
-        await self._send(exchange, encode_items(page, has_more=more))
+        await self._send(exchange, encode_page(items, exchange.query))
 
     async def _count_input_tokens(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         """Count the input tokens exactly: the request is rendered as usual."""
@@ -133,7 +120,9 @@ class ResponsesEndpoints:
         body_with_model = await run_decoder(
             body, lambda: with_default_model(body, self._service.entries[0].name)
         )
-        conversation = ConversationResolver(self._store, exchange, body_with_model)
+        conversation = ConversationResolver(
+            self._store, self._conversations, exchange, body_with_model
+        )
         await conversation.resolve(options.max_body_bytes)
         memory, joined = self._service.memory, conversation.body
         request = await run_decoder(
@@ -187,15 +176,6 @@ def _not_found(id: str) -> ResponseNotFound:
     return ResponseNotFound(f"Response{name} not found.")
 
 
-def _parse_int(query: dict[str, str], name: str, default: int) -> int:
-    value = query.get(name)
-    if value is None:
-        return default
-    if not value.isdecimal() or len(value) > 9:
-        raise InvalidRequest(f"`{name}` must be a number of at most 9 digits", param=name)
-    return int(value)
-
-
 def _iter_input_items(chain: Sequence[StoredResponse]) -> Iterator[dict[str, Any]]:
     """Yield all input items of the last response, each with a unique id."""
     seen: set[str] = set()
@@ -214,12 +194,3 @@ def _iter_input_items(chain: Sequence[StoredResponse]) -> Iterator[dict[str, Any
 def _position_digest(*position: object) -> str:
     """Return a digest that depends only on the position, so that pages are consistent."""
     return hashlib.sha256(repr(position).encode()).hexdigest()[:24]
-
-
-def _index_after(items: Sequence[dict[str, Any]], after: str | None) -> int:
-    if after is None:
-        return 0
-    for at, item in enumerate(items):
-        if item["id"] == after:
-            return at + 1
-    raise InvalidRequest("`after` must be the id of an item in the list", param="after")
