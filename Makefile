@@ -137,7 +137,7 @@ fuzz: .venv/.dev .cache/.tokenizers  ## fuzz every parser family with mutated ou
 	$(BIN)/python tools/fuzz_turns.py
 
 # Every scenario has a time limit. The exit status is 1 if one fails.
-attack: .venv/.dev .cache/.tokenizers  ## attack real servers from outside, and print a table of promises; ARGS="--quick --seed 1 --only NAME"
+attack: .venv/.dev .cache/.tokenizers  ## attack real servers from outside, and print measurements with their limits; ARGS="--quick --seed 1 --only NAME"
 	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/attack.py $(ARGS)
 
 docs: .venv/.dev .cache/.tokenizers  ## regenerate the pages, tables and the dashboard that are derived from the code

@@ -1,7 +1,8 @@
 """How long do 30 paced streams pause while bodies arrive that are expensive to decode?
 
-`python -m benchmarks.large_bodies [NAME...]` prints the longest gap of a stream without and with
-each body. The bodies are those of the tests in `packages/dovetail/tests/support/starvation.py`.
+`python -m benchmarks.large_bodies [NAME...]` prints the longest gap of a stream at a server
+that gets each body, and at the same time at another one. The bodies are those of the tests in
+`packages/dovetail/tests/support/starvation.py`.
 """
 
 import sys
@@ -15,8 +16,8 @@ from starvation import LARGE_BODIES, large_bodies
 def main(names: list[str]) -> None:
     for name in names or LARGE_BODIES:
         figures = large_bodies(name).figures
-        gaps = f"{figures['baseline_gap_ms']} ms -> {figures['gap_ms']} ms"
-        growth = f"{figures['resident_growth_mb']:+} MB"
+        gaps = f"{figures['gap_ms']} ms, other server {figures['baseline_gap_ms']} ms"
+        growth = f"{figures['extra_memory_mb']:+} MB"
         print(f"{name:20} longest gap {gaps}, memory {growth}, statuses {figures['statuses']}")
 
 

@@ -26,7 +26,7 @@ from tools.attacks.scenario import Effort, Outcome, Scenario  # noqa: E402
 from tools.attacks.scenarios import SCENARIOS  # noqa: E402
 
 DETAIL_LINES = 60
-HEAD = ("scenario", "promise", "measured", "seconds", "result")
+HEAD = ("scenario", "result", "measured", "limit", "seconds")
 
 
 def main() -> int:
@@ -42,17 +42,7 @@ def main() -> int:
     if unknown:
         print(f"unknown scenario {', '.join(sorted(unknown))}; see --list", file=sys.stderr)
         return 2
-    effort = Effort(options.seed, options.quick, options.histories)
-    print(f"{len(chosen)} scenarios, seed {effort.seed}", flush=True)
-    started = time.monotonic()
-    rows = [_run(scenario, effort) for scenario in chosen]
-    failed = sum(row[-1] == "FAILED" for row in rows)
-    print(f"\n{table(rows)}\n")
-    print(
-        f"{failed} of {len(rows)} scenarios failed; seed {effort.seed}, "
-        f"{time.monotonic() - started:.0f} s, load {os.getloadavg()[0]:.1f}"
-    )
-    return 1 if failed else 0
+    return _run_all(chosen, Effort(options.seed, options.quick, options.histories))
 
 
 def _parse() -> argparse.Namespace:
@@ -68,18 +58,35 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _run_all(chosen: list[Scenario], effort: Effort) -> int:
+    print(f"{len(chosen)} scenarios, seed {effort.seed}", flush=True)
+    started = time.monotonic()
+    rows = [_run(scenario, effort) for scenario in chosen]
+    failed = [row[0] for row in rows if row[1] == "FAILED"]
+    print(f"\n{table(rows)}\n")
+    print(
+        f"{len(failed)} of {len(rows)} scenarios failed; seed {effort.seed}, "
+        f"{time.monotonic() - started:.0f} s, load {os.getloadavg()[0]:.1f}"
+    )
+    if failed:
+        print(f'repeat with ARGS="--seed {effort.seed} --only {" ".join(failed)}"')
+    return 1 if failed else 0
+
+
 def _run(scenario: Scenario, effort: Effort) -> tuple[str, ...]:
     """Run a scenario in a process of its own, and return its row of the table."""
     print(f"{scenario.name} ...", end=" ", flush=True)
     started = time.monotonic()
-    with TemporaryDirectory(prefix="dovetail-attack-") as scratch:
+    with TemporaryDirectory(prefix="dovetail-attack-", ignore_cleanup_errors=True) as scratch:
         outcome = _run_apart(scenario, effort, Path(scratch))
     seconds = f"{time.monotonic() - started:.0f}"
     print(f"{outcome.result} ({seconds} s)", flush=True)
     if outcome.result == "FAILED":
+        print(f"Promise: {scenario.promise}.")
         print("\n".join(outcome.details.splitlines()[-DETAIL_LINES:]), flush=True)
-    figures = ", ".join(f"{name} {value}" for name, value in outcome.figures.items())
-    return scenario.name, scenario.promise, figures, seconds, outcome.result
+    measured = ", ".join(f"{name} {value}" for name, value in outcome.measured.items())
+    limits = ", ".join(f"{name} <= {limit}" for name, limit in outcome.limits.items())
+    return scenario.name, outcome.result, measured, limits, seconds
 
 
 def _run_apart(scenario: Scenario, effort: Effort, scratch: Path) -> Outcome:
@@ -96,12 +103,12 @@ def _run_apart(scenario: Scenario, effort: Effort, scratch: Path) -> Outcome:
         process.wait(scenario.limit_seconds)
     except subprocess.TimeoutExpired:
         limit = f"no result within {scenario.limit_seconds:.0f} s"
-        return Outcome("FAILED", {"error": limit}, log.read_text(errors="replace"))
+        return Outcome("FAILED", {"error": limit}, details=log.read_text(errors="replace"))
     finally:
         _kill_group(process)
     if written.exists():
         return Outcome(**json.loads(written.read_bytes()))
-    return Outcome("FAILED", {"error": "no outcome"}, log.read_text(errors="replace"))
+    return Outcome("FAILED", {"error": "no outcome"}, details=log.read_text(errors="replace"))
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:

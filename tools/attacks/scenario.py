@@ -28,12 +28,14 @@ class Effort:
 class Outcome:
     """The outcome of a scenario.
 
-    figures: What was measured, by name.
+    measured: What was measured, by name.
+    limits: The maximum of a measurement, by name.
     details: What a reader of a failure needs, in full.
     """
 
     result: Result
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
     details: str = ""
 
 
@@ -53,5 +55,7 @@ class Scenario:
     limit_seconds: float = 180.0
 
 
-def judge(passed: bool, details: str = "", **figures: Any) -> Outcome:
-    return Outcome("passed" if passed else "FAILED", figures, details)
+def judge(limits: Mapping[str, float], details: str = "", **measured: Any) -> Outcome:
+    """Return an outcome that has passed if no measurement exceeds its limit."""
+    passed = all(measured[name] <= limit for name, limit in limits.items())
+    return Outcome("passed" if passed else "FAILED", measured, limits, details)

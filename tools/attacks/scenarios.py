@@ -81,7 +81,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "panics",
         "A panic or unexpected exception is the API's own error on every transport",
-        run_tests("http/test_panics.py", f"{TOKENIZERS}/test_encoding.py"),
+        run_tests(
+            "http/test_panics.py",
+            f"{TOKENIZERS}/test_encoding.py::test_panic_of_the_library_is_an_error",
+        ),
     ),
     Scenario(
         "nesting",
@@ -146,8 +149,12 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "control-tokens",
-        "Text of clients never becomes a control token",
-        run_tests("prompt/test_control_tokens.py", f"{TOKENIZERS}/test_guard.py"),
+        "Text of clients never becomes an added token; texts are encoded as by the library",
+        run_tests(
+            "prompt/test_control_tokens.py",
+            f"{TOKENIZERS}/test_guard.py",
+            f"{TOKENIZERS}/test_encoding.py",
+        ),
     ),
     Scenario(
         "sqlite-failures",

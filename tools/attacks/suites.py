@@ -1,39 +1,56 @@
 """Run tests of the repository as scenarios."""
 
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tools.attacks.scenario import Effort, Outcome
+from tools.attacks.scenario import Effort, Outcome, judge
+from tools.attacks.seeding import SEED_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = Path("packages/dovetail/tests")
 NO_TESTS_FOUND = (4, 5)  # exit statuses of pytest
 
 
-def run_tests(*names: str, long: bool = False) -> Callable[[Effort], Outcome]:
-    """Return a scenario that runs tests, by file or node id.
+@dataclass(frozen=True)
+class PytestRun:
+    """Run tests of the repository, by file or node id.
 
-    names: Relative to the tests of `dovetail`, or to the repository if they start with `packages`.
-    long: Include the tests that are marked as long, unless the run is quick.
+    paths: Relative to the repository.
     """
-    paths = [name if name.startswith("packages") else str(TESTS / name) for name in names]
 
-    def run(effort: Effort) -> Outcome:
-        marks = () if long and not effort.quick else ("-m", "not long")
+    paths: tuple[str, ...]
+
+    def __call__(self, effort: Effort) -> Outcome:
         with TemporaryDirectory(prefix="dovetail-attack-") as scratch:
             report = Path(scratch) / "report.xml"
-            options = ("-q", "-p", "no:cacheprovider", f"--hypothesis-seed={effort.seed}")
-            command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *marks]
-            ended = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True)
+            plugins = ("-p", "no:cacheprovider", "-p", "tools.attacks.seeding")
+            options = ("-q", *plugins, "-m", "not long", f"--hypothesis-seed={effort.seed}")
+            command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
+            ended = subprocess.run(
+                [*command, *self.paths],
+                cwd=ROOT,
+                env={**os.environ, SEED_VARIABLE: str(effort.seed)},
+                capture_output=True,
+                text=True,
+            )
             if ended.returncode in NO_TESTS_FOUND or not report.exists():
-                return Outcome("FAILED", {}, ended.stdout + ended.stderr)
+                return Outcome("FAILED", details=ended.stdout + ended.stderr)
             return _outcome(report, ended.stdout)
 
-    return run
+
+def run_tests(*names: str) -> PytestRun:
+    """Return a scenario that runs tests.
+
+    names: Relative to the tests of `dovetail`, or to the repository if they start with `packages`.
+    """
+    return PytestRun(
+        tuple(name if name.startswith("packages") else str(TESTS / name) for name in names)
+    )
 
 
 def _outcome(report: Path, output: str) -> Outcome:
@@ -43,15 +60,10 @@ def _outcome(report: Path, output: str) -> Outcome:
         for name in counts:
             counts[name] += int(suite.get(name, "0"))
     failed = counts["failures"] + counts["errors"]
-    if failed:
-        return Outcome("FAILED", {"tests": counts["tests"], "failed": failed}, output)
-    if counts["skipped"] == counts["tests"]:
-        reason = _skip_reason(report)
-        return Outcome("skipped", {"reason": reason}, output)
-    shown = {"tests": counts["tests"]}
-    if counts["skipped"]:
-        shown["skipped"] = counts["skipped"]
-    return Outcome("passed", shown, output)
+    if not failed and counts["skipped"] == counts["tests"]:
+        return Outcome("skipped", {"reason": _skip_reason(report)}, details=output)
+    skipped = {"skipped": counts["skipped"]} if counts["skipped"] else {}
+    return judge({"failed": 0}, output, tests=counts["tests"], failed=failed, **skipped)
 
 
 def _skip_reason(report: Path) -> str:

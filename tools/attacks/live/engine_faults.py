@@ -163,14 +163,14 @@ def corrupted_responses(effort: Effort) -> Outcome:
             log = running.log.read_text()
     tracebacks = log.count("Traceback")
     return judge(
-        not wrong and recovered and not tracebacks and proxy.corrupted.total() > count // 4,
+        {"wrong": 0, "tracebacks": 0, "unrecovered": 0, "uncorrupted": count * 3 // 4},
         "\n".join(map(str, wrong[:5])) + log[-3000:] * bool(tracebacks),
         requests=count,
-        corrupted=proxy.corrupted.total(),
+        uncorrupted=count - proxy.corrupted.total(),
         statuses=dict(statuses),
         wrong=len(wrong),
         tracebacks=tracebacks,
-        recovered=recovered,
+        unrecovered=int(not recovered),
     )
 
 

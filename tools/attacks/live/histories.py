@@ -9,7 +9,7 @@ def crash_histories(effort: Effort) -> Outcome:
     count = min(effort.histories, 200) if effort.quick else effort.histories
     result = attack_histories.run(Batch(effort.seed, count))
     return judge(
-        result.wrong == 0,
+        {"wrong": 0},
         f"python tools/attack_histories.py --histories {count} --seed {effort.seed}",
         histories=count,
         crashes=result.crashes,

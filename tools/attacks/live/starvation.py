@@ -21,4 +21,4 @@ def few_open_files(effort: Effort) -> Outcome:
 
 
 def _outcome(result: ScenarioResult) -> Outcome:
-    return judge(result.passed, str(result.figures), **result.figures)
+    return judge(result.limits, str(result.figures), **result.figures)

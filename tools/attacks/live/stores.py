@@ -13,7 +13,7 @@ from server_process import NAME, Running
 from tools.attacks.live.servers import GENERATION_BODIES, serving
 from tools.attacks.scenario import Effort, Outcome, judge
 
-MAX_SECONDS = 10.0  # of one request, on a loaded machine
+MAX_EXTRA_SECONDS = 5.0  # of one request, compared with those before the first failure
 FILES = ("turns.sqlite", "responses.sqlite")
 
 
@@ -25,6 +25,8 @@ class StoreAttack:
         self.wrong: list[str] = []
         self.requests = 0
         self.slowest = 0.0
+        self.check("at first")
+        self.baseline, self.slowest = self.slowest, 0.0
 
     def check(self, step: str) -> None:
         """Send a request to each API, and fetch the response that was stored."""
@@ -50,13 +52,14 @@ class StoreAttack:
         log = self.running.log.read_text()
         tracebacks = log.count("Traceback")
         return judge(
-            not self.wrong and not tracebacks and self.slowest < MAX_SECONDS,
+            {"wrong": 0, "tracebacks": 0, "extra_ms": MAX_EXTRA_SECONDS * 1000},
             "\n".join(self.wrong) + "\n" + log[-4000:],
             failures=failures,
             requests=self.requests,
             wrong=len(self.wrong),
             tracebacks=tracebacks,
-            slowest_ms=round(self.slowest * 1000),
+            baseline_ms=round(self.baseline * 1000),
+            extra_ms=round((self.slowest - self.baseline) * 1000),
         )
 
 
@@ -66,7 +69,6 @@ def sqlite_failures(effort: Effort) -> Outcome:
         data = Path(folder) / "data"
         with serving("Fine.", "--data-dir", data) as running:
             attack = StoreAttack(running)
-            attack.check("at first")
             steps = _file_failures(data, running.process.pid)
             for name, act in steps.items():
                 act()
@@ -108,7 +110,6 @@ def redis_failures(effort: Effort) -> Outcome:
     try:
         with serving("Fine.", "--store", redis.url) as running:
             attack = StoreAttack(running)
-            attack.check("at first")
             for _ in range(effort.scale(2, 1)):
                 assert redis.process is not None
                 redis.process.send_signal(signal.SIGSTOP)

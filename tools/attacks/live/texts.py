@@ -29,10 +29,11 @@ def unencodable_texts(effort: Effort) -> Outcome:
     wrong = {name: what for name, what in found.items() if not what.startswith("ok")}
     longest = max(map(len, log.splitlines()), default=0)
     return judge(
-        not wrong and healthy and longest < 40_000,
+        {"wrong": 0, "unhealthy": 0, "longest_log_line": 40_000},
         str(wrong),
         cases=len(found),
         wrong=len(wrong),
+        unhealthy=int(not healthy),
         results=" ".join(sorted(set(found.values()))),
         longest_log_line=longest,
     )
@@ -104,7 +105,8 @@ def imitated_control_tokens(effort: Effort) -> Outcome:
     texts = [*CONTROL, *(_mixed(dice) for _ in range(effort.scale(300, 60)))]
     with serving("Fine.") as running:
         produced = [text for text in texts if _has_control_tokens(running, text)]
-    return judge(not produced, str(produced[:5]), texts=len(texts), produced=len(produced))
+    shown = str(produced[:5])
+    return judge({"produced": 0}, shown, texts=len(texts), produced=len(produced))
 
 
 def _mixed(dice: random.Random) -> str:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_letters
@@ -27,6 +27,7 @@ from server_process import NAME, Running, qwen_folder, served
 
 PATH = "/v1/chat/completions"
 MAX_EXTRA_GAP_SECONDS = 0.1
+MAX_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,21 @@ class ScenarioResult:
     """The outcome of a scenario.
 
     figures: What was measured, by name.
+    limits: The maximum of a figure, by name.
     """
 
     name: str
-    passed: bool
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any]
+    limits: dict[str, float]
+
+    @property
+    def passed(self) -> bool:
+        return all(self.figures[name] <= limit for name, limit in self.limits.items())
 
 
 @contextmanager
-def paced_server(words: int, rate: float, *arguments: str) -> Iterator[Running]:
-    """A server whose engine, in another process, generates `rate` tokens per second and stream."""
+def paced_servers(count: int, words: int, rate: float) -> Iterator[list[Running]]:
+    """Servers whose common engine, a process, generates `rate` tokens per second and stream."""
     with TemporaryDirectory(prefix="dovetail-starvation-") as scratch:
         folder = Path(scratch)
         script = folder / "script.yaml"
@@ -56,15 +62,12 @@ def paced_server(words: int, rate: float, *arguments: str) -> Iterator[Running]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        with engine:
+        with engine, ExitStack() as stack:
+            stack.callback(engine.terminate)
             assert engine.stdout is not None
             url = engine.stdout.readline().split()[-1]
-            tokenizer = ("--tokenizer", str(model))
-            try:
-                with served("--engine", "vllm", "--engine-url", url, *tokenizer, *arguments) as run:
-                    yield run
-            finally:
-                engine.terminate()
+            flags = ("--engine", "vllm", "--engine-url", url, "--tokenizer", model)
+            yield [stack.enter_context(served(*flags)) for _ in range(count)]
 
 
 @dataclass
@@ -155,7 +158,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 def few_open_files(streams: int = 300, files: int = 256) -> ScenarioResult:
     """More streams than there are files: each completes or is refused with Retry-After."""
-    with paced_server(60, 20) as running:
+    with paced_servers(1, 60, 20) as (running,):
         resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (files, files))
 
         async def attack() -> list[StreamOutcome]:
@@ -167,23 +170,19 @@ def few_open_files(streams: int = 300, files: int = 256) -> ScenarioResult:
     admitted = [one for one in outcomes if one.status == 200]
     refused = [one for one in outcomes if one.status in (429, 503)]
     failed = streams - len(refused) - sum(one.completed for one in admitted)
-    marked_down = "replica_failed" in log
-    return ScenarioResult(
-        "few_open_files",
-        not failed
-        and not marked_down
-        and ready
-        and len(admitted) >= (files - 64) // 4
-        and all("retry-after" in one.headers for one in refused),
-        {
-            "streams": streams,
-            "completed": len(admitted),
-            "refused": len(refused),
-            "failed": failed,
-            "engine_marked_down": marked_down,
-            "statuses": dict(Counter(one.status for one in outcomes)),
-        },
-    )
+    figures = {
+        "streams": streams,
+        "completed": sum(one.completed for one in admitted),
+        "refused": len(refused),
+        "refused_without_retry_after": sum("retry-after" not in one.headers for one in refused),
+        "failed": failed,
+        "engine_marked_down": log.count("replica_failed"),
+        "unready": int(not ready),
+        "statuses": dict(Counter(one.status for one in outcomes)),
+    }
+    no = ("refused_without_retry_after", "failed", "engine_marked_down", "unready")
+    limits = {"refused": streams - (files - 64) // 4, **dict.fromkeys(no, 0)}
+    return ScenarioResult("few_open_files", figures, limits)
 
 
 def many_tools(count: int = 900_000) -> bytes:
@@ -232,41 +231,82 @@ LARGE_BODIES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
 }
 
 
+@dataclass(frozen=True)
+class AttackRound:
+    """Streams of two servers at the same time, of which one was attacked.
+
+    gap: The longest gap of the streams of the attacked server, in seconds.
+    baseline: The longest gap of the streams of the other one: what the load of the machine causes.
+    broken: Number of streams that did not complete.
+    """
+
+    gap: float
+    baseline: float
+    statuses: Counter[int]
+    broken: int
+
+    @property
+    def extra_gap(self) -> float:
+        return self.gap - self.baseline
+
+
 def large_bodies(name: str, streams: int = 30, rate: float = 20.0) -> ScenarioResult:
-    """Bodies that are expensive to decode arrive while other clients stream."""
+    """Bodies that are expensive to decode arrive while other clients stream.
+
+    Gaps and memory are compared with those of a server that is not attacked. A busy machine may
+    delay only one of them, so that the smallest of several rounds counts.
+    """
     encoding, repeats, create = LARGE_BODIES[name]
-    body = create()
-    with paced_server(int(rate * 8), rate) as running, TemporaryDirectory() as scratch:
-        path = Path(scratch) / "body"
-        path.write_bytes(body)
-
-        async def measure(attack: bool) -> tuple[float, Counter[int], bool]:
-            tasks = [asyncio.create_task(stream(running)) for _ in range(streams)]
-            await asyncio.sleep(1.0)
-            statuses = Counter[int]()
-            if attack:
-                statuses = await post_elsewhere(running, path, encoding, repeats)
-            outcomes = await asyncio.gather(*tasks)
-            gap = max(one.longest_gap for one in outcomes)
-            return gap, statuses, all(one.completed for one in outcomes)
-
-        baseline, _, _ = asyncio.run(measure(False))
-        before = _resident_bytes(running)
-        gap, statuses, completed = asyncio.run(measure(True))
+    with paced_servers(2, int(rate * 8), rate) as servers, TemporaryDirectory() as scratch:
+        body = Path(scratch) / "body"
+        body.write_bytes(create())
+        asyncio.run(_stream_all(servers, 3))
+        before = [_resident_bytes(running) for running in servers]
+        rounds: list[AttackRound] = []
+        while len(rounds) < MAX_ROUNDS:
+            rounds.append(asyncio.run(_attack(servers, streams, body, encoding, repeats)))
+            if rounds[-1].extra_gap <= MAX_EXTRA_GAP_SECONDS:
+                break
         time.sleep(1.0)
-        after = _resident_bytes(running)
+        growths = [_resident_bytes(one) - size for one, size in zip(servers, before, strict=True)]
+        size = body.stat().st_size
+    best = min(rounds, key=lambda one: one.extra_gap)
     return ScenarioResult(
         f"large_bodies/{name}",
-        completed and gap - baseline <= MAX_EXTRA_GAP_SECONDS and after - before < 256 << 20,
         {
-            "body_bytes": len(body),
+            "body_bytes": size,
             "sent": repeats,
-            "statuses": dict(statuses),
-            "baseline_gap_ms": round(baseline * 1000),
-            "gap_ms": round(gap * 1000),
-            "resident_growth_mb": round((after - before) / 1e6),
+            "statuses": dict(best.statuses),
+            "broken": sum(one.broken for one in rounds),
+            "rounds": len(rounds),
+            "gap_ms": round(best.gap * 1000),
+            "baseline_gap_ms": round(best.baseline * 1000),
+            "extra_gap_ms": round(best.extra_gap * 1000),
+            "extra_memory_mb": round((growths[0] - growths[1]) / 1e6),
         },
+        {"broken": 0, "extra_gap_ms": MAX_EXTRA_GAP_SECONDS * 1000, "extra_memory_mb": 256},
     )
+
+
+async def _attack(
+    servers: list[Running], streams: int, body: Path, encoding: str, repeats: int
+) -> AttackRound:
+    """Stream from both servers, and send the body to the first one."""
+    task = asyncio.create_task(_stream_all(servers, streams))
+    await asyncio.sleep(1.0)
+    statuses = await post_elsewhere(servers[0], body, encoding, repeats)
+    attacked, others = await task
+    broken = sum(not one.completed for one in (*attacked, *others))
+    return AttackRound(_longest_gap(attacked), _longest_gap(others), statuses, broken)
+
+
+async def _stream_all(servers: list[Running], count: int) -> list[list[StreamOutcome]]:
+    found = await asyncio.gather(*(stream(one) for one in servers for _ in range(count)))
+    return [found[start : start + count] for start in range(0, len(found), count)]
+
+
+def _longest_gap(streams: list[StreamOutcome]) -> float:
+    return max(one.longest_gap for one in streams)
 
 
 def _resident_bytes(running: Running) -> int:
