@@ -14,11 +14,13 @@ from starvation import LARGE_BODIES, large_bodies
 
 
 def main(names: list[str]) -> None:
-    for name in names or LARGE_BODIES:
-        figures = large_bodies(name).figures
+    for result in large_bodies(names or LARGE_BODIES):
+        figures = result.figures
         gaps = f"{figures['gap_ms']} ms, other server {figures['baseline_gap_ms']} ms"
         growth = f"{figures['extra_memory_mb']:+} MB"
-        print(f"{name:20} longest gap {gaps}, memory {growth}, statuses {figures['statuses']}")
+        print(
+            f"{result.name:20} longest gap {gaps}, memory {growth}, statuses {figures['statuses']}"
+        )
 
 
 if __name__ == "__main__":

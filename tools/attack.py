@@ -1,9 +1,9 @@
 """Attack real servers from outside, and print which promise held.
 
-    python tools/attack.py [--quick] [--seed N] [--only NAME ...] [--histories N] [--list]
+    python tools/attack.py [--quick] [--seed N] [--only NAME ...] [--histories N] [--jobs N]
 
-Each scenario runs in a process of its own, with a time limit. The seed is printed; the same seed
-repeats every random choice. The exit status is 1 if a scenario failed.
+Each scenario runs in a process of its own, with a time limit, several at a time. The seed is
+printed; the same seed repeats every random choice. The exit status is 1 if a scenario failed.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +28,7 @@ from tools.attacks.scenario import Effort, Outcome, Scenario  # noqa: E402
 from tools.attacks.scenarios import SCENARIOS  # noqa: E402
 
 DETAIL_LINES = 60
+DEFAULT_JOBS = 4  # scenarios wait for timeouts and paced streams much of their time
 HEAD = ("scenario", "result", "measured", "limit", "seconds")
 
 
@@ -42,7 +45,8 @@ def main() -> int:
     if unknown:
         print(f"unknown scenario {', '.join(sorted(unknown))}; see --list", file=sys.stderr)
         return 2
-    return _run_all(chosen, Effort(options.seed, options.quick, options.histories))
+    effort = Effort(options.seed, options.quick, options.histories)
+    return _run_all(chosen, effort, options.jobs)
 
 
 def _parse() -> argparse.Namespace:
@@ -53,15 +57,19 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these scenarios")
     parser.add_argument("--quick", action="store_true", help="run the small forms")
     parser.add_argument("--histories", type=int, default=Effort.histories)
+    parser.add_argument("--jobs", type=int, default=DEFAULT_JOBS, help="scenarios at a time")
     parser.add_argument("--list", action="store_true", help="list the scenarios")
     parser.add_argument("--run-one", type=Path, help=argparse.SUPPRESS)  # the file of the outcome
     return parser.parse_args()
 
 
-def _run_all(chosen: list[Scenario], effort: Effort) -> int:
+def _run_all(chosen: list[Scenario], effort: Effort, jobs: int) -> int:
     print(f"{len(chosen)} scenarios, seed {effort.seed}", flush=True)
     started = time.monotonic()
-    rows = [_run(scenario, effort) for scenario in chosen]
+    with ThreadPoolExecutor(jobs) as pool:
+        longest_first = sorted(chosen, key=lambda one: one.limit_seconds, reverse=True)
+        running = {one.name: pool.submit(_run, one, effort) for one in longest_first}
+    rows = [running[one.name].result() for one in chosen]
     failed = [row[0] for row in rows if row[1] == "FAILED"]
     print(f"\n{table(rows)}\n")
     print(
@@ -75,15 +83,15 @@ def _run_all(chosen: list[Scenario], effort: Effort) -> int:
 
 def _run(scenario: Scenario, effort: Effort) -> tuple[str, ...]:
     """Run a scenario in a process of its own, and return its row of the table."""
-    print(f"{scenario.name} ...", end=" ", flush=True)
     started = time.monotonic()
     with TemporaryDirectory(prefix="dovetail-attack-", ignore_cleanup_errors=True) as scratch:
         outcome = _run_apart(scenario, effort, Path(scratch))
     seconds = f"{time.monotonic() - started:.0f}"
-    print(f"{outcome.result} ({seconds} s)", flush=True)
+    lines = [f"{scenario.name}: {outcome.result} ({seconds} s)"]
     if outcome.result == "FAILED":
-        print(f"Promise: {scenario.promise}.")
-        print("\n".join(outcome.details.splitlines()[-DETAIL_LINES:]), flush=True)
+        lines += [f"Promise: {scenario.promise}.", str(outcome.measured)]
+        lines += outcome.details.splitlines()[-DETAIL_LINES:]
+    print("\n".join(lines), flush=True)
     measured = ", ".join(f"{name} {value}" for name, value in outcome.measured.items())
     limits = ", ".join(f"{name} <= {limit}" for name, limit in outcome.limits.items())
     return scenario.name, outcome.result, measured, limits, seconds
@@ -99,10 +107,11 @@ def _run_apart(scenario: Scenario, effort: Effort, scratch: Path) -> Outcome:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, start_new_session=True
         )
+    seconds = scenario.limit_seconds * max(1.0, effort.histories / Effort.histories)
     try:
-        process.wait(scenario.limit_seconds)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
-        limit = f"no result within {scenario.limit_seconds:.0f} s"
+        limit = f"no result within {seconds:.0f} s"
         return Outcome("FAILED", {"error": limit}, details=log.read_text(errors="replace"))
     finally:
         _kill_group(process)
@@ -125,7 +134,7 @@ def _run_here(options: argparse.Namespace) -> int:
     return 0
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Return a Markdown table, for the terminal and for notes."""
     lines = [HEAD, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]

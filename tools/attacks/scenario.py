@@ -18,7 +18,7 @@ class Effort:
 
     seed: int
     quick: bool = False
-    histories: int = 1_000
+    histories: int = 500
 
     def scale(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -46,13 +46,14 @@ class Scenario:
     name: Used by `--only`.
     promise: What holds, as a sentence without its period.
     run: Carries the attack out, in a process of its own.
-    limit_seconds: The process is killed after this time, and the scenario has failed.
+    limit_seconds: The process is killed after this time, and the scenario has failed. With more
+        histories than by default it has more time, in proportion.
     """
 
     name: str
     promise: str
     run: Callable[[Effort], Outcome]
-    limit_seconds: float = 180.0
+    limit_seconds: float = 300.0
 
 
 def judge(limits: Mapping[str, float], details: str = "", **measured: Any) -> Outcome:

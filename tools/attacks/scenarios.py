@@ -6,19 +6,20 @@ from tools.attacks.suites import run_tests
 
 PROTOCOLS = "packages/protocols/tests"
 TOKENIZERS = "packages/tokenizers/tests"
+ENCODING = f"{TOKENIZERS}/test_encoding.py"
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "crash-recovery",
         "No prompt has reasoning of another conversation after SIGKILL or while Redis is frozen",
         run_tests("server/test_crash_recovery.py", "ledger/test_redis_lease.py"),
-        limit_seconds=300.0,
+        limit_seconds=480.0,
     ),
     Scenario(
         "crash-histories",
         "No wrong splice in histories with crashes at every step and stores that lag and fail",
         histories.crash_histories,
-        limit_seconds=7200.0,
+        limit_seconds=480.0,
     ),
     Scenario(
         "digests",
@@ -28,7 +29,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             "ledger/test_form_differences.py",
             "ledger/test_turn_digest.py",
         ),
-        limit_seconds=300.0,
+        limit_seconds=480.0,
     ),
     Scenario(
         "false-splices",
@@ -45,13 +46,11 @@ SCENARIOS: tuple[Scenario, ...] = (
             f"{PROTOCOLS}/test_body_limits.py",
         ),
     ),
-    *(
-        Scenario(
-            f"large-bodies-{name.replace('_', '-')}",
-            "Paced streams pause at most 100 ms more than the baseline; memory is released",
-            starvation.large_body(name),
-        )
-        for name in starvation.LARGE_BODIES
+    Scenario(
+        "large-bodies",
+        "Paced streams pause at most 100 ms more than at another server; memory is released",
+        starvation.large_bodies,
+        limit_seconds=480.0,
     ),
     Scenario(
         "few-open-files",
@@ -83,7 +82,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "A panic or unexpected exception is the API's own error on every transport",
         run_tests(
             "http/test_panics.py",
-            f"{TOKENIZERS}/test_encoding.py::test_panic_of_the_library_is_an_error",
+            f"{ENCODING}::test_panic_of_the_library_is_an_error",
         ),
     ),
     Scenario(
@@ -114,7 +113,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         "corrupted-engine-responses",
         "Corrupted engine responses give complete responses or engine errors of the API",
         engine_faults.corrupted_responses,
-        limit_seconds=300.0,
     ),
     Scenario(
         "unencodable-texts",
@@ -145,16 +143,20 @@ SCENARIOS: tuple[Scenario, ...] = (
         "browser",
         "A hostile page in a real browser achieves nothing; an allowed origin works",
         run_tests("http/test_browser_pages.py"),
-        limit_seconds=300.0,
+        limit_seconds=480.0,
     ),
     Scenario(
         "control-tokens",
-        "Text of clients never becomes an added token; texts are encoded as by the library",
+        "Text of clients never becomes an added token, with any tokenizer",
         run_tests(
             "prompt/test_control_tokens.py",
             f"{TOKENIZERS}/test_guard.py",
-            f"{TOKENIZERS}/test_encoding.py",
+            f"{ENCODING}::test_plain_text_yields_no_added_token",
+            f"{ENCODING}::test_plain_text_yields_no_control_token",
+            f"{ENCODING}::test_fill_in_the_middle_tokens_are_text_unless_the_text_is_raw",
+            f"{ENCODING}::test_control_token_spelled_by_the_vocabulary_is_split",
         ),
+        limit_seconds=600.0,
     ),
     Scenario(
         "sqlite-failures",

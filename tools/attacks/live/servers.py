@@ -15,6 +15,8 @@ from http_fixture import Reply, read_reply
 from server_process import NAME, Running, qwen_folder, served
 
 RESPONSE_TIMEOUT_SECONDS = 60.0
+SUPPORT = Path(__file__).resolve().parents[3] / "packages" / "dovetail" / "tests" / "support"
+SMALL_CACHES = (str(SUPPORT / "soak_server.py"),)
 GENERATION_BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 999},
@@ -63,13 +65,18 @@ def model_folder(max_model_len: int = 40960) -> Iterator[Path]:
 
 @contextmanager
 def serving(
-    text: str, *arguments: str | Path, rate: float = 0.0, max_model_len: int = 40960
+    text: str,
+    *arguments: str | Path,
+    rate: float = 0.0,
+    max_model_len: int = 40960,
+    program: tuple[str, ...] = ("-m", "dovetail"),
 ) -> Iterator[Running]:
     """Run a server whose engine always generates `text`."""
+    flags = ("--engine", "vllm", "--engine-url")
     with (
         model_folder(max_model_len) as model,
         scripted_engine(model, text, rate, max_model_len) as url,
-        served("--engine", "vllm", "--engine-url", url, "--tokenizer", model, *arguments) as one,
+        served(*flags, url, "--tokenizer", model, *arguments, program=program) as one,
     ):
         yield one
 

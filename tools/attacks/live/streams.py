@@ -16,6 +16,7 @@ from http_fixture import Reply
 from server_process import NAME, Running
 from tools.attacks.live.servers import (
     GENERATION_BODIES,
+    SMALL_CACHES,
     STREAM_ENDS,
     connect,
     is_complete,
@@ -30,9 +31,10 @@ RATE = 40.0
 MALFORMED_CLIENTS = 8
 MAX_MALFORMED = 100_000
 MAX_SECOND_GROWTH_MB = 16  # allocators may take a little from one round to the next
-MAX_READER_KB = 2048  # per client: about as much as the buffers of the kernel for one connection
+MAX_READER_KB = 1024  # per client, for the output that is in the buffers of the kernel
 READER_BUFFER_BYTES = 4096
-MAX_GROWTH_SECONDS = 40.0
+STALL_SECONDS = 6.0
+MAX_GROWTH_SECONDS = 30.0
 CHAT = "/v1/chat/completions"
 UNREAD_BODY = {"stream": True, **GENERATION_BODIES[CHAT]}
 LONG_TEXT = " infrastructure" * 300_000
@@ -142,10 +144,11 @@ def _delta(event: dict[str, object]) -> list[str]:
 def slow_readers(effort: Effort) -> Outcome:
     """Clients that do not read long responses: the server's memory does not grow with them.
 
-    It takes what the buffers of the kernel hold, and a second round takes nothing more.
+    The server keeps the output that it wrote, which is as much as the buffers of the kernel hold,
+    and the turns in caches, which are small here. A second round takes nothing more.
     """
-    count = effort.scale(40, 15)
-    with serving(LONG_TEXT, max_model_len=1_000_000) as running:
+    count = effort.scale(30, 10)
+    with serving(LONG_TEXT, max_model_len=1_000_000, program=SMALL_CACHES) as running:
         asyncio.run(post(running, CHAT, {**UNREAD_BODY, "max_tokens": 1000}))
         before = resident(running.process.pid)
         rounds = [asyncio.run(_stall(running, count)) for _ in range(2)]
@@ -180,12 +183,14 @@ async def _stall(running: Running, count: int) -> StalledRound:
     sent = raw_request(CHAT, json.dumps({"model": NAME, **UNREAD_BODY}).encode())
     address = urlsplit(running.url)
     sockets = []
-    for _ in range(count):
+    for number in range(count):
         one = socket.socket()
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READER_BUFFER_BYTES)
+        if number % 2:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READER_BUFFER_BYTES)
         one.connect((address.hostname, address.port))
         one.sendall(sent)
         sockets.append(one)
+    await asyncio.sleep(STALL_SECONDS)
     peak = await _stable_memory(running.process.pid)
     other = await post(running, CHAT, {**UNREAD_BODY, "max_tokens": 100})
     for one in sockets:
