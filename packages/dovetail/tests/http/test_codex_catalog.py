@@ -23,10 +23,11 @@ from dovetail.http.codex_catalog import (
     build_catalog,
     build_entry,
     default_level,
+    load_instructions,
     read_profile,
     supported_levels,
 )
-from dovetail.http.options import HttpOptions
+from dovetail.http.options import HttpOptions, build_http_options
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
@@ -38,6 +39,7 @@ from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail.routing.pool import ReplicaPool
+from dovetail.settings.sources import load_config
 
 LIST = "/v1/models?client_version=0.166.0"
 SLASHED = "openai/openai/gpt-5.5"
@@ -286,10 +288,40 @@ def test_etag_depends_only_on_the_entries() -> None:
     before = first.current()
     assert CodexCatalog(other).current() == before
     assert first.current() is before
-    assert CodexCatalog(one, PROFILE).current().etag != before.etag
+    profiled = ModelRegistry([replace(one.entries[0], codex_profile="gpt-0")])
+    with_profile = CodexCatalog(profiled, {"gpt-0": PROFILE}).current()
+    assert with_profile.etag != CodexCatalog(profiled).current().etag
     engine.capabilities = EngineCapabilities(context_length=2048)
     assert first.current().etag != before.etag
     assert first.current().models[0]["context_window"] == 2048
+
+
+def test_each_model_has_its_own_profile() -> None:
+    entry = service()[0].entries[0]
+    first, second = (replace(entry, codex_profile=slug) for slug in ("gpt-0", "gpt-1"))
+    profiles = {"gpt-0": PROFILE, "gpt-1": {**PROFILE, "base_instructions": "Be brief."}}
+    named = [("a", first), ("b", second), ("c", entry)]
+    made = build_catalog(named, profiles)["models"]
+    assert [one["slug"] for one in made] == ["a", "b", "c"]
+    assert [one["base_instructions"] for one in made] == [
+        PROFILE["base_instructions"],
+        "Be brief.",
+        load_instructions(),
+    ]
+
+
+def test_profiles_in_the_settings_of_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [{"slug": slug} for slug in ("gpt-0", "gpt-1")]
+    installed(tmp_path, monkeypatch, f"echo '{json.dumps({'models': models})}'")
+    file = tmp_path / "dovetail.toml"
+    file.write_text('[[models]]\nmodel = "a"\ncodex-profile = "gpt-1"\n[[models]]\nmodel = "b"\n')
+    config = load_config({"codex_profile": "gpt-0"}, {}, file).config
+    assert sorted(build_http_options(config).codex_profiles) == ["gpt-0", "gpt-1"]
+    assert sorted(build_http_options(replace(config, codex_profile=None)).codex_profiles) == [
+        "gpt-1"
+    ]
 
 
 def test_codex_gets_both_lists_and_other_clients_their_own() -> None:
@@ -327,7 +359,10 @@ def test_known_list_is_not_sent_again() -> None:
 
 def test_every_response_has_the_etag_of_the_catalog() -> None:
     async def scene() -> None:
-        async with serving(HttpOptions(codex_profile=PROFILE)) as stage:
+        made, _ = service()
+        profiled = ModelRegistry([replace(made.entries[0], codex_profile="gpt-0")])
+        options = HttpOptions(codex_profiles={"gpt-0": PROFILE})
+        async with serving(options, registry=profiled) as stage:
             etag = (await stage.request("GET", LIST)).headers["etag"]
             body = {"model": NAME, "input": "Hello"}
             for more in ({}, {"stream": True}, {"model": "nobody"}, {"input": "x" * 9000}):

@@ -177,6 +177,37 @@ def test_too_small_context_is_rejected(place: Path, tmp_path: Path) -> None:
         assert launch(tmp_path, "codex", "--url", small.url, bin=codex.bin).status == 7
 
 
+def test_minimum_context_depends_on_the_version_of_the_harness(place: Path, tmp_path: Path) -> None:
+    with served(*scripted(place), "--context-length", "45000") as small:
+        old = FakeHarness(tmp_path / "old", "claude", version="2.1.197")
+        ran = launch(tmp_path, "claude", "--url", small.url, bin=old.bin)
+        assert (ran.status, old.ran) == (1, False)
+        assert "too small for Claude Code 2.1.197: it needs 49,152 tokens" in ran.err
+        assert "its own prompt (about 21,800)" in ran.err
+        new = FakeHarness(tmp_path / "new", "claude", version="2.1.325")
+        assert launch(tmp_path, "claude", "--url", small.url, bin=new.bin).status == 7
+        environment = new.invocation["environment"]
+        # Otherwise it would assume 1,000,000 tokens.
+        assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "45000"
+        assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "45000"
+
+
+def test_small_model_must_be_served(place: Path, tmp_path: Path) -> None:
+    long = ("--context-length", str(LONG), "--served-model-name", "small")
+    with served(*scripted(place), *long) as running:
+        harness = FakeHarness(tmp_path, "claude")
+        flags = ("claude", "--url", running.url, "--small")
+        assert launch(tmp_path, *flags, "small", bin=harness.bin).status == 7
+        environment = harness.invocation["environment"]
+        assert environment["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "small"
+        assert environment["ANTHROPIC_MODEL"] == NAME
+        ran = launch(tmp_path, *flags, "other", bin=harness.bin)
+        assert (ran.status, "does not serve 'other'" in ran.err) == (1, True)
+        pi = FakeHarness(tmp_path, "pi")
+        ran = launch(tmp_path, "pi", "--url", running.url, "--small", "small", bin=pi.bin)
+        assert (ran.status, "Pi has no setting for a small model" in ran.err) == (1, True)
+
+
 def test_server_with_keys_requires_the_key(place: Path, tmp_path: Path) -> None:
     harness = FakeHarness(tmp_path, "claude")
     long = ("--context-length", str(LONG))

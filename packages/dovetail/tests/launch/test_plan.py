@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launch_fixture import CATALOG, KEY, MODEL, FakeHarness, launch_request, target
 
+from dovetail.launch.client_version import ClientNeeds, parse_version, select_needs
 from dovetail.launch.harnesses import HARNESSES, get_harness
 from dovetail.launch.plan import API_KEY_VARIABLE, LaunchError, LaunchPlan, LaunchRequest
 from dovetail.launch.private_files import (
@@ -115,12 +116,72 @@ def test_claude_code_settings_repeat_the_environment(tmp_path: Path) -> None:
     assert settings["apiKeyHelper"] == ""  # its key would be sent in addition to ours
 
 
-@pytest.mark.parametrize("window", [HARNESSES["claude"].min_context_tokens, 131_072, 1_000_000])
-def test_claude_code_compacts_before_the_context_is_full(window: int) -> None:
+@pytest.mark.parametrize("needs", HARNESSES["claude"].needs)
+def test_claude_code_compacts_before_the_context_is_full(needs: ClientNeeds) -> None:
     """The limit is above its own prompt; otherwise it would compact all the time."""
-    reserved_tokens = min(target(window).max_output_tokens, 20_000)  # Claude Code's own limit
-    margin_tokens = 13_000  # subtracted by Claude Code in addition
-    assert window - reserved_tokens - margin_tokens > 25_000
+    for window in (needs.min_context_tokens, 131_072, 1_000_000):
+        reserved_tokens = min(target(window).max_output_tokens, 20_000)  # Claude Code's own limit
+        margin_tokens = 13_000  # subtracted by Claude Code in addition
+        assert window - reserved_tokens - margin_tokens > needs.prompt_tokens + 8_000
+
+
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [
+        ("2.1.325 (Claude Code)\n", (2, 1, 325)),
+        ("codex-cli 0.166.0\n", (0, 166, 0)),
+        ("OpenClaw 2026.9.6 (eb377ac)", (2026, 9, 6)),
+        ("unknown", None),
+    ],
+)
+def test_version_of_a_client(printed: str, version: tuple[int, ...] | None) -> None:
+    assert parse_version(printed) == version
+
+
+@pytest.mark.parametrize(
+    ("version", "tokens"),
+    [
+        ((2, 0, 1), 49_152),
+        ((2, 1, 197), 49_152),
+        ((2, 1, 324), 49_152),
+        ((2, 1, 325), 40_960),
+        ((3, 0), 40_960),
+        (None, 49_152),
+    ],
+)
+def test_claude_code_needs_what_its_version_needs(
+    version: tuple[int, ...] | None, tokens: int
+) -> None:
+    assert select_needs(HARNESSES["claude"].needs, version).min_context_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "api"), [way for way in WAYS if HARNESSES[way[0]].has_small_model]
+)
+def test_small_model_is_for_side_requests(name: str, api: str, tmp_path: Path) -> None:
+    small = replace(target(), small_model="small")
+    request = LaunchRequest(small, api, (), name, tmp_path)
+    plan = HARNESSES[name].build_plan(request)
+    if name == "claude":
+        with_small = {key for key, value in plan.environment.items() if value == "small"}
+        assert with_small == {
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+            "ANTHROPIC_SMALL_FAST_MODEL",
+            "CLAUDE_CODE_AUTO_MODE_MODEL",
+            "CLAUDE_CODE_BG_CLASSIFIER_MODEL",
+        }
+        assert plan.environment["ANTHROPIC_MODEL"] == MODEL
+    elif name == "codex":
+        (catalog,) = map(json.loads, plan.files.values())
+        reviewers = [entry["auto_review_model_override"] for entry in catalog["models"]]
+        assert reviewers == ["small"] * len(CATALOG["models"])
+    else:
+        settings = json.loads(plan.environment["OPENCODE_CONFIG_CONTENT"])
+        assert (settings["model"], settings["small_model"]) == (
+            f"dovetail/{MODEL}",
+            "dovetail/small",
+        )
+        assert list(settings["provider"]["dovetail"]["models"]) == [MODEL, "small"]
 
 
 def test_codex_settings_are_toml(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ CATALOG = {
 
 _HARNESS_SCRIPT = """#!{python}
 import json, os, signal, sys, time
+if sys.argv[1:] == ["--version"]:
+    print("{version} (a fake)")
+    sys.exit(0)
 report = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "pid": os.getpid()}}
 def write_report():
     draft = "{record}.draft"
@@ -52,13 +55,15 @@ while True:
 class FakeHarness:
     """An executable with a harness's name in its own folder, for the PATH."""
 
-    def __init__(self, folder: Path, name: str, does: str = ENDS) -> None:
+    def __init__(self, folder: Path, name: str, does: str = ENDS, version: str = "2.1.197") -> None:
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True, exist_ok=True)
         self._record_path = folder / f"{name}.json"
         path = self.bin / name
         path.write_text(
-            _HARNESS_SCRIPT.format(python=sys.executable, record=self._record_path, does=does)
+            _HARNESS_SCRIPT.format(
+                python=sys.executable, record=self._record_path, does=does, version=version
+            )
         )
         path.chmod(0o755)
 

@@ -14,6 +14,7 @@ from dovetail.http.codex_catalog import (
     apply_profile,
     build_catalog,
     read_profile,
+    read_profiles,
 )
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.server_info import fetch_server_info
@@ -86,5 +87,6 @@ def _build_catalog(config: Config) -> Json:
 
     The server's ledger stays untouched.
     """
-    profile = read_profile(config.codex_profile) if config.codex_profile else None
-    return build_catalog(build_service(replace(config, store="memory")).iter_entries(), profile)
+    registry = build_service(replace(config, store="memory"))
+    profiles = read_profiles(entry.codex_profile for entry in registry.entries)
+    return build_catalog(registry.iter_entries(), profiles)

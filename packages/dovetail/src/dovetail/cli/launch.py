@@ -13,6 +13,7 @@ import typer
 
 from dovetail.cli.flags import with_settings
 from dovetail.http.codex_catalog import CodexProfileError
+from dovetail.launch.client_version import format_version
 from dovetail.launch.harnesses import HARNESSES, get_harness
 from dovetail.launch.plan import Harness, LaunchError, LaunchPlan, LaunchRequest, LaunchTarget
 from dovetail.launch.runner import (
@@ -61,6 +62,14 @@ def launch(  # noqa: PLR0913 - each is a flag
             help="Model to use. If the running server does not serve it, a new server is started."
         ),
     ] = None,
+    small: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Served model for requests outside the conversation: titles, summaries and "
+            "permission checks.",
+        ),
+    ] = None,
     api: Annotated[
         str | None, typer.Option(help="API to use, if the harness supports several.")
     ] = None,
@@ -78,13 +87,15 @@ def launch(  # noqa: PLR0913 - each is a flag
     try:
         spec = get_harness(harness)
         selected_api = _select_api(spec, api)
+        if small is not None and not spec.has_small_model:
+            raise LaunchError(f"{spec.title} has no setting for a small model; omit --small")
         executable = spec.executable if printed else find_executable(spec)
         data = settings.config.data_dir or default_data_dir()
         folder = data.expanduser().absolute() / "launch" / spec.name
-        wanted = _ServerRequest(spec, url, model, printed)
+        wanted = _ServerRequest(spec, executable, url, model, small, printed)
         with _select_server(wanted, settings, folder) as selected:
             target = selected.target
-            _check_window(spec, target.model, target.context_length)
+            wanted.check_window(target.model, target.context_length)
             proxy_bypass = build_proxy_bypass(target.address, os.environ)
             request = LaunchRequest(
                 target, selected_api, tuple(arguments or ()), executable, folder, proxy_bypass
@@ -97,12 +108,43 @@ def launch(  # noqa: PLR0913 - each is a flag
 
 @dataclass(frozen=True)
 class _ServerRequest:
-    """The server and model that were requested, and the harness they are for."""
+    """The server and models that were requested, and the harness they are for."""
 
     harness: Harness
+    executable: str
     url: str | None
     model: str | None
+    small: str | None
     print_only: bool
+
+    def check_window(self, model: str, window: int | None, looked_at: str = "") -> None:
+        """Raise LaunchError if the window is too small for the installed version of the harness.
+
+        `looked_at` names URLs without a server.
+        """
+        needs, version = self.harness.find_needs(self.executable, window)
+        title = self.harness.title + (f" {format_version(version)}" if version else "")
+        if window is None:
+            if needs.assumed_context is not None:
+                _print_message(
+                    f"the server does not know the context length of {model!r}: {title} assumes "
+                    f"{needs.assumed_context:,} tokens. Set --context-length on the server"
+                )
+            return
+        if window >= needs.min_context_tokens:
+            return
+        raise LaunchError(
+            f"the context length of {model!r} is too small for {title}: it needs "
+            f"{needs.min_context_tokens:,} tokens for its own prompt (about "
+            f"{needs.prompt_tokens:,}) and its work, got {window:,}. Serve a model "
+            "with a larger context (--model, or --engine vllm --engine-url URL), or raise "
+            "--context-length if the model supports it"
+            + (
+                f". No Dovetail server responds at {looked_at}; --url uses another"
+                if looked_at
+                else ""
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +181,7 @@ def _select_server(
         for other in others:  # likely a better engine than the built-in model
             _print_message(other)
         looked_at = "" if found or server_flag else " or ".join(_candidate_urls(settings))
-        _check_window(wanted.harness, *built_in, looked_at)  # before it is downloaded
+        wanted.check_window(*built_in, looked_at)  # before it is downloaded
     arguments = build_serve_arguments(settings, wanted.model)
     if wanted.print_only:
         command_line = " ".join(map(shlex.quote, arguments))
@@ -153,7 +195,7 @@ def _select_server(
     ) as child:
         model = wanted.model if settings.config.models else None
         yield _SelectedServer(
-            fetch_server_info(child.address, key).select_target(model), is_owned=True
+            fetch_server_info(child.address, key).select_target(model, wanted.small), is_owned=True
         )
         if not child.is_running:
             _print_message(f"the server exited before the harness\n{child.read_log_tail()}")
@@ -165,7 +207,7 @@ def _use_running_server(
     profile = settings.config.codex_profile
     if profile is not None:
         server = server.with_codex_profile(profile)
-    return _SelectedServer(server.select_target(wanted.model), is_owned=False)
+    return _SelectedServer(server.select_target(wanted.model, wanted.small), is_owned=False)
 
 
 def _find_server_flag(settings: LoadedConfig) -> str | None:
@@ -196,20 +238,6 @@ def _select_api(harness: Harness, name: str | None) -> str:
         return name or harness.apis[0]
     supported = ", ".join(harness.apis)
     raise LaunchError(f"--api must be one of {supported} for {harness.title}, got {name!r}")
-
-
-def _check_window(harness: Harness, model: str, window: int | None, looked_at: str = "") -> None:
-    """Raise LaunchError if the window is too small; `looked_at` names URLs without a server."""
-    min_tokens = harness.min_context_tokens
-    if window is None or window >= min_tokens:
-        return
-    raise LaunchError(
-        f"the context length of {model!r} is too small for {harness.title}: it needs "
-        f"{min_tokens:,} tokens for its own prompt and its work, got {window:,}. Serve a model "
-        "with a larger context (--model, or --engine vllm --engine-url URL), or raise "
-        "--context-length if the model supports it"
-        + (f". No Dovetail server responds at {looked_at}; --url uses another" if looked_at else "")
-    )
 
 
 def _print_message(message: str) -> None:

@@ -81,7 +81,7 @@ class App:
         self._generation = GenerationEndpoint(
             service, self.options, self.draining, self.metrics, self.background
         )
-        self._catalog = CodexCatalog(service, self.options.codex_profile)
+        self._catalog = CodexCatalog(service, self.options.codex_profiles)
         self._websockets = WebSocketEndpoint(
             self._respond,
             self.draining,

@@ -280,16 +280,28 @@ def _supports_parallel_tool_calls(entry: ModelEntry) -> bool:
 
 
 Profile = Mapping[str, Any]
+Profiles = Mapping[str, Profile]
+"""Entries of Codex's own catalog, by their slugs."""
+
+
+def read_profiles(slugs: Iterable[str | None]) -> Profiles:
+    """Read the entries of these slugs from the installed Codex, if there are any."""
+    return {slug: read_profile(slug) for slug in dict.fromkeys(slugs) if slug is not None}
 
 
 def build_catalog(
-    named_models: Iterable[tuple[str, ModelEntry]], profile: Profile | None = None
+    named_models: Iterable[tuple[str, ModelEntry]], profiles: Profiles | None = None
 ) -> Json:
-    """Build the catalog of the named models, in the format of the file that Codex reads."""
-    entries = [
-        build_entry(name, entry, priority) for priority, (name, entry) in enumerate(named_models, 1)
-    ]
-    return {"models": [apply_profile(entry, profile) if profile else entry for entry in entries]}
+    """Build the catalog of the named models, in the format of the file that Codex reads.
+
+    `profiles` contains the profiles that models are configured with.
+    """
+    entries = []
+    for priority, (name, model) in enumerate(named_models, 1):
+        entry = build_entry(name, model, priority)
+        profile = (profiles or {}).get(model.codex_profile or "")
+        entries.append(apply_profile(entry, profile) if profile else entry)
+    return {"models": entries}
 
 
 @dataclass(frozen=True)
@@ -307,11 +319,11 @@ class PublishedCatalog:
 class CodexCatalog:
     """The catalog of a registry. It changes with what engines report about their models."""
 
-    __slots__ = ("_named", "_profile", "_published", "_reported")
+    __slots__ = ("_named", "_profiles", "_published", "_reported")
 
-    def __init__(self, service: ModelRegistry, profile: Profile | None = None) -> None:
+    def __init__(self, service: ModelRegistry, profiles: Profiles | None = None) -> None:
         self._named = tuple(service.iter_entries())
-        self._profile = profile
+        self._profiles = profiles
         self._reported: list[tuple[int, tuple[str, ...]]] | None = None
         self._published = PublishedCatalog([], "")
 
@@ -320,7 +332,7 @@ class CodexCatalog:
         reported = [(entry.context_length, entry.input_modalities) for _, entry in self._named]
         if reported != self._reported:
             self._reported = reported
-            models = build_catalog(self._named, self._profile)["models"]
+            models = build_catalog(self._named, self._profiles)["models"]
             digest = hashlib.blake2b(msgspec.json.encode(models), digest_size=12).hexdigest()
             self._published = PublishedCatalog(models, f'W/"{digest}"')
         return self._published

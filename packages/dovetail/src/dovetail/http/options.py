@@ -8,7 +8,7 @@ from dovetail.access.auth import ApiKeys, PrefixSharing
 from dovetail.access.browser import BrowserPolicy, is_loopback
 from dovetail.access.key_file import KeyFileError
 from dovetail.access.limits import LimitStore, MemoryLimitStore, RateLimits
-from dovetail.http.codex_catalog import read_profile
+from dovetail.http.codex_catalog import read_profiles
 from dovetail.net.client_address import ClientAddressResolver
 from dovetail.settings.config import Config
 from dovetail_protocols import DEFAULT_LIMITS, RequestLimits
@@ -91,7 +91,7 @@ class HttpOptions:
     dispatch: Side channels that are enabled for every stream.
     log_prefix: Whether to log prefix diagnostics.
     capture_payloads: Whether to capture bodies of requests and responses for recorders.
-    codex_profile: Entry of Codex's own catalog that is applied to the models shown to Codex.
+    codex_profiles: Entries of Codex's own catalog that models are shown with to Codex, by slug.
     prefix_sharing: Which tenants share an engine's prefix cache.
     """
 
@@ -116,8 +116,14 @@ class HttpOptions:
     dispatch: frozenset[DispatchChannel] = frozenset()
     log_prefix: bool = False
     capture_payloads: bool = False
-    codex_profile: Mapping[str, Any] | None = None
+    codex_profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prefix_sharing: PrefixSharing = "tenant"
+
+
+def _codex_profile_slugs(config: Config) -> list[str | None]:
+    """Return the profile of each model. That of the server is the default of its models."""
+    default = config.codex_profile
+    return [table.get("codex_profile", default) for table in config.models] or [default]
 
 
 def build_http_options(
@@ -167,6 +173,6 @@ def build_http_options(
         dispatch=frozenset(dispatch),
         log_prefix=config.log_prefix,
         capture_payloads=config.trace_payloads and config.trace_file is not None,
-        codex_profile=read_profile(config.codex_profile) if config.codex_profile else None,
+        codex_profiles=read_profiles(_codex_profile_slugs(config)),
         prefix_sharing=config.prefix_sharing,
     )

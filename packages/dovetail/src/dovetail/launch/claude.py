@@ -18,15 +18,21 @@ _CONFLICTING_VARIABLES = (
     "CLAUDE_CODE_USE_MANTLE",
     "CLAUDE_CODE_USE_VERTEX",
 )
-#: Variables for every model that Claude Code requests: main, subagents, titles, model menu.
+#: Variables for the models of conversations: main, subagents, model menu.
 _MODEL_VARIABLES = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_DEFAULT_FABLE_MODEL",
-    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
     "ANTHROPIC_DEFAULT_OPUS_MODEL",
     "ANTHROPIC_DEFAULT_SONNET_MODEL",
-    "ANTHROPIC_SMALL_FAST_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
+    "CLAUDE_CODE_WORKFLOW_SUBAGENT_MODEL",
+)
+#: Variables for requests outside conversations: titles, summaries, the checks of permission modes.
+_SMALL_MODEL_VARIABLES = (
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "ANTHROPIC_SMALL_FAST_MODEL",
+    "CLAUDE_CODE_AUTO_MODE_MODEL",
+    "CLAUDE_CODE_BG_CLASSIFIER_MODEL",
 )
 
 
@@ -43,6 +49,7 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
         # A bearer token is used as is. An API key has to be approved in a dialogue first.
         "ANTHROPIC_AUTH_TOKEN": target.auth_token,
         **dict.fromkeys(_MODEL_VARIABLES, target.model),
+        **dict.fromkeys(_SMALL_MODEL_VARIABLES, target.side_model),
         "ANTHROPIC_CUSTOM_MODEL_OPTION": target.model,
         "ANTHROPIC_CUSTOM_MODEL_OPTION_NAME": target.model,
         "ANTHROPIC_CUSTOM_MODEL_OPTION_DESCRIPTION": f"served by Dovetail at {target.address}",
@@ -64,7 +71,8 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
 def _build_window_environment(target: LaunchTarget) -> Mapping[str, str]:
     """Return variables with the context limits.
 
-    Claude Code assumes 200,000 tokens for unknown models and would compact only after an error.
+    Claude Code assumes 200,000 tokens for unknown models (since 2.1.325: 1,000,000) and would
+    compact only after an error.
     """
     window = target.context_length
     if window is None:

@@ -40,12 +40,21 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
     files = {}
     if target.catalog is not None:
         catalog = request.run_dir / "catalog.json"
-        files[catalog] = json.dumps(target.catalog, indent=1, ensure_ascii=False) + "\n"
+        models = [_add_small_model(entry, target) for entry in target.catalog["models"]]
+        text = json.dumps({**target.catalog, "models": models}, indent=1, ensure_ascii=False)
+        files[catalog] = f"{text}\n"
         settings["model_catalog_json"] = json.dumps(str(catalog))
         settings |= _build_limit_settings(target)
     flags = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
     command = (request.executable, *flags, *request.arguments)
     return LaunchPlan(command, {API_KEY_VARIABLE: target.auth_token}, files)
+
+
+def _add_small_model(entry: dict[str, Any], target: LaunchTarget) -> dict[str, Any]:
+    """Return an entry with the model that reviews actions before they are approved."""
+    if target.small_model is None:
+        return entry
+    return {**entry, "auto_review_model_override": target.small_model}
 
 
 def _build_limit_settings(target: LaunchTarget) -> dict[str, str]:

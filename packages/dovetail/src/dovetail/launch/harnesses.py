@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from dovetail.launch import claude, codex, openclaw, opencode, pi
+from dovetail.launch.client_version import ClientNeeds
 from dovetail.launch.plan import Harness, LaunchError
 
 HARNESSES: Mapping[str, Harness] = {
@@ -14,8 +15,13 @@ HARNESSES: Mapping[str, Harness] = {
             package="@anthropic-ai/claude-code",
             executable="claude",
             apis=("messages",),
-            min_context_tokens=49_152,
+            needs=(
+                ClientNeeds((2, 1, 197), 21_800, 49_152, assumed_context=200_000),
+                # It loads most tools only when the model searches for them.
+                ClientNeeds((2, 1, 325), 12_400, 40_960, assumed_context=1_000_000),
+            ),
             build_plan=claude.build_plan,
+            has_small_model=True,
         ),
         Harness(
             name="codex",
@@ -23,8 +29,9 @@ HARNESSES: Mapping[str, Harness] = {
             package="@openai/codex",
             executable="codex",
             apis=("responses", codex.WEBSOCKET_API),
-            min_context_tokens=16_384,
+            needs=(ClientNeeds((0, 166, 0), 6_700, 16_384),),
             build_plan=codex.build_plan,
+            has_small_model=True,
         ),
         Harness(
             name="opencode",
@@ -32,8 +39,9 @@ HARNESSES: Mapping[str, Harness] = {
             package="opencode-ai",
             executable="opencode",
             apis=("chat", "responses"),
-            min_context_tokens=16_384,
+            needs=(ClientNeeds((1, 18, 33), 7_400, 16_384),),
             build_plan=opencode.build_plan,
+            has_small_model=True,
         ),
         Harness(
             name="openclaw",
@@ -41,16 +49,16 @@ HARNESSES: Mapping[str, Harness] = {
             package="openclaw@latest",
             executable="openclaw",
             apis=("responses", "chat", "messages"),
-            min_context_tokens=24_576,
+            needs=(ClientNeeds((2026, 9, 6), 14_300, 24_576),),
             build_plan=openclaw.build_plan,
         ),
         Harness(
             name="pi",
             title="Pi",
-            package="@mariozechner/pi-coding-agent",
+            package="@earendil-works/pi-coding-agent",
             executable="pi",
             apis=("responses", "chat", "messages"),
-            min_context_tokens=8_192,
+            needs=(ClientNeeds((0, 73, 1), 1_500, 8_192),),
             build_plan=pi.build_plan,
         ),
     )

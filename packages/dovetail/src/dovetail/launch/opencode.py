@@ -12,23 +12,17 @@ _SDK_PACKAGES = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/open
 def build_plan(request: LaunchRequest) -> LaunchPlan:
     """Build the plan. The variable overrides all files."""
     target = request.target
-    model: dict[str, object] = {"name": target.model, "reasoning": True, "tool_call": True}
-    if target.context_length is not None:
-        model["limit"] = {"context": target.context_length, "output": target.max_output_tokens}
-    if request.api == "chat":
-        # OpenCode then sends reasoning back in the field in which it received it.
-        model["interleaved"] = {"field": "reasoning_content"}
     provider = {
         "name": "Dovetail",
         "npm": _SDK_PACKAGES[request.api],
         "options": {"baseURL": f"{target.address}/v1", "apiKey": f"{{env:{API_KEY_VARIABLE}}}"},
-        "models": {target.model: model},
+        "models": _build_models(request),
     }
     name = f"{PROVIDER_NAME}/{target.model}"
     config = {
         "provider": {PROVIDER_NAME: provider},
         "model": name,
-        "small_model": name,
+        "small_model": f"{PROVIDER_NAME}/{target.side_model}",
         # The user's own lists of enabled and disabled providers could exclude ours.
         "enabled_providers": [PROVIDER_NAME],
         "disabled_providers": [],
@@ -41,6 +35,20 @@ def build_plan(request: LaunchRequest) -> LaunchPlan:
     }
     command = (request.executable, *_add_model_flag(request.arguments, name))
     return LaunchPlan(command, environment)
+
+
+def _build_models(request: LaunchRequest) -> dict[str, dict[str, object]]:
+    """Return the entries of the models, of which the context length is known for the main one."""
+    target, models = request.target, {}
+    for name in dict.fromkeys((target.model, target.side_model)):
+        model: dict[str, object] = {"name": name, "reasoning": True, "tool_call": True}
+        if name == target.model and target.context_length is not None:
+            model["limit"] = {"context": target.context_length, "output": target.max_output_tokens}
+        if request.api == "chat":
+            # OpenCode then sends reasoning back in the field in which it received it.
+            model["interleaved"] = {"field": "reasoning_content"}
+        models[name] = model
+    return models
 
 
 def _add_model_flag(arguments: tuple[str, ...], name: str) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from dovetail.launch.client_version import ClientNeeds, Version, find_version, select_needs
+
 #: Environment variable for the API key, if the harness allows a custom name.
 API_KEY_VARIABLE = "KEY_OF_DOVETAIL"
 #: Sent to a server without API keys: most harnesses require a key.
@@ -22,9 +24,10 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """A server and the model to use on it.
+    """A server and the models to use on it.
 
-    `catalog` is the server's list of models in the format of Codex.
+    `catalog` is the server's list of models in the format of Codex. `small_model` is for requests
+    of the harness outside the conversation, such as titles; None: the same model.
     """
 
     address: str
@@ -32,6 +35,12 @@ class LaunchTarget:
     key: str | None = field(default=None, repr=False)
     context_length: int | None = None
     catalog: Mapping[str, Any] | None = field(default=None, repr=False)
+    small_model: str | None = None
+
+    @property
+    def side_model(self) -> str:
+        """The model for requests outside the conversation."""
+        return self.small_model or self.model
 
     @property
     def auth_token(self) -> str:
@@ -63,7 +72,8 @@ class LaunchRequest:
     @property
     def run_dir(self) -> Path:
         """Folder per server and model: harnesses reread files while they run."""
-        identity = f"{self.target.address} {self.target.model}".encode()
+        models = " ".join(dict.fromkeys((self.target.model, self.target.side_model)))
+        identity = f"{self.target.address} {models}".encode()
         return self.state_dir / sha256(identity).hexdigest()[:12]
 
 
@@ -85,8 +95,8 @@ class LaunchPlan:
 class Harness:
     """A client that can be launched.
 
-    `apis` are the APIs that it supports, the default first. `min_context_tokens` is the minimum
-    context length to start it: its own prompt and space to work.
+    `apis` are the APIs that it supports, the default first. `needs` are what its measured versions
+    need. `has_small_model`: it can use another model for requests outside the conversation.
     """
 
     name: str
@@ -94,13 +104,31 @@ class Harness:
     package: str
     executable: str
     apis: tuple[str, ...]
-    min_context_tokens: int
+    needs: tuple[ClientNeeds, ...]
     build_plan: Callable[[LaunchRequest], LaunchPlan]
+    has_small_model: bool = False
 
     @property
     def install_command(self) -> str:
         """Shell command that installs the harness."""
         return f"npm install -g {self.package}"
+
+    @property
+    def min_context_tokens(self) -> int:
+        """The smallest context length with which a version of the harness works."""
+        return min(one.min_context_tokens for one in self.needs)
+
+    def find_needs(self, executable: str, window: int | None) -> tuple[ClientNeeds, Version | None]:
+        """Return what the installed version needs, and the version if it makes a difference.
+
+        It makes none if the context length is sufficient for every version: running a harness to
+        find its version may take seconds.
+        """
+        largest = select_needs(self.needs, None)
+        if len(self.needs) == 1 or (window is not None and window >= largest.min_context_tokens):
+            return largest, None
+        version = find_version(executable)
+        return select_needs(self.needs, version), version
 
     def prepare_plan(self, request: LaunchRequest) -> LaunchPlan:
         """Build the plan and add the proxy bypass."""

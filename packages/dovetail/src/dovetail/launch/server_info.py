@@ -54,13 +54,14 @@ class ServerInfo:
             catalog={"models": [apply_profile(one, profile) for one in self.catalog["models"]]},
         )
 
-    def select_target(self, model: str | None) -> LaunchTarget:
-        """Select a model by name, or the first one."""
-        matching = [one for one in self.models if model is None or one["id"] == model]
-        if model is not None and not matching:
-            raise LaunchError(self.describe_missing_model(model))
-        window = matching[0].get("context_length")
-        return LaunchTarget(self.address, matching[0]["id"], self.key, window, self.catalog)
+    def select_target(self, model: str | None, small: str | None = None) -> LaunchTarget:
+        """Select a model by name, or the first one, and the model for side requests."""
+        for name in (model, small):
+            if name is not None and not self.has_model(name):
+                raise LaunchError(self.describe_missing_model(name))
+        found = next(one for one in self.models if model is None or one["id"] == model)
+        window = found.get("context_length")
+        return LaunchTarget(self.address, found["id"], self.key, window, self.catalog, small)
 
 
 def fetch_server_info(url: str, key: str | None) -> ServerInfo:

@@ -42,6 +42,7 @@ class TokenModel:
     overrides them.
     `keep_logprobs`: request and record logprobs even if the client did not request them.
     `start_timeout_seconds`: how long the start of a response waits for the engine.
+    `codex_profile`: the entry of Codex's own catalog as which Codex sees the model.
     """
 
     names: tuple[str, ...]
@@ -55,6 +56,7 @@ class TokenModel:
     keep_logprobs: bool = False
     created: float = field(default_factory=time.time)
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
+    codex_profile: str | None = None
 
     @property
     def name(self) -> str:
@@ -127,6 +129,7 @@ class UpstreamModel:
     document_reader: DocumentReader = field(default_factory=_create_document_reader)
     created: float = field(default_factory=time.time)
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
+    codex_profile: str | None = None
 
     @property
     def name(self) -> str:

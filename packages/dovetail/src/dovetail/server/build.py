@@ -181,6 +181,7 @@ def _build_upstream_model(
         sealer=Sealer(shared.keyring),
         max_context=config.context_length,
         default_sampling=default_sampling(config),
+        codex_profile=config.codex_profile,
     )
 
 
@@ -198,6 +199,7 @@ def _build_token_model(
         migration_limit=config.migration_limit,
         recovery_wait=config.recovery_wait,
         default_sampling=default_sampling(config),
+        codex_profile=config.codex_profile,
         keep_logprobs=config.keep_logprobs,
     )
 

@@ -254,9 +254,9 @@ class Config:
     enable_streaming_reasoning_dispatch: bool = _setting(
         False, "Send reasoning_dispatch events in every stream."
     )
-    codex_profile: str | None = _setting(
+    codex_profile: str | None = _model_setting(
         None,
-        "Present the models to Codex with the properties of this entry of its bundled catalog, "
+        "Present the model to Codex with the properties of this entry of its bundled catalog, "
         "such as gpt-5.5.",
     )
 

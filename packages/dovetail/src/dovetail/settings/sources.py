@@ -210,8 +210,7 @@ def _reject_per_model_flags(values: Mapping[str, Any], origins: Mapping[str, str
     if not values.get("models"):
         return
     for name, origin in origins.items():
-        # Keys do not belong in a file, and one key may be valid for all models.
-        if name in _PER_MODEL - set(SECRET_SETTINGS) and origin in ("flag", "environment"):
+        if name in _PER_MODEL - _TABLE_DEFAULTS and origin in ("flag", "environment"):
             raise ConfigError(
                 f"{_label(name, origin)}: cannot be combined with [[models]]; set it per model"
             )
@@ -252,3 +251,6 @@ def _decode_path(kind: type, value: Any) -> Any:
 
 _TYPES: dict[str, Any] = get_type_hints(Config)
 _PER_MODEL = frozenset(one.name for one in fields(Config) if one.metadata["per_model"])
+#: Settings that apply to all models without their own. Keys do not belong in a file, and one key
+#: may be valid for all models.
+_TABLE_DEFAULTS = frozenset({*SECRET_SETTINGS, "codex_profile"})
