@@ -19,7 +19,13 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """Sampling parameters. None means the default of the served model."""
+    """Sampling parameters. None means the default of the served model.
+
+    `min_tokens`: the stop tokens end the output only after this many tokens.
+    `ignore_eos`: the stop tokens of the model do not end the output.
+    `stop_token_ids`: tokens that end the output, in addition to those of the model.
+    `logit_bias`: token ids with the bias that is added to their logits.
+    """
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -33,6 +39,10 @@ class Sampling(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     n: int = 1
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -47,12 +57,19 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """The required format of the visible output."""
+    """The required format of the visible output.
 
-    kind: Literal["text", "json_object", "json_schema"] = "text"
+    `text` is the regular expression or the grammar (GBNF or Lark), `choices` are the allowed texts.
+    `field` is the field of the request that requires the format, for errors.
+    """
+
+    kind: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"] = "text"
     schema: Mapping[str, Any] | None = None
     name: str | None = None
     strict: bool = False
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    field: str = "response_format"
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -90,7 +107,7 @@ class Hints(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """A request for one generation.
 
-    `ignored` lists the paths of unknown fields, which are reported and have no effect.
+    `ignored` lists the paths of fields that have no effect. They are reported to the client.
     `echo` is opaque: it holds what the codec that decoded the request needs to encode the response.
     Code between decode and encode must not read it.
     """

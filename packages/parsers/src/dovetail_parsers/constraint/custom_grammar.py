@@ -9,19 +9,9 @@ import json
 import re
 from collections.abc import Iterator
 
-from dovetail_parsers.constraint.nodes import (
-    Chars,
-    Choice,
-    Node,
-    Ref,
-    Repeat,
-    Rules,
-    Sequence,
-    choice,
-    repeat,
-    sequence,
-)
-from dovetail_parsers.constraint.pattern import PatternReader, UnsupportedPattern, may_be_empty
+from dovetail_parsers.constraint.nodes import Chars, Node, Rules, choice, repeat
+from dovetail_parsers.constraint.pattern import PatternReader, UnsupportedPattern
+from dovetail_parsers.constraint.rule_grammar import RuleGrammar
 from dovetail_parsers.constraint.style import TextStyle
 
 #: The keyword in a string's schema that contains a grammar.
@@ -50,80 +40,40 @@ _ANY = Chars((("\n", "\n"),), negated=True)
 def parse_lark_grammar(definition: object, style: TextStyle, rules: Rules) -> Node | None:
     """Convert the grammar; None, with a note, if it uses unsupported features."""
     try:
-        if not isinstance(definition, str) or len(definition) > _MAX_GRAMMAR_CHARS:
+        if not isinstance(definition, str):
             raise UnsupportedPattern
-        return _Grammar(definition, style, rules).start()
+        return read_lark_grammar(definition, style, rules)
     except (UnsupportedPattern, RecursionError):
         rules.note("the grammar of a custom tool is not enforced")
         return None
 
 
-class _Grammar:
-    __slots__ = ("_definitions", "_names", "_nodes", "_rules", "_style", "_tokens")
+def read_lark_grammar(definition: str, style: TextStyle, rules: Rules) -> Node:
+    """Convert the grammar. Raises `UnsupportedPattern` if it uses unsupported features."""
+    if len(definition) > _MAX_GRAMMAR_CHARS:
+        raise UnsupportedPattern(f"it has more than {_MAX_GRAMMAR_CHARS} characters")
+    return _LarkGrammar(definition, style, rules).build("start")
+
+
+class _LarkGrammar(RuleGrammar):
+    __slots__ = ("_style",)
 
     def __init__(self, definition: str, style: TextStyle, rules: Rules) -> None:
-        self._definitions = dict(_definitions(definition))
+        definitions = {name: list(_tokens(text)) for name, text in _definitions(definition)}
+        super().__init__(definitions, rules)
         self._style = style
-        self._rules = rules
-        self._names: dict[str, str] = {}
-        self._nodes: dict[str, Node] = {}
-        self._tokens: list[tuple[str, str]] = []
 
-    def start(self) -> Node:
-        form = self._named("start")
-        for name, node in self._nodes.items():
-            if name in _firsts(node, self._nodes):
-                raise UnsupportedPattern
-        return form
-
-    def _named(self, name: str) -> Node:
-        if name not in self._definitions:
-            raise UnsupportedPattern
-        if name not in self._names:
-            rule = self._names[name] = self._rules.reserve("lark")
-            saved, self._tokens = self._tokens, list(_tokens(self._definitions[name]))[::-1]
-            node = self._options()
-            if self._tokens:
-                raise UnsupportedPattern
-            self._tokens = saved
-            self._nodes[rule] = node
-            self._rules.define(rule, node)
-        return Ref(self._names[name])
-
-    def _options(self) -> Node:
-        options = [self._sequence()]
-        while self._tokens and self._tokens[-1] == ("mark", "|"):
-            self._tokens.pop()
-            options.append(self._sequence())
-        return choice(*options)
-
-    def _sequence(self) -> Node:
-        parts: list[Node] = []
-        while self._tokens and self._tokens[-1] not in (("mark", c) for c in "|)]"):
-            part = self._part(*self._tokens.pop())
-            if self._tokens and self._tokens[-1][0] == "times":
-                min_count, max_count = {"?": (0, 1), "*": (0, None), "+": (1, None)}[
-                    self._tokens.pop()[1]
-                ]
-                if may_be_empty(part) and max_count is None:
-                    raise UnsupportedPattern
-                part = repeat(part, min_count, max_count)
-            parts.append(part)
-        return sequence(*parts)
-
-    def _part(self, kind: str, token: str) -> Node:
+    def terminal(self, kind: str, token: str) -> Node:
         if kind == "text":
             return self._style.literal(_unescaped(token))
         if kind == "regex":
-            return _Regex(token[1:-1].replace(r"\/", "/"), self._style).whole()
-        if kind == "name":
-            return self._named(token)
-        if kind == "mark" and token in "([":
-            inner = self._options()
-            if not self._tokens or self._tokens.pop() != ("mark", ")" if token == "(" else "]"):
-                raise UnsupportedPattern
-            return repeat(inner, 0, 1) if token == "[" else inner
+            return read_regex(token[1:-1].replace(r"\/", "/"), self._style)
         raise UnsupportedPattern
+
+
+def read_regex(pattern: str, style: TextStyle) -> Node:
+    """Convert a regular expression that the whole text must match."""
+    return _Regex(pattern, style).whole()
 
 
 class _Regex(PatternReader):
@@ -213,24 +163,3 @@ def _unescaped(token: str) -> str:
     except ValueError:
         raise UnsupportedPattern from None
     return str(value)
-
-
-def _firsts(node: Node, rules: dict[str, Node]) -> set[str]:
-    """Return the rules that a text of this node may start with."""
-    found: set[str] = set()
-    todo = [node]
-    while todo:
-        match todo.pop():
-            case Ref(rule=rule) if rule not in found:
-                found.add(rule)
-                todo.append(rules[rule])
-            case Repeat(part=part):
-                todo.append(part)
-            case Choice(options=options):
-                todo += options
-            case Sequence(parts=parts):
-                for part in parts:
-                    todo.append(part)
-                    if not may_be_empty(part):
-                        break
-    return found

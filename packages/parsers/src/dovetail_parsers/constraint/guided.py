@@ -13,9 +13,7 @@ from dovetail_parsers.constraint.lark import write_lark
 from dovetail_parsers.constraint.layout import OutputLayout, TableLayout
 from dovetail_parsers.constraint.messages import MESSAGE_FORMATS, MessageLayout
 from dovetail_parsers.constraint.nodes import GrammarSpec, Node, Rules, choice, sequence
-from dovetail_parsers.constraint.notation import JSON
-from dovetail_parsers.constraint.options import TypedOption
-from dovetail_parsers.constraint.schema import ValueGrammar
+from dovetail_parsers.constraint.output_form import output_form
 from dovetail_parsers.constraint.tokens import resolve_markers
 from dovetail_parsers.parser import to_tool_spec
 from dovetail_parsers.plugin import find_plugin
@@ -63,7 +61,7 @@ def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes
     `tokens`: the spelling and id of every control token of the vocabulary; a marker that is a
     control token must be generated as that token. The same request always returns the same text.
     Raises `InvalidRequest` for a tool choice that the tools cannot satisfy, and `Unsupported` for
-    a family without a grammar or an unknown syntax.
+    a family without a grammar, an unknown syntax, or an output format that no grammar expresses.
     """
     if syntax not in _WRITERS:
         raise Unsupported(f"unknown grammar syntax {syntax!r}")
@@ -130,16 +128,10 @@ class _OutputGrammar:
             return self._layout.prose(
                 calls, tool_choice.parallel, self._in_reasoning, self._allow_reasoning
             )
-        structured = self._layout.structured_output(self._json(output))
+        structured = self._layout.structured_output(output_form(output, self._rules))
         return sequence(
             self._reasoning(), structured if calls is None else choice(calls, structured)
         )
 
     def _reasoning(self) -> Node:
         return self._layout.reasoning(self._in_reasoning, self._allow_reasoning)
-
-    def _json(self, output: OutputFormat) -> Node:
-        """Visible output as JSON: any object, or what the schema allows."""
-        if output.kind == "json_object" or output.schema is None:
-            return ValueGrammar({}, JSON, self._rules).option(TypedOption("object", {}))
-        return ValueGrammar(output.schema, JSON, self._rules).value(output.schema)
