@@ -143,6 +143,7 @@ attack: .venv/.dev .cache/.tokenizers  ## attack real servers from outside, and 
 docs: .venv/.dev .cache/.tokenizers  ## regenerate the pages, tables and the dashboard that are derived from the code
 	$(BIN)/python tools/render_models_doc.py
 	$(BIN)/python tools/render_settings_doc.py
+	$(BIN)/python tools/render_fields_doc.py
 	$(BIN)/python tools/render_exactness_doc.py
 	$(BIN)/python tools/render_dashboard.py
 

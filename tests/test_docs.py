@@ -198,6 +198,10 @@ def test_settings_table_is_current() -> None:
     run("tools/render_settings_doc.py", "--check")
 
 
+def test_field_tables_are_current() -> None:
+    run("tools/render_fields_doc.py", "--check")
+
+
 def test_demo_dispatches_every_call_and_preserves_every_turn() -> None:
     shown = run("-m", "dovetail", "demo", "--fast")
     assert shown.count("⚡ dispatched") == 3

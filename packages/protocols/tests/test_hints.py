@@ -27,7 +27,6 @@ def test_hints() -> None:
     assert found.hints == Hints(3, 7, 100, 0.5, True, "x")
     assert found.extra_fields == {"reasoning_segments"}
     assert found.max_thinking_tokens == 50
-    assert found.ignored == ("nvext.surprise", "nvext.agent_hints.mood")
 
 
 DISPATCHES: list[tuple[object, dict[str, str], set[str]]] = [

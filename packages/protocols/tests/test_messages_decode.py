@@ -141,7 +141,7 @@ def test_claude_code_sends_tools_with_options_of_hosted_models() -> None:
     request = decode(tools=[given])
     schema = {"type": "object"}
     assert request.tools == (ToolSpec("read", "Read.", schema, strict=True, deferred=True),)
-    assert request.ignored == ()
+    assert request.ignored == ("tools[].input_examples",)
 
 
 def test_claude_code_sends_server_tools_without_a_schema() -> None:
@@ -166,7 +166,11 @@ CHOICES = [
     ({"type": "auto"}, ToolChoice("auto")),
     ({"type": "any"}, ToolChoice("required")),
     ({"type": "none"}, ToolChoice("none")),
-    ({"type": "tool", "name": "read"}, ToolChoice("named", "read")),
+    ({"type": "tool", "name": "read"}, ToolChoice("named", "read", parallel=False)),
+    (
+        {"type": "tool", "name": "read", "disable_parallel_tool_use": False},
+        ToolChoice("named", "read"),
+    ),
     ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice("auto", parallel=False)),
     (
         {"type": "tool", "name": "read", "disable_parallel_tool_use": True},
@@ -287,10 +291,10 @@ def test_nvext_and_headers() -> None:
 
 def test_unknown_fields_are_stored_and_reported() -> None:
     request = decode(
-        mcp_servers=[], service_tier="auto", thinking={"type": "adaptive", "display": "omitted"}
+        of_tomorrow=[], speed="fast", thinking={"type": "adaptive", "display": "omitted"}
     )
-    assert request.ignored == ("mcp_servers", "service_tier", "thinking.display")
-    assert request.echo == {"mcp_servers": [], "service_tier": "auto"}
+    assert request.ignored == ("of_tomorrow", "speed", "thinking.display")
+    assert request.echo == {"of_tomorrow": []}
     assert decode().echo is None
 
 

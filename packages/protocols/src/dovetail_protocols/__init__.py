@@ -22,6 +22,8 @@ from dovetail_protocols.codec import (
 from dovetail_protocols.completions import CODEC as COMPLETIONS
 from dovetail_protocols.completions import raw_prompt
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.field_registries import FIELD_REGISTRIES
+from dovetail_protocols.fields import Field, FieldRegistry
 from dovetail_protocols.json_depth import MAX_JSON_DEPTH, exceeds_depth
 from dovetail_protocols.messages import CODEC as MESSAGES
 from dovetail_protocols.messages import MessagesReader, decode_count, encode_count
@@ -64,6 +66,7 @@ __all__ = [
     "COMPACT",
     "COMPLETIONS",
     "DEFAULT_LIMITS",
+    "FIELD_REGISTRIES",
     "MAX_JSON_DEPTH",
     "MESSAGES",
     "MODELS_ETAG_HEADER",
@@ -75,6 +78,8 @@ __all__ = [
     "ConversationBody",
     "DecodeCache",
     "ErrorResponse",
+    "Field",
+    "FieldRegistry",
     "IdFactory",
     "LimitStatus",
     "MessagesReader",

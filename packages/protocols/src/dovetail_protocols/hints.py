@@ -17,13 +17,6 @@ _CHANNELS: dict[str, frozenset[DispatchChannel]] = {
     "reasoning": frozenset({"reasoning"}),
     "all": frozenset({"tools", "reasoning"}),
 }
-_KNOWN = {
-    "agent_hints", "annotations", "extra_fields", "cache_salt", "max_thinking_tokens",
-    "use_raw_prompt", "dispatch",
-}  # fmt: skip
-_KNOWN_HINTS = {
-    "priority", "strict_priority", "osl", "speculative_prefill", "latency_sensitivity",
-}  # fmt: skip
 
 
 class NvextOptions(msgspec.Struct, frozen=True):
@@ -31,18 +24,14 @@ class NvextOptions(msgspec.Struct, frozen=True):
 
     hints: Hints
     extra_fields: frozenset[str] = frozenset()
-    annotations: tuple[str, ...] = ()
     max_thinking_tokens: int | None = None
-    ignored: tuple[str, ...] = ()
 
 
 def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
-    """Read hints and options. Unknown fields are reported; no value is rejected."""
+    """Read hints and options. No value is rejected."""
     fields: dict[str, Any] = nvext if isinstance(nvext, dict) else {}
     raw = fields.get("agent_hints")
     agent: dict[str, Any] = raw if isinstance(raw, dict) else {}
-    ignored = [f"nvext.{name}" for name in fields if name not in _KNOWN]
-    ignored += [f"nvext.agent_hints.{name}" for name in agent if name not in _KNOWN_HINTS]
     return NvextOptions(
         hints=Hints(
             priority=_first_integer(
@@ -58,9 +47,7 @@ def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
             dispatch=_channels(headers.get("x-dovetail-dispatch"), fields.get("dispatch")),
         ),
         extra_fields=frozenset(_texts(fields.get("extra_fields"))),
-        annotations=tuple(_texts(fields.get("annotations"))),
         max_thinking_tokens=_first_integer(fields.get("max_thinking_tokens")),
-        ignored=tuple(ignored),
     )
 
 

@@ -127,14 +127,6 @@ def convert(value: object, kind: type[T], path: str = "") -> T:
         raise InvalidRequest(text, param=where or None) from error
 
 
-def unknown_fields(
-    value: dict[str, Any], kind: type[msgspec.Struct], path: str = ""
-) -> tuple[str, ...]:
-    """Return the paths of fields that the wire type does not define."""
-    known = kind.__struct_encode_fields__
-    return tuple(f"{path}{name}" for name in value if name not in known)
-
-
 def ensure_json_object(body: bytes) -> bytes:
     """Return the body as valid JSON, repaired if necessary.
 

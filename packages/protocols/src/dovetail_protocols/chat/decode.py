@@ -1,38 +1,40 @@
 """Decode the body of `POST /v1/chat/completions`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from dovetail_model import InvalidRequest, OutputFormat, Request, Sampling, Unsupported
 from dovetail_protocols.body_prefixes import HistoryKey
+from dovetail_protocols.chat.fields import CHAT_FIELDS
 from dovetail_protocols.chat.history import ChatHistory, DecodedMessage, decode_message
 from dovetail_protocols.chat.sampling import decode_sampling, non_empty_text
 from dovetail_protocols.chat.thinking import decode_thinking
 from dovetail_protocols.chat.tools import decode_tools
-from dovetail_protocols.chat.wire import ChatRequest, JsonSchema, SamplingFields, StreamOptions
+from dovetail_protocols.chat.wire import ChatRequest, JsonSchema, SamplingFields
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.decode_cache import DecodeCache
-from dovetail_protocols.hints import NvextOptions, read_nvext
+from dovetail_protocols.engine_fields import apply_engine_fields
+from dovetail_protocols.hints import read_nvext
 from dovetail_protocols.identity import read_identity, read_session
-from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
+from dovetail_protocols.json_schema import check_schema
+from dovetail_protocols.request_body import RequestBody, convert
 
 
 class ChatEcho(msgspec.Struct, frozen=True):
-    """What the encoder needs to know about the request; `unknown` lists its unknown fields."""
+    """What the encoder needs to know about the request."""
 
     include_usage: bool = False
     segments: bool = False
     service_tier: bool = False
-    unknown: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
-    """Decode a request leniently: unknown fields are reported, never rejected."""
+    """Decode a request leniently: undeclared fields are reported, never rejected."""
     history_key = HistoryKey("messages", "chat.message", read_session(headers))
     sent = RequestBody(body, cache, raw_fields=("tools",), history=history_key)
     fields = sent.fields
+    unused = CHAT_FIELDS.check(fields)
     wire = convert(fields, ChatRequest)
     nvext = read_nvext(wire.nvext, headers)
     chat_tools = decode_tools(wire, sent)
@@ -40,22 +42,24 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
     history = ChatHistory(sent)
     for message in messages:
         history.add(message)
+    output = decode_output(wire.response_format or {})
+    sampling, output = apply_engine_fields(fields, _sampling(wire), output)
     return Request(
         model=require_model(wire),
         turns=history.turns(),
         system=history.system(),
         tools=chat_tools.tools,
         tool_choice=chat_tools.choice,
-        sampling=_sampling(wire),
+        sampling=sampling,
         thinking=decode_thinking(wire, nvext.max_thinking_tokens),
-        output=_output(wire.response_format or {}),
+        output=output,
         identity=read_identity(
             headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)
         ),
         hints=nvext.hints,
         stream=bool(wire.stream),
         ignored=(
-            *ignored_fields(fields, wire, nvext),
+            *unused,
             *chat_tools.ignored,
             *(("messages[].name",) if any(message.named for message in messages) else ()),
         ),
@@ -63,7 +67,6 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
             include_usage=include_usage(wire),
             segments="reasoning_segments" in nvext.extra_fields,
             service_tier=wire.service_tier is not None,
-            unknown={name: fields[name] for name in unknown_fields(fields, ChatRequest)},
         ),
     )
 
@@ -80,20 +83,6 @@ def user_id(wire: SamplingFields) -> str | None:
 
 def include_usage(wire: SamplingFields) -> bool:
     return wire.stream_options is not None and bool(wire.stream_options.include_usage)
-
-
-def ignored_fields(
-    fields: dict[str, Any], wire: SamplingFields, nvext: NvextOptions
-) -> tuple[str, ...]:
-    """Return the unknown fields with a value other than null."""
-    present = {name: value for name, value in fields.items() if value is not None}
-    options = present.get("stream_options")
-    inner = (
-        unknown_fields(options, StreamOptions, "stream_options.")
-        if isinstance(options, dict)
-        else ()
-    )
-    return (*unknown_fields(present, type(wire)), *inner, *nvext.ignored)
 
 
 def _messages(wire: ChatRequest, sent: RequestBody) -> list[DecodedMessage]:
@@ -120,7 +109,7 @@ def _sampling(wire: ChatRequest) -> Sampling:
     )
 
 
-def _output(format: dict[str, Any]) -> OutputFormat:
+def decode_output(format: dict[str, Any]) -> OutputFormat:
     """Decode the output format. A schema may be next to the type, as in llama.cpp."""
     match format.get("type"):
         case None | "text":
@@ -131,6 +120,8 @@ def _output(format: dict[str, Any]) -> OutputFormat:
             nested = format.get("json_schema")
             path = "response_format.json_schema" if nested is not None else "response_format"
             inner = convert(format if nested is None else nested, JsonSchema, path)
+            if inner.strict:
+                check_schema(inner.schema, f"{path}.schema")
             return OutputFormat("json_schema", inner.schema or {}, inner.name, bool(inner.strict))
         case kind:
             path = "response_format.type"

@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 
 from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
+from dovetail_protocols.chat.fields import CHAT_FIELDS
 from dovetail_protocols.chat.wire import ChatRequest, Custom, Function
+from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.request_body import RequestBody, convert
 
 Tools = tuple[ToolSpec, ...]
@@ -42,16 +44,16 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
         "any",
     ):
         tool_choice = str(tool_choice["type"])
-    choice = _choice(tool_choice, tools, path, parallel=wire.parallel_tool_calls is not False)
+    choice = _choice(tool_choice, tools, path, wire.parallel_tool_calls)
     if allowed is not None:
         choice = msgspec.structs.replace(choice, allowed=allowed)
     return ChatTools(tools, choice, ignored)
 
 
 def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tuple[str, ...]]:
-    """Return the supported tools and the paths of unsupported ones."""
+    """Return the supported tools, and the paths of unsupported ones and of unused fields."""
     found: list[ToolSpec] = []
-    ignored: list[str] = []
+    ignored: dict[str, None] = {}
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
         tool = convert(sent.value(raw, path), dict[str, Any], path)
@@ -61,7 +63,10 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tupl
             case "custom":
                 found.append(_custom(*_inner(tool, "custom", path)))
             case _:
-                ignored.append(path)
+                ignored[path] = None
+                continue
+        if "function" in tool or "custom" in tool:
+            ignored |= dict.fromkeys(CHAT_FIELDS.check_item("tools", tool))
     return tuple(found), tuple(ignored)
 
 
@@ -72,6 +77,8 @@ def _inner(tool: Mapping[str, Any], key: str, path: str) -> tuple[object, str]:
 
 def _function(value: object, path: str) -> ToolSpec:
     function = convert(value, Function, path)
+    if function.strict:
+        check_schema(function.parameters or {}, f"{path}.parameters")
     return ToolSpec(
         name=function.name,
         description=function.description or "",
@@ -114,8 +121,10 @@ def _allowed(tool_choice: dict[str, Any], tools: Tools) -> tuple[str, frozenset[
 
 
 def _choice(
-    tool_choice: str | dict[str, Any] | None, tools: Tools, path: str, *, parallel: bool
+    tool_choice: str | dict[str, Any] | None, tools: Tools, path: str, requested: bool | None
 ) -> ToolChoice:
+    """Decode the tool choice; `requested` is `parallel_tool_calls`."""
+    parallel = requested is not False
     match tool_choice:
         case None | "auto":
             return ToolChoice(parallel=parallel)
@@ -126,7 +135,8 @@ def _choice(
         case dict():
             name = _name(tool_choice)
             if any(tool.name == name for tool in tools):
-                return ToolChoice("named", name, parallel=parallel)
+                # A named tool is called once, unless the client requests parallel calls.
+                return ToolChoice("named", name, parallel=requested is True)
             raise InvalidRequest(f"{path}: there is no tool named '{name}'", param=path)
         case "required" | "any":
             raise InvalidRequest(f"{path}: requires a tool call, but `tools` is empty", param=path)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dovetail_model import OutputFormat, Request, Sampling, ToolSpec
+from dovetail_model import OutputFormat, Request, Sampling, ToolSpec, Unsupported
 from dovetail_protocols.chat.upstream_messages import ChatMessageBuilder, TurnWriter
 from dovetail_protocols.upstream import (
     ToolNames,
@@ -66,8 +66,8 @@ def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict
         fields["tool_choice"] = {"type": kind, kind: {"name": named.model_name}}
     elif choice.mode != "auto":
         fields["tool_choice"] = "none" if choice.mode == "none" else "required"
-    if not choice.parallel:
-        fields["parallel_tool_calls"] = False
+    if named is not None or not choice.parallel:  # of a named tool, the default is one call
+        fields["parallel_tool_calls"] = choice.parallel
     return fields
 
 
@@ -89,6 +89,8 @@ def _format(tool: ToolSpec) -> dict[str, Any]:
 def _sampling(sampling: Sampling) -> dict[str, Any]:
     values = {name: getattr(sampling, name) for name in _SHARED_FIELDS}
     fields = {name: value for name, value in values.items() if value is not None}
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias}
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
     if sampling.logprobs is not None:
@@ -106,3 +108,6 @@ def _output(output: OutputFormat) -> dict[str, Any]:
             form = {"name": output.name or "answer", "schema": output.schema or {}}
             strict = {"strict": True} if output.strict else {}
             return {"response_format": {"type": "json_schema", "json_schema": form | strict}}
+        case _:
+            message = f"{output.field}: the upstream's API has no field for it"
+            raise Unsupported(message, param=output.field)

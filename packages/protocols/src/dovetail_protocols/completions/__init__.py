@@ -17,6 +17,7 @@ from dovetail_protocols.completions import encode as _encode
 from dovetail_protocols.completions.decode import raw_prompt
 from dovetail_protocols.completions.encode import CompletionStream
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.field_names import rename_field
 from dovetail_protocols.rate_limits import openai_headers
 
 __all__ = ["CODEC", "CompletionStream", "CompletionsCodec", "raw_prompt"]
@@ -52,7 +53,7 @@ class CompletionsCodec:
         return _encode.encode_message(request, messages, ids, clock)
 
     def encode_error(self, error: DovetailError) -> ErrorResponse:
-        return _error.encode_error(error)
+        return _error.encode_error(rename_field(error, {"messages": "prompt"}))
 
 
 CODEC: Codec = CompletionsCodec()

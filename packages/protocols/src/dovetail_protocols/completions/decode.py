@@ -7,10 +7,12 @@ where `raw_prompt` reads it.
 import msgspec
 
 from dovetail_model import InvalidRequest, Request, Unsupported
-from dovetail_protocols.chat.decode import ignored_fields, include_usage, require_model, user_id
+from dovetail_protocols.chat.decode import decode_output, include_usage, require_model, user_id
 from dovetail_protocols.chat.sampling import decode_sampling, non_empty_text
 from dovetail_protocols.codec import Headers
+from dovetail_protocols.completions.fields import COMPLETION_FIELDS
 from dovetail_protocols.completions.wire import CompletionRequest, Prompt
+from dovetail_protocols.engine_fields import apply_engine_fields
 from dovetail_protocols.hints import read_nvext
 from dovetail_protocols.identity import read_identity
 from dovetail_protocols.request_body import RequestBody, convert
@@ -29,21 +31,26 @@ class CompletionEcho(msgspec.Struct, frozen=True):
 def decode(body: bytes, headers: Headers) -> Request:
     """Decode a request without turns. Its prompt is in the echo."""
     fields = RequestBody(body).fields
+    unused = COMPLETION_FIELDS.check(fields)
     wire = convert(fields, CompletionRequest)
     nvext = read_nvext(wire.nvext, headers)
     prompt = _prompt(wire.prompt)
     _reject_unsupported(wire, prompt)
+    sampling = decode_sampling(
+        wire, max_tokens=wire.max_tokens, logprobs=wire.logprobs, param="max_tokens"
+    )
+    output = decode_output(wire.response_format or {})
+    sampling, output = apply_engine_fields(fields, sampling, output)
     return Request(
         model=require_model(wire),
-        sampling=decode_sampling(
-            wire, max_tokens=wire.max_tokens, logprobs=wire.logprobs, param="max_tokens"
-        ),
+        sampling=sampling,
+        output=output,
         identity=read_identity(
             headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)
         ),
         hints=nvext.hints,
         stream=bool(wire.stream),
-        ignored=ignored_fields(fields, wire, nvext),
+        ignored=unused,
         echo=CompletionEcho(prompt, repeat=bool(wire.echo), include_usage=include_usage(wire)),
     )
 
@@ -81,8 +88,6 @@ def _ids(ids: list[int], path: str) -> tuple[int, ...]:
 
 def _reject_unsupported(wire: CompletionRequest, prompt: RawPrompt) -> None:
     """Reject unsupported fields that would change the response, instead of ignoring them."""
-    if wire.suffix:
-        raise Unsupported("suffix: text insertion is not supported", param="suffix")
     if wire.best_of is not None and wire.best_of != (wire.n or 1):
         raise Unsupported("best_of: must be equal to `n`", param="best_of")
     if wire.echo and wire.logprobs is not None:

@@ -1,6 +1,6 @@
 """Wire types of text completions."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,10 +14,10 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`."""
 
     prompt: Prompt = None
-    suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     best_of: int | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class CompletionLogprobsOut(msgspec.Struct, frozen=True):

@@ -1,12 +1,12 @@
 """Decode a request of the Messages API.
 
-Lenient: a field is rejected, with its path, only if it has no valid meaning. Unknown fields are
-reported in `ignored` and stored in `echo`.
+Lenient: a field is rejected, with its path, only if it has no valid meaning, or if ignoring it
+would change the output. Undeclared fields are reported in `ignored` and stored in `echo`.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -20,24 +20,20 @@ from dovetail_model import (
     ToolChoice,
     ToolSpec,
     Turn,
-    Unsupported,
 )
 from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.engine_fields import apply_engine_fields
 from dovetail_protocols.hints import read_nvext
 from dovetail_protocols.identity import read_identity, read_session
+from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.content import decode_content, decode_tool
-from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
+from dovetail_protocols.messages.fields import MESSAGES_FIELDS
+from dovetail_protocols.request_body import RequestBody, convert
 
 _LEGACY_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
-_NESTED: dict[str, type[msgspec.Struct]] = {
-    "thinking": wire.ThinkingConfig,
-    "output_config": wire.OutputConfig,
-    "context_management": wire.ContextManagement,
-    "metadata": wire.Metadata,
-}
 _CHOICES: dict[str, Literal["auto", "none", "required", "named"]] = {
     "auto": "auto",
     "any": "required",
@@ -47,11 +43,15 @@ _CHOICES: dict[str, Literal["auto", "none", "required", "named"]] = {
 
 
 class MessagesTools(msgspec.Struct, frozen=True):
-    """The tools that the client runs, and the paths and names of server tools."""
+    """The tools that the client runs, and the paths and names of server tools.
+
+    `unused` are the paths of fields without effect.
+    """
 
     specs: tuple[ToolSpec, ...] = ()
     skipped: tuple[str, ...] = ()
     skipped_names: frozenset[str | None] = frozenset()
+    unused: tuple[str, ...] = ()
 
 
 def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
@@ -74,9 +74,6 @@ def _decode(body: bytes, headers: Headers, cache: DecodeCache | None) -> Request
         if sent.fields.get(name) is None:
             raise InvalidRequest(f"{name}: Field required", param=name)
     request = convert(sent.fields, wire.Request)
-    if request.thread:  # such a request omits its history, which is not stored here
-        message = "thread: is not supported, send all messages with each request"
-        raise Unsupported(message, param="thread")
     try:
         return _request(request, sent, headers)
     except RecursionError as error:
@@ -84,12 +81,13 @@ def _decode(body: bytes, headers: Headers, cache: DecodeCache | None) -> Request
 
 
 def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request:
+    unused = MESSAGES_FIELDS.check(sent.fields)
     nvext = read_nvext(body.nvext, headers)
     system, tools = body.system or "", body.tools or ()
     toolbox = sent.get_or_decode("messages.tools", tools, lambda: _tools(sent, tools))
     thinking, edits = _thinking(body, nvext.max_thinking_tokens)
     session, user = _session_and_user(body.metadata)
-    unknown = unknown_fields(sent.fields, wire.Request)
+    sampling, output = apply_engine_fields(sent.fields, _sampling(body), _output(body))
     return Request(
         model=body.model,
         turns=tuple(
@@ -102,20 +100,14 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
         system=sent.get_or_decode("messages.system", system, lambda: _system(sent, system)),
         tools=toolbox.specs,
         tool_choice=_tool_choice(body.tool_choice, toolbox),
-        sampling=_sampling(body),
+        sampling=sampling,
         thinking=thinking,
-        output=_output(body),
+        output=output,
         identity=read_identity(headers, session=session, user=user),
         hints=nvext.hints,
         stream=bool(body.stream),
-        ignored=(
-            *unknown,
-            *_unknown_nested(sent.fields),
-            *toolbox.skipped,
-            *edits,
-            *nvext.ignored,
-        ),
-        echo={name: sent.fields[name] for name in unknown} or None,
+        ignored=(*unused, *toolbox.skipped, *toolbox.unused, *edits),
+        echo=MESSAGES_FIELDS.undeclared(sent.fields) or None,
     )
 
 
@@ -147,15 +139,20 @@ def _integer(value: float | None) -> int | None:
 def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
     specs: list[ToolSpec] = []
     skipped: dict[str, str | None] = {}
+    unused: dict[str, None] = {}
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
         value = sent.value(raw, path)
         spec = decode_tool(value, path)
         if spec is None:
             skipped[path] = convert(value, wire.Tool, path).name
-        else:
-            specs.append(spec)
-    return MessagesTools(tuple(specs), tuple(skipped), frozenset(skipped.values()))
+            continue
+        if spec.strict:
+            check_schema(spec.parameters, f"{path}.input_schema")
+        unused |= dict.fromkeys(MESSAGES_FIELDS.check_item("tools", value))
+        specs.append(spec)
+    names = frozenset(skipped.values())
+    return MessagesTools(tuple(specs), tuple(skipped), names, tuple(unused))
 
 
 def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> ToolChoice:
@@ -176,7 +173,8 @@ def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> Tool
     if not known:
         message = f"tool_choice.name: there is no tool named {choice.name!r}"
         raise InvalidRequest(message, param="tool_choice.name")
-    return ToolChoice(mode, choice.name, parallel)
+    # A named tool is called once, unless the client requests parallel calls.
+    return ToolChoice(mode, choice.name, choice.disable_parallel_tool_use is False)
 
 
 def _thinking(body: wire.Request, budget: int | None) -> tuple[Thinking, list[str]]:
@@ -228,6 +226,7 @@ def _output(body: wire.Request) -> OutputFormat:
         format = body.output_config.format
     if format is None or format.type == "text":
         return OutputFormat()
+    check_schema(format.schema or {}, "output_config.format.schema")
     return OutputFormat("json_schema", format.schema or {}, format.name, strict=True)
 
 
@@ -248,10 +247,3 @@ def _session_and_user(metadata: wire.Metadata | None) -> tuple[str | None, str |
         return session, None
     legacy = _LEGACY_SESSION.search(user_id)
     return (legacy[1], None) if legacy else (None, user_id)
-
-
-def _unknown_nested(fields: dict[str, Any]) -> Iterator[str]:
-    for name, kind in _NESTED.items():
-        value = fields.get(name)
-        if isinstance(value, dict):
-            yield from unknown_fields(value, kind, f"{name}.")

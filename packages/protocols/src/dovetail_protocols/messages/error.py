@@ -6,6 +6,7 @@ import msgspec
 
 from dovetail_model import DovetailError, Failure
 from dovetail_protocols.codec import ErrorResponse
+from dovetail_protocols.field_names import rename_field
 from dovetail_protocols.sse import frame
 
 _KINDS: dict[str, tuple[int, str]] = {
@@ -27,11 +28,17 @@ _KINDS: dict[str, tuple[int, str]] = {
 _DEFAULT_KIND = _KINDS["internal"]
 _OVERFLOW = "prompt is too long"
 # The SDK's tool runner requests threads. On this error it sends the full history instead.
+_FIELD_NAMES = {
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def encode_error(error: DovetailError) -> ErrorResponse:
     """Encode an error with the status that the API's clients expect for its kind."""
+    error = rename_field(error, _FIELD_NAMES)
     status, _ = _KINDS.get(error.kind, _DEFAULT_KIND)
     wait = error.retry_after
     headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)

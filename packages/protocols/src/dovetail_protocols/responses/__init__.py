@@ -21,6 +21,7 @@ from dovetail_protocols.codec import (
     StreamErrors,
 )
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.field_names import rename_field
 from dovetail_protocols.openai_error import encode_error
 from dovetail_protocols.rate_limits import openai_headers
 from dovetail_protocols.responses import echo
@@ -100,6 +101,13 @@ MODELS_ETAG_HEADER = "x-models-etag"
 """Codex compares it with the tag of its model list, and fetches the list again if they differ."""
 
 
+_FIELD_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+}
+
+
 class ResponsesCodec:
     """The Responses API in both directions."""
 
@@ -139,7 +147,7 @@ class ResponsesCodec:
         return whole(request, messages, ids, clock)
 
     def encode_error(self, error: DovetailError) -> ErrorResponse:
-        return encode_error(error)
+        return encode_error(rename_field(error, _FIELD_NAMES))
 
 
 class CompactCodec(ResponsesCodec):

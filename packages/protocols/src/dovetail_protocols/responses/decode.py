@@ -1,4 +1,6 @@
-"""Decode a request body. Lenient: unknown fields are reported, not rejected."""
+"""Decode a request body. Lenient: undeclared fields are reported, not rejected."""
+
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -15,15 +17,21 @@ from dovetail_model import (
 from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.engine_fields import apply_engine_fields
 from dovetail_protocols.hints import NvextOptions, read_nvext
 from dovetail_protocols.identity import read_identity, read_session
-from dovetail_protocols.request_body import RequestBody, convert, unknown_fields
+from dovetail_protocols.json_schema import check_schema
+from dovetail_protocols.request_body import RequestBody, convert
 from dovetail_protocols.responses import content, tools, wire
 from dovetail_protocols.responses import input_items as items
 from dovetail_protocols.responses.echo import build_echo
+from dovetail_protocols.responses.fields import RESPONSES_FIELDS
 from dovetail_protocols.responses.input_items import DecodedItem
 from dovetail_protocols.responses.raw_body import named_conversation
 from dovetail_protocols.responses.tools import DeclaredTools, ResponsesTools
+
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = frozenset((_LOGPROBS, "reasoning.encrypted_content"))
 
 
 def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
@@ -38,6 +46,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
 
 def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     _reject_unsupported(body)
+    unused = RESPONSES_FIELDS.check(sent.fields)
     pieces = items.decode_items(sent, body.input)
     notable = [piece for piece in pieces if piece.tools or piece.ignored]
     given = body.tools or ()
@@ -54,22 +63,23 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     nvext = read_nvext(body.nvext, headers)
     system, ignored_instructions = _system(sent, body.instructions)
     ignored = [
-        *unknown_fields(sent.fields, wire.Body),
+        *unused,
+        *_unknown_includes(body.include or ()),
         *offer.ignored,
         *ignored_choice,
-        *nvext.ignored,
         *ignored_instructions,
     ]
     ignored += [path for piece in notable for path in piece.ignored]
+    sampling, output = apply_engine_fields(sent.fields, _sampling(body), _output(body.text))
     return Request(
         model=body.model,
         turns=items.build_turns(sent, pieces),
         system=system,
         tools=offered,
         tool_choice=choice,
-        sampling=_sampling(body),
+        sampling=sampling,
         thinking=_thinking(body, nvext),
-        output=_output(body.text),
+        output=output,
         identity=_identity(body, headers, compacts),
         hints=nvext.hints,
         stream=body.stream is True,
@@ -104,8 +114,6 @@ def _reject_unsupported(body: wire.Body) -> None:
         raise InvalidRequest(
             "background: requires a stored response, but `store` is false", param="background"
         )
-    if body.prompt is not None:
-        raise Unsupported("prompt: templates are not supported, send `input`", param="prompt")
     if body.conversation is not None and named_conversation(body.conversation) is None:
         raise InvalidRequest(
             "conversation: must be an id or an object with an `id`", param="conversation"
@@ -142,7 +150,7 @@ def _instructions(
 
 def _sampling(body: wire.Body) -> Sampling:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    wants_logprobs = "message.output_text.logprobs" in (body.include or ())
+    wants_logprobs = _LOGPROBS in (body.include or ())
     return Sampling(
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
@@ -156,6 +164,10 @@ def _sampling(body: wire.Body) -> Sampling:
         stop=tuple(stop or ()),
         logprobs=body.top_logprobs or 0 if wants_logprobs or body.top_logprobs else None,
     )
+
+
+def _unknown_includes(given: Sequence[str]) -> Iterator[str]:
+    return (f"include[{at}]" for at, name in enumerate(given) if name not in _INCLUDES)
 
 
 def _thinking(body: wire.Body, nvext: NvextOptions) -> Thinking:
@@ -197,6 +209,8 @@ def _output(text: wire.TextOptions | None) -> OutputFormat:
             if schema is None:
                 where = "text.format.schema"
                 raise InvalidRequest(f"{where}: Field required", param=where)
+            if strict:
+                check_schema(schema, "text.format.schema")
             return OutputFormat("json_schema", schema, name, strict is True)
     where = "text.format.type"
     raise InvalidRequest(f"{where}: must be text, json_object or json_schema", param=where)

@@ -11,8 +11,10 @@ from typing import Any, Literal, TypeGuard, get_args
 import msgspec
 
 from dovetail_model import InvalidRequest, ToolChoice, ToolReferenceBlock, ToolSpec
+from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.request_body import convert
 from dovetail_protocols.responses import wire
+from dovetail_protocols.responses.fields import RESPONSES_FIELDS
 
 Mode = Literal["auto", "none", "required"]
 ToolKey = tuple[str | None, str]
@@ -30,7 +32,7 @@ class DeclaredTools(msgspec.Struct, frozen=True):
 
 
 class ResponsesTools(msgspec.Struct, frozen=True):
-    """Tools that the model may call, and the paths of unsupported ones."""
+    """Tools that the model may call, and the paths of unsupported ones and of unused fields."""
 
     specs: tuple[ToolSpec, ...]
     ignored: tuple[str, ...]
@@ -47,7 +49,7 @@ class ToolCollector:
 
     def __init__(self) -> None:
         self._specs: dict[ToolKey, ToolSpec] = {}
-        self.ignored: list[str] = []
+        self.ignored: dict[str, None] = {}
 
     def add(self, given: object, path: str, namespace: wire.ToolIn | None = None) -> None:
         """Add one declaration: a tool, or a namespace of tools."""
@@ -55,9 +57,10 @@ class ToolCollector:
         if is_client_tool_search(given):
             given = {**given, "type": "function", "name": TOOL_SEARCH}
         if isinstance(given, dict) and given.get("type", "function") not in _SERVED:
-            self.ignored.append(path)
+            self.ignored[path] = None
             return
         tool = convert(given, wire.ToolIn, path)
+        self.ignored |= dict.fromkeys(RESPONSES_FIELDS.check_item("tools", given))
         if tool.type == "namespace":
             self._add_namespace(tool, path)
         else:
@@ -102,7 +105,8 @@ def apply_tool_choice(
     wanted = _find(_unwrap_function(given), specs)
     if not wanted:
         raise InvalidRequest("tool_choice: there is no such tool in `tools`", param="tool_choice")
-    return ToolChoice("named", wanted[0].model_name, together), specs, ()
+    # A named tool is called once, unless the client requests parallel calls.
+    return ToolChoice("named", wanted[0].model_name, parallel is True), specs, ()
 
 
 def _by_mode(
@@ -177,6 +181,8 @@ def _spec(tool: wire.ToolIn, path: str, namespace: wire.ToolIn | None) -> ToolSp
     if not tool.name:
         raise InvalidRequest(f"{where}: Field required", param=where)
     custom = tool.type == "custom"
+    if tool.strict and not custom:
+        check_schema(tool.parameters or {}, f"{path}.parameters")
     descriptions = [namespace.description if namespace else None, tool.description]
     return ToolSpec(
         name=tool.name,

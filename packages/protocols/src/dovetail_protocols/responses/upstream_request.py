@@ -19,6 +19,7 @@ from dovetail_model import (
     ToolResultBlock,
     ToolSpec,
     Turn,
+    Unsupported,
 )
 from dovetail_protocols.upstream import (
     ToolNames,
@@ -160,8 +161,8 @@ def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict
         fields["tool_choice"] = {"type": kind, "name": named.model_name}
     elif choice.mode != "auto":
         fields["tool_choice"] = "none" if choice.mode == "none" else "required"
-    if not choice.parallel:
-        fields["parallel_tool_calls"] = False
+    if named is not None or not choice.parallel:  # of a named tool, the default is one call
+        fields["parallel_tool_calls"] = choice.parallel
     return fields
 
 
@@ -177,6 +178,9 @@ def _tool(tool: ToolSpec, dialect: UpstreamDialect) -> Item:
 
 def _sampling(request: Request) -> dict[str, Any]:
     sampling = request.sampling
+    if sampling.logit_bias:
+        message = "logit_bias: the upstream's API has no field for it"
+        raise Unsupported(message, param="logit_bias")
     values = {name: getattr(sampling, name) for name in _SHARED_FIELDS}
     values["max_output_tokens"] = sampling.max_tokens
     values["top_logprobs"] = sampling.logprobs
@@ -207,3 +211,6 @@ def _format(output: OutputFormat) -> dict[str, Any]:
         case "json_schema":
             form = {"name": output.name or "answer", "schema": output.schema or {}}
             return {"type": "json_schema", **form, "strict": output.strict}
+        case _:
+            message = f"{output.field}: the upstream's API has no field for it"
+            raise Unsupported(message, param=output.field)
