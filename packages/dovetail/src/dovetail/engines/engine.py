@@ -32,6 +32,9 @@ from dovetail_model import (
 
 ConstraintSyntax = Literal["gbnf", "ebnf", "lark", "structural_tag", "json_schema"]
 
+#: Sampling parameters that not every engine has.
+OptionalSampling = Literal["min_tokens", "ignore_eos", "logit_bias"]
+
 
 class Constraint(msgspec.Struct, frozen=True):
     """A grammar that constrains the output, in a syntax that the engine supports."""
@@ -43,7 +46,8 @@ class Constraint(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, frozen=True):
     """One generation. The engine must not modify `prompt`.
 
-    `stop_ids`: token ids that end the turn.
+    `stop_ids`: token ids that end the turn: those of the model, unless the request ignores them,
+    and those of the request.
     `session`: lets the engine reuse the cache of the session's previous request.
     `ends_session`: no other request of the session follows, so nothing needs to be held for it.
     `priority`: requests with a higher value run first, regardless of the engine's own convention.
@@ -111,6 +115,8 @@ class EngineCapabilities:
     `images`: the engine accepts images.
     `constrains_after_reasoning`: constraints apply only after the reasoning span, instead of from
     the first token on.
+    `sampling`: the optional sampling parameters that the engine applies. A request with another one
+    is rejected before it reaches the engine.
     """
 
     constraints: tuple[ConstraintSyntax, ...] = ()
@@ -121,6 +127,7 @@ class EngineCapabilities:
     supervised_elsewhere: bool = False
     constrains_after_reasoning: bool = False
     images: bool = False
+    sampling: frozenset[OptionalSampling] = frozenset()
 
 
 def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:

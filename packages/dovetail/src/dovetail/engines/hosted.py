@@ -8,6 +8,7 @@ from dovetail.engines.engine import (
     EngineCapabilities,
     EngineHealth,
     EngineRequest,
+    OptionalSampling,
     TokenEngine,
     TokenSink,
     check_prompt_length,
@@ -30,6 +31,7 @@ class HostedEngineInfo(msgspec.Struct, frozen=True):
 
     name: str
     constraints: tuple[ConstraintSyntax, ...] = ()
+    sampling: frozenset[OptionalSampling] = frozenset()
     logprobs: bool = False
     cached_tokens: bool = False
     context_length: int | None = None
@@ -50,6 +52,7 @@ def describe_engine(engine: TokenEngine) -> HostedEngineInfo:
     return HostedEngineInfo(
         name=engine.name,
         constraints=capabilities.constraints,
+        sampling=capabilities.sampling,
         logprobs=capabilities.logprobs,
         cached_tokens=capabilities.cached_tokens,
         context_length=capabilities.context_length,
@@ -65,6 +68,7 @@ class HostedEngine:
         self.name = info.name
         self.capabilities = EngineCapabilities(
             constraints=info.constraints,
+            sampling=info.sampling,
             logprobs=info.logprobs,
             cached_tokens=info.cached_tokens,
             context_length=info.context_length,

@@ -77,6 +77,7 @@ class ReplicaPool:
             logprobs=all(one.logprobs for one in supported),
             cached_tokens=all(one.cached_tokens for one in supported),
             context_length=min(lengths, default=None),
+            sampling=frozenset.intersection(*(one.sampling for one in supported)),
             local=first.local,
             constrains_after_reasoning=any(one.constrains_after_reasoning for one in supported),
         )

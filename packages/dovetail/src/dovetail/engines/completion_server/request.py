@@ -49,6 +49,8 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    min_tokens: int = 0
+    logit_bias: dict[str, float] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -135,7 +137,19 @@ def _sampling(body: CompletionRequest) -> Sampling:
         repetition_penalty=body.repetition_penalty,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         logprobs=body.logprobs,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        logit_bias=_logit_bias(body.logit_bias or {}),
     )
+
+
+def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(id), bias) for id, bias in given.items())
+    except ValueError as fault:
+        raise InvalidRequest(
+            "the keys of `logit_bias` must be token ids", param="logit_bias"
+        ) from fault
 
 
 def _constraint(

@@ -10,7 +10,7 @@ from dovetail.engines.completions.errors import error_from_status, is_priority_r
 from dovetail.engines.completions.frames import CompletionFrameReader
 from dovetail.engines.engine import ConstraintSyntax, EngineRequest, TokenSink
 from dovetail.engines.redaction import Redactor
-from dovetail.engines.sampling import explicit_sampling_fields
+from dovetail.engines.sampling import explicit_sampling_fields, optional_sampling_fields
 from dovetail.engines.token_ids import PromptEncoder, pack_token_ids
 from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net.http_client import (
@@ -90,6 +90,7 @@ def encode_request(
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields = explicit_sampling_fields(sampling, "seed")
+    fields |= optional_sampling_fields(sampling, "min_tokens")
     if sampling.logprobs is not None:
         fields["logprobs"] = sampling.logprobs
         # Several tokens can have the same text (parts of characters), and only one would be

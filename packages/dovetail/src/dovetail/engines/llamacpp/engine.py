@@ -52,6 +52,7 @@ class LlamaCppEngine:
         self._recovery: TokenIdRecovery | None = None
         self.capabilities = EngineCapabilities(
             constraints=("gbnf",),
+            sampling=frozenset(("ignore_eos", "logit_bias")),
             logprobs=True,
             cached_tokens=True,
             context_length=context_length or self._fit_context_length(),

@@ -93,6 +93,10 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields = {name: value for name, value in values.items() if value is not None}
     if sampling.seed is not None:
         fields["seed"] = sampling.seed % _SEED_MODULUS
+    if sampling.ignore_eos:
+        fields["ignore_eos"] = True
+    if sampling.logit_bias:
+        fields["logit_bias"] = [[id, bias] for id, bias in sampling.logit_bias]
     if sampling.logprobs is not None:
         check_top_logprobs(sampling.logprobs)
         fields["n_probs"] = max(sampling.logprobs, 1)

@@ -95,6 +95,7 @@ class OpenAIUpstream:
     def capabilities(self) -> EngineCapabilities:
         """The capabilities of the server, as far as they are known by now."""
         return EngineCapabilities(
+            sampling=frozenset(("logit_bias",)),
             logprobs=True,
             cached_tokens=True,
             context_length=self._context_length,

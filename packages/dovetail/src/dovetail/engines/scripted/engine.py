@@ -19,6 +19,7 @@ from dovetail.engines.engine import (
     TokenDelta,
     TokenSink,
 )
+from dovetail.engines.sampling import OPTIONAL_SAMPLING
 from dovetail.engines.scripted.prefix_cache import PrefixCache
 from dovetail.engines.scripted.reply import PreparedReply, ReplyBuilder, ReplyPlayback
 from dovetail.engines.scripted.script import (
@@ -202,7 +203,8 @@ class ScriptedCounters:
 class ScriptedEngine:
     """A token engine without a model. `requests` contains the last requests.
 
-    A constraint is recorded with its request but not enforced: the script defines the output.
+    Constraints and sampling parameters are recorded with their request and have no effect: the
+    script defines the output.
     """
 
     name = "scripted"
@@ -218,6 +220,7 @@ class ScriptedEngine:
         self.options = options = options or ScriptedOptions()
         self.capabilities = EngineCapabilities(
             constraints=CONSTRAINT_SYNTAXES,
+            sampling=frozenset(OPTIONAL_SAMPLING),
             logprobs=True,
             cached_tokens=True,
             context_length=options.context_length,

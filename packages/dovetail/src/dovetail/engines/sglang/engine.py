@@ -14,6 +14,7 @@ from dovetail.engines.engine import (
     check_prompt_length,
 )
 from dovetail.engines.redaction import Redactor
+from dovetail.engines.sampling import OPTIONAL_SAMPLING
 from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.sglang.discovery import (
     SERVER_INFO_PATHS,
@@ -195,6 +196,7 @@ class SglangEngine:
         lengths = [self._context_length, self._server_info.context_length]
         return EngineCapabilities(
             constraints=self._server_info.constraints,
+            sampling=frozenset(OPTIONAL_SAMPLING),
             logprobs=True,
             cached_tokens=self._server_info.reported,
             context_length=min((length for length in lengths if length), default=None),

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
-from dovetail.engines.sampling import explicit_sampling_fields
+from dovetail.engines.sampling import explicit_sampling_fields, optional_sampling_fields
 from dovetail.engines.sglang.discovery import PriorityOrder
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail_model import Sampling, Unsupported
@@ -59,7 +59,7 @@ def encode_request(
 def _sampling_params(request: EngineRequest) -> dict[str, Any]:
     """Return only the fields that are needed: SGLang rejects unknown names here.
 
-    `ignore_eos` is not set: it would also disable `stop_token_ids`.
+    `ignore_eos` also disables `stop_token_ids`, so the caller ends the output at the request's own.
     """
     params: dict[str, Any] = {
         "max_new_tokens": max(request.max_tokens, 1),
@@ -76,6 +76,7 @@ def _sampling_params(request: EngineRequest) -> dict[str, Any]:
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields = explicit_sampling_fields(sampling, "sampling_seed")
+    fields |= optional_sampling_fields(sampling, "min_new_tokens")
     if fields.get("top_k") == 0:  # disables the filter elsewhere, but is an error in SGLang
         fields["top_k"] = -1
     return fields

@@ -72,6 +72,7 @@ class TransformersEngine:
         endpoint, ready = await self._process.start(self._folder, self._requested_context_length)
         self.capabilities = EngineCapabilities(
             constraints=ready.constraints,
+            sampling=frozenset(ready.sampling),
             logprobs=ready.logprobs,
             cached_tokens=ready.cached_tokens,
             context_length=ready.context_length,

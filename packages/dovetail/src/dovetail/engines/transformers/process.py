@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.engines.engine import ConstraintSyntax
+from dovetail.engines.engine import ConstraintSyntax, OptionalSampling
 from dovetail.engines.process import EngineProcess, ProcessSpec
 from dovetail.engines.transformers.options import TransformersChildConfig, TransformersOptions
 from dovetail.net.http_client import Endpoint
@@ -34,6 +34,7 @@ class TransformersChildReady(msgspec.Struct, frozen=True):
     context_length: int
     cached_tokens: bool = False
     constraints: tuple[ConstraintSyntax, ...] = ()
+    sampling: tuple[OptionalSampling, ...] = ()
     logprobs: bool = False
     facts: dict[str, str | int] = {}
 

@@ -14,6 +14,7 @@ from dovetail.engines.engine import (
     RemoteModel,
     TokenSink,
 )
+from dovetail.engines.sampling import OPTIONAL_SAMPLING
 from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.timeouts import HEALTH_TIMEOUTS
 from dovetail.engines.vllm.discovery import (
@@ -70,7 +71,11 @@ class VllmEngine:
         self._started = False
         self._served_model = ServedModelCheck(f"vLLM at {endpoint}", remote.name)
         self._context_length = context_length or remote.context_length
-        self.capabilities = EngineCapabilities(logprobs=True, context_length=self._context_length)
+        self.capabilities = EngineCapabilities(
+            sampling=frozenset(OPTIONAL_SAMPLING),
+            logprobs=True,
+            context_length=self._context_length,
+        )
         self._client = self._create_client(Timeouts(CONNECT_TIMEOUT_SECONDS, self._options.silence))
 
     async def start(self) -> None:

@@ -22,10 +22,18 @@ from dovetail.engines.transformers.child.delivery import (
     defer_delivery,
     install_logprob_hook,
 )
-from dovetail.engines.transformers.child.grammar import GrammarCompiler, GrammarGuide
+from dovetail.engines.transformers.child.grammar import (
+    GrammarCompiler,
+    GrammarGuide,
+    MinTokensMask,
+)
 from dovetail.engines.transformers.child.loader import LoadedModel, TransformersLoadError
 from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
-from dovetail.engines.transformers.child.sampling_params import PARAMS_KEY, SamplingDefaults
+from dovetail.engines.transformers.child.sampling_params import (
+    PARAMS_KEY,
+    SamplingDefaults,
+    TokenMask,
+)
 from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import EngineError, EngineUnavailable, InvalidRequest, Unsupported
 
@@ -73,6 +81,7 @@ class BatchingEngine:
         defer_delivery(manager)
         self.capabilities = EngineCapabilities(
             constraints=grammars.syntaxes,
+            sampling=frozenset(("min_tokens", "ignore_eos")),
             logprobs=install_logprob_hook(manager),
             cached_tokens=self._prefix_cache.is_supported,
             context_length=context_length,
@@ -99,9 +108,12 @@ class BatchingEngine:
         """Push deltas as they arrive. Deltas that arrive while the sink is full are merged."""
         self._check(request)
         guide = await self._create_guide(request)
-        params = self._sampling_defaults.resolve(request.sampling, guide)
-        name = self._prefix_cache.create_request_id(request.cache_salt)
         eos_ids = guide.eos_ids if guide is not None else sorted(request.stop_ids)
+        mask: TokenMask | None = guide
+        if guide is None and request.sampling.min_tokens and eos_ids:
+            mask = MinTokensMask(eos_ids, request.sampling.min_tokens)
+        params = self._sampling_defaults.resolve(request.sampling, mask)
+        name = self._prefix_cache.create_request_id(request.cache_salt)
         logprobs = params.recorded_logprobs if params.logprobs is not None else None
         delivery = OutputDelivery(
             sink, eos_ids, partial(self._prefix_cache.cached_tokens, name), logprobs
@@ -130,6 +142,11 @@ class BatchingEngine:
                 "the engine 'transformers' does not support logprobs with this transformers version"
             )
         check_top_logprobs(wanted)
+        if request.sampling.min_tokens and request.constraint is not None:
+            raise Unsupported(
+                "min_tokens: the engine 'transformers' does not support it with a constraint",
+                param="min_tokens",
+            )
         if (last := max_token_id(request.prompt)) >= self._sampling_defaults.vocab_size:
             raise InvalidRequest(f"token id {last} is not in the model's vocabulary")
 

@@ -75,6 +75,23 @@ class GrammarGuide:
             words[word] |= bit
 
 
+class MinTokensMask:
+    """Allows all tokens, and `eos_ids` only after the minimum number of tokens."""
+
+    __slots__ = ("_eos_bits", "_min_tokens")
+
+    def __init__(self, eos_ids: Iterable[int], min_tokens: int) -> None:
+        self._eos_bits = _bit_positions(eos_ids)
+        self._min_tokens = min_tokens
+
+    def fill(self, generated: list[int], words: Any) -> None:
+        """Write one bit per token that may come next."""
+        words[:] = -1
+        if len(generated) < self._min_tokens:
+            for word, bit in self._eos_bits:
+                words[word] &= ~bit
+
+
 class GrammarCompiler:
     """Creates guides for one model. `eos_ids` end its turns."""
 

@@ -51,6 +51,7 @@ def prepare_server(config: dict[str, Any]) -> tuple[dict[str, Any], Callable[[],
         "context_length": context_length,
         "cached_tokens": engine.capabilities.cached_tokens,
         "constraints": engine.capabilities.constraints,
+        "sampling": sorted(engine.capabilities.sampling),
         "logprobs": engine.capabilities.logprobs,
         "facts": {**library_versions(), **loaded.facts, "cache_tokens": capacity},
     }
