@@ -7,7 +7,7 @@ from http_fixture import NAME, run, serving
 
 from dovetail.ledger.history_match import HistoryMatch, HistoryMatchCache, MatchStep, TurnMatch
 from dovetail.ledger.turn_digest import TurnDigestCache
-from dovetail.pipeline.generation import (
+from dovetail.pipeline.stop_sequences import (
     MAX_STOP_SEQUENCE_CHARS,
     MAX_STOP_TOTAL_CHARS,
     StopSequenceMatcher,

@@ -67,10 +67,10 @@ def test_precedence(thinking: Thinking, more: dict[str, Any], expected: dict[str
     ("requested", "known", "given"),
     [
         ("high", ("low", "high"), "high"),
-        ("medium", ("low", "high"), "high"),
+        ("medium", ("low", "high"), "low"),
         ("minimal", ("low", "high"), "low"),
         ("max", ("low", "medium", "high"), "high"),
-        ("xhigh", ("high", "max"), "max"),
+        ("xhigh", ("high", "max"), "high"),
         ("strange", ("low", "high"), "strange"),
         ("low", (), "low"),
         ("low", ("none",), "low"),

@@ -94,7 +94,7 @@ class StageEngine:
     name = "stage"
 
     def __init__(self, model: Model) -> None:
-        self.capabilities = EngineCapabilities()
+        self.capabilities = EngineCapabilities(constraints=("gbnf",), logprobs=True)
         self.tokenizer = model.tokenizer
         self.stop_id = self.tokenizer.controls["<|im_end|>"]
         self.requests: list[EngineRequest] = []

@@ -9,6 +9,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
+from dovetail.http.diagnostics import ResponseDiagnostics
 from dovetail.net.trace_context import parse_traceparent
 from dovetail.pipeline.documents import MEDIA_NOTES
 from dovetail.pipeline.execution import RequestObserver
@@ -44,12 +45,14 @@ class OutputTimeline:
     __slots__ = (
         "_reasoning_spans",
         "_reasoning_started_at",
+        "_report",
         "_tool_calls",
         "diagnostics",
         "ended_at",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, report: ResponseDiagnostics) -> None:
+        self._report = report
         self._reasoning_started_at: float | None = None  # start of the open span
         self._reasoning_spans: list[ReasoningSpan] = []
         self._tool_calls: dict[int, tuple[CallOpen, float, float | None]] = {}
@@ -110,6 +113,7 @@ class OutputTimeline:
 
     def _count_diagnostic(self, event: Diagnostic, at: float) -> None:
         self.diagnostics[event.code] = self.diagnostics.get(event.code, 0) + 1
+        self._report.add(event.code)
 
     def _end(self, event: Finish | Failure, at: float) -> None:
         self.ended_at = at
@@ -192,9 +196,9 @@ class PipelineTracker:
         "_cached_reported",
         "_metrics",
         "_model",
+        "_report",
         "carried_tokens",
         "migrations",
-        "notes",
         "prefix",
         "prepared",
         "prepared_at",
@@ -202,8 +206,9 @@ class PipelineTracker:
         "usage_by_choice",
     )
 
-    def __init__(self, metrics: Metrics, model: str = "") -> None:
+    def __init__(self, metrics: Metrics, report: ResponseDiagnostics, model: str = "") -> None:
         self._metrics = metrics
+        self._report = report
         self._model = model
         self._cached_reported = False
         self.prepared: PreparedRequest | None = None
@@ -212,13 +217,12 @@ class PipelineTracker:
         self.replica: int | None = None  # the last assigned replica
         self.migrations = 0
         self.carried_tokens = 0  # output tokens that were passed to other replicas
-        self.notes: dict[str, None] = {}  # reported to the client even if not requested
         self.usage_by_choice: dict[int, Usage] = {}  # set when a choice finishes
 
     def create_observer(self) -> RequestObserver:
         return RequestObserver(
             on_prepared=self._on_prepared,
-            on_note=self._on_note,
+            on_note=self._report.add,
             on_inexact=self._on_inexact,
             on_migrated=self._on_migrated,
             on_upstream_request=self._on_sent_upstream,
@@ -236,13 +240,10 @@ class PipelineTracker:
         self.prepared = prepared
         self.prepared_at = perf_counter()
         self.prefix = prefix_stats(prepared)
-        self.notes |= dict.fromkeys(note for note in prepared.prompt.notes if note in MEDIA_NOTES)
         failed = prepared.prompt.notes.count("splice_failed")
         self._metrics.count_prompt(self._model, self.prefix, failed)
-
-    def _on_note(self, note: str) -> None:
-        """Record a requested feature that the client does not get."""
-        self.notes[note] = None
+        for note in prepared.prompt.notes:
+            self._report.add(note)
 
     def _on_inexact(self) -> None:
         self._metrics.count_inexact_turn(self._model)

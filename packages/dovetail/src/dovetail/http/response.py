@@ -30,10 +30,12 @@ class StreamingResponse:
 
     __slots__ = (
         "_codec",
+        "_diagnostics",
         "_encode",
         "_encoder",
         "_exchange",
         "_final_frames",
+        "_headers_sent",
         "_keep_alive_seconds",
         "_timer",
         "_track_events",
@@ -59,6 +61,8 @@ class StreamingResponse:
         self._timer: asyncio.TimerHandle | None = None
         self._writer = ResponseWriter(exchange, self._start_response)
         self._encode, self._track_events = encoder.encode, tracker.on_events
+        self._diagnostics = tracker.diagnostics
+        self._headers_sent = False
 
     async def run(self, generation: Awaitable[None], guard: DisconnectGuard) -> None:
         """Run the generation and send its output. The body ends when the generation ends."""
@@ -86,6 +90,8 @@ class StreamingResponse:
         self._track_events(choice, events)
         frames = self._encode(events, choice)
         writer = self._writer
+        if self._diagnostics.unreported and self._headers_sent:
+            frames = self._diagnostics.comment() + frames
         return writer.write(frames) if frames or not writer.started else True
 
     async def drain(self) -> None:
@@ -94,6 +100,7 @@ class StreamingResponse:
 
     async def _start_response(self) -> None:
         headers = [*STREAM_HEADERS, *self._tracker.debug_headers()]
+        self._headers_sent = True
         await self._exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers)
 
     def _track_failure(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter
 
+from dovetail.http.diagnostics import DIAGNOSTICS_HEADER, ResponseDiagnostics
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import release_memory
 from dovetail.http.pipeline_tracker import (
@@ -59,6 +60,7 @@ class RequestTracker:
         "_status",
         "_timeline",
         "detached",
+        "diagnostics",
         "request_body",
         "stream_not_requested",
     )
@@ -80,14 +82,16 @@ class RequestTracker:
         self._log_suppressed = False
         self._request: Request | None = None
         self._model = ""
-        self._pipeline = PipelineTracker(metrics)
+        #: Findings that are reported to the client, whether or not it requests them.
+        self.diagnostics = ResponseDiagnostics()
+        self._pipeline = PipelineTracker(metrics, self.diagnostics)
         self._intervals = InterTokenHistogram()
         self._queued = False
         self._decoded_at: float | None = None
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
         self._open_event_type: type[Event] | None = None  # events of this type are not inspected
-        self._timeline = OutputTimeline()
+        self._timeline = OutputTimeline(self.diagnostics)
         self._last_events: list[list[Event]] = []  # the last batch of each choice
         self._error: str | None = None
         self._reason: str | None = None
@@ -109,7 +113,9 @@ class RequestTracker:
         self._decoded_at = perf_counter()
         self._request = request
         self._model = entry.name
-        self._pipeline = PipelineTracker(self._metrics, entry.name)
+        self._pipeline = PipelineTracker(self._metrics, self.diagnostics, entry.name)
+        for path in request.ignored:
+            self.diagnostics.add(f"ignored:{path}")
         self._intervals = self._metrics.inter_token_histogram(entry.name)
         self._last_events = [[] for _ in range(max(1, request.sampling.n))]
         self._queued = True
@@ -206,24 +212,13 @@ class RequestTracker:
         )
 
     def debug_headers(self) -> list[tuple[str, str]]:
-        """Return the headers with the diagnostics that the client requested."""
+        """Return the headers with findings so far, and with diagnostics that were requested."""
         headers: list[tuple[str, str]] = []
         if self.prepared is not None and self._exchange.wants_debug("prefix"):
             headers += prefix_headers(self.prepared.diagnosis)
-        notes = [
-            *self._pipeline.notes,
-            *(self._request_notes() if self._exchange.wants_debug("notes") else ()),
-        ]
-        if notes or self._exchange.wants_debug("notes"):
-            headers.append(("x-dovetail-diagnostics", ", ".join(dict.fromkeys(notes))))
+        if self.diagnostics.unreported or self._exchange.wants_debug("notes"):
+            headers.append((DIAGNOSTICS_HEADER, self.diagnostics.header_value()))
         return headers
-
-    def _request_notes(self) -> list[str]:
-        """Return notes on changes to the request that the client may not expect."""
-        notes = list(dict.fromkeys(self.prepared.prompt.notes)) if self.prepared else []
-        if self._request is not None:
-            notes += [f"ignored:{path}" for path in self._request.ignored]
-        return notes
 
     def on_error(self, error: DovetailError, status: int) -> None:
         self._error, self._reason, self._status = error.kind, error.reason, status

@@ -81,14 +81,14 @@ def _effort_switches(thinking: Thinking, profile: TemplateProfile) -> dict[str, 
 
 
 def _nearest_effort(effort: str, known: tuple[str, ...]) -> str:
-    """Return the nearest level that the template supports; the higher one of two."""
+    """Return the nearest level that the template supports; the lower one of two."""
     levels = [level for level in known if level != "none"]
     if not levels or effort in levels or effort not in _EFFORT_LEVELS:
         return effort
     place = _EFFORT_LEVELS.index(effort)
     return min(
         levels,
-        key=lambda level: (abs(_EFFORT_LEVELS.index(level) - place), -_EFFORT_LEVELS.index(level)),
+        key=lambda level: (abs(_EFFORT_LEVELS.index(level) - place), _EFFORT_LEVELS.index(level)),
     )
 
 

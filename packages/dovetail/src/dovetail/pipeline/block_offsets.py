@@ -79,6 +79,11 @@ class BlockOffsets:
         return self._tokenizer.decode(self._ids[count:])[self._emitted_chars - decoded_chars :]
 
     @property
+    def emitted_chars(self) -> int:
+        """The number of characters that were emitted, counted like `chars_before_stop`."""
+        return self._emitted_chars
+
+    @property
     def in_reasoning(self) -> bool:
         """Whether a reasoning span is open."""
         return self.open_type is ReasoningDelta

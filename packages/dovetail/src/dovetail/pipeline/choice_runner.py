@@ -58,7 +58,8 @@ class ChoiceRunner:
         self._observer = observer
         self._choice = choice
         self._cached_tokens: int | None = None
-        self._exact = True
+        # Hidden stop tokens are part of the ids but of no block.
+        self._exact = not prepared.request.sampling.ignore_eos
         self._migrations = 0
         self._migrated_at = 0  # number of generated tokens at the last migration
         self._attempts = 0  # number of engine requests
@@ -252,12 +253,15 @@ class ChoiceRunner:
         sampling = entry.resolve_sampling(request.sampling)
         if sampling.seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=sampling.seed + self._choice)
+        if sampling.min_tokens and generated:
+            left = max(0, sampling.min_tokens - len(generated))
+            sampling = msgspec.structs.replace(sampling, min_tokens=left)
         return EngineRequest(
             id=self._generation.entry_id,
             prompt=prompt.ids + generated if generated else prompt.ids,
             max_tokens=self._limit - len(generated),
             sampling=sampling,
-            stop_ids=entry.model.stop_ids,
+            stop_ids=self._generation.stop_ids,
             constraint=self._constraint(),
             session=session_key(self._prepared),
             priority=request.hints.priority or 0,

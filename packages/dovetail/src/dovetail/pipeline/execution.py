@@ -55,6 +55,7 @@ async def _create_runners(
 ) -> Sequence[ChoiceRunner | UpstreamRunner]:
     """Create a runner for each choice."""
     count = _choice_count(request)
+    entry.check(request)
     if isinstance(entry, UpstreamModel):
         request, notes = await entry.document_reader.read(request)
         for note in notes:

@@ -4,7 +4,6 @@ All output to clients passes through this module: it assigns public ids to calls
 reasoning, and records the generated tokens.
 """
 
-import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import msgspec
 
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry
 from dovetail.pipeline.block_offsets import BlockDelta, BlockOffsets
+from dovetail.pipeline.stop_sequences import StopScope, StopSequenceMatcher, VisibleTextStops
 from dovetail.pipeline.turn_record import TurnOrigin, TurnOwner, TurnRecord
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import (
@@ -22,7 +22,6 @@ from dovetail_model import (
     Finish,
     FinishReason,
     Fold,
-    InvalidRequest,
     Message,
     Request,
     SpanEnd,
@@ -32,67 +31,17 @@ from dovetail_tokenizers import Detokenizer, Piece, Tokenizer, TokenTextCache
 
 __all__ = ["Generation", "OutputSpec", "TurnOwner"]
 
-MAX_STOP_SEQUENCE_CHARS = 1024  # all prefixes are stored, which is quadratic in the length
-MAX_STOP_TOTAL_CHARS = 16 << 10
-
-
-class StopSequenceMatcher:
-    """Passes text up to the first stop sequence and holds back a possible beginning of one."""
-
-    __slots__ = ("_held", "_longest", "_pattern", "_prefixes", "found")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        sequences = sorted(set(filter(None, stops)), key=len, reverse=True)
-        if sequences and (
-            len(sequences[0]) > MAX_STOP_SEQUENCE_CHARS
-            or sum(map(len, sequences)) > MAX_STOP_TOTAL_CHARS
-        ):
-            raise InvalidRequest(
-                f"Stop sequences must have at most {MAX_STOP_SEQUENCE_CHARS} characters each "
-                f"and {MAX_STOP_TOTAL_CHARS} in total.",
-                param="stop",
-            )
-        self._pattern = re.compile("|".join(map(re.escape, sequences)))
-        self._prefixes = {stop[:size] for stop in sequences for size in range(1, len(stop))}
-        self._longest = max(map(len, sequences), default=1) - 1
-        self._held = ""
-        self.found: str | None = None
-
-    def feed(self, text: str) -> str:
-        """Return the text that is not part of a stop sequence. Text after one is dropped."""
-        if self.found is not None:
-            return ""
-        text = self._held + text
-        match = self._pattern.search(text)
-        if match is not None:
-            self.found, self._held = match[0], ""
-            return text[: match.start()]
-        held = self._partial_match_length(text)
-        self._held = text[len(text) - held :] if held else ""
-        return text[: len(text) - held] if held else text
-
-    def finish(self) -> str:
-        """Return the text that was held back."""
-        held, self._held = self._held, ""
-        return held
-
-    def _partial_match_length(self, text: str) -> int:
-        """Return the length of the longest suffix of the text that may begin a stop sequence."""
-        for size in range(min(self._longest, len(text)), 0, -1):
-            if text[-size:] in self._prefixes:
-                return size
-        return 0
-
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """How the output of a model is decoded: tokenizer, stop tokens, parsers."""
+    """How the output of a model is decoded: tokenizer, stop tokens, parsers, stop sequences."""
 
     tokenizer: Tokenizer
     stop_ids: frozenset[int]
     tool_parser: str | None
     reasoning_parser: str | None
     fingerprint: str
+    stop_scope: StopScope = "text"
 
     @cached_property
     def special_markers(self) -> frozenset[str]:
@@ -100,6 +49,12 @@ class OutputSpec:
         known = markers(self.tool_parser, self.reasoning_parser)
         controls = self.tokenizer.controls
         return frozenset(marker for marker in known if any(c in marker for c in controls))
+
+    @cached_property
+    def stop_texts(self) -> frozenset[str]:
+        """The texts of the stop tokens."""
+        spell = self.tokenizer.bytes_of
+        return frozenset(spell(id).decode("utf-8", "replace") for id in self.stop_ids)
 
     @cached_property
     def plain_texts(self) -> TokenTextCache:
@@ -132,8 +87,17 @@ class Generation:
             in_reasoning=prompt.in_reasoning,
             special=spec.special_markers,
         )
-        stops = request.sampling.stop
-        self._stop_matcher = StopSequenceMatcher(stops) if any(stops) else None
+        sampling = request.sampling
+        stops, everywhere = sampling.stop, spec.stop_scope == "output"
+        self._stop_matcher = StopSequenceMatcher(stops) if any(stops) and everywhere else None
+        self._text_stops = VisibleTextStops(stops) if any(stops) and not everywhere else None
+        #: The token ids that end the turn.
+        self.stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self.stop_ids |= spec.stop_ids
+        # The text of ignored stop tokens, which is not shown.
+        self._hidden = spec.stop_texts if sampling.ignore_eos else frozenset()
+        self._only_one_call = not request.tool_choice.parallel
         self._fold = Fold()
         #: The generated token ids, without the stop token.
         self.ids = array(TOKEN_ID_TYPECODE)
@@ -141,13 +105,17 @@ class Generation:
         thinking = msgspec.json.encode(request.thinking)
         origin = TurnOrigin(entry_id, spec.fingerprint, prompt, owner, thinking, request.identity)
         self._record = TurnRecord(origin, self.ids, self._offsets)
-        # Whether a single plain token can be decoded without the detokenizer.
-        self._single_token_path = self._stop_matcher is None
+        # Whether a single plain token may be decoded without the detokenizer, and whether it can be
+        # now.
+        self._plain_tokens_pass = not any(stops) and self.stop_ids == spec.stop_ids
+        self._single_token_path = self._plain_tokens_pass
         # The delta type of the open block, if no text is held back.
         self._open_type: type[BlockDelta] | None = None
         self._stop_id: int | None = None
-        #: Whether the turn has ended: by the model, or by a stop sequence.
+        #: Whether the turn has ended: by the model, a stop sequence, or a call too many.
         self.stopped = False
+        self._second_call = False
+        self._truncated = False
         self._finished = False
 
     @property
@@ -210,6 +178,8 @@ class Generation:
         if self._stop_matcher is not None:
             events += self._parser.feed(self._stop_matcher.finish())
         emitted = self._emit(events + self._parser.finish())
+        if self._text_stops is not None:
+            emitted += self._emit_visible(list(self._text_stops.finish()))
         end = Finish(self._finish_reason(reason), self._stop_sequence)
         self._finished = True
         self._fold.add(end)
@@ -222,8 +192,9 @@ class Generation:
     def build_entry(self, created: float = 0.0) -> LedgerEntry:
         """Build the ledger entry of the turn."""
         finished = self._finished or self._stop_id is not None
-        # The turn is truncated before a stop sequence, so the record has no stop token.
-        stop = self._stop_id if self._stop_sequence is None else None
+        # A turn that is truncated, or ended by a token of the request, has no stop token.
+        ended_by_model = not self._truncated and self._stop_id in self._spec.stop_ids
+        stop = self._stop_id if ended_by_model else None
         return self._record.build_entry(self._fold.message(), stop, finished, created)
 
     # Decoding
@@ -239,15 +210,15 @@ class Generation:
         has_pending_bytes = self._detokenizer.has_pending_bytes
         if not has_pending_bytes:
             self._offsets.mark_boundary()
-        if self._stop_sequence is not None:
-            self._truncate()
-        self._single_token_path = not (
-            has_pending_bytes or self.stopped or self._stop_matcher is not None
+        if self._stop_matcher is not None and self._stop_matcher.found is not None:
+            self._truncate(self._offsets.chars_before_stop)
+        self._single_token_path = self._plain_tokens_pass and not (
+            has_pending_bytes or self.stopped
         )
         return self._finish_feed(events)
 
     def _take_until_stop_id(self, ids: Sequence[int]) -> Sequence[int]:
-        stop_ids = self._spec.stop_ids
+        stop_ids = self.stop_ids
         if stop_ids.isdisjoint(ids):
             return ids
         end = next(at for at, id in enumerate(ids) if id in stop_ids)
@@ -258,6 +229,8 @@ class Generation:
     def _parse(self, pieces: Iterable[Piece]) -> list[Event]:
         events: list[Event] = []
         for piece in pieces:
+            if piece.special and piece.text in self._hidden:
+                continue
             self._offsets.add_text(piece.text)
             if self._stop_matcher is not None:
                 events += self._parse_until_stop_sequence(piece, self._stop_matcher)
@@ -294,6 +267,28 @@ class Generation:
         return emitted
 
     def _emit(self, events: list[Event]) -> list[Event]:
+        """Emit the events before a stop sequence or a call too many, which end the output."""
+        shown = events if self._text_stops is None else self._text_stops.filter(events)
+        if self._only_one_call:
+            shown = self._until_second_call(shown)
+        emitted = self._emit_visible(shown)
+        found = self._text_stops is not None and self._text_stops.found is not None
+        if (found or self._second_call) and not self._truncated:
+            self.stopped = True
+            self._truncate(self._offsets.emitted_chars)
+        return emitted
+
+    def _until_second_call(self, events: list[Event]) -> list[Event]:
+        """Return the events before the second call. Its beginning is dropped with it."""
+        if self._second_call:
+            return []
+        for at, event in enumerate(events):
+            if isinstance(event, CallOpen) and event.index > 0:
+                self._second_call = True
+                return events[:at]
+        return events
+
+    def _emit_visible(self, events: list[Event]) -> list[Event]:
         """Add public ids and seals to events."""
         emitted: list[Event] = []
         for event in events:
@@ -309,11 +304,13 @@ class Generation:
 
     @property
     def _stop_sequence(self) -> str | None:
-        return self._stop_matcher.found if self._stop_matcher is not None else None
+        stops = self._stop_matcher or self._text_stops
+        return None if stops is None else stops.found
 
-    def _truncate(self) -> None:
-        """Drop the tokens from the stop sequence on, which the client does not receive."""
-        del self.ids[self._offsets.count_ids_within(self._offsets.chars_before_stop) :]
+    def _truncate(self, chars: int) -> None:
+        """Drop the tokens after these characters, which the client does not receive."""
+        self._truncated = True
+        del self.ids[self._offsets.count_ids_within(chars) :]
 
     def _finish_reason(self, given: FinishReason | None) -> FinishReason:
         if self._stop_sequence is not None:

@@ -9,13 +9,16 @@ from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail.models.loader import Model
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.storage.lru import LruCache
-from dovetail_model import Unsupported
+from dovetail_model import Request, Unsupported
 from dovetail_parsers import build_guided_grammar
 
 #: The position in the output from which an engine generates.
 OutputPhase = Literal["start", "reasoning", "after_reasoning"]
 
-#: Note for a request whose output format the engine cannot enforce.
+#: What happens to a constraint that the engine cannot enforce: an error, or a note.
+GuidedFallback = Literal["reject", "report"]
+
+#: Note for a request with a constraint that the engine cannot enforce.
 UNENFORCED_NOTE = "guided:unenforced"
 
 _MAX_CACHED = 256
@@ -37,8 +40,14 @@ class OutputConstraint:
 class ConstraintBuilder:
     """Builds the constraints of requests to a model, cached because sessions repeat them."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(
+        self, model: Model, fallback: GuidedFallback = "reject", *, raw_prompts: bool = False
+    ) -> None:
         self._model = model
+        self._fallback = fallback
+        # Text that continues a raw prompt is not parsed, so it has no reasoning and no calls.
+        self._tool_parser = None if raw_prompts else model.tool_parser
+        self._reasoning_parser = None if raw_prompts else model.reasoning_parser
         self._cache: LruCache[tuple[object, ...], tuple[object, OutputConstraint]] = LruCache(
             _MAX_CACHED
         )
@@ -65,7 +74,7 @@ class ConstraintBuilder:
     def _may_reason(self, prepared: PreparedRequest) -> bool:
         """Return whether the model may reason: neither the request nor the prompt disables it."""
         model = self._model
-        if model.reasoning_parser is None or prepared.request.thinking.enabled is False:
+        if self._reasoning_parser is None or prepared.request.thinking.enabled is False:
             return False
         closing = model.tokenizer.decode(model.reasoning_end_ids).strip()
         return not closing or closing not in (prepared.prompt.opening or "")
@@ -82,8 +91,8 @@ class ConstraintBuilder:
         grammar_syntaxes = [syntax for syntax in syntaxes if syntax != "json_schema"]
         try:
             grammar = build_guided_grammar(
-                model.tool_parser,
-                model.reasoning_parser,
+                self._tool_parser,
+                self._reasoning_parser,
                 tools=request.tools,
                 choice=request.tool_choice,
                 output=request.output,
@@ -95,10 +104,31 @@ class ConstraintBuilder:
         except Unsupported:
             if grammar_syntaxes:
                 raise
-            return OutputConstraint(notes=(UNENFORCED_NOTE,))
+            return self._unenforced(request)
         if grammar is None:
             return OutputConstraint()
         if not grammar_syntaxes:
-            return OutputConstraint(notes=(UNENFORCED_NOTE,))
+            return self._unenforced(request)
         notes = tuple(f"guided:{note}" for note in grammar.notes)
         return OutputConstraint(Constraint(grammar.syntax, grammar.text), notes)
+
+    def _unenforced(self, request: Request) -> OutputConstraint:
+        """Handle a constraint without an engine that enforces constraints."""
+        field = constraining_field(request)
+        if field == "parallel_tool_calls":
+            return OutputConstraint()  # the output ends before a second call
+        if self._fallback == "report":
+            return OutputConstraint(notes=(UNENFORCED_NOTE,))
+        message = f"{field}: the engine does not support constrained output"
+        raise Unsupported(message, param=field)
+
+
+def constraining_field(request: Request) -> str:
+    """Return the field of a request that constrains its output."""
+    choice = request.tool_choice
+    if request.output.kind != "text" and choice.mode not in ("required", "named"):
+        return request.output.field
+    if choice.mode != "auto":
+        return "tool_choice"
+    strict = any(tool.strict for tool in request.tools)
+    return "tools" if strict else "parallel_tool_calls"

@@ -99,13 +99,14 @@ class ChatPreparer:
         *,
         min_offload_chars: int = MIN_OFFLOAD_SIZE,
     ) -> None:
+        settings = settings or PromptSettings()
         self._ledger = ledger
         self._clock = clock
         self._renderer = ConversationRenderer(
             model,
             ledger,
             keyring,
-            settings or PromptSettings(),
+            settings,
             clock,
             min_offload_chars=min_offload_chars,
         )
@@ -115,6 +116,7 @@ class ChatPreparer:
             model.tool_parser,
             model.reasoning_parser,
             model.fingerprint,
+            settings.stop_scope,
         )
         self._prefix_diagnostics = PrefixDiagnostics(decode=model.tokenizer.decode)
 

@@ -27,7 +27,7 @@ _EMPTY_HEAD = HeadDigests(b"", b"", b"", b"")
 
 def to_raw_model(entry: TokenModel) -> TokenModel:
     """Return the model for text completions: the same pipeline with raw prompts."""
-    return replace(entry, preparer=RawPreparer(entry.model))
+    return replace(entry, preparer=RawPreparer(entry.model), raw_prompts=True)
 
 
 class RawPreparer:

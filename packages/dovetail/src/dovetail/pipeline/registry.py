@@ -10,10 +10,16 @@ from functools import cached_property
 import msgspec
 
 from dovetail.engines.engine import UpstreamEngine
+from dovetail.engines.sampling import OPTIONAL_SAMPLING, check_sampling
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model
 from dovetail.pipeline.documents import DocumentReader
-from dovetail.pipeline.guided_decoding import ConstraintBuilder, OutputConstraint, OutputPhase
+from dovetail.pipeline.guided_decoding import (
+    ConstraintBuilder,
+    GuidedFallback,
+    OutputConstraint,
+    OutputPhase,
+)
 from dovetail.pipeline.preparation import PreparedRequest, RequestPreparer
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.responses.conversations import ConversationStore
@@ -21,7 +27,7 @@ from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
 from dovetail.storage.faults import StoreFaults
-from dovetail_model import NotFound, Sampling
+from dovetail_model import NotFound, Request, Sampling, Unsupported
 from dovetail_protocols import DecodeCache
 
 DEFAULT_CONTEXT_TOKENS = 1 << 20  # if neither the model nor the engine reports a length
@@ -43,6 +49,8 @@ class TokenModel:
     `keep_logprobs`: request and record logprobs even if the client did not request them.
     `start_timeout_seconds`: how long the start of a response waits for the engine.
     `codex_profile`: the entry of Codex's own catalog as which Codex sees the model.
+    `raw_prompts`: prompts are texts of the client, so the output has no reasoning and no calls.
+    `guided_fallback`: what happens to a constraint that the engine cannot enforce.
     """
 
     names: tuple[str, ...]
@@ -57,6 +65,8 @@ class TokenModel:
     created: float = field(default_factory=time.time)
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
     codex_profile: str | None = None
+    raw_prompts: bool = False
+    guided_fallback: GuidedFallback = "reject"
 
     @property
     def name(self) -> str:
@@ -79,7 +89,7 @@ class TokenModel:
 
     @cached_property
     def _constraint_builder(self) -> ConstraintBuilder:
-        return ConstraintBuilder(self.model)
+        return ConstraintBuilder(self.model, self.guided_fallback, raw_prompts=self.raw_prompts)
 
     def output_constraint(
         self, prepared: PreparedRequest, phase: OutputPhase = "start"
@@ -102,6 +112,10 @@ class TokenModel:
         """Connect the stores of the preparer, then start the engine."""
         await self.preparer.start()
         await self.engine.start()
+
+    def check(self, request: Request) -> None:
+        """Reject a request with a sampling parameter that the engine would not apply."""
+        check_sampling(request.sampling, self.engine.capabilities, self.engine.name)
 
     async def close(self) -> None:
         """Flush and close the stores of the preparer."""
@@ -148,6 +162,13 @@ class UpstreamModel:
     def warnings(self) -> tuple[str, ...]:
         return (f"{self.name}: the upstream server renders the prompts, so turns are not exact",)
 
+    def check(self, request: Request) -> None:
+        """Reject a request with a sampling parameter that the upstream's API does not have."""
+        check_sampling(request.sampling, self.engine.capabilities, self.engine.name)
+        if request.sampling.stop_token_ids:
+            field = "stop_token_ids"
+            raise Unsupported(f"{field}: the upstream server does not support it", param=field)
+
     def resolve_sampling(self, requested: Sampling) -> Sampling:
         """Merge the values of the request and the operator. The upstream sets the others."""
         return merge_sampling(requested, self.default_sampling)
@@ -163,7 +184,9 @@ class UpstreamModel:
 ModelEntry = TokenModel | UpstreamModel
 
 _MERGED_FIELDS = tuple(
-    n for n in Sampling.__struct_fields__ if n not in ("n", "stop", "max_tokens")
+    name
+    for name in Sampling.__struct_fields__
+    if name not in ("n", "stop", "max_tokens", "stop_token_ids", *OPTIONAL_SAMPLING)
 )
 
 

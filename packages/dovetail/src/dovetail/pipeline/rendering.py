@@ -26,6 +26,7 @@ from dovetail.models.loader import Model, RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.documents import DocumentReader, lacks_text, max_document_chars
+from dovetail.pipeline.stop_sequences import StopScope
 from dovetail.pipeline.token_bound import check_prompt_fits, count_text_chars
 from dovetail.pipeline.turn_record import TurnOwner
 from dovetail.prompt.conversation_state import (
@@ -58,9 +59,10 @@ _MIN_OFFLOAD_TURNS = 1000  # 1 to 10 ms of normalization
 class PromptSettings:
     """The operator's settings.
 
-    `hide_unusable_tools` omits tools if `tool_choice` is `none`.
+    `hide_unusable_tools`: omit tools if `tool_choice` is `none`.
     `images`: whether images and files that the model cannot read are replaced or rejected.
     `max_context`: the operator's limit of the context length.
+    `stop_scope`: where stop sequences are found.
     """
 
     replay: ReplayPolicy = "auto"
@@ -71,6 +73,7 @@ class PromptSettings:
     hide_unusable_tools: bool = False
     images: Literal["replace", "reject"] = "replace"
     max_context: int | None = None
+    stop_scope: StopScope = "text"
 
 
 @dataclass(frozen=True)

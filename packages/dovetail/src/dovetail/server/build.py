@@ -201,6 +201,7 @@ def _build_token_model(
         default_sampling=default_sampling(config),
         codex_profile=config.codex_profile,
         keep_logprobs=config.keep_logprobs,
+        guided_fallback=config.guided_fallback,
     )
 
 
@@ -269,6 +270,7 @@ def preparation_settings(config: Config) -> PromptSettings:
         hide_unusable_tools=config.exclude_tools_when_tool_choice_none,
         images=config.images,
         max_context=config.context_length,
+        stop_scope=config.stop_scope,
     )
 
 

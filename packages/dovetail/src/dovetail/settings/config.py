@@ -127,6 +127,16 @@ class Config:
     exclude_tools_when_tool_choice_none: bool = _model_setting(
         False, "Leave tools out of the prompt if tool_choice is none."
     )
+    stop_scope: Literal["text", "output"] = _model_setting(
+        "text",
+        "Where stop sequences end a response: text (only the visible text), or output (also "
+        "reasoning and tool calls).",
+    )
+    guided_fallback: Literal["reject", "report"] = _model_setting(
+        "reject",
+        "What to do with a constraint that the engine cannot enforce: reject the request, or "
+        "generate without it and report that.",
+    )
 
     # Prompts
     strip_anthropic_preamble: bool = _setting(

@@ -1,0 +1,246 @@
+"""No declared field is ignored silently: it has an effect, or an error or a report names it."""
+
+import json
+from typing import Any
+
+import msgspec
+from http_fixture import _TEMPLATE, NAME, Reply, Stage, run, serving
+
+from dovetail.engines.engine import EngineCapabilities, EngineRequest
+from dovetail.engines.sampling import OPTIONAL_SAMPLING
+from dovetail_protocols import FIELD_REGISTRIES, Field, FieldRegistry
+
+PATHS = {
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+}
+MESSAGES = [{"role": "user", "content": "Hello?"}]
+FUNCTION = {"name": "look_up", "description": "Finds.", "parameters": {"type": "object"}}
+TOOLS: dict[str, Any] = {
+    "messages": {"name": "look_up", "input_schema": {"type": "object"}},
+    "responses": {"type": "function", **FUNCTION},
+    "chat": {"type": "function", "function": FUNCTION},
+}
+CUSTOM: dict[str, Any] = {
+    "responses": {"type": "custom", "name": "patch"},
+    "chat": {"type": "custom", "custom": {"name": "patch"}},
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "messages": {"model": NAME, "messages": MESSAGES},
+    "responses": {"model": NAME, "input": "Hello?"},
+    "chat": {"model": NAME, "messages": MESSAGES},
+    "completions": {"model": NAME, "prompt": "Hello?"},
+}
+#: Fields that a field needs next to it, per field.
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "stream_options.include_usage": {"stream": True},
+    "nvext.dispatch": {"stream": True},
+    "tool_choice": {"tools": ...},
+    "tool_choice.type": {"tools": ...},
+    "tool_choice.name": {"tools": ..., "tool_choice": {"type": "tool"}},
+    "tool_choice.disable_parallel_tool_use": {"tools": ..., "tool_choice": {"type": "auto"}},
+    "parallel_tool_calls": {"tools": ...},
+    "function_call": {"functions": [FUNCTION]},
+    "thinking.budget_tokens": {"thinking": {"type": "enabled"}},
+    "thinking.display": {"thinking": {"type": "enabled"}},
+    "top_logprobs": {"logprobs": True},
+}
+#: Honoured, but this test cannot see how.
+UNSEEN = {
+    "model": "the model of the test is the only one",
+    "messages": "the same as without",
+    "input": "the same as without",
+    "prompt": "the same as without",
+    "nvext": "only its members have effects",
+    "nvext.agent_hints": "only its members have effects",
+    "nvext.agent_hints.strict_priority": "orders the queue of a busy server",
+    "nvext.agent_hints.latency_sensitivity": "orders the queue of a busy server",
+    "nvext.agent_hints.speculative_prefill": "the test does not wait for the next prompt",
+    "cache_control": "the prefix cache is always on",
+    "tools[].cache_control": "the prefix cache is always on",
+    "tools[].eager_input_streaming": "arguments are always streamed",
+    "modalities": "text is the only one",
+    "tools[].type": "the type of the test's own tools",
+    "tools[].function": "contains the test's own tool",
+    "tools[].custom": "contains the test's own tool",
+    "tools[].tools": "of a namespace only",
+    "store": "the test does not retrieve responses",
+    "thinking.clear_thinking": "about the reasoning of earlier turns",
+    "reasoning.context": "about the reasoning of earlier turns",
+    "context_management": "about the reasoning of earlier turns",
+    "context_management.edits": "about the reasoning of earlier turns",
+    "best_of": "an error only if it differs from `n`",
+    "stream_options": "only its members have effects",
+}
+OUTPUT = "<think>\nLet me think about this.\n</think>\n\nHello."
+TEMPLATE = _TEMPLATE.replace(
+    "<|im_start|>assistant\n{% endif %}",
+    "<|im_start|>assistant\n{% if reasoning_effort %}Effort: {{ reasoning_effort }}\n{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}",
+)
+VOLATILE = {
+    "id", "created", "created_at", "completed_at", "signature", "encrypted_content", "item_id",
+}  # fmt: skip
+
+
+def test_every_field_is_honoured_rejected_or_reported() -> None:
+    async def scene() -> None:
+        silent = []
+        async with serving(template=TEMPLATE) as stage:
+            stage.engine.capabilities = EngineCapabilities(
+                constraints=("gbnf",), logprobs=True, sampling=frozenset(OPTIONAL_SAMPLING)
+            )
+            stage.engine.plan = stage.engine.script(OUTPUT)
+            for registry in FIELD_REGISTRIES:
+                for field in registry.fields:
+                    if field.name not in UNSEEN:
+                        fault = await silence(stage, registry, field)
+                        silent += [f"{registry.api}: {field.name}: {fault}"] if fault else []
+        assert not silent, "\n".join(silent)
+
+    run(scene)
+
+
+def test_undeclared_fields_are_reported_unrequested() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            for api, path in PATHS.items():
+                reply = await stage.request("POST", path, BODIES[api] | {"of_tomorrow": 1})
+                assert reply.status == 200
+                assert reply.headers["x-dovetail-diagnostics"] == "ignored:of_tomorrow"
+                reply = await stage.request("POST", path, BODIES[api])
+                assert "x-dovetail-diagnostics" not in reply.headers
+
+    run(scene)
+
+
+def test_names_of_fields_cannot_break_headers() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            body: dict[str, Any] = {f"f{n}": 1 for n in range(100)}
+            body = {"a\r\nset-cookie: x, y": 1, "é" * 500: 1} | body
+            reply = await stage.request("POST", PATHS["chat"], BODIES["chat"] | body)
+            notes = reply.headers["x-dovetail-diagnostics"].split(", ")
+            assert notes[:2] == ["ignored:a_set-cookie:_x_y", "ignored:_"]
+            assert (len(notes), notes[-1]) == (65, "more:38")
+
+    run(scene)
+
+
+def test_unsupported_parameters_are_rejected_with_their_field() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.capabilities = EngineCapabilities()
+            cases: dict[str, Any] = {
+                "min_tokens": 5,
+                "ignore_eos": True,
+                "logit_bias": {"5": 1},
+                "logprobs": True,
+                "response_format": {"type": "json_object"},
+                "guided_regex": "a+",
+            }
+            for name, value in cases.items():
+                reply = await stage.request("POST", PATHS["chat"], BODIES["chat"] | {name: value})
+                assert (reply.status, reply.json["error"]["param"]) == (400, name)
+            body = BODIES["chat"] | {"tools": [TOOLS["chat"]], "tool_choice": "required"}
+            reply = await stage.request("POST", PATHS["chat"], body)
+            assert (reply.status, reply.json["error"]["param"]) == (400, "tool_choice")
+            format = {"type": "json_schema", "schema": {"type": "object"}}
+            body = BODIES["messages"] | {"output_config": {"format": format}}
+            reply = await stage.request("POST", PATHS["messages"], body)
+            assert reply.json["error"]["message"].startswith("output_config.format: ")
+            body = BODIES["responses"] | {"text": {"format": {"type": "json_object"}}}
+            reply = await stage.request("POST", PATHS["responses"], body)
+            assert (reply.status, reply.json["error"]["param"]) == (400, "text.format")
+
+    run(scene)
+
+
+def test_findings_during_a_stream_are_comments() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            broken = '<tool_call>\n{"name": "look_up", "arguments": {"a": "\n"}}\n</tool_call>'
+            stage.engine.plan = stage.engine.script("Hello. " + broken)
+            for api in ("messages", "responses", "chat"):
+                body = BODIES[api] | {"tools": [TOOLS[api]], "stream": True}
+                reply = await stage.request("POST", PATHS[api], body)
+                comments = [
+                    line for line in reply.body.decode().split("\n\n") if line.startswith(": x")
+                ]
+                assert comments == [": x-dovetail-diagnostics: control_character_in_string"], (
+                    reply.body
+                )
+                whole = await stage.request("POST", PATHS[api], body | {"stream": False})
+                assert whole.headers["x-dovetail-diagnostics"] == "control_character_in_string"
+
+    run(scene)
+
+
+def test_responses_errors_name_input() -> None:
+    async def scene() -> None:
+        async with serving(max_context=64) as stage:
+            body = BODIES["responses"] | {"input": "x" * 100}
+            reply = await stage.request("POST", PATHS["responses"], body)
+            assert (reply.status, reply.json["error"]["param"]) == (400, "input")
+            body = BODIES["chat"] | {"messages": [{"role": "user", "content": "x" * 100}]}
+            reply = await stage.request("POST", PATHS["chat"], body)
+            assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
+
+    run(scene)
+
+
+async def silence(stage: Stage, registry: FieldRegistry, field: Field) -> str:
+    """Return how a field is ignored, or nothing if it is not."""
+    base = BODIES[registry.api] | COMPANIONS.get(field.name, {})
+    if base.get("tools") is ... or field.name.startswith("tools[]."):
+        custom = field.name.startswith(("tools[].custom", "tools[].format"))
+        base = base | {"tools": [CUSTOM[registry.api] if custom else TOOLS[registry.api]]}
+    before, before_engine = await send(stage, registry.api, base)
+    body = put(json.loads(json.dumps(base)), field.name, field.example)
+    after, engine = await send(stage, registry.api, body)
+    if after.status != 200:
+        named = field.name.replace("[]", "[0]") in after.body.decode()
+        return "" if named and 400 <= after.status < 500 else f"{after.status} {after.body!r}"
+    if field.support == "rejected":
+        return "accepted"
+    reported = f"ignored:{field.name}" in after.headers.get("x-dovetail-diagnostics", "")
+    if field.support == "reported":
+        return "" if reported else "not reported"
+    changed = engine != before_engine or shown(after) != shown(before)
+    return "" if changed and not reported else f"no effect, reported: {reported}"
+
+
+async def send(stage: Stage, api: str, body: dict[str, Any]) -> tuple[Reply, list[EngineRequest]]:
+    stage.engine.requests.clear()
+    reply = await stage.request("POST", PATHS[api], body)
+    requests = [msgspec.structs.replace(one, id="") for one in stage.engine.requests]
+    return reply, requests
+
+
+def put(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Set the field at a path; `[]` is the first item."""
+    *outer, last = path.replace("[]", "").split(".")
+    at: Any = body
+    for name in outer:
+        at = at[0] if isinstance(at, list) else at
+        at = at.setdefault(name, {})
+    (at[0] if isinstance(at, list) else at)[last] = value
+    return body
+
+
+def shown(reply: Reply) -> Any:
+    """Return what a client sees, without ids and times."""
+    if "json" not in reply.headers.get("content-type", ""):
+        frames = [line for line in reply.body.decode().splitlines() if line.startswith("data: {")]
+        return [stable(json.loads(line.removeprefix("data: "))) for line in frames]
+    return stable(reply.json)
+
+
+def stable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: stable(one) for name, one in value.items() if name not in VOLATILE}
+    return [stable(one) for one in value] if isinstance(value, list) else value
