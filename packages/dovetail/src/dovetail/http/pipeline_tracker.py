@@ -11,7 +11,6 @@ from typing import Any
 
 from dovetail.http.diagnostics import ResponseDiagnostics
 from dovetail.net.trace_context import parse_traceparent
-from dovetail.pipeline.documents import MEDIA_NOTES
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.telemetry.metrics import Metrics
