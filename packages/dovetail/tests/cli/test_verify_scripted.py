@@ -154,6 +154,17 @@ def _default_without_thinking(path: str, body: Json) -> Json:
     return body
 
 
+def _stop_in_text(path: str, body: Json) -> Json:
+    return {**body, ("stop_sequences" if path.endswith("messages") else "stop"): ["begin with"]}
+
+
+def _parallel(path: str, body: Json) -> Json:
+    if path.endswith("messages"):
+        choice = {**body["tool_choice"], "disable_parallel_tool_use": False}
+        return {**body, "tool_choice": choice}
+    return {**body, "parallel_tool_calls": True}
+
+
 #: Fault of a server -> the fault, the checks that must find it, and their message (a pattern).
 FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "calls are moved to the end": (
@@ -255,6 +266,16 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ExchangeFault(change_request=_default_without_thinking),
         ("*.thinking-unsaid",),
         "the two prompts differ",
+    ),
+    "stop sequences end other output": (
+        ExchangeFault(change_request=_stop_in_text),
+        ("*.fields.stop",),
+        "received: reasoning",
+    ),
+    "a named tool is called twice": (
+        ExchangeFault(change_request=_parallel),
+        ("*.fields.named-tool",),
+        "received 2",
     ),
     "generations are not cancelled": (
         ExchangeFault(

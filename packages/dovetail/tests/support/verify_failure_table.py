@@ -75,6 +75,9 @@ def _everywhere() -> dict[str, Fault]:
             f"{api}.ids.call": replace_text("(toolu_|call_)[0-9a-f]{20,}", r"\1same"),
             f"{api}.call.dispatch": repeat_events("event: tool_call_dispatch"),
             f"{api}.structured": replace_text(r'"\{\\"title', r'"Sure: {\\"title'),
+            f"{api}.fields.constraint": replace_text('"yes"', '"Yes, it is."'),
+            f"{api}.fields.schema": change_errors(lambda response: replace(response, status=200)),
+            f"{api}.fields.reported": with_header("x-dovetail-diagnostics", "none"),
             f"{api}.usage.same": replace_text(f'"{prompt}":[0-9]+', f'"{prompt}":1', streamed=True),
             f"{api}.usage.output": replace_text(
                 '"(output|completion)_tokens":[0-9]+', r'"\1_tokens":0'
@@ -162,6 +165,9 @@ _RESPONSES = {
     "responses.call.namespace": replace_text('"namespace":"weather"', '"namespace":null'),
     "responses.websocket": respond_when(lambda request: request.method == "GET", 404),
     "responses.previous": without_fields("previous_response_id"),
+    "responses.fields.input": change_errors(
+        lambda response: make_response(400, '{"error":{"message":"no","type":"x"}}')
+    ),
     "responses.errors.too_long": respond_when(lambda request: True, 400, ""),
 }
 

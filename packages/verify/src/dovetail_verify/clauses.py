@@ -2,8 +2,8 @@
 
 Each check names the clause that it tests. The clauses of CC (Claude Code), CX (Codex) and AG
 (OpenCode, Pi and OpenClaw) were measured on the real clients. The others are rules for any server
-between an agent and a model: R (parsing of model output), TK (tokens and the prefix cache) and WB
-(HTTP).
+between an agent and a model: R (parsing of model output), TK (tokens and the prefix cache), F
+(request fields) and WB (HTTP).
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ OPENCLAW = "OpenClaw"
 AGENTS = "OpenCode, Pi, OpenClaw"
 READING = "Parsing of model output"
 TOKENS = "Tokens and the prefix cache"
+FIELDS = "Request fields"
 WEB = "HTTP and server-sent events"
 _CHAT_HARNESSES = (OPENCODE, PI, OPENCLAW)
 _ALL_HARNESSES = (CLAUDE_CODE, CODEX, *_CHAT_HARNESSES)
@@ -39,7 +40,15 @@ class Clause:
 
 
 def _clauses() -> tuple[Clause, ...]:
-    return (*_claude_code(), *_codex(), *_agents(), *_reading(), *_tokens(), *_web())
+    return (
+        *_claude_code(),
+        *_codex(),
+        *_agents(),
+        *_reading(),
+        *_tokens(),
+        *_fields(),
+        *_web(),
+    )
 
 
 def _claude_code() -> tuple[Clause, ...]:
@@ -412,6 +421,27 @@ def _tokens() -> tuple[Clause, ...]:
             it,
             "A request without `thinking` has the same prompt as one that leaves thinking to the "
             "model; subagents omit the field.",
+        ),
+    )
+
+
+def _fields() -> tuple[Clause, ...]:
+    it = FIELDS
+    return (
+        Clause(
+            "F-1",
+            it,
+            "A field that constrains the output is enforced, or rejected with an error that names "
+            "it.",
+        ),
+        Clause("F-2", it, "An invalid JSON schema is rejected if the output must fit it."),
+        Clause("F-3", it, "A field that has no effect is reported in a header of the response."),
+        Clause("F-4", it, "Errors of the Responses API about the input name `input`."),
+        Clause("F-5", it, "Stop sequences are found only in visible text."),
+        Clause(
+            "F-6",
+            it,
+            "A named tool_choice results in one call, unless the request enables parallel calls.",
         ),
     )
 

@@ -10,6 +10,7 @@ from dovetail_verify import scripted
 from dovetail_verify.black_box import (
     chat,
     errors,
+    fields,
     messages_requests,
     messages_stream,
     metadata,
@@ -208,6 +209,7 @@ BLACK_BOX_CHECKS = _sort_by_api(
         *messages_requests.CHECKS,
         *responses_requests.CHECKS,
         *output.STRUCTURED_CHECKS,
+        *fields.CHECKS,
         *usage.CHECKS,
         *messages_requests.BILLING_CHECKS,
         *errors.CHECKS,

@@ -5,7 +5,7 @@ engine received.
 """
 
 from dovetail_verify.check import Check
-from dovetail_verify.scripted import content, prompts, tool_calls
+from dovetail_verify.scripted import content, fields, prompts, tool_calls
 from dovetail_verify.scripted.scenarios import render_script
 from dovetail_verify.target import FileRecording
 
@@ -14,6 +14,7 @@ __all__ = ["CHECKS", "FileRecording", "render_script"]
 CHECKS: tuple[Check, ...] = (
     *content.CHECKS,
     *tool_calls.CHECKS,
+    *fields.CHECKS,
     *prompts.REPLAY_CHECKS,
     *prompts.PROMPT_CHECKS,
 )

@@ -256,6 +256,7 @@ def black_box_rules(writer: FamilyWriter) -> list[ScriptEntry]:
         entry(
             "with the key title", reasoning_part("Short."), text_part('{"title": "The weather"}')
         ),
+        entry("Reply yes or no.", reasoning_part("It is."), text_part("yes")),
         entry("Use the tool.", *weather),
         entry("apply_patch", *patch),
         entry("Repeat exactly:", reasoning_part("As it is."), text_part(MULTIBYTE_TEXT), chunks=1),
