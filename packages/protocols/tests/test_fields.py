@@ -32,6 +32,10 @@ WIRES: dict[str, type[msgspec.Struct]] = {
     "messages": messages_wire.Request,
     "responses": responses_wire.Body,
 }
+TOOLS: dict[str, type[msgspec.Struct]] = {
+    "messages": messages_wire.Tool,
+    "responses": responses_wire.ToolIn,
+}
 #: Fields without which an object is invalid.
 REQUIRED: dict[str, dict[str, Any]] = {"thinking": {"type": "adaptive"}}
 ROWS = [
@@ -56,6 +60,8 @@ def ignored(api: str, **fields: Any) -> tuple[str, ...]:
 def test_all_fields_that_decoders_read_are_declared(registry: FieldRegistry) -> None:
     declared = {field.name for field in registry.fields}
     read = {*WIRES[registry.api].__struct_fields__, *EngineFields.__struct_fields__}
+    if registry.api in TOOLS:
+        read |= {f"tools[].{name}" for name in TOOLS[registry.api].__struct_fields__}
     assert read <= declared
 
 

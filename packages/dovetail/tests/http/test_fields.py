@@ -67,6 +67,7 @@ UNSEEN = {
     "tools[].function": "contains the test's own tool",
     "tools[].custom": "contains the test's own tool",
     "tools[].tools": "of a namespace only",
+    "tools[].execution": "of a tool search only",
     "store": "the test does not retrieve responses",
     "thinking.clear_thinking": "about the reasoning of earlier turns",
     "reasoning.context": "about the reasoning of earlier turns",

@@ -120,7 +120,7 @@ _TOOLS = (
         "tool",
         "required",
         "`auto`, `none`, `required`, a function, a custom tool (one call, unless "
-        "`parallel_tool_calls` is true), `allowed_tools` (the model then sees only those).",
+        "`parallel_tool_calls` is true), `allowed_tools` (only those may be called).",
         "engine",
         ("auto",),
     ),

@@ -174,6 +174,7 @@ _TOOLS = (
     ),
     Field("tools[].format", "tool", _GRAMMAR, "The grammar of a custom tool's input."),
     Field("tools[].tools", "tool", [], "The tools of a namespace."),
+    Field("tools[].execution", "tool", "client", "Of `tool_search`: the client runs it."),
     Field("tools[].function", "tool", {"name": "find"}, "The nested form of Chat Completions."),
     Field(
         "tools[].defer_loading",

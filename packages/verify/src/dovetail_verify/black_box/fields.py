@@ -40,7 +40,10 @@ async def _constraints(target: TargetServer, dialect: Dialect) -> str:
 async def _invalid_schema(target: TargetServer, dialect: Dialect) -> str:
     body = {**dialect.body(target.model, [QUESTION]), **_invalid_format(dialect)}
     message = require_refused(await target.post(dialect.path, body), dialect)
-    require("schema" in message or "strnig" in message, f"the error does not state the reason: {message}")
+    require(
+        "schema" in message or "strnig" in message,
+        f"the error does not state the reason: {message}",
+    )
     return abbreviate(message, 120)
 
 
