@@ -12,7 +12,6 @@ from dovetail_model import (
     Request,
     Sampling,
     Thinking,
-    Unsupported,
 )
 from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.codec import Headers
