@@ -118,6 +118,10 @@ DISTINCT = {
         (DocumentBlock(title="a", text="x"),), (DocumentBlock(title="b", text="x"),), "user"
     ),
     "a document's text": Two((DocumentBlock(text="x"),), (DocumentBlock(text="y"),), "user"),
+    "a document's type": Two(
+        (DocumentBlock("text/plain", data="x"),), (DocumentBlock("text/html", data="x"),), "user"
+    ),
+    "an empty document": Two((DocumentBlock(),), (DocumentBlock(text=""),), "user"),
     "a document and its text": Two((DocumentBlock(text="x"),), (TextBlock("x"),), "user"),
 }
 
