@@ -11,7 +11,7 @@ from dovetail.pipeline import documents
 from dovetail.pipeline.documents import (
     DocumentReader,
     PdfProcesses,
-    iter_media,
+    find_media,
     lacks_text,
     max_document_chars,
 )
@@ -70,7 +70,7 @@ def test_documents_in_tool_results_and_system_text_are_read() -> None:
     assert len(texts) == 2
     assert all(text is not None and "[page 3]" in text for text in texts)
     assert found.turns[1] is given.turns[1]
-    assert [*iter_media(found)] == [IMAGE]
+    assert find_media(found) == [IMAGE]
 
 
 def test_requests_without_media_are_unchanged() -> None:

@@ -22,7 +22,10 @@ from dovetail_model import (
     Block,
     DocumentBlock,
     ImageBlock,
+    ReasoningBlock,
     Request,
+    TextBlock,
+    ToolCallBlock,
     ToolResultBlock,
     Turn,
     base64_size,
@@ -42,6 +45,7 @@ _MAX_PROCESSES = 2  # at a time
 _TEXT_TYPES = frozenset(
     {"application/json", "application/xml", "application/yaml", "application/toml"}
 )
+_TEXT_BLOCKS = frozenset({TextBlock, ReasoningBlock, ToolCallBlock})
 _FAILURES = {
     "damaged": "the file is damaged",
     "encrypted": "the file is encrypted",
@@ -52,11 +56,6 @@ IMAGES_REPLACED = "images_replaced"
 DOCUMENTS_EXTRACTED = "documents_extracted"
 DOCUMENTS_TRUNCATED = "documents_truncated"
 DOCUMENTS_UNREADABLE = "documents_unreadable"
-
-#: Notes on what the model does not read as the client sent it.
-MEDIA_NOTES = frozenset(
-    {IMAGES_REPLACED, DOCUMENTS_EXTRACTED, DOCUMENTS_TRUNCATED, DOCUMENTS_UNREADABLE}
-)
 
 ExtractPdf = Callable[[bytes, int], Awaitable[PdfText | None]]
 
@@ -100,7 +99,7 @@ class DocumentReader:
         notes: dict[str, None] = {}
         texts: dict[int, str] = {}
         deadline = time.monotonic() + MAX_REQUEST_SECONDS
-        for block in iter_media(request):
+        for block in find_media(request):
             if isinstance(block, DocumentBlock):
                 found = await self._read(block, deadline)
                 texts[id(block)] = found.text
@@ -194,32 +193,42 @@ async def _run_process(data: bytes, max_chars: int) -> PdfText | None:
         return PdfText(error="damaged")
 
 
-def iter_media(request: Request) -> Iterator[ImageBlock | DocumentBlock]:
-    """Yield the images of a request and its documents without text."""
-    yield from _media(request.system)
+def find_media(request: Request) -> list[ImageBlock | DocumentBlock]:
+    """Return the images of a request and its documents without text."""
+    found = _media(request.system)
     for turn in request.turns:
-        yield from _media(turn.blocks)
+        for block in turn.blocks:
+            # This runs for every block of every request, so text is skipped without a call.
+            if type(block) in _TEXT_BLOCKS:
+                continue
+            inner = block.blocks if isinstance(block, ToolResultBlock) else (block,)
+            for one in inner:
+                if type(one) not in _TEXT_BLOCKS:
+                    found += _media((one,))
+    return found
 
 
-def _media(blocks: Iterable[Block]) -> Iterator[ImageBlock | DocumentBlock]:
+def _media(blocks: Iterable[Block]) -> list[ImageBlock | DocumentBlock]:
+    found: list[ImageBlock | DocumentBlock] = []
     for block in blocks:
-        if isinstance(block, ToolResultBlock):
-            yield from _media(block.blocks)
-        elif isinstance(block, ImageBlock) or (
-            isinstance(block, DocumentBlock) and block.text is None
-        ):
-            yield block
+        if isinstance(block, ImageBlock):
+            found.append(block)
+        elif isinstance(block, DocumentBlock):
+            found += [block] if block.text is None else []
+        elif isinstance(block, ToolResultBlock):
+            found += _media(block.blocks)
+    return found
 
 
 def lacks_text(block: Block) -> bool:
     """Return whether a block of a turn is an image, or a document without text."""
-    return not isinstance(block, ToolResultBlock) and any(_media((block,)))
+    return not isinstance(block, ToolResultBlock) and bool(_media((block,)))
 
 
 def _with_texts(request: Request, texts: Mapping[int, str]) -> Request:
     """Return the request with these texts of its documents. Other turns are the same objects."""
     turns = tuple(
-        Turn(turn.role, _replace_blocks(turn.blocks, texts)) if any(_media(turn.blocks)) else turn
+        Turn(turn.role, _replace_blocks(turn.blocks, texts)) if _media(turn.blocks) else turn
         for turn in request.turns
     )
     system = _replace_blocks(request.system, texts)
