@@ -96,6 +96,38 @@ def make_registry(upstream: Upstream) -> ModelRegistry:
     return ModelRegistry([relayed])
 
 
+def test_second_call_is_dropped_if_the_upstream_ignores_the_limit() -> None:
+    async def scene() -> None:
+        upstream = Upstream(TURN, TURN)
+        async with serving(registry=make_registry(upstream)) as stage:
+            body: Any = {"model": NAME, "input": "Hi.", "tools": TOOLS}
+            reply = await stage.request("POST", "/v1/responses", body)
+            calls = [item for item in reply.json["output"] if item["type"] == "function_call"]
+            assert len(calls) == 2
+            body["parallel_tool_calls"] = False
+            reply = await stage.request("POST", "/v1/responses", body)
+            calls = [item for item in reply.json["output"] if item["type"] == "function_call"]
+            assert [call["name"] for call in calls] == ["look_up"]
+            assert upstream.closed.is_set()
+
+    run(scene)
+
+
+def test_fields_that_the_api_lacks_are_rejected() -> None:
+    async def scene() -> None:
+        async with serving(registry=make_registry(Upstream())) as stage:
+            for name, value in {
+                "min_tokens": 5,
+                "stop_token_ids": [5],
+                "logit_bias": {"5": 1},
+            }.items():
+                body: Any = {"model": NAME, "input": "Hi.", name: value}
+                reply = await stage.request("POST", "/v1/responses", body)
+                assert (reply.status, reply.json["error"]["param"]) == (400, name)
+
+    run(scene)
+
+
 def reasoning_and_calls(request: Request) -> list[tuple[str, str]]:
     """Return the reasoning and the calls of the history in order."""
     found = []

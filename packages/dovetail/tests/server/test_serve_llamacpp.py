@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from openai import BadRequestError
 from server_process import WEIGHTS, Running, served
 
 NAME = "smollm2"
@@ -78,6 +79,46 @@ def test_first_response_in_all_apis(server: Running) -> None:
     assert completion.choices[0].message.content == PARIS
     with client.responses.stream(**greedy, input=QUESTION) as stream:
         assert stream.get_final_response().output_text == PARIS
+
+
+CONSTRAINTS: dict[str, tuple[Any, str]] = {
+    "guided_choice": (["Berlin", "Rome"], "Berlin|Rome"),
+    "guided_regex": ("[0-9]{3}-[a-c]+", "[0-9]{3}-[a-c]+"),
+    "regex": ("(Rome|Bonn)[!?]", "(Rome|Bonn)[!?]"),
+    "structured_outputs": ({"choice": ["Bern"]}, "Bern"),
+    "grammar": ('root ::= "(" word ")"\nword ::= [x-z]{2,4}', r"\([x-z]{2,4}\)"),
+    "ebnf": ('root ::= "no" | "nope"', "no|nope"),
+    "guided_grammar": ('start: "a" B+\nB: /[bc]/', "a[bc]+"),
+    "json_schema": ({"enum": ["Oslo"]}, '"Oslo"'),
+}
+
+
+@pytest.mark.parametrize("field", CONSTRAINTS)
+def test_constraints_of_other_servers_are_enforced(server: Running, field: str) -> None:
+    value, pattern = CONSTRAINTS[field]
+    body: Any = {"model": NAME, "max_tokens": 24, "extra_body": {field: value, **GREEDY}}
+    completion = server.openai().chat.completions.create(**body, messages=user_messages(QUESTION))
+    text = completion.choices[0].message.content or ""
+    whole = completion.choices[0].finish_reason == "stop"
+    assert re.fullmatch(pattern, text) or not whole, text
+    raw = server.openai().completions.create(**body, prompt="Once")
+    whole = raw.choices[0].finish_reason == "stop"
+    assert re.fullmatch(pattern, raw.choices[0].text) or not whole, raw.choices[0].text
+
+
+def test_stop_tokens_and_biases(server: Running) -> None:
+    create = server.openai().chat.completions.create
+    body: Any = {"model": NAME, "temperature": 0, "messages": user_messages(QUESTION)}
+    ids = server.openai().post("/tokenize", body={"prompt": " Paris"}, cast_to=dict[str, Any])
+    paris = ids["tokens"][-1]
+    biased = create(**body, max_tokens=12, logit_bias={str(paris): -100})
+    assert "Paris" not in (biased.choices[0].message.content or "")
+    stopped = create(**body, extra_body={"stop_token_ids": [paris]})
+    assert stopped.choices[0].message.content == "The capital of France is"
+    endless = create(**body, max_tokens=24, extra_body={"ignore_eos": True})
+    assert endless.choices[0].finish_reason == "length"
+    with pytest.raises(BadRequestError, match="min_tokens"):
+        create(**body, extra_body={"min_tokens": 5})
 
 
 def test_forced_call_and_its_result_over_messages(server: Running) -> None:

@@ -20,6 +20,7 @@ from dovetail.pipeline.sinks import EventSink
 from dovetail_model import (
     Block,
     CallOpen,
+    Diagnostic,
     DovetailError,
     EngineUnavailable,
     Event,
@@ -104,6 +105,10 @@ class UpstreamRunner:
             if events and isinstance(events[-1], Finish | Failure):
                 break
             match event:
+                case CallOpen(index=index) if index > 0 and not self._request.tool_choice.parallel:
+                    # The server ignored that the client wants one call at a time.
+                    events += [Diagnostic("usage_unknown"), Usage(), Finish("tool_calls")]
+                    break
                 case CallOpen():
                     event = msgspec.structs.replace(event, id=self._new_call_id())
                 case ReasoningDelta(text=text):

@@ -87,7 +87,7 @@ def engine_factory(**options: Any) -> Callable[[Any], OpenAIUpstream]:
 class TestRejectedFields:
     def test_rejected_optional_field_is_dropped_from_then_on(self) -> None:
         def picky(body: dict[str, Any]) -> FakeResponse:
-            for name in ("reasoning_effort", "chat_template_kwargs", "top_k"):
+            for name in ("reasoning_effort", "chat_template_kwargs"):
                 if name in body:
                     return rejection(400, f"Unrecognized request argument supplied: {name}")
             return HI
@@ -95,19 +95,33 @@ class TestRejectedFields:
         async def check() -> None:
             async with fake_upstream(chat(picky)) as fake:
                 engine = engine_factory()(fake)
-                request = user(
-                    "Hi.", thinking=THINKING, sampling=Sampling(top_k=3, temperature=0.5)
-                )
-                assert (await fetch_message(engine, request)).finish == "stop"
-                assert len(fake.bodies()) == 4
+                request = user("Hi.", thinking=THINKING, sampling=Sampling(temperature=0.5))
+                message = await fetch_message(engine, request)
+                assert message.finish == "stop"
+                reported = [found.code for found in message.diagnostics]
+                assert reported == ["ignored:reasoning_effort", "ignored:chat_template_kwargs"]
+                assert len(fake.bodies()) == 3
                 await fetch_message(engine, request)
-                assert len(fake.bodies()) == 5
+                assert len(fake.bodies()) == 4
                 assert fake.bodies()[-1]["temperature"] == 0.5
                 facts = (await engine.health()).facts or {}
-                rejected = ["chat_template_kwargs", "reasoning_effort=max", "top_k"]
+                rejected = ["chat_template_kwargs", "reasoning_effort=max"]
                 assert facts["fields_refused"] == rejected
                 await fetch_message(engine, user("Hi.", thinking=Thinking(effort="low")))
                 assert fake.bodies()[-2]["reasoning_effort"] == "low"
+
+        run(check)
+
+    def test_rejected_sampling_parameter_is_an_error(self) -> None:
+        refusal = rejection(400, "Unrecognized request argument supplied: top_k")
+
+        async def check() -> None:
+            async with fake_upstream(fixed(refusal)) as fake:
+                with pytest.raises(InvalidRequest, match="top_k"):
+                    await fetch_message(
+                        engine_factory()(fake), user("Hi.", sampling=Sampling(top_k=3))
+                    )
+                assert len(fake.bodies()) == 1
 
         run(check)
 
@@ -221,16 +235,16 @@ class TestRejectedFields:
     def test_field_dropped_without_effect_is_sent_again(self) -> None:
         def strict(body: dict[str, Any]) -> FakeResponse:
             if "bad" in str(body["messages"]):
-                return rejection(400, "the messages of a top_k game must not be bad")
+                return rejection(400, "the messages of a stream_options game must not be bad")
             return HI
 
         async def check() -> None:
             async with fake_upstream(chat(strict)) as fake:
                 engine = engine_factory()(fake)
                 with pytest.raises(InvalidRequest):
-                    await fetch_message(engine, user("bad", sampling=Sampling(top_k=3)))
-                await fetch_message(engine, user("good", sampling=Sampling(top_k=3)))
-                assert fake.bodies()[-1]["top_k"] == 3
+                    await fetch_message(engine, user("bad"))
+                await fetch_message(engine, user("good"))
+                assert fake.bodies()[-1]["stream_options"]
 
         run(check)
 
@@ -245,8 +259,10 @@ class TestRejectedFields:
 
     def test_attempts_are_limited(self) -> None:
         async def check() -> None:
-            async with fake_upstream(fixed(rejection(400, "reasoning_effort top_k"))) as fake:
-                request = user("Hi.", thinking=THINKING, sampling=Sampling(top_k=1))
+            async with fake_upstream(
+                fixed(rejection(400, "reasoning_effort stream_options"))
+            ) as fake:
+                request = user("Hi.", thinking=THINKING)
                 with pytest.raises(InvalidRequest):
                     await fetch_message(engine_factory()(fake), request)
                 assert len(fake.bodies()) == 2

@@ -2,7 +2,7 @@
 
 Servers of one API differ in the fields that they accept, and some reject a request because of an
 optional field. Such a field is omitted from then on, and the request is sent again. Fields that
-change the meaning of a request are never omitted: tools, formats and the history.
+change what may be generated are never omitted: tools, formats, sampling parameters and the history.
 """
 
 import re
@@ -17,9 +17,6 @@ _OPTIONAL_FIELDS = (
     "chat_template_kwargs",
     "stream_options",
     "parallel_tool_calls",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
     "store",
     "include",
 )

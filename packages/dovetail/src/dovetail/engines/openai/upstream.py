@@ -6,7 +6,7 @@ model's output order is preserved as far as the upstream's API can express it; t
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -61,6 +61,7 @@ MAX_PROBES = 3
 MAX_SESSION_ID_CHARS = 512  # servers reject longer headers
 MAX_ATTEMPTS = 6  # of one request, dropping rejected fields in between
 _UNSUPPORTED_STATUSES = (404, 405, 501)
+_HINTS = ("reasoning_effort", "chat_template_kwargs")  # reported if the server rejects them
 
 
 class OpenAIUpstream:
@@ -162,8 +163,9 @@ class OpenAIUpstream:
             )
             async with send_request(self._endpoint, client_request) as response:
                 if response.status == 200:
+                    not_carried = (*encoded.dropped, *_ignored_hints(encoded.fields, fields))
                     self._not_carried.update(encoded.dropped)
-                    reader = self._create_reader(request, api, encoded.dropped, unlimited)
+                    reader = self._create_reader(request, api, not_carried, unlimited)
                     async with aclosing(self._events(response, reader)) as batches:
                         async for batch in batches:
                             yield batch
@@ -313,6 +315,11 @@ def _configured_reasoning_field(options: OpenAIOptions) -> ReasoningFieldResult 
             return ReasoningFieldResult(None)
         case field:
             return ReasoningFieldResult(field)
+
+
+def _ignored_hints(requested: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the hints of a request that the server rejects, as findings."""
+    return (f"ignored:{name}" for name in _HINTS if name in requested and name not in sent)
 
 
 def _session_headers(request: Request) -> dict[str, str]:
