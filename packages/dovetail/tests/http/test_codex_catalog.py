@@ -208,7 +208,7 @@ def test_alias_has_the_profiles_tools_and_the_models_limits() -> None:
     assert [made[key] for key in profile_fields] == [PROFILE[key] for key in profile_fields]
     # Fields that only the profile's own service has: offers, tiers, formats of its API.
     assert (made["upgrade"], made["service_tiers"]) == (None, [])
-    assert (made["supports_search_tool"], made["use_responses_lite"]) == (False, False)
+    assert (made["supports_search_tool"], made["use_responses_lite"]) == (True, False)
 
 
 @pytest.mark.parametrize(

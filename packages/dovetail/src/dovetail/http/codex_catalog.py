@@ -50,7 +50,6 @@ _SERVICE_FIELDS: Json = {
     "availability_nux": None,
     "upgrade": None,
     "comp_hash": None,
-    "supports_search_tool": False,
     "use_responses_lite": False,
 }
 
@@ -224,7 +223,7 @@ def build_entry(name: str, entry: ModelEntry, priority: int = 1) -> Json:
         "shell_type": "default",
         "apply_patch_tool_type": "freeform" if _supports_tool_calls(entry) else None,
         "support_verbosity": False,  # no template reads it
-        "supports_search_tool": False,
+        "supports_search_tool": True,
         "experimental_supported_tools": [],
         "base_instructions": load_instructions(),
     }
