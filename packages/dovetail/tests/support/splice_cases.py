@@ -31,6 +31,7 @@ _ENDS = {
 }
 
 
+@cache  # compiling a template takes longer than most tests of it
 def chat_template(name: str) -> ChatTemplate:
     return ChatTemplate(Path(TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), SPECIALS)
 
