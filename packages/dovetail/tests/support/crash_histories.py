@@ -77,7 +77,7 @@ class History:
         self._profile = profile = profile.choose(self._dice)
         self._storage = Storage(kind, self._dice.choice(profile.store_bytes), profile.max_age)
         self._processes: list[Process] = []
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: dict[asyncio.Task[None], None] = {}
         for place in range(self._dice.choice((1, 2))):
             self._start(f"{place}")
         self._left = profile.turns
@@ -110,8 +110,8 @@ class History:
         link = Link(random.Random(self._dice.random()))
         process = Process(self._storage, place, link, self._profile)
         task = asyncio.create_task(self._await_start(process))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._starting[task] = None
+        task.add_done_callback(lambda task: self._starting.pop(task, None))
 
     async def _await_start(self, process: Process) -> None:
         """Add a process when it has reached its store. Others do not know of it before."""

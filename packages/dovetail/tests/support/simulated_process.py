@@ -24,7 +24,8 @@ class Process:
         )
         self.ledger._backlog_bytes = 1 << 20  # not so small that a slow store stops everything
         self.server: TurnServer = (PipelineServer if profile.renders else LedgerServer)(self.ledger)
-        self.turns: set[asyncio.Task[None]] = set()
+        # Not a set, whose order differs between runs.
+        self.turns: dict[asyncio.Task[None], None] = {}
 
     @property
     def has_reached_store(self) -> bool:
@@ -33,8 +34,8 @@ class Process:
     def add_turn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run a turn, or a part of one, until the process crashes."""
         task = asyncio.create_task(work)
-        self.turns.add(task)
-        task.add_done_callback(self.turns.discard)
+        self.turns[task] = None
+        task.add_done_callback(lambda task: self.turns.pop(task, None))
         return task
 
     def kill(self) -> None:
