@@ -165,7 +165,7 @@ class History:
         while self._left > 0:
             self._left -= 1
             away = self._profile.max_age * 0.6 if dice.random() < self._profile.away else 0.0
-            await asyncio.sleep(dice.random() * 2 + away)
+            await asyncio.sleep(dice.random() * 2 * self._profile.pace + away)
             # A client that is away for so long that the gaps of its time have expired is not
             # covered.
             conversations = [
@@ -270,7 +270,7 @@ class History:
         reply.seen = _begin(dice, reply.text)
         turn.generate(reply.seen)
         reached("after_first_event")
-        await asyncio.sleep(dice.random() * 2)
+        await asyncio.sleep(dice.random() * 2 * self._profile.pace)
         rest = reply.text[len(reply.seen) :]
         if dice.random() < self._profile.disconnect:
             turn.generate(rest)

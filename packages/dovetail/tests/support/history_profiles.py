@@ -16,6 +16,7 @@ class Profile:
     `intensity`: factors of the failures, of which each history has one.
     `away`: how often a client returns only after a large part of the maximum age of entries.
     `max_age`: the maximum age of entries, in seconds.
+    `pace`: the factor of the time that clients and models take.
     `renders`: whether prompts are rendered, which takes several times as long.
     """
 
@@ -36,6 +37,7 @@ class Profile:
     store_bytes: tuple[int, ...] = (1 << 30,)
     cache_bytes: tuple[int, ...] = (1 << 20,)
     max_age: float = 40.0
+    pace: float = 1.0
     renders: bool = False
     intensity: tuple[float, ...] = (1.0,)
 
@@ -77,6 +79,8 @@ REALISTIC = Profile(
 )
 PROFILES = {
     "stress": STRESS,
+    # Clients return before a lease has expired.
+    "hurried": replace(STRESS, pace=0.1),
     "rendered": replace(STRESS, renders=True),
     "realistic": REALISTIC,
     "realistic-alike": replace(REALISTIC, alike=1.0),
