@@ -1,6 +1,7 @@
 """Measure what announcing and committing a turn adds to a response, with SQLite.
 
-Decision 10: a turn is announced before its first event and committed before its last one.
+Decision 10: a turn is announced before its first event and committed before its last one. Both
+together may take 0.5 ms at the median.
 """
 
 import statistics
@@ -35,7 +36,12 @@ async def main() -> None:
                 announced.append(opened - started)
                 committed.append(time.perf_counter() - opened)
         await ledger.close()
-    for name, times in (("before the first event", announced), ("before the last", committed)):
+    both = [first + last for first, last in zip(announced, committed, strict=True)]
+    for name, times in (
+        ("before the first event", announced),
+        ("before the last", committed),
+        ("together", both),
+    ):
         median, slow = statistics.median(times), statistics.quantiles(times, n=100)[98]
         print(f"{name:>24}: {median * 1e3:.3f} ms median, {slow * 1e3:.3f} ms at p99")
 

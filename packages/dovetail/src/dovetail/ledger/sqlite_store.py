@@ -333,10 +333,10 @@ class SqliteLedgerStore:
         if row_bytes > self._bounds.max_bytes:
             self._open_turn(OpenTurn(entry.tenant, entry.id, entry.chain_before))
             return
-        self._connection.execute(
+        (seq,) = self._connection.execute(
             "INSERT INTO entries (tenant, id, chain, used, size, body, hides_reasoning) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (tenant, id) DO UPDATE SET used = max(used, excluded.used)",
+            "ON CONFLICT (tenant, id) DO UPDATE SET used = max(used, excluded.used) RETURNING seq",
             (
                 entry.tenant,
                 entry.id,
@@ -346,19 +346,18 @@ class SqliteLedgerStore:
                 body,
                 hides_reasoning(entry),
             ),
-        )
+        ).fetchone()
         if closes_turn(entry):
             self._remove_mark(entry.tenant, entry.chain_before, entry.id)
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO calls (tenant, key, seq) "
-            "SELECT tenant, ?, seq FROM entries WHERE tenant = ? AND id = ?",
-            [(key, entry.tenant, entry.id) for key in make_call_keys(entry)],
-        )
+        for key in make_call_keys(entry):
+            self._connection.execute(
+                "INSERT OR IGNORE INTO calls (tenant, key, seq) VALUES (?, ?, ?)",
+                (entry.tenant, key, seq),
+            )
         if entry.session:
             self._connection.execute(
-                "INSERT OR IGNORE INTO sessions (tenant, session, seq) "
-                "SELECT tenant, ?, seq FROM entries WHERE tenant = ? AND id = ?",
-                (entry.session, entry.tenant, entry.id),
+                "INSERT OR IGNORE INTO sessions (tenant, session, seq) VALUES (?, ?, ?)",
+                (entry.tenant, entry.session, seq),
             )
         self._bounds.evict()
 

@@ -1,5 +1,6 @@
 """The interface of ledger stores, and the keys and the encoding that all stores use."""
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
@@ -174,6 +175,7 @@ _MAX_BODY_BYTES = 1 << 28  # larger than any turn; a damaged header must not cau
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LedgerEntry)
+_thread_state = threading.local()
 
 
 def encode_entry(entry: LedgerEntry) -> bytes:
@@ -181,7 +183,15 @@ def encode_entry(entry: LedgerEntry) -> bytes:
     packed = _encoder.encode(entry)
     if len(packed) < _MIN_COMPRESS_BYTES:
         return _PLAIN + packed
-    return _ZSTD + zstandard.ZstdCompressor().compress(packed)
+    return _ZSTD + _get_compressor().compress(packed)
+
+
+def _get_compressor() -> zstandard.ZstdCompressor:
+    """Return the compressor of this thread. Creating one takes longer than compressing a turn."""
+    compressor = getattr(_thread_state, "compressor", None)
+    if compressor is None:
+        compressor = _thread_state.compressor = zstandard.ZstdCompressor()
+    return compressor
 
 
 def decode_entry(body: bytes) -> LedgerEntry | None:

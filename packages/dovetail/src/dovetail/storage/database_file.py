@@ -35,12 +35,23 @@ class DatabaseFile:
     `on_reopen` is called after that. While the new file cannot be opened, operations fail.
     """
 
-    __slots__ = ("_connection", "_file_id", "_on_reopen", "_path", "_schema", "_wal_id")
+    __slots__ = (
+        "_connection",
+        "_file_id",
+        "_on_reopen",
+        "_path",
+        "_path_text",
+        "_schema",
+        "_wal_id",
+        "_wal_path",
+    )
 
     def __init__(
         self, path: Path, schema: DatabaseSchema, on_reopen: Callable[[], None] = lambda: None
     ) -> None:
         self._path = path
+        self._path_text = str(path)  # paths as text: they are checked before each transaction
+        self._wal_path = str(_side_file(path, "-wal"))
         self._schema = schema
         self._on_reopen = on_reopen
         self._wal_id: _FileId = None
@@ -63,9 +74,9 @@ class DatabaseFile:
 
         Must be called outside a transaction. Raises `sqlite3.Error` if the file cannot be opened.
         """
-        current = _get_file_id(self._path)
+        current = _get_file_id(self._path_text)
         if self._connection is not None and current == self._file_id:
-            self._wal_id = _get_file_id(_side_file(self._path, "-wal"))
+            self._wal_id = _get_file_id(self._wal_path)
             return
         fields = {"store": self._schema.name, "path": str(self._path)}
         if self._connection is not None:
@@ -170,7 +181,7 @@ def _side_file(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _get_file_id(path: Path) -> _FileId:
+def _get_file_id(path: Path | str) -> _FileId:
     try:
         found = os.stat(path)
     except OSError:

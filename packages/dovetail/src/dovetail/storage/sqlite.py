@@ -9,7 +9,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +79,7 @@ class SqliteThread:
             raise StoreError(f"{self._name} is closed")
         self._jobs.put(job)
         try:
-            result = await asyncio.wrap_future(job.future)
+            result = await job.future
         except (sqlite3.Error, ValueError) as error:
             self._faults.record_failure(error)
             raise StoreError(f"{self._name} failed: {error}") from error
@@ -125,21 +124,32 @@ class SqliteThread:
                 self._connection.execute("ROLLBACK")
             for job in batch:
                 job.recover(error)
-        for job in batch:
-            job.resolve()
+        for loop in {job.loop for job in batch}:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(_resolve_all, [job for job in batch if job.loop is loop])
+
+
+def _resolve_all(jobs: "list[_Job[Any]]") -> None:
+    for job in jobs:
+        job.resolve()
 
 
 class _Job(Generic[_T]):
-    """A job of the thread and its result, which is delivered after the commit."""
+    """A job of the thread and its result, which is delivered after the commit.
 
-    __slots__ = ("_error", "_operation", "_result", "future", "writes")
+    The thread wakes the event loop once per batch. A `concurrent.futures.Future` would add a lock
+    and a step of the loop to every job.
+    """
+
+    __slots__ = ("_error", "_operation", "_result", "future", "loop", "writes")
 
     def __init__(self, operation: Callable[[], _T], *, writes: bool) -> None:
         self._operation = operation
         self._error: Exception | None = None
         self._result: list[_T] = []
         self.writes = writes
-        self.future: Future[_T] = Future()
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[_T] = self.loop.create_future()
 
     def run(self) -> None:
         """Run the operation. Raises only errors that invalidate the whole transaction."""
@@ -158,7 +168,8 @@ class _Job(Generic[_T]):
             self.run()
 
     def resolve(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
+        """Deliver the result. Runs in the event loop."""
+        if self.future.done():
             return  # the caller was cancelled, but the job has run
         if self._error is not None:
             self.future.set_exception(self._error)

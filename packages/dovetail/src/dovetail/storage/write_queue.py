@@ -93,8 +93,7 @@ class WriteQueue(Generic[_T]):
         """Write items in batches, so that the store can use one transaction per batch."""
         while self._pending:
             batch = list(islice(self._pending.items(), _BATCH_SIZE))
-            writes = [self._write(one) for _, one in batch]
-            results = await asyncio.gather(*writes, return_exceptions=True)
+            results = await self._write_all([one for _, one in batch])
             for (key, one), result in zip(batch, results, strict=True):
                 if self._pending[key] is one:
                     del self._pending[key]
@@ -103,3 +102,13 @@ class WriteQueue(Generic[_T]):
                     self._faults.record_loss(result)
             done, self._batch_done = self._batch_done, asyncio.Event()
             done.set()
+
+    async def _write_all(self, items: list[_T]) -> list[BaseException | None]:
+        """Write items and return their errors. A single item, the usual case, needs no task."""
+        if len(items) > 1:
+            return await asyncio.gather(*map(self._write, items), return_exceptions=True)
+        try:
+            await self._write(items[0])
+        except Exception as error:
+            return [error]
+        return [None]
