@@ -8,7 +8,13 @@ from claude_code import claude, continues_after_system_text
 from claude_coding_task import COMMIT, TASK, coding_script, project_files
 from client_sandbox import Sandbox
 from prefix_exactness import ReportRun, Row, assert_exact
-from server_setup import QWEN3_5, QWEN3_CODER, ServerSetup, server_setup
+from server_setup import (
+    QWEN3_5,
+    QWEN3_CODER,
+    ServerSetup,
+    assert_refuses_web_pages,
+    server_setup,
+)
 
 from dovetail.engines.scripted.engine import RecordedGeneration
 
@@ -29,6 +35,7 @@ def test_claude_code_codes(sandbox: Sandbox, tmp_path: Path, report_run: ReportR
     setup = server_setup(tmp_path / "server", QWEN3_CODER)
     with setup.server(coding_script(QWEN3_CODER, sandbox.work)) as server:
         report_run(_codes(setup, sandbox, server.url))
+        assert_refuses_web_pages(server)
 
 
 @pytest.mark.harness

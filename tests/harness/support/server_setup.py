@@ -78,6 +78,13 @@ GPT_OSS = Family(
 )
 
 
+def assert_refuses_web_pages(server: Running) -> None:
+    """Check that the server, which has no keys, refuses foreign hosts and origins."""
+    for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+        assert server.request("GET", "/v1/models", None, **headers).status == 403
+    assert server.request("GET", "/v1/models").status == 200
+
+
 def think(content: str) -> ReasoningBlock:
     return ReasoningBlock(content)
 

@@ -33,6 +33,13 @@ class CountingConnection:
         self._inner.close()
 
 
+def write(thread: SqliteThread, connection: CountingConnection, query: str) -> "asyncio.Task[None]":
+    def operation() -> None:
+        connection.execute(query)
+
+    return asyncio.create_task(thread.write(operation))
+
+
 def create_thread(connection: CountingConnection) -> SqliteThread:
     return SqliteThread(
         connection, name="numbers", cleanup=lambda: None, faults=StoreFaults("numbers")
@@ -56,10 +63,8 @@ def test_jobs_of_a_batch_wake_the_event_loop_once(
             return call(*args, **more)
 
         blocked = asyncio.ensure_future(thread.read(lambda: go.wait(10)))
-        insert = "INSERT INTO numbers VALUES (?)"
         writes = [
-            asyncio.ensure_future(thread.write(lambda at=at: connection.execute(insert, (at,))))  # type: ignore[misc]
-            for at in range(20)
+            write(thread, connection, f"INSERT INTO numbers VALUES ({at})") for at in range(20)
         ]
         await asyncio.sleep(0)
         monkeypatch.setattr(loop, "call_soon_threadsafe", count)
@@ -79,8 +84,7 @@ def test_cancelled_caller_does_not_stop_its_job_or_others(tmp_path: Path) -> Non
         connection = CountingConnection(tmp_path / "numbers.sqlite")
         thread, go = create_thread(connection), threading.Event()
         blocked = asyncio.ensure_future(thread.read(lambda: go.wait(10)))
-        query = "INSERT INTO numbers VALUES (1)"
-        cancelled = asyncio.ensure_future(thread.write(lambda: connection.execute(query)))  # type: ignore[arg-type,return-value]
+        cancelled = write(thread, connection, "INSERT INTO numbers VALUES (1)")
         await asyncio.sleep(0)
         cancelled.cancel()
         go.set()
@@ -88,7 +92,7 @@ def test_cancelled_caller_does_not_stop_its_job_or_others(tmp_path: Path) -> Non
         count = "SELECT count(*) FROM numbers"
         assert await thread.read(lambda: connection.execute(count).fetchone()) == (1,)
         with pytest.raises(StoreError, match="no such table"):
-            await thread.write(lambda: connection.execute("DELETE FROM other_numbers"))  # type: ignore[arg-type,return-value]
+            await write(thread, connection, "DELETE FROM other_numbers")
         await thread.close()
 
     asyncio.run(main())
