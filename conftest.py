@@ -1,11 +1,13 @@
 """Configuration of all tests.
 
-Hypothesis has no deadline, for slow machines. Caches of the tests are cleared between packages.
+Hypothesis has no deadline, for slow machines. The number of processes for `-n auto` depends on cores
+and memory. Caches of the tests are cleared between packages.
 """
 
 import ctypes
 import functools
 import gc
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -19,6 +21,18 @@ settings.register_profile("dovetail", deadline=None, suppress_health_check=[Heal
 settings.load_profile("dovetail")
 
 pytest_plugins = ("harness_runs",)  # fixtures for real clients, and the table of their runs
+
+
+MAX_PROCESS_BYTES = 3 << 30  # of one process of pytest and the servers that its tests start
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return the number of processes for `-n auto`: more than cores, since tests also wait."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ or sys.platform != "linux":
+        return None
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)) * 3 // 2, memory // MAX_PROCESS_BYTES))
 
 
 @pytest.hookimpl(wrapper=True)
