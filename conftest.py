@@ -1,7 +1,7 @@
 """Configuration of all tests.
 
-Hypothesis has no deadline, for slow machines. The number of processes for `-n auto` depends on cores
-and memory. Caches of the tests are cleared between packages.
+Hypothesis has no deadline, for slow machines. The number of processes for `-n auto` depends on
+cores and memory. Caches of the tests are cleared between packages.
 """
 
 import ctypes
